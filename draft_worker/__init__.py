@@ -1,0 +1,1 @@
+"""The draft: guesses ahead. Runs in its own process."""

@@ -1,0 +1,1 @@
+"""What can guess: one module an engine."""

@@ -1,0 +1,1 @@
+"""The orchestrator: keeps the speculation cache, starts the workers, serves clients."""

@@ -1,0 +1,324 @@
+"""Every message that crosses a process border: shapes and bounds, one struct a message.
+
+Knows nothing of sockets, models or clocks. Each union at the end names who may say what to whom; a
+frame is decoded against the one union that its direction allows.
+"""
+
+from typing import Annotated, Literal, NewType, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+VERSION = 1
+"""Raised whenever a struct here changes its meaning; peers of another version are refused."""
+
+MAX_CONTEXT = 1 << 20
+"""Most tokens a Start may carry."""
+MAX_NODES = 1024
+"""Most tree nodes one message may carry."""
+MAX_SUPPORT = 64
+"""Tokens a draft distribution may put its mass on in rejection mode."""
+
+SequenceId = NewType("SequenceId", int)
+NodeId = NewType("NodeId", int)
+
+Token: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Position: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]
+Round: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0)]
+
+WireSequence: TypeAlias = Annotated[SequenceId, Meta(ge=0, lt=1 << 53)]
+WireNode: TypeAlias = Annotated[NodeId, Meta(ge=0, le=(1 << 63) - 1)]
+Nodes: TypeAlias = Annotated[tuple[WireNode, ...], Meta(max_length=MAX_NODES)]
+TreeTokens: TypeAlias = Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_NODES)]
+ShortText: TypeAlias = Annotated[str, Meta(max_length=4096)]
+
+Role = Literal["draft", "target"]
+Verification = Literal["coupled", "rejection"]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag=str.lower):
+    """Base of all messages; the tag is the class name in lower case."""
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of what messages are made of."""
+
+
+class Sampling(Part, frozen=True, kw_only=True):
+    """How the target turns logits into a token. Temperature 0 is greedy.
+
+    The order is logit bias, repetition penalty (over the last `repetition_context` tokens of the
+    node's own path), top-k, top-p, min-p on the unscaled distribution, then division by temperature.
+    """
+
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    logit_bias: Annotated[
+        tuple[tuple[Token, Annotated[float, Meta(ge=-1000.0, le=1000.0)]], ...], Meta(max_length=1024)
+    ] = ()
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    repetition_context: Annotated[int, Meta(ge=0, le=4096)] = 20
+    seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
+    verification: Verification = "coupled"
+
+
+class BestFirst(Part, frozen=True, tag="best_first"):
+    """Grow the most probable unexpanded nodes: `width` a step, `fan` children each."""
+
+    width: Annotated[int, Meta(ge=1, le=256)]
+    fan: Annotated[int, Meta(ge=1, le=MAX_SUPPORT)]
+
+
+class Chain(Part, frozen=True, tag="chain"):
+    """Grow one chain of `depth` tokens under the root, then rest."""
+
+    depth: Annotated[int, Meta(ge=1, le=256)]
+
+
+class FanOut(Part, frozen=True, tag="fan_out"):
+    """The published SSD speculation: a chain of `depth` tokens, then `fan[k]` guesses of the bonus
+    token after k accepted ones (k = 0..depth), each continued by a chain of `depth` tokens.
+
+    `saguaro` is the factor C in [0, 1] on the draft's top-fan probabilities (rejection mode only).
+    """
+
+    depth: Annotated[int, Meta(ge=1, le=256)]
+    fan: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_SUPPORT)], ...], Meta(min_length=2, max_length=257)]
+    saguaro: Probability = 1.0
+
+
+Plan: TypeAlias = BestFirst | Chain | FanOut
+
+
+class Distribution(Part, frozen=True):
+    """The draft distribution that the children of `node` were drawn from (rejection mode)."""
+
+    node: WireNode
+    tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_SUPPORT)]
+    probabilities: Annotated[tuple[Probability, ...], Meta(min_length=1, max_length=MAX_SUPPORT)]
+
+
+# Workers to the orchestrator ---------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """A worker that has loaded its model introduces itself."""
+
+    role: Role
+    engine: ShortText
+    model: ShortText
+    architecture: ShortText
+    vocabulary: Annotated[int, Meta(ge=1, lt=1 << 31)]
+    context: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
+    tokenizer: ShortText
+    device: ShortText
+    pid: int
+
+
+class Prefilled(Message, frozen=True):
+    """The target holds the KV of every committed token before the root of `round`."""
+
+    sequence: WireSequence
+    round: Round
+    tokens: Annotated[int, Meta(ge=0)]
+    """Tokens that were evaluated for it (0 when all were already there)."""
+    seconds: Seconds
+
+
+class Grow(Message, frozen=True):
+    """New tree nodes as flat parallel arrays: children of one parent in descending probability,
+    parents before their children."""
+
+    sequence: WireSequence
+    round: Round
+    """The draft's root when the step began; its nodes may outlive that root."""
+    parents: Nodes
+    tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_NODES)]
+    probabilities: Annotated[tuple[Probability, ...], Meta(max_length=MAX_NODES)]
+    """Conditional on the parent, as the draft believes."""
+    evaluated: Annotated[int, Meta(ge=0)]
+    """Nodes that the draft's forward evaluated in this step (0 for a repeated publication)."""
+    seconds: Seconds
+    distributions: Annotated[tuple[Distribution, ...], Meta(max_length=MAX_NODES)] = ()
+
+
+class Verdict(Message, frozen=True):
+    """What the target kept of a token tree, and the one token it added."""
+
+    sequence: WireSequence
+    round: Round
+    path: Nodes
+    """Accepted nodes below the root, top down."""
+    bonus: Token
+    seconds: Seconds
+    """From the target's receipt of the Verify to the sending of this."""
+
+
+class Fault(Message, frozen=True):
+    """A worker can't do what it was told, or can't go on at all."""
+
+    kind: Literal["lost", "fatal", "refused"]
+    """lost: the sequence is unknown or out of step here, send Start; refused: this sequence can't be
+    served; fatal: the worker ends."""
+    text: ShortText
+    sequence: WireSequence | None = None
+
+
+class Pong(Message, frozen=True):
+    """Answer to Ping, between two units of work."""
+
+    sent: float
+
+
+# The orchestrator to workers ---------------------------------------------------------------------
+
+
+class Start(Message, frozen=True):
+    """Serve this sequence from here on; its last token is the root."""
+
+    sequence: WireSequence
+    round: Round
+    tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_CONTEXT)]
+    root: WireNode
+    sampling: Sampling
+    plan: Plan | None = None
+    """How to grow; None for a target."""
+
+
+class Reroot(Message, frozen=True):
+    """The target spoke: `tokens` (accepted, then bonus) follow the old root at `position`."""
+
+    sequence: WireSequence
+    round: Round
+    position: Position
+    tokens: TreeTokens
+    root: WireNode
+    missed: bool
+    """The cache has no child of the new root: publish what there is again."""
+    plan: Plan | None = None
+    """A new plan, or None to keep the present one."""
+
+
+class Verify(Message, frozen=True):
+    """Evaluate this tree in one forward. Entry 0 is the root; parents come before children."""
+
+    sequence: WireSequence
+    round: Round
+    root: WireNode
+    position: Position
+    """Absolute position of the root."""
+    tokens: TreeTokens
+    parents: Annotated[tuple[Annotated[int, Meta(ge=-1, lt=MAX_NODES)], ...], Meta(max_length=MAX_NODES)]
+    """Index of each entry's parent; -1 for the root alone."""
+    distributions: Annotated[tuple[Distribution, ...], Meta(max_length=MAX_NODES)] = ()
+
+
+class Stop(Message, frozen=True):
+    """Forget this sequence."""
+
+    sequence: WireSequence
+
+
+class Ping(Message, frozen=True):
+    """Are you there? `sent` comes back unchanged."""
+
+    sent: float
+
+
+class Shutdown(Message, frozen=True):
+    """End in good order."""
+
+
+# Clients and the orchestrator --------------------------------------------------------------------
+
+
+class Submit(Message, frozen=True):
+    """Continue a prompt, given as text or as tokens."""
+
+    request: ShortText
+    prompt: Annotated[str, Meta(max_length=16 << 20)] | None
+    tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_CONTEXT)] | None
+    sampling: Sampling
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
+    stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=64)] = ()
+
+
+class Cancel(Message, frozen=True):
+    """End a request; what was generated so far is answered with Done."""
+
+    request: ShortText
+
+
+class Inquire(Message, frozen=True):
+    """Ask for the pipeline's State; answered now and again when it becomes ready or fails."""
+
+
+class State(Message, frozen=True):
+    """What a client needs to know before it submits."""
+
+    ready: bool
+    failure: ShortText | None
+    target: ShortText
+    draft: ShortText
+    strategy: ShortText
+    context: int
+    vocabulary: int
+
+
+class Piece(Message, frozen=True):
+    """More text. A token whose text is still incomplete arrives with the text so far."""
+
+    request: ShortText
+    text: Annotated[str, Meta(max_length=1 << 20)]
+    tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_NODES)]
+
+
+class Statistics(Part, frozen=True, kw_only=True):
+    """Figures of one request. Rates are None where the strategy has no such thing."""
+
+    prompt_tokens: int
+    generated_tokens: int
+    elapsed: float
+    """Seconds from the request's arrival to its last token."""
+    time_to_first_token: float
+    """Seconds from the request's arrival to the first token's departure."""
+    tokens_per_second: float
+    """Tokens after the first, divided by the time after the first."""
+    rounds: int
+    tokens_per_round: float
+    hit_rate: float | None
+    """Share of rounds whose root had an evaluated child at the moment of its verdict."""
+    acceptance_rate: float | None
+    """Share of accepted tokens among those whose parent was accepted and had a child verified."""
+    acceptance_by_depth: tuple[float, ...]
+    target_busy: float
+    draft_busy: float
+    wasted_draft_share: float | None
+    """Share of evaluated draft nodes that led to no accepted token."""
+    overhead_per_round: float
+    """Median seconds between one verdict's compute end and the next verify's compute begin."""
+
+
+class Done(Message, frozen=True):
+    """The request ended."""
+
+    request: ShortText
+    finish_reason: Literal["stop", "length", "cancelled"]
+    statistics: Statistics
+
+
+class Refused(Message, frozen=True):
+    """The request can't be served; nothing of it remains."""
+
+    request: ShortText
+    text: ShortText
+
+
+FromWorker: TypeAlias = Hello | Prefilled | Grow | Verdict | Fault | Pong
+ToWorker: TypeAlias = Start | Reroot | Verify | Stop | Ping | Shutdown
+FromClient: TypeAlias = Submit | Cancel | Inquire
+ToClient: TypeAlias = State | Piece | Done | Refused
