@@ -24,7 +24,8 @@ class Stamp(NamedTuple):
 
 def encode(message: Message, stamp: Stamp) -> bytes:
     """One frame: [version, epoch, incarnation, body]."""
-    frame: bytes = msgpack.packb([VERSION, stamp.epoch, stamp.incarnation, msgspec.to_builtins(message)])
+    frame = msgpack.packb([VERSION, stamp.epoch, stamp.incarnation, msgspec.to_builtins(message)])
+    assert frame is not None
     return frame
 
 
