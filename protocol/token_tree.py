@@ -29,9 +29,9 @@ class Node:
     parent: "Node | None"
     token: int
     probability: float
-    """Conditional on the parent."""
+    """Conditional on the parent, as its draft claims."""
     log_path: float
-    """Sum of log probabilities since the sequence began; only differences mean anything."""
+    """Sum of believed log probabilities since the sequence began; only differences mean anything."""
     depth: int
     """Absolute position in the sequence."""
     children: "dict[int, Node]" = field(default_factory=dict)
@@ -57,11 +57,17 @@ class TokenTree:
     def get(self, id: NodeId) -> Node | None:
         return self._nodes.get(id)
 
-    def add(self, parent: Node, token: int, probability: float) -> Node:
-        """The child of `parent` with this token; one that exists is returned as it is."""
+    def __contains__(self, id: NodeId) -> bool:
+        return id in self._nodes
+
+    def add(self, parent: Node, token: int, probability: float, belief: float | None = None) -> Node:
+        """The child of `parent` with this token; one that exists is returned as it is.
+
+        `belief` replaces the claimed `probability` in the path probability.
+        """
         child = parent.children.get(token)
         if child is None:
-            log_path = parent.log_path + math.log(max(probability, 1e-9))
+            log_path = parent.log_path + math.log(max(probability if belief is None else belief, 1e-9))
             child = Node(node_id(parent.id, token), parent, token, probability, log_path, parent.depth + 1)
             parent.children[token] = child
             self._nodes[child.id] = child
