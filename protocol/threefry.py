@@ -1,0 +1,78 @@
+"""The shared noise in numpy: a counter-based generator that any token's bits can be asked of. Knows no MLX.
+
+The bits lie so that `mx.random.split(key, half)` yields the same words in one kernel: MLX's own
+generator is Threefry-2x32 over the counters (i, i + half).
+"""
+
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Words: TypeAlias = npt.NDArray[np.uint32]
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+_POSITION_BITS = 24
+_MASK = 0xFFFFFFFF
+
+
+class Stream(IntEnum):
+    """What the noise at a position is for; streams never share bits."""
+
+    SAMPLE = 0
+    ACCEPT = 1
+    RESIDUAL = 2
+    DRAFT = 3
+
+
+def threefry2x32(key: tuple[int, int], counters: tuple[Words, Words]) -> tuple[Words, Words]:
+    """Threefry-2x32 with 20 rounds: two words for each pair of counters (any one shape, uint32).
+
+    Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 4.2.
+    """
+    keys = [np.uint32(word) for word in (*key, key[0] ^ key[1] ^ _PARITY)]
+    first, second = counters[0] + keys[0], counters[1] + keys[1]
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            first = first + second
+            second = _rotated(second, rotation) ^ first
+        injected = group + 1
+        first = first + keys[injected % 3]
+        second = second + keys[(injected + 1) % 3] + np.uint32(injected)
+    return first, second
+
+
+def noise_key(seed: int, position: int, stream: Stream) -> tuple[int, int]:
+    """The generator's key for the token at absolute `position` (below 2^24) of a request with this seed."""
+    assert 0 <= position < 1 << _POSITION_BITS
+    return seed & _MASK, position | stream << _POSITION_BITS
+
+
+def half_block(vocabulary: int) -> int:
+    """Blocks a row of noise is made of. Rounding the vocabulary up to a power of two gives models
+    that pad theirs differently the same noise."""
+    return max(1, 1 << (vocabulary - 1).bit_length() >> 1)
+
+
+def noise_bits(seed: int, position: int, tokens: npt.NDArray[np.integer], vocabulary: int, stream: Stream) -> Words:
+    """The 32 random bits of each of `tokens` (ids below `vocabulary`), in their shape."""
+    half = half_block(vocabulary)
+    block = (tokens % half).astype(np.uint32)
+    first, second = threefry2x32(noise_key(seed, position, stream), (block, block + np.uint32(half)))
+    return np.where(tokens < half, first, second)
+
+
+def uniform(bits: Words) -> npt.NDArray[np.float32]:
+    """Uniform numbers strictly inside (0, 1), from the 23 high bits: exact in float32."""
+    return ((bits >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+
+
+def gumbel(bits: Words) -> npt.NDArray[np.float32]:
+    """Standard Gumbel noise, -log(-log u)."""
+    return -np.log(-np.log(uniform(bits)))
+
+
+def _rotated(words: Words, bits: int) -> Words:
+    return (words << np.uint32(bits)) | (words >> np.uint32(32 - bits))
