@@ -1,0 +1,44 @@
+"""Finds stop strings in text that arrives in pieces. Pure; knows no tokens."""
+
+from collections.abc import Sequence
+
+
+class StopScanner:
+    """Cuts a text at its first stop string, wherever the borders between pieces fall.
+
+    First is the one that is complete first; of those that end together, the one that begins first.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Text that can't be part of a stop string, and whether one was found.
+
+        Once one is found, the text ends before it, and what follows is dropped.
+        """
+        text = self._held + text
+        start = self._first(text)
+        if start is not None:
+            self._held = ""
+            return text[:start], True
+        keep = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[keep:]
+        return text[:keep], False
+
+    def flush(self) -> str:
+        """What was held back as the possible beginning of a stop string, when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first(self, text: str) -> int | None:
+        found = ((text.find(stop), len(stop)) for stop in self._stops)
+        ends = [(start + length, start) for start, length in found if start >= 0]
+        return min(ends)[1] if ends else None
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
