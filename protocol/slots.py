@@ -1,0 +1,150 @@
+"""Which KV slot holds what: committed tokens, live tree rows, dead rows. Pure numpy; knows no model.
+
+Tokens are written to slots in the order they are evaluated. Attention does not care where a key lies,
+only whether the mask shows it, so a dropped row costs nothing until many slots are dead.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+PREFIX = -1
+"""Parent of a row that directly follows the committed tokens."""
+
+
+class Row(NamedTuple):
+    """An evaluated tree token: its slot, the row before it, and its absolute position."""
+
+    slot: int
+    parent: int
+    position: int
+
+
+class Move(NamedTuple):
+    """Contents of `slots` (ascending) go to the slots from `begin` on."""
+
+    begin: int
+    slots: npt.NDArray[np.int64]
+
+
+class SlotTable:
+    """The slots of one sequence. Row numbers are never reused; what a caller must not do is asserted."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Slots in use, dead ones included: the next token goes here."""
+        self.committed = 0
+        self.next_row = 0
+        self._rows: dict[int, Row] = {}
+        self._shown = np.zeros(256, dtype=bool)
+        """Slots of committed tokens, which every row sees. They ascend with the tokens' positions."""
+        self._last = -1
+        """Slot of the last committed token."""
+        self._tip = PREFIX
+        """Row number of the last committed token, if it was a row."""
+
+    @property
+    def dead(self) -> int:
+        return self.size - self.committed - len(self._rows)
+
+    def row(self, number: int) -> Row:
+        return self._rows[number]
+
+    def append(self, count: int) -> None:
+        """`count` committed tokens take the next slots. There must be no rows and no dead slots."""
+        assert not self._rows, "rows must be dropped before more tokens are committed"
+        assert not self.dead, "dead slots must be compacted before more tokens are committed"
+        self._reserve(self.size + count)
+        self._shown[self.size : self.size + count] = True
+        self.size += count
+        self.committed += count
+        self._last = self.size - 1
+        self._tip = PREFIX
+
+    def add(self, parents: Sequence[int]) -> list[Row]:
+        """New rows take the next slots and the next row numbers; parents come before their children."""
+        self._reserve(self.size + len(parents))
+        added = []
+        for parent in parents:
+            parent = self._tip if parent == PREFIX else parent
+            assert parent == self._tip or parent in self._rows, f"row {parent} is not there to be continued"
+            position = self.committed if parent == self._tip else self._rows[parent].position + 1
+            row = Row(self.size, parent, position)
+            self._rows[self.next_row] = row
+            added.append(row)
+            self.next_row += 1
+            self.size += 1
+        return added
+
+    def continues(self, rows: Sequence[Row]) -> bool:
+        """Whether new `rows` are one chain that sees every slot before it, so that a causal mask serves."""
+        first = rows[0].position
+        return rows[0].slot == first and rows[-1].position == first + len(rows) - 1
+
+    def mask(self, rows: Sequence[Row]) -> Mask:
+        """(L, size): each of the newest `rows` sees the committed tokens, its ancestors and itself."""
+        seen = np.empty((len(rows), self.size), dtype=bool)
+        first = self.next_row - len(rows)
+        for index, row in enumerate(rows):
+            if row.parent >= first:
+                seen[index] = seen[row.parent - first]
+            else:
+                seen[index] = self._shown[: self.size]
+                seen[index, list(self._path(row.parent))] = True
+            seen[index, row.slot] = True
+        return seen
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        """Commit the rows of `path` in order, keep those in `surviving`, forget the others."""
+        for number in path:
+            row = self._rows.pop(number)
+            assert row.parent == self._tip, "a committed path must continue the committed tokens"
+            self._shown[row.slot] = True
+            self._last, self._tip = row.slot, number
+            self.committed += 1
+        self._rows = {number: self._rows[number] for number in sorted(surviving)}
+        for row in self._rows.values():
+            assert row.parent == self._tip or row.parent in self._rows, "a kept row must have kept ancestors"
+        self.size = 1 + max(self._last, *(row.slot for row in self._rows.values()), -1)
+
+    def truncate(self, length: int) -> None:
+        """Forget committed tokens from index `length` on, and all rows."""
+        assert 0 <= length <= self.committed
+        self._last = int(np.flatnonzero(self._shown[: self.size])[length - 1]) if length else -1
+        self._rows = {}
+        self._tip = PREFIX
+        self.committed = length
+        self.size = self._last + 1
+        self._shown[self.size :] = False
+
+    def compact(self) -> Move:
+        """Close the gaps that dead slots left; the caller must move the contents accordingly."""
+        begin = int(np.argmin(self._shown[: self.size]))
+        alive = self._shown[begin : self.size].copy()
+        alive[[row.slot - begin for row in self._rows.values()]] = True
+        slots = np.flatnonzero(alive) + begin
+        new = np.full(self.size, -1)
+        new[slots] = np.arange(begin, begin + len(slots))
+        new[:begin] = np.arange(begin)
+        self._rows = {number: row._replace(slot=int(new[row.slot])) for number, row in self._rows.items()}
+        shown = self._shown[slots]
+        self._shown[begin:] = False
+        self._shown[begin : begin + len(slots)] = shown
+        self._last = int(new[self._last]) if self.committed else -1
+        self.size = begin + len(slots)
+        return Move(begin, slots)
+
+    def _path(self, number: int) -> Iterator[int]:
+        """Slots of row `number` and of its ancestors that are not committed."""
+        while number in self._rows:
+            row = self._rows[number]
+            yield row.slot
+            number = row.parent
+
+    def _reserve(self, size: int) -> None:
+        if size > len(self._shown):
+            self._shown = np.concatenate([self._shown, np.zeros(size, dtype=bool)])

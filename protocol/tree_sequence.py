@@ -1,0 +1,145 @@
+"""One sequence's KV in MLX: prefill, evaluate trees, keep what the target accepted. Knows no sampling."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import mlx.core as mx
+from mlx_lm.models.base import create_causal_mask
+
+from protocol.slots import SlotTable
+
+_DEAD_SLOTS = 64
+"""Dead slots that are cheaper to close up than to attend past."""
+_GROWTH = 256
+"""Slots by which KV arrays grow, as in mlx-lm's own cache."""
+
+MaskKind: TypeAlias = mx.array | Literal["causal"] | None
+
+
+class Forward(NamedTuple):
+    """What one forward looks like from inside a model."""
+
+    begin: int
+    """Slot of its first token."""
+    positions: mx.array | None
+    """(L,) absolute positions, or None when they are begin, begin + 1, ..."""
+    mask: MaskKind
+
+
+class SlotCache:
+    """One layer's keys and values, in the shape of an mlx-lm cache; `forward` is set before each forward."""
+
+    def __init__(self) -> None:
+        self.keys: Any = None
+        self.values: Any = None
+        self.forward = Forward(0, None, None)
+
+    @property
+    def offset(self) -> int | Forward:
+        """A plain number wherever one says all, else the forward itself, which only a
+        `PositionedRope` can read: anything that reckons with it fails instead of going wrong."""
+        return self.forward.begin if self.forward.positions is None else self.forward
+
+    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
+        if window_size is not None:
+            raise ValueError("sliding windows are not supported")
+        if return_array and isinstance(self.forward.mask, str):
+            return create_causal_mask(length, self.forward.begin)
+        return self.forward.mask
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write (1, heads, L, size) from the forward's first slot on; all slots so far."""
+        begin, end = self.forward.begin, self.forward.begin + keys.shape[2]
+        self.keys = _written(self.keys, keys, begin, end)
+        self.values = _written(self.values, values, begin, end)
+        return self.keys[..., :end, :], self.values[..., :end, :]
+
+    def move(self, begin: int, slots: mx.array) -> None:
+        """Bring the contents of `slots` to the slots from `begin` on."""
+        end = begin + slots.size
+        self.keys[..., begin:end, :] = mx.take(self.keys, slots, axis=2)
+        self.values[..., begin:end, :] = mx.take(self.values, slots, axis=2)
+
+
+class TreeSequence:
+    """Committed tokens and, behind them, a tree of evaluated rows that may or may not be committed."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+        self._caches = [SlotCache() for _ in network.layers]
+        self._table = SlotTable()
+
+    @property
+    def committed(self) -> int:
+        """Tokens with committed KV."""
+        return self._table.committed
+
+    @property
+    def next_row(self) -> int:
+        """Number of the next row to be evaluated; numbers are never reused."""
+        return self._table.next_row
+
+    def position(self, row: int) -> int:
+        """Absolute position of a live row."""
+        return self._table.row(row).position
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens in one causal forward. There must be no rows."""
+        if not tokens:
+            return
+        if self._table.dead:
+            self._compact()
+        begin = self._table.size
+        self._table.append(len(tokens))
+        self._run(tokens, Forward(begin, None, "causal" if len(tokens) > 1 else None))
+        mx.eval([(cache.keys, cache.values) for cache in self._caches])
+
+    def evaluate(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
+        """(L, V) logits, not yet computed, of tokens that become rows next_row, next_row + 1, ...
+
+        A parent is a row's number, of an earlier call or of this one, or -1 for the committed tokens.
+        """
+        rows = self._table.add(parents)
+        if self._table.continues(rows):
+            return self._run(tokens, Forward(rows[0].slot, None, "causal" if len(rows) > 1 else None))
+        positions = mx.array([row.position for row in rows])
+        mask: Any = self._table.mask(rows)
+        return self._run(tokens, Forward(rows[0].slot, positions, mx.array(mask)))
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        """Commit the rows of `path` in order, keep those in `surviving`, forget the others.
+
+        The ancestors of what survives must be in `path` or survive. Row numbers stay valid.
+        """
+        self._table.keep(path, surviving)
+        if self._table.dead >= _DEAD_SLOTS:
+            self._compact()
+
+    def truncate(self, length: int) -> None:
+        """Forget committed tokens behind the first `length`, and all rows."""
+        self._table.truncate(length)
+
+    def _run(self, tokens: Sequence[int], forward: Forward) -> mx.array:
+        for cache in self._caches:
+            cache.forward = forward
+        return self._network(mx.array([tokens]), cache=self._caches)[0]
+
+    def _compact(self) -> None:
+        begin, slots = self._table.compact()
+        if len(slots):
+            moved = mx.array(slots)
+            for cache in self._caches:
+                cache.move(begin, moved)
+
+
+def _written(held: mx.array | None, new: mx.array, begin: int, end: int) -> mx.array:
+    """`held` with `new` at [begin, end) of axis 2, grown by whole steps where it is too short."""
+    capacity = 0 if held is None else held.shape[2]
+    grown = held
+    if held is None or end > capacity:
+        batch, heads, _, size = new.shape
+        more = mx.zeros((batch, heads, -(-end // _GROWTH) * _GROWTH - capacity, size), new.dtype)
+        grown = more if held is None else mx.concatenate([held, more], axis=2)
+    assert grown is not None
+    grown[..., begin:end, :] = new
+    return grown
