@@ -80,16 +80,22 @@ class TokenTree:
     def advance(self, tokens: Sequence[int]) -> list[Node]:
         """Commit the root and `tokens` but the last, which becomes the new root; drop what leaves the path.
 
-        Returns the newly committed nodes, old root first. Nodes that were not there are made.
+        Returns the newly committed nodes, old root first. Nodes that were not there are made. What is
+        dropped or committed loses its `parent`.
         """
         committed = []
         node = self.root
         for token in tokens:
             committed.append(node)
             node = node.children.get(token) or self.add(node, token, 1.0)
+        kept = {node.id: node for node in _subtree(node)}
+        for id, dropped in self._nodes.items():
+            if id not in kept:
+                # Workers run without garbage collection: a cycle of parent and child would stay for ever.
+                dropped.parent = None
         node.parent = None
         self.root = node
-        self._nodes = {kept.id: kept for kept in _subtree(node)}
+        self._nodes = kept
         return committed
 
     def best(self) -> Iterator[Node]:

@@ -1,1 +1,72 @@
-"""What can guess: one module an engine."""
+"""What can guess: the interface of an engine. One module an engine; none knows messages or plans."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from draft_worker.candidates import Candidates
+from protocol.messages import Sampling
+
+
+class Batch(NamedTuple):
+    """Tokens for one forward. They become the rows `next_row`, `next_row + 1`, ... of the sequence."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    """Row of each token's parent, perhaps of this batch; -1 for directly behind the committed prefix."""
+    silent: int
+    """Leading tokens that need KV only: nothing is asked of them."""
+    contexts: Sequence[Sequence[int]]
+    """The last `path_tokens` tokens of the path to each token that is asked about, itself included."""
+    limit: int
+    """Candidates wanted of each token that is asked about."""
+    saguaro: float = 1.0
+    """Factor on the probabilities of the `fans[i]` best tokens of each one asked about (rejection mode)."""
+    fans: Sequence[int] = ()
+
+
+class EngineSequence(Protocol):
+    """One sequence's KV: a committed prefix, then rows of tree nodes whose numbers stay valid until dropped."""
+
+    path_tokens: int
+    """How much of a node's path the engine wants to see."""
+
+    @property
+    def committed(self) -> int:
+        """Tokens of the committed prefix."""
+        ...
+
+    @property
+    def next_row(self) -> int: ...
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the committed prefix, in one forward. There must be no rows."""
+        ...
+
+    def evaluate(self, batch: Batch) -> list[Candidates]:
+        """One forward; what may follow each token that is asked about."""
+        ...
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        """Commit the rows of `path` in order, keep those in `surviving`, drop the rest."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget committed tokens behind `length`, and all rows."""
+        ...
+
+
+class Engine(Protocol):
+    """A loaded draft. `vocabulary` bounds the tokens it knows, `context` the positions."""
+
+    name: str
+    model: str
+    architecture: str
+    vocabulary: int
+    context: int
+    device: str
+    tokenizer: str
+    """Fingerprint of what its token ids mean; empty for an engine that works with any."""
+
+    def open(self, sampling: Sampling) -> EngineSequence:
+        """A new, empty sequence whose tokens the target will sample in this way."""
+        ...

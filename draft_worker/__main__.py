@@ -1,0 +1,32 @@
+"""The draft's process: builds the engine it was told to use and serves."""
+
+import sys
+import time
+from pathlib import Path
+
+from draft_worker.engines import Engine
+from draft_worker.worker import DraftWorker
+from protocol.errors import InputError
+from protocol.worker_process import WorkerSetup, serve
+
+
+def main() -> int:
+    setup = WorkerSetup.from_arguments()
+    return serve(setup, lambda: DraftWorker(_open(setup), time.perf_counter, setup.prefill_chunk))
+
+
+def _open(setup: WorkerSetup) -> Engine:
+    """Imports only the engine that is used: MLX costs a second that prompt lookup does not need."""
+    if setup.engine == "mlx":
+        from draft_worker.engines.mlx import MlxEngine
+
+        return MlxEngine.load(Path(setup.model))
+    if setup.engine == "ngram":
+        from draft_worker.engines.ngram import NgramEngine
+
+        return NgramEngine(Path(setup.model) if setup.model else None)
+    raise InputError(f"There is no draft engine called {setup.engine!r}: choose mlx or ngram.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Growth by falling path probability: the rule of the adaptive strategy. Pure."""
+
+import heapq
+import math
+from collections.abc import Sequence
+
+from draft_worker.evaluated_tree import EvaluatedTree
+from draft_worker.step import Step
+from protocol.messages import BestFirst
+from protocol.token_tree import Node
+
+MAX_ALIVE = 512
+"""Nodes of one sequence, root included: bounds memory and the time a re-root takes."""
+FLOOR = 1e-6
+"""Path probability below which a node is not worth a forward."""
+_LOG_FLOOR = math.log(FLOOR)
+
+
+class BestFirstGrowth:
+    """The `width` most probable open nodes a step, `fan` children each."""
+
+    def __init__(self, evaluated: EvaluatedTree, plan: BestFirst) -> None:
+        self._evaluated = evaluated
+        self._plan = plan
+        self._heap = [_entry(node) for node in evaluated.tree if evaluated.is_open(node)]
+        heapq.heapify(self._heap)
+
+    def choose(self) -> Step | None:
+        """Takes the chosen nodes off the frontier: ask once, then evaluate them."""
+        tree = self._evaluated.tree
+        room = (MAX_ALIVE - len(tree)) // self._plan.fan
+        least = tree.root.log_path + _LOG_FLOOR
+        nodes: list[Node] = []
+        while len(nodes) < min(self._plan.width, room) and self._heap and -self._heap[0][0] >= least:
+            nodes.append(heapq.heappop(self._heap)[2])
+        return Step(nodes, self._plan.fan) if nodes else None
+
+    def publish(self, fresh: Sequence[Node]) -> list[Node]:
+        children = [child for node in fresh for child in self._evaluated.adopt(node, self._plan.fan)]
+        for child in children:
+            if self._evaluated.is_open(child):
+                heapq.heappush(self._heap, _entry(child))
+        return children
+
+
+def _entry(node: Node) -> tuple[float, int, Node]:
+    return (-node.log_path, node.id, node)

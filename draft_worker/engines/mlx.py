@@ -1,0 +1,73 @@
+"""The draft on MLX: token trees through a stock mlx-lm model. Knows no messages and no plans."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+
+from draft_worker.candidates import Candidates
+from draft_worker.engines import Batch
+from draft_worker.proposal import propose
+from protocol.fingerprint import tokenizer_fingerprint
+from protocol.messages import Sampling
+from protocol.sampling import Noise
+from protocol.tree_model import TreeModel
+from protocol.tree_sequence import TreeSequence
+
+
+class MlxEngine:
+    """Any model that `TreeModel` takes."""
+
+    name = "mlx"
+
+    def __init__(self, model: TreeModel, tokenizer: str) -> None:
+        """`tokenizer`: the fingerprint of the model's tokenizer."""
+        self.model = str(model.folder)
+        self.architecture = model.architecture
+        self.vocabulary = model.vocabulary
+        self.context = model.context
+        self.device = str(mx.default_device())
+        self.tokenizer = tokenizer
+        self._network = model
+        self._noise = Noise(model.vocabulary)
+
+    @classmethod
+    def load(cls, folder: Path) -> "MlxEngine":
+        """Raises InputError if the folder holds no model that can serve."""
+        return cls(TreeModel.load(folder), tokenizer_fingerprint(folder))
+
+    def open(self, sampling: Sampling) -> "MlxSequence":
+        return MlxSequence(self._network.sequence(), sampling, self._noise)
+
+
+class MlxSequence:
+    """A model's KV, and candidates by the sampling of one request."""
+
+    def __init__(self, rows: TreeSequence, sampling: Sampling, noise: Noise) -> None:
+        self.path_tokens = sampling.repetition_context if sampling.repetition_penalty != 1.0 else 0
+        self._rows = rows
+        self._sampling = sampling
+        self._noise = noise
+
+    @property
+    def committed(self) -> int:
+        return self._rows.committed
+
+    @property
+    def next_row(self) -> int:
+        return self._rows.next_row
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._rows.prefill(tokens)
+
+    def evaluate(self, batch: Batch) -> list[Candidates]:
+        first = self._rows.next_row + batch.silent
+        logits = self._rows.evaluate(batch.tokens, batch.parents)[batch.silent :]
+        positions = [self._rows.position(row) + 1 for row in range(first, self._rows.next_row)]
+        return propose(logits, positions, self._sampling, batch, self._noise)
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        self._rows.keep(path, surviving)
+
+    def truncate(self, length: int) -> None:
+        self._rows.truncate(length)

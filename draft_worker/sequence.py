@@ -1,0 +1,143 @@
+"""One sequence at the draft: which tokens have KV, the tree below the root, and the next unit of work.
+
+Pure over an engine's sequence. Knows no transport; the clock is the caller's.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from draft_worker.engines import Batch, EngineSequence
+from draft_worker.growth import Growth
+from draft_worker.publication import growth_messages
+from draft_worker.step import Step
+from protocol.messages import BestFirst, Grow, NodeId, Reroot, Start
+from protocol.token_tree import Node, TokenTree, node_id
+
+_CATCH_UP = 16
+"""Committed tokens without KV that ride along with the root's forward; more of them are prefilled."""
+_DEFAULT_PLAN = BestFirst(width=8, fan=4)
+
+
+class DraftSequence:
+    """From a Start on. The root has no KV until it is evaluated as a node of its own tree."""
+
+    def __init__(self, start: Start, engine: EngineSequence, horizon: int) -> None:
+        """`horizon`: the first absolute position that is never evaluated."""
+        self.sampling = start.sampling
+        self._id = start.sequence
+        self._engine = engine
+        self._horizon = horizon
+        self._held: list[int] = []
+        """Tokens of the engine's committed prefix."""
+        self.restart(start)
+
+    def restart(self, start: Start) -> None:
+        """Serve `start`, with the KV of the prefix that it shares with what is held."""
+        committed = start.tokens[:-1]
+        shared = _common_prefix(self._held, committed)
+        self._engine.truncate(shared)
+        del self._held[shared:]
+        self._backlog = list(committed[shared:])
+        """Committed tokens that the engine has yet to see."""
+        self._rows: dict[NodeId, int] = {}
+        self.round = start.round
+        tree = TokenTree(start.root, start.tokens[-1], len(committed))
+        self._growth = Growth(tree, start.plan or _DEFAULT_PLAN, self._horizon)
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the root."""
+        return self._growth.tree.root.depth
+
+    @property
+    def has_work(self) -> bool:
+        return self._growth.next_step() is not None
+
+    def follows(self, message: Reroot) -> bool:
+        """Whether `message` continues from our root."""
+        root = self._growth.tree.root.id
+        for token in message.tokens:
+            root = node_id(root, token)
+        return message.position == self.position and message.root == root
+
+    def reroot(self, message: Reroot) -> Iterator[Grow]:
+        """Move on; what survives is published again if the other side has nothing."""
+        self._commit(self._growth.advance(message.tokens, message.plan))
+        self.round = message.round
+        survivors = list(self._growth.surviving()) if message.missed else []
+        fresh = survivors + self._growth.publish()
+        if fresh:
+            yield from self._publish(fresh)
+
+    def work(self, chunk: int, clock: Callable[[], float]) -> Iterator[Grow]:
+        """One prefill chunk of at most `chunk` tokens, or one growth step."""
+        if len(self._backlog) > _CATCH_UP:
+            self._prefill(chunk)
+            return
+        step = self._growth.next_step()
+        if step is None:
+            return
+        begin = clock()
+        evaluated = len(self._backlog) + len(step.nodes)
+        fresh = self._grow(step)
+        yield from self._publish(fresh, evaluated, clock() - begin)
+
+    def _prefill(self, chunk: int) -> None:
+        tokens = self._backlog[:chunk]
+        self._engine.prefill(tokens)
+        self._held += tokens
+        del self._backlog[:chunk]
+
+    def _grow(self, step: Step) -> list[Node]:
+        """Evaluate the step behind what is still to be caught up with; returns the new nodes."""
+        first = self._engine.next_row
+        candidates = self._engine.evaluate(self._batch(step, first))
+        caught_up = range(first, first + len(self._backlog))
+        if self._backlog:
+            self._engine.keep(caught_up, [self._rows[node.id] for node in step.nodes])
+            self._held += self._backlog
+            self._backlog = []
+        return self._growth.expand(step, candidates)
+
+    def _batch(self, step: Step, first: int) -> Batch:
+        """Also gives every node of the step its row."""
+        behind = len(self._backlog)
+        tokens = [*self._backlog, *(node.token for node in step.nodes)]
+        parents = [-1, *range(first, first + behind)][:behind]
+        root_parent = first + behind - 1 if behind else -1
+        for row, node in enumerate(step.nodes, start=first + behind):
+            parents.append(root_parent if node.parent is None else self._rows[node.parent.id])
+            self._rows[node.id] = row
+        length = self._engine.path_tokens
+        contexts = [self._path(node, length) for node in step.nodes] if length else []
+        return Batch(tokens, parents, behind, contexts, step.limit, step.saguaro, step.fans)
+
+    def _path(self, node: Node | None, length: int) -> list[int]:
+        """The last `length` tokens up to and including `node`."""
+        reverse: list[int] = []
+        while node is not None and len(reverse) < length:
+            reverse.append(node.token)
+            node = node.parent
+        for committed in (self._backlog, self._held):
+            missing = length - len(reverse)
+            reverse += reversed(committed[-missing:] if missing else [])
+        return reverse[::-1]
+
+    def _commit(self, nodes: Sequence[Node]) -> None:
+        """The root moved behind `nodes`: those with KV join the prefix, the others wait for the next forward."""
+        tree = self._growth.tree
+        known = [node for node in nodes if node.id in self._rows] if not self._backlog else []
+        path = [self._rows[node.id] for node in known]
+        self._rows = {id: row for id, row in self._rows.items() if id in tree}
+        self._engine.keep(path, self._rows.values())
+        self._held += [node.token for node in known]
+        self._backlog += [node.token for node in nodes[len(known) :]]
+
+    def _publish(self, nodes: Sequence[Node], evaluated: int = 0, seconds: float = 0.0) -> Iterator[Grow]:
+        return growth_messages(self._id, self.round, nodes, self._growth.candidates, evaluated, seconds)
+
+
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    for index, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return index
+    return min(len(first), len(second))

@@ -1,0 +1,96 @@
+"""Messages in, growth out: the draft's logic, pure over an engine. Knows no sockets and no model."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from draft_worker.engines import Engine
+from draft_worker.sequence import DraftSequence
+from protocol.messages import Fault, FromWorker, Hello, Reroot, SequenceId, Start, Stop, ToWorker
+
+
+class DraftWorker:
+    """Serves many sequences, one unit of work of one of them at a time, in turns."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float], prefill_chunk: int = 512) -> None:
+        """`clock` in seconds, monotonic; `prefill_chunk` bounds the tokens of one prefill forward."""
+        self._engine = engine
+        self._clock = clock
+        self._chunk = prefill_chunk
+        self._sequences: dict[SequenceId, DraftSequence] = {}
+        self._turns: deque[SequenceId] = deque()
+
+    def hello(self) -> Hello:
+        engine = self._engine
+        return Hello(
+            role="draft",
+            engine=engine.name,
+            model=engine.model,
+            architecture=engine.architecture,
+            vocabulary=engine.vocabulary,
+            context=engine.context,
+            tokenizer=engine.tokenizer,
+            device=engine.device,
+            pid=os.getpid(),
+        )
+
+    def handle(self, message: ToWorker) -> Iterable[FromWorker]:
+        match message:
+            case Start():
+                return self._start(message)
+            case Reroot():
+                return self._reroot(message)
+            case Stop():
+                self._forget(message.sequence)
+        return ()
+
+    @property
+    def has_work(self) -> bool:
+        return any(sequence.has_work for sequence in self._sequences.values())
+
+    def work(self) -> Iterable[FromWorker]:
+        for _ in range(len(self._turns)):
+            sequence = self._sequences[self._turns[0]]
+            self._turns.rotate(-1)
+            if sequence.has_work:
+                return sequence.work(self._chunk, self._clock)
+        return ()
+
+    def _start(self, message: Start) -> Iterator[FromWorker]:
+        sequence = self._sequences.get(message.sequence)
+        if not self._knows(message.tokens):
+            yield self._refuse(message.sequence)
+        elif sequence is None or sequence.sampling != message.sampling:
+            self._forget(message.sequence)
+            opened = self._engine.open(message.sampling)
+            # The last position the model knows predicts a token that no one has a position for.
+            self._sequences[message.sequence] = DraftSequence(message, opened, horizon=self._engine.context - 1)
+            self._turns.append(message.sequence)
+        elif (sequence.round, sequence.position) != (message.round, len(message.tokens) - 1):
+            sequence.restart(message)
+
+    def _reroot(self, message: Reroot) -> Iterator[FromWorker]:
+        sequence = self._sequences.get(message.sequence)
+        if sequence is None:
+            yield Fault("lost", "The draft does not know this sequence: start it again.", message.sequence)
+        elif message.round <= sequence.round:
+            return
+        elif not self._knows(message.tokens):
+            yield self._refuse(message.sequence)
+        elif not sequence.follows(message):
+            text = f"The draft is at position {sequence.position}, round {sequence.round}: start the sequence again."
+            yield Fault("lost", text, message.sequence)
+        else:
+            yield from sequence.reroot(message)
+
+    def _knows(self, tokens: Iterable[int]) -> bool:
+        return max(tokens) < self._engine.vocabulary
+
+    def _refuse(self, sequence: SequenceId) -> Fault:
+        self._forget(sequence)
+        text = f"The draft's vocabulary ends at {self._engine.vocabulary}: choose a draft of the target's family."
+        return Fault("refused", text, sequence)
+
+    def _forget(self, sequence: SequenceId) -> None:
+        if self._sequences.pop(sequence, None) is not None:
+            self._turns.remove(sequence)
