@@ -9,6 +9,8 @@ from protocol.token_tree import Node
 
 MAX_ALIVE = 4096
 """Nodes of one sequence; a plan that wants more rests there."""
+_SPARE = 2
+"""Candidates looked up for each that is planned: the next plan may want more at a node evaluated under this one."""
 
 
 class ChainGrowth:
@@ -42,7 +44,7 @@ class FanOutGrowth:
         if not tips:
             return None
         fans = [self._fan[position] for position, _ in tips] if self._plan.saguaro < 1.0 else ()
-        return Step([node for _, node in tips], max(self._fan) + 1, self._plan.saguaro, fans)
+        return Step([node for _, node in tips], _SPARE * max(self._fan) + 1, self._plan.saguaro, fans)
 
     def publish(self, fresh: Sequence[Node]) -> list[Node]:
         """Chains first, then the guesses, as soon as the main chain has been evaluated to its end."""
