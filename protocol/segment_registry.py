@@ -1,0 +1,145 @@
+"""Shared-memory segments that no crash leaks: each has a file naming its owner. Knows nothing of what they hold.
+
+POSIX shared memory outlives every process, and macOS can't list it. So a file in a private folder is
+written before a segment exists and removed after it is gone; `sweep` unlinks what a dead owner left.
+The standard library's SharedMemory class is passed over because before Python 3.13 its resource
+tracker unlinks a segment that other processes still use.
+"""
+
+import _posixshmem
+import contextlib
+import mmap
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from protocol.errors import PipelineError
+from protocol.process_identity import start_time
+
+_PREFIX = "lp-"
+_LINUX_MEMORY = Path("/dev") / "shm"
+
+
+class SegmentError(PipelineError):
+    """A segment can't be made or found."""
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    pid: int
+    started: str
+
+
+def create_segment(size: int, owner: int | None = None) -> tuple[str, mmap.mmap]:
+    """A new zeroed segment of `size` bytes, mode 0600, and its name (24 characters with the slash on macOS's 31).
+
+    It lives until `unlink_segment`, or until a sweep after process `owner` (default: this one) has ended.
+    """
+    free = free_shared_memory()
+    if free is not None and size > free:
+        raise SegmentError(
+            f"{size >> 20:,} MiB of shared memory are needed and {free >> 20:,} MiB are free: "
+            "end other pipelines, enlarge /dev/shm, or use a shorter context."
+        )
+    name = _PREFIX + secrets.token_hex(10)
+    _register(name, owner or os.getpid())
+    try:
+        return name, _map_new(name, size)
+    except OSError as error:
+        unlink_segment(name)
+        raise SegmentError(f"No shared memory could be had ({error.strerror}): end other pipelines.") from error
+
+
+def open_segment(name: str) -> mmap.mmap:
+    """Map the whole of an existing segment of this user, readable and writable."""
+    if not is_segment_name(name):
+        raise SegmentError(f"{name[:40]!r} is no name of a shared-memory segment of this program.")
+    try:
+        descriptor = _posixshmem.shm_open("/" + name, os.O_RDWR, 0)
+    except OSError as error:
+        raise SegmentError(f"The shared-memory segment {name} can't be opened ({error.strerror}).") from error
+    try:
+        if os.fstat(descriptor).st_uid != os.getuid():
+            raise SegmentError(f"The shared-memory segment {name} belongs to another user.")
+        return mmap.mmap(descriptor, 0)
+    except ValueError as error:
+        raise SegmentError(f"The shared-memory segment {name} is empty.") from error
+    finally:
+        os.close(descriptor)
+
+
+def unlink_segment(name: str) -> None:
+    """Remove the name; the memory is freed when the last process lets go. A name already gone is fine."""
+    assert is_segment_name(name)
+    with contextlib.suppress(FileNotFoundError):
+        _posixshmem.shm_unlink("/" + name)
+    (_folder() / name).unlink(missing_ok=True)
+
+
+def stale_segments() -> list[str]:
+    """Names of registered segments whose owner has ended."""
+    entries = (entry for entry in _folder().iterdir() if is_segment_name(entry.name))
+    return sorted(entry.name for entry in entries if not _owner_lives(entry))
+
+
+def sweep() -> list[str]:
+    """Unlink every segment whose owner has ended; returns their names."""
+    names = stale_segments()
+    for name in names:
+        unlink_segment(name)
+    return names
+
+
+def is_segment_name(name: str) -> bool:
+    """Whether this is a name that `create_segment` gives: nothing else is ever opened or unlinked."""
+    digits = name.removeprefix(_PREFIX)
+    return len(name) == len(_PREFIX) + 20 and len(digits) == 20 and set(digits) <= set("0123456789abcdef")
+
+
+def free_shared_memory() -> int | None:
+    """Bytes that a new segment may take, or None where the system sets no limit of its own (macOS)."""
+    return shutil.disk_usage(_LINUX_MEMORY).free if _LINUX_MEMORY.is_dir() else None
+
+
+def _map_new(name: str, size: int) -> mmap.mmap:
+    descriptor = _posixshmem.shm_open("/" + name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.ftruncate(descriptor, size)
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def _folder() -> Path:
+    """The registry, made on first use. One that another user could have planted is refused."""
+    folder = Path(tempfile.gettempdir()) / f"launch-pipeline-{os.getuid()}-segments"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise SegmentError(f"{folder} is not a private folder of this user: remove it and start again.")
+    return folder
+
+
+def _register(name: str, owner: int) -> None:
+    started = start_time(owner)
+    if started is None:
+        raise SegmentError(f"Process {owner}, which was to own a shared-memory segment, has ended.")
+    folder = _folder()
+    draft = folder / f".{name}"
+    draft.write_bytes(msgspec.json.encode(_Owner(owner, started)))
+    # A sweep must never see half an entry.
+    draft.rename(folder / name)
+
+
+def _owner_lives(entry: Path) -> bool:
+    try:
+        owner = msgspec.json.decode(entry.read_bytes(), type=_Owner)
+    except FileNotFoundError:
+        return True
+    except msgspec.DecodeError:
+        return False
+    return start_time(owner.pid) == owner.started
