@@ -1,0 +1,129 @@
+"""The target's side of the conversation: messages in, messages out. Pure over its engine and clock."""
+
+from collections.abc import Callable, Iterator
+
+from protocol.messages import (
+    Fault,
+    FromWorker,
+    Hello,
+    Prefilled,
+    SequenceId,
+    Start,
+    Stop,
+    ToWorker,
+    Verdict,
+    Verify,
+)
+from target_worker.engine import TargetEngine, TargetSequence
+from target_worker.proposal import Proposal, flaw
+
+
+class TargetWorker:
+    """Serves any number of sequences. A verification runs as soon as it is read; prompts are
+    evaluated a chunk at a time in between, in turns."""
+
+    def __init__(self, engine: TargetEngine, clock: Callable[[], float], introduction: Hello) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._introduction = introduction
+        self._sequences: dict[SequenceId, TargetSequence] = {}
+        self._prefilling: list[SequenceId] = []
+
+    def hello(self) -> Hello:
+        return self._introduction
+
+    def handle(self, message: ToWorker) -> Iterator[FromWorker]:
+        match message:
+            case Start():
+                yield from self._start(message)
+            case Verify():
+                yield from self._verify(message)
+            case Stop(sequence):
+                self._forget(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._prefilling)
+
+    def work(self) -> Iterator[FromWorker]:
+        """Evaluate one chunk of the prompt that has waited longest."""
+        id = self._prefilling.pop(0)
+        sequence = self._sequences[id]
+        began = self._clock()
+        sequence.prefill()
+        sequence.seconds += self._clock() - began
+        if sequence.unprefilled:
+            self._prefilling.append(id)
+        else:
+            yield _prefilled(sequence)
+
+    def _start(self, start: Start) -> Iterator[FromWorker]:
+        held = self._sequences.get(start.sequence)
+        if held is not None and held.start == start and held.round == start.round:
+            if not held.unprefilled:
+                yield _prefilled(held)
+            return
+        self._forget(start.sequence)
+        if refusal := self._refusal(start):
+            yield Fault("refused", refusal, start.sequence)
+            return
+        sequence = self._sequences[start.sequence] = self._engine.open(start, held)
+        if sequence.unprefilled:
+            self._prefilling.append(start.sequence)
+        else:
+            yield _prefilled(sequence)
+
+    def _refusal(self, start: Start) -> str | None:
+        model = self._engine.model
+        if len(start.tokens) > model.context:
+            return (
+                f"The prompt has {len(start.tokens):,} tokens and the target's context holds {model.context:,}: "
+                "shorten the prompt."
+            )
+        if max(start.tokens) >= model.vocabulary:
+            return (
+                f"The prompt holds token {max(start.tokens)}; the target's vocabulary ends at {model.vocabulary - 1}."
+            )
+        return None
+
+    def _verify(self, verify: Verify) -> Iterator[FromWorker]:
+        began = self._clock()
+        sequence = self._sequences.get(verify.sequence)
+        if sequence is None:
+            yield Fault("lost", "The target does not know this sequence.", verify.sequence)
+        elif verify.round < sequence.round:
+            # Asked again, because the answer was lost or slow. Rounds before the last are settled.
+            if sequence.verdict is not None and sequence.verdict.round == verify.round:
+                yield sequence.verdict
+        elif misfit := _misfit(sequence, verify):
+            yield Fault("lost", misfit, verify.sequence)
+        elif refusal := flaw(verify, sequence.sampling, self._engine.model.vocabulary, self._engine.model.context):
+            yield Fault("refused", refusal, verify.sequence)
+        else:
+            proposal = Proposal(verify)
+            walk = sequence.verify(proposal)
+            path = proposal.path(walk.accepted)
+            verdict = Verdict(verify.sequence, verify.round, path, walk.bonus, self._clock() - began)
+            yield verdict
+            # The verdict is on its way; tidying up no longer delays anyone.
+            sequence.advance(proposal, walk, verdict)
+
+    def _forget(self, id: SequenceId) -> None:
+        self._sequences.pop(id, None)
+        if id in self._prefilling:
+            self._prefilling.remove(id)
+
+
+def _misfit(sequence: TargetSequence, verify: Verify) -> str | None:
+    """How the sequence here and the one in the message differ, if they do."""
+    if sequence.unprefilled:
+        return "The target is still reading this sequence's prompt."
+    here = (sequence.round, sequence.position, sequence.root, sequence.tokens[-1])
+    there = (verify.round, verify.position, verify.root, verify.tokens[0])
+    if here != there:
+        return f"The target is at round {here[0]}, position {here[1]}; the message is for {there[0]}, {there[1]}."
+    return None
+
+
+def _prefilled(sequence: TargetSequence) -> Prefilled:
+    return Prefilled(sequence.start.sequence, sequence.round, sequence.prefilled, sequence.seconds)
