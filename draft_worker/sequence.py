@@ -89,27 +89,21 @@ class DraftSequence:
 
     def _grow(self, step: Step) -> list[Node]:
         """Evaluate the step behind what is still to be caught up with; returns the new nodes."""
-        first = self._engine.next_row
-        candidates = self._engine.evaluate(self._batch(step, first))
-        caught_up = range(first, first + len(self._backlog))
-        if self._backlog:
-            self._engine.keep(caught_up, [self._rows[node.id] for node in step.nodes])
-            self._held += self._backlog
-            self._backlog = []
+        candidates = self._engine.evaluate(self._batch(step))
+        self._held += self._backlog
+        self._backlog = []
         return self._growth.expand(step, candidates)
 
-    def _batch(self, step: Step, first: int) -> Batch:
+    def _batch(self, step: Step) -> Batch:
         """Also gives every node of the step its row."""
-        behind = len(self._backlog)
-        tokens = [*self._backlog, *(node.token for node in step.nodes)]
-        parents = [-1, *range(first, first + behind)][:behind]
-        root_parent = first + behind - 1 if behind else -1
-        for row, node in enumerate(step.nodes, start=first + behind):
-            parents.append(root_parent if node.parent is None else self._rows[node.parent.id])
+        parents = []
+        for row, node in enumerate(step.nodes, start=self._engine.next_row + len(self._backlog)):
+            parents.append(-1 if node.parent is None else self._rows[node.parent.id])
             self._rows[node.id] = row
         length = self._engine.path_tokens
         contexts = [self._path(node, length) for node in step.nodes] if length else []
-        return Batch(tokens, parents, behind, contexts, step.limit, step.saguaro, step.fans)
+        tokens = [node.token for node in step.nodes]
+        return Batch(self._backlog, tokens, parents, contexts, step.limit, step.saguaro, step.fans)
 
     def _path(self, node: Node | None, length: int) -> list[int]:
         """The last `length` tokens up to and including `node`."""

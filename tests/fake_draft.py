@@ -43,12 +43,16 @@ class FakeSequence:
         self.forwards.append(-len(tokens))
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
-        first = self.next_row
+        if batch.committed:
+            assert not self.paths
+            self.prefix = [*self.prefix, *batch.committed]
+            self.next_row += len(batch.committed)
+        asked = []
         for token, parent in zip(batch.tokens, batch.parents, strict=True):
             self.paths[self.next_row] = [*(self.prefix if parent == -1 else self.paths[parent]), token]
+            asked.append(self.paths[self.next_row])
             self.next_row += 1
-        self.forwards.append(len(batch.tokens))
-        asked = [self.paths[row] for row in range(first + batch.silent, self.next_row)]
+        self.forwards.append(len(batch.committed) + len(batch.tokens))
         self.evaluated += [tuple(path) for path in asked]
         return [oracle(path, batch.limit) for path in asked]
 

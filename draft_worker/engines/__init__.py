@@ -8,19 +8,22 @@ from protocol.messages import Sampling
 
 
 class Batch(NamedTuple):
-    """Tokens for one forward. They become the rows `next_row`, `next_row + 1`, ... of the sequence."""
+    """One forward: first tokens that join the committed prefix, then tree nodes that are asked about.
 
+    They take the row numbers `next_row`, `next_row + 1`, ... of the sequence, in this order.
+    """
+
+    committed: Sequence[int]
+    """Tokens that were accepted before they were ever evaluated; usually none."""
     tokens: Sequence[int]
     parents: Sequence[int]
-    """Row of each token's parent, perhaps of this batch; -1 for directly behind the committed prefix."""
-    silent: int
-    """Leading tokens that need KV only: nothing is asked of them."""
+    """Row of each node's parent, perhaps of this batch; -1 for directly behind the committed prefix."""
     contexts: Sequence[Sequence[int]]
-    """The last `path_tokens` tokens of the path to each token that is asked about, itself included."""
+    """The last `path_tokens` tokens of the path to each node, itself included; empty if that is 0."""
     limit: int
-    """Candidates wanted of each token that is asked about."""
+    """Candidates wanted of each node."""
     saguaro: float = 1.0
-    """Factor on the probabilities of the `fans[i]` best tokens of each one asked about (rejection mode)."""
+    """Factor on the probabilities of the `fans[i]` best tokens behind node i (rejection mode)."""
     fans: Sequence[int] = ()
 
 
@@ -43,7 +46,7 @@ class EngineSequence(Protocol):
         ...
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
-        """One forward; what may follow each token that is asked about."""
+        """One forward; what may follow each node."""
         ...
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:

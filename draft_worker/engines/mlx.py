@@ -61,9 +61,15 @@ class MlxSequence:
         self._rows.prefill(tokens)
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
-        first = self._rows.next_row + batch.silent
-        logits = self._rows.evaluate(batch.tokens, batch.parents)[batch.silent :]
-        positions = [self._rows.position(row) + 1 for row in range(first, self._rows.next_row)]
+        behind, begin = len(batch.committed), self._rows.next_row
+        tip = begin + behind - 1 if behind else -1
+        parents = [tip if parent == -1 else parent for parent in batch.parents]
+        chain = [-1, *range(begin, begin + behind - 1)][:behind]
+        logits = self._rows.evaluate([*batch.committed, *batch.tokens], chain + parents)[behind:]
+        nodes = range(begin + behind, self._rows.next_row)
+        positions = [self._rows.position(row) + 1 for row in nodes]
+        if behind:
+            self._rows.keep(range(begin, begin + behind), nodes)
         return propose(logits, positions, self._sampling, batch, self._noise)
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:

@@ -62,6 +62,8 @@ class NgramSequence:
         self._lookup.extend(tokens)
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
+        self._lookup.extend(batch.committed)
+        self._next_row += len(batch.committed)
         self._rows.update(enumerate(batch.tokens, start=self._next_row))
         self._next_row += len(batch.tokens)
         return [self._candidates(context, batch.limit) for context in batch.contexts]
