@@ -1,15 +1,17 @@
 """ZeroMQ sockets with every limit set, and envelopes checked. Knows no message's meaning."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import zmq
 
 from protocol.codec import MAX_FRAME, Stamp, decode, encode
 from protocol.errors import InputError, WireError
 from protocol.messages import Message
+
+S = TypeVar("S", bound=zmq.Socket[Any])
 
 _HIGH_WATER = 10_000
 """Frames queued for a peer before the oldest sender notices."""
@@ -27,8 +29,16 @@ class Arrival(NamedTuple):
 class Hub:
     """The orchestrator's end: one ROUTER that many peers connect to."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, expected: Any) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        expected: Any,
+        on_reject: Callable[[bytes, str], None] | None = None,
+    ) -> None:
+        """`on_reject` is told of a peer's frame that breaks the protocol, and why."""
         require_local(address)
+        self._on_reject = on_reject
         self.socket = _configured(context.socket(zmq.ROUTER))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -61,8 +71,10 @@ class Hub:
                 if len(frames) != 1:
                     raise WireError("A peer sent a message of several frames.")
                 stamp, message = decode(frames[0], self._expected)
-            except WireError:
+            except WireError as error:
                 self.rejected += 1
+                if self._on_reject is not None:
+                    self._on_reject(peer, str(error))
                 continue
             yield Arrival(peer, stamp, message)
 
@@ -74,9 +86,7 @@ class Link:
     """A worker's or client's end: one DEALER to one hub."""
 
     def __init__(self, context: zmq.Context[Any], address: str, stamp: Stamp, expected: Any) -> None:
-        require_local(address)
-        self.socket = _configured(context.socket(zmq.DEALER))
-        self.socket.connect(address)
+        self.socket = configured_dealer(context, address)
         self._stamp = stamp
         self._expected = expected
         self.stale = 0
@@ -106,9 +116,21 @@ class Link:
                 continue
             messages.append(message)
 
+    @property
+    def closed(self) -> bool:
+        return self.socket.closed
+
     def close(self) -> None:
         """Flush what was sent for at most a second, then go."""
         self.socket.close(linger=1000)
+
+
+def configured_dealer(context: zmq.Context[S], address: str) -> S:
+    """A DEALER with our limits, connected. Raises InputError for an address beyond this machine."""
+    require_local(address)
+    socket = _configured(context.socket(zmq.DEALER))
+    socket.connect(address)
+    return socket
 
 
 def require_local(address: str) -> None:
@@ -122,7 +144,7 @@ def require_local(address: str) -> None:
         raise InputError(f"The socket path of {address} is longer than 100 bytes: choose a shorter folder.")
 
 
-def _configured(socket: zmq.Socket[Any]) -> zmq.Socket[Any]:
+def _configured(socket: S) -> S:
     """libzmq's defaults are unlimited; ours are not."""
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
     socket.setsockopt(zmq.LINGER, 0)

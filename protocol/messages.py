@@ -287,7 +287,7 @@ class Statistics(Part, frozen=True, kw_only=True):
     time_to_first_token: float
     """Seconds from the request's arrival to the first token's departure."""
     tokens_per_second: float
-    """Tokens after the first, divided by the time after the first."""
+    """Generated tokens divided by the seconds from the first round's begin to the last token."""
     rounds: int
     tokens_per_round: float
     hit_rate: float | None

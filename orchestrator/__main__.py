@@ -1,0 +1,29 @@
+"""The orchestrator process."""
+
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+import zmq
+
+from orchestrator.loop import Orchestrator
+from orchestrator.session import Session
+from orchestrator.setup import OrchestratorSetup
+from protocol.errors import PipelineError
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    setup = OrchestratorSetup.from_arguments()
+    try:
+        Orchestrator(setup, zmq.Context()).run()
+    except PipelineError as error:
+        Session(Path(setup.session)).record_failure(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""The command line. Turns options into calls and results into text; the only place that prints."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+from click.shell_completion import get_completion_class
+from rich.console import Console
+
+from orchestrator import report
+from orchestrator.client import Client
+from orchestrator.pipeline import Pipeline
+from orchestrator.reply import Result
+from orchestrator.sampling_params import SamplingParams
+from protocol.errors import InputError, PipelineError
+
+_INTERRUPTED = 130
+_FAILED = 1
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("seed", "verification", "max_tokens", "stop"),
+)
+_PIPELINE_OPTIONS = [
+    click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model."),
+    click.option("--draft", metavar="MODEL", help="The same for the draft; it needs the target's tokenizer."),
+    click.option("--draft-engine", type=click.Choice(["mlx", "ngram", "none"]), default="mlx", show_default=True),
+    click.option(
+        "--strategy",
+        type=click.Choice(["ar", "sd", "ssd", "adaptive"]),
+        default="adaptive",
+        show_default=True,
+        help="ar: target alone; sd: draft and verify in turns; ssd: the published parallel algorithm; "
+        "adaptive: whatever promises the most tokens a second.",
+    ),
+    click.option("--draft-tokens", type=int, help="K, the chain length of sd and ssd.  [default: 4]"),
+    click.option("--draft-width", type=int, help="Tree nodes a growth step evaluates (adaptive).  [default: 8]"),
+    click.option("--draft-fan", type=int, help="Children a tree node gets (adaptive).  [default: 4]"),
+    click.option("--max-verify", type=int, help="Most draft nodes in one verification.  [default: 16]"),
+    click.option("--fan-budget", type=int, help="B, the bonus guesses of ssd in all.  [default: 15]"),
+    click.option("--fallback", type=click.Choice(["neural", "fast", "adaptive"]), help="What ssd does on a miss."),
+    click.option("--saguaro", type=float, help="C in [0, 1]: Saguaro sampling of ssd with rejection verification."),
+    click.option("--record", type=click.Path(dir_okay=False, writable=True), help="Write the event log to a file."),
+]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="launch-pipeline")
+def cli() -> None:
+    """Speculative decoding with draft and target at work at the same time, in separate processes.
+
+    A small draft model guesses ahead while a big target model checks its guesses; what comes out is
+    token for token what the target alone would say, only sooner.
+
+    \b
+    launch-pipeline generate "def quicksort(items):"     with the demo models that come along
+    launch-pipeline doctor                               what this machine has, and what is missing
+    """
+
+
+def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_PIPELINE_OPTIONS):
+        command = option(command)
+    return command
+
+
+@cli.command()
+@click.argument("prompt", required=False)
+@click.option("--prompt-file", type=click.File("r", encoding="utf-8"), help="Read the prompt from a file; - is stdin.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most probable token.")
+@click.option("--top-p", type=float, default=1.0, show_default=True)
+@click.option("--top-k", type=int, default=0, help="0 keeps all tokens.  [default: 0]")
+@click.option("--min-p", type=float, default=0.0, show_default=True)
+@click.option("--repetition-penalty", type=float, default=1.0, show_default=True)
+@click.option("--seed", type=int, help="Equal seeds give equal text. Default: a fresh one, shown in the summary.")
+@click.option("--verification", type=click.Choice(["coupled", "rejection"]), default="coupled", show_default=True)
+@click.option("--max-tokens", type=int, default=256, show_default=True)
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times.")
+@click.option("--address", help="Ask a pipeline that already runs there, instead of starting one.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text and summary.")
+@click.option("--quiet", is_flag=True, help="Only the text.")
+@pipeline_options
+def generate(
+    prompt: str | None, prompt_file: Any, as_json: bool, quiet: bool, address: str | None, **options: Any
+) -> None:
+    """Continue PROMPT with text, then show how the speculation went.
+
+    \b
+    launch-pipeline generate "def quicksort(items):" --temperature 0.7 --seed 1
+    cat README.md | launch-pipeline generate --prompt-file - --max-tokens 64
+    launch-pipeline generate "import os" --strategy ar --json
+    """
+    text = _prompt(prompt, prompt_file)
+    params = _sampling(options)
+    if address is not None:
+        _run(Client(address), text, params, as_json, quiet)
+        return
+    _check_pair(options, params)
+    with _started(options, quiet=quiet or as_json) as pipeline:
+        _run(pipeline, text, params, as_json, quiet)
+
+
+@cli.command()
+@click.option("--address", default="tcp://127.0.0.1:5570", show_default=True, help="Where clients connect.")
+@pipeline_options
+def start(address: str, **options: Any) -> None:
+    """Start a pipeline and keep it running for clients until Ctrl-C.
+
+    \b
+    launch-pipeline start --address tcp://127.0.0.1:5570
+    launch-pipeline generate "import os" --address tcp://127.0.0.1:5570
+    """
+    with _started(options, quiet=False, address=address) as pipeline:
+        click.echo(
+            f"Ready at {pipeline.address}. In Python: orchestrator.Client({pipeline.address!r}). Ctrl-C ends it."
+        )
+        pipeline.wait()
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(as_json: bool) -> None:
+    """Say what this machine has, what will be used, and the next step for what is missing."""
+    from orchestrator.doctor import examine, to_json
+
+    findings = examine()
+    if as_json:
+        click.echo(json.dumps(to_json(findings)))
+    else:
+        Console().print(report.findings_table(findings))
+    if any(finding.status == "fail" for finding in findings):
+        sys.exit(_FAILED)
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script for SHELL.
+
+    \b
+    eval "$(launch-pipeline completion zsh)"
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "launch-pipeline", "_LAUNCH_PIPELINE_COMPLETE").source())
+
+
+def main() -> None:
+    """The installed command: every failure is one sentence and a proper exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        cli.main(prog_name="launch-pipeline", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        sys.exit(_INTERRUPTED)
+    except PipelineError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2 if isinstance(error, InputError) else _FAILED)
+    except BrokenPipeError:
+        # Whoever read our output has gone; nobody is left to tell.
+        sys.stderr.close()
+        sys.exit(_FAILED)
+
+
+def _prompt(prompt: str | None, file: Any) -> str:
+    if (prompt is None) == (file is None):
+        raise click.UsageError('Give a prompt, or --prompt-file, and not both: launch-pipeline generate "import os"')
+    try:
+        return prompt if prompt is not None else file.read()
+    except UnicodeDecodeError as error:
+        raise InputError(f"The prompt file is not UTF-8 text ({error}): convert it first.") from error
+
+
+def _sampling(options: dict[str, Any]) -> SamplingParams:
+    names = (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "seed",
+        "verification",
+        "max_tokens",
+        "stop",
+    )
+    params = SamplingParams(**{name: options.pop(name) for name in names})
+    params.submit("", "check")
+    return params
+
+
+def _check_pair(options: dict[str, Any], params: SamplingParams) -> None:
+    if params.verification == "rejection" and options["strategy"] == "adaptive":
+        raise InputError("Rejection verification drafts chains of a fixed length: add --strategy sd or --strategy ssd.")
+
+
+def _started(options: dict[str, Any], *, quiet: bool, address: str | None = None) -> Any:
+    """A pipeline that shows a spinner on stderr while it starts."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if given["draft_engine"] == "none":
+        given["strategy"] = "ar"
+    return report.Starting(Pipeline(address=address, **given), quiet)
+
+
+def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet: bool) -> None:
+    with client.stream(text, params) as stream:
+        for piece in stream:
+            if not as_json:
+                click.echo(piece, nl=False)
+                sys.stdout.flush()
+    result = stream.result
+    assert isinstance(result, Result)
+    if as_json:
+        click.echo(json.dumps(result.to_json()))
+        return
+    click.echo()
+    if not quiet:
+        Console(stderr=True).print(report.summary(result, sampled=params.temperature > 0))
+
+
+if __name__ == "__main__":
+    main()

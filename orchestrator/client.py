@@ -1,0 +1,169 @@
+"""Clients of a running pipeline, in step or with asyncio. One socket a request, so that threads need no lock."""
+
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from orchestrator.reply import Reply, Result
+from orchestrator.sampling_params import SamplingParams
+from protocol.codec import Stamp, decode, encode
+from protocol.errors import PipelineError
+from protocol.link import Link, configured_dealer
+from protocol.messages import Cancel, Inquire, State, Submit, ToClient
+
+STAMP = Stamp(0, 0)
+"""Clients belong to no life of the orchestrator."""
+_GLANCE = 0.25
+"""Seconds between looks at whether the pipeline still lives."""
+_SILENCE = 30.0
+"""Seconds of silence after which a pipeline that does not even answer an Inquire is given up."""
+
+
+class Client:
+    """Talks to the pipeline at `address`, for instance "tcp://127.0.0.1:5570"."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._context: zmq.Context[Any] = zmq.Context.instance()
+
+    def state(self, wait: float = 5.0) -> State:
+        """What the pipeline is. Raises PipelineError if nobody answers within `wait` seconds."""
+        link = Link(self._context, self.address, STAMP, ToClient)
+        try:
+            link.send(Inquire())
+            for message in link.receive(wait):
+                if isinstance(message, State):
+                    return message
+        finally:
+            link.close()
+        raise PipelineError(
+            f"No pipeline answers at {self.address}: start one with `launch-pipeline start --address {self.address}`."
+        )
+
+    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> "Stream":
+        """Continue `prompt` (text, or token ids): an iterator over pieces of text, with `.result` at its end."""
+        submit = (params or SamplingParams()).submit(uuid.uuid4().hex, prompt)
+        return Stream(Link(self._context, self.address, STAMP, ToClient), submit, self._check)
+
+    def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Result:
+        """Continue `prompt` and return all of it with its figures."""
+        with self.stream(prompt, params) as stream:
+            for _ in stream:
+                pass
+            assert stream.result is not None
+            return stream.result
+
+    def _check(self, silent: float) -> None:
+        """Raise PipelineError if the pipeline can't be there any more after `silent` seconds of silence."""
+        if silent > _SILENCE:
+            self.state()
+
+
+class Stream:
+    """Pieces of text as they come. Closing it early cancels the request."""
+
+    def __init__(self, link: Link, submit: Submit, check: Callable[[float], None]) -> None:
+        self._link = link
+        self._request = submit.request
+        self._reply = Reply(submit.request, submit.sampling.seed)
+        self._check = check
+        self._pieces = self._run(submit)
+
+    @property
+    def result(self) -> Result | None:
+        """The whole generation with its figures, once the last piece has come."""
+        return self._reply.result
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def cancel(self) -> None:
+        """Ask the pipeline to end the request; the iterator then ends with what there is."""
+        self._link.send(Cancel(self._request))
+
+    def close(self) -> None:
+        """Cancel if unfinished, and let the socket go."""
+        if not self._link.closed:
+            if self.result is None:
+                self.cancel()
+            self._link.close()
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, submit: Submit) -> Iterator[str]:
+        self._link.send(submit)
+        silent = 0.0
+        try:
+            while self.result is None:
+                messages = self._link.receive(_GLANCE)
+                silent = 0.0 if messages else silent + _GLANCE
+                if not messages:
+                    self._check(silent)
+                yield from filter(None, map(self._reply.feed, messages))
+        finally:
+            self.close()
+
+
+class AsyncClient:
+    """The same with asyncio: `async for piece in client.stream(prompt, params)`."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._context = zmq.asyncio.Context()
+
+    async def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Result:
+        """Continue `prompt` and return all of it with its figures."""
+        stream = self.stream(prompt, params)
+        async for _ in stream:
+            pass
+        assert stream.result is not None
+        return stream.result
+
+    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> "AsyncStream":
+        submit = (params or SamplingParams()).submit(uuid.uuid4().hex, prompt)
+        return AsyncStream(self._context, self.address, submit)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class AsyncStream:
+    """Pieces of text as they come; leaving the loop early cancels the request."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str, submit: Submit) -> None:
+        self._socket = configured_dealer(context, address)
+        self._submit = submit
+        self._reply = Reply(submit.request, submit.sampling.seed)
+
+    @property
+    def result(self) -> Result | None:
+        """The whole generation with its figures, once the last piece has come."""
+        return self._reply.result
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        await self._socket.send(encode(self._submit, STAMP))
+        try:
+            while self.result is None:
+                _, message = decode(await self._receive(), ToClient)
+                piece = self._reply.feed(message)
+                if piece:
+                    yield piece
+        finally:
+            if self.result is None:
+                await self._socket.send(encode(Cancel(self._submit.request), STAMP))
+            self._socket.close(linger=1000)
+
+    async def _receive(self) -> bytes:
+        """The next frame; a pipeline that is silent for long is asked whether it still lives."""
+        if not await self._socket.poll(int(_SILENCE * 1000)):
+            await self._socket.send(encode(Inquire(), STAMP))
+            if not await self._socket.poll(int(_SILENCE * 1000)):
+                raise PipelineError(f"The pipeline has been silent for {2 * _SILENCE:.0f} s: is it still running?")
+        return await self._socket.recv()

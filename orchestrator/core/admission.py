@@ -1,0 +1,31 @@
+"""Who may work together, and what may be asked: checks with a sentence for an answer. Pure."""
+
+from orchestrator.core.events import Request
+from protocol.messages import Hello
+
+
+def disagreement(one: Hello, other: Hello) -> str | None:
+    """Why this draft and this target can't be a pair, or None. Padded vocabulary sizes may differ."""
+    target, draft = (one, other) if one.role == "target" else (other, one)
+    if draft.tokenizer and draft.tokenizer != target.tokenizer:
+        return (
+            f"The draft {draft.model} has another tokenizer than the target {target.model}, so its guesses would be "
+            "gibberish. Choose a draft of the same model family with --draft, or --draft-engine ngram."
+        )
+    return None
+
+
+def refusal(request: Request, target: Hello) -> str | None:
+    """Why the target can't serve a request, or None."""
+    length = len(request.tokens)
+    if length >= target.context:
+        return (
+            f"The prompt has {length:,} tokens, but {target.model} has a context of {target.context:,}. "
+            "Shorten the prompt or choose a target with a longer context."
+        )
+    if max(request.tokens) >= target.vocabulary:
+        return (
+            f"The prompt holds token {max(request.tokens)}, but {target.model} knows only ids below "
+            f"{target.vocabulary:,}. Encode the prompt with the target's own tokenizer."
+        )
+    return None

@@ -1,0 +1,60 @@
+"""What the state machine wants done, in this order."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from protocol.messages import Role, SequenceId, Statistics, ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a message to the present worker of a role."""
+
+    role: Role
+    message: ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """These tokens are committed for good: hand them to the client."""
+
+    sequence: SequenceId
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The request is complete."""
+
+    sequence: SequenceId
+    reason: Literal["stop", "length", "cancelled"]
+    statistics: Statistics
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The request can't be served; the text says why and what to do."""
+
+    sequence: SequenceId
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """A worker answers no more although its process lives: kill it and start another."""
+
+    role: Role
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """A worker can't serve here and another start would not help; the text says why and what to do."""
+
+    role: Role
+    incarnation: int
+    text: str
+
+
+Command: TypeAlias = Tell | Emit | Finish | Reject | Replace | Dismiss

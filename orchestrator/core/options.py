@@ -1,0 +1,29 @@
+"""What the user chose about speculation, checked."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+StrategyName = Literal["ar", "sd", "ssd", "adaptive"]
+Fallback = Literal["neural", "fast", "adaptive"]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to speculate. Every field has a default that suits the default strategy."""
+
+    strategy: StrategyName = "adaptive"
+    draft_tokens: Annotated[int, Meta(ge=1, le=64)] = 4
+    """K: chain length of sd and ssd."""
+    draft_width: Annotated[int, Meta(ge=1, le=256)] = 8
+    """W: nodes a growth step evaluates (adaptive)."""
+    draft_fan: Annotated[int, Meta(ge=1, le=64)] = 4
+    """F: children a node gets (adaptive)."""
+    max_verify: Annotated[int, Meta(ge=1, le=256)] = 16
+    """Most draft nodes the target verifies in one round."""
+    fan_budget: Annotated[int, Meta(ge=1, le=1024)] = 15
+    """B: bonus guesses of ssd over all positions of the chain."""
+    fallback: Fallback = "adaptive"
+    """What ssd does on a miss."""
+    saguaro: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    """C: factor on the draft's cached tokens in ssd with rejection verification (1 changes nothing)."""

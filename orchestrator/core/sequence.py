@@ -1,0 +1,201 @@
+"""One request in progress: its committed tokens, its cache, and where it stands with each worker. Pure."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal
+
+from orchestrator.core.estimates import Estimates
+from orchestrator.core.events import Request
+from orchestrator.core.speculation_cache import Outcome, SpeculationCache
+from orchestrator.core.strategies import View
+from orchestrator.core.tally import Tally
+from protocol.messages import NodeId, Plan, Reroot, SequenceId, Start, Verdict, Verify
+from protocol.prompt_lookup import PromptLookup
+from protocol.token_tree import Node, flatten, node_id
+
+_GUESSES = 4
+_FIRST_ROOT = NodeId(0)
+
+
+class Phase(Enum):
+    """What the target is doing for a sequence."""
+
+    PREFILLING = auto()
+    FREE = auto()
+    """The root is known and nothing is under verification."""
+    VERIFYING = auto()
+
+
+class Sequence:
+    """Round r verifies below root r; its verdict makes root r + 1."""
+
+    def __init__(self, id: SequenceId, request: Request, estimates: Estimates, draftable: bool, now: float) -> None:
+        self.id = id
+        self.request = request
+        self.estimates = estimates
+        self.tokens = list(request.tokens)
+        self.cache = SpeculationCache(node_id(_FIRST_ROOT, self.tokens[-1]), self.tokens[-1], len(self.tokens) - 1)
+        self.tally = Tally(now, len(request.tokens))
+        self.round = 0
+        self.phase = Phase.PREFILLING
+        self.outstanding: Verify | None = None
+        self.asked_at = now
+        """When the target was last told something that it has to answer."""
+        self.free_since = now
+        self.grown_at = now
+        self.draftable = draftable
+        """A draft can be of use: the strategy wants one, and none has refused this sequence."""
+        self.drafting = False
+        """The present draft was told of this sequence and has not fallen silent."""
+        self.waited = 0.0
+        """Seconds of this round that were spent waiting for growth on purpose."""
+        self._most_tokens = request.max_tokens
+        self._lookup = PromptLookup()
+        self._lookup.extend(self.tokens)
+        self._sent: dict[NodeId, Node] = {}
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the root."""
+        return len(self.tokens) - 1
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self._most_tokens - self.tally.generated
+
+    def fit(self, context: int) -> None:
+        """Generate no more than a context of so many tokens has room for."""
+        self._most_tokens = min(self.request.max_tokens, context - len(self.request.tokens))
+
+    def start(self, plan: Plan | None) -> Start:
+        """What a worker needs to serve this sequence from its committed tokens."""
+        return Start(
+            sequence=self.id,
+            round=self.round,
+            tokens=tuple(self.tokens),
+            root=self.cache.root.id,
+            sampling=self.request.sampling,
+            plan=plan,
+        )
+
+    def view(self, now: float) -> View:
+        # The bonus takes one of the remaining tokens, so only the others can be drafted.
+        return View(
+            cache=self.cache,
+            estimates=self.estimates,
+            now=now,
+            free_since=self.free_since,
+            grown_at=self.grown_at,
+            room=self.remaining - 1,
+            drafting=self.drafting,
+            guesses=self._guesses() if self.cache.empty else [],
+        )
+
+    def verify(self, nodes: list[Node], now: float) -> Verify:
+        """Put `nodes` under verification."""
+        tokens, parents = flatten(self.cache.root, nodes)
+        self._sent = {node.id: node for node in nodes}
+        rejecting = self.request.sampling.verification == "rejection"
+        self.outstanding = Verify(
+            sequence=self.id,
+            round=self.round,
+            root=self.cache.root.id,
+            position=self.position,
+            tokens=tokens,
+            parents=parents,
+            distributions=self.cache.distributions(nodes) if rejecting else (),
+        )
+        self.phase = Phase.VERIFYING
+        self.tally.verifying(now)
+        self.waited = now - self.free_since
+        self.asked_at = now
+        return self.outstanding
+
+    def accepts(self, verdict: Verdict) -> bool:
+        """The verdict answers the outstanding Verify, and its path runs from the root through nodes that were sent."""
+        if self.phase is not Phase.VERIFYING or verdict.round != self.round:
+            return False
+        parent = self.cache.root
+        for id in verdict.path:
+            node = self._sent.get(id)
+            if node is None or node.parent is not parent:
+                return False
+            parent = node
+        return True
+
+    def learn(self, verdict: Verdict) -> None:
+        """Compare what was believed along the verdict's path with what the target chose."""
+        path = [self.cache.root, *(self._sent[id] for id in verdict.path)]
+        chosen = self.tokens_of(verdict)
+        for node, token in zip(path, chosen, strict=True):
+            for child in node.children.values():
+                self.estimates.calibration.observe(child.probability, child.token == token)
+            if node.main_child is not None:
+                self.estimates.acceptance.observe(float(node.main_child.token == token))
+        self._learn_lookup(path, chosen)
+        verified = {node.parent.id for node in self._sent.values() if node.parent is not None}
+        # The path could have gone one deeper where its end had a child under verification.
+        tried = len(verdict.path) + (path[-1].id in verified)
+        self.tally.round(len(verdict.path), tried, verdict.seconds)
+
+    def tokens_of(self, verdict: Verdict) -> list[int]:
+        """The accepted tokens and the bonus."""
+        return [*(self._sent[id].token for id in verdict.path), verdict.bonus]
+
+    def commit(self, tokens: list[int], now: float) -> Outcome:
+        """Move the root to the last of `tokens`."""
+        outcome = self.cache.advance(tokens)
+        self.tokens += tokens
+        self._lookup.extend(tokens)
+        self.round += 1
+        self.phase = Phase.FREE
+        self.outstanding = None
+        self._sent = {}
+        self.free_since = now
+        return outcome
+
+    def reroot(self, tokens: list[int], missed: bool, plan: Plan | None) -> Reroot:
+        """What the draft needs to follow the last commit of `tokens`."""
+        return Reroot(
+            sequence=self.id,
+            round=self.round,
+            position=self.position - len(tokens),
+            tokens=tuple(tokens),
+            root=self.cache.root.id,
+            missed=missed,
+            plan=plan,
+        )
+
+    def _guesses(self) -> list[tuple[int, float]]:
+        suffix = self.tokens[-8:]
+        guesses: list[tuple[int, float]] = []
+        for _ in range(_GUESSES):
+            best = self._lookup.continuations(suffix, 1)
+            if not best:
+                break
+            guesses.append(best[0])
+            suffix = [*suffix, best[0][0]]
+        return guesses
+
+    def _learn_lookup(self, path: list[Node], chosen: list[int]) -> None:
+        """What the first free guess would have been worth, whether or not it was sent."""
+        guesses = self._lookup.continuations(self.tokens[-8:], 1)
+        if guesses:
+            self.estimates.lookup.observe(guesses[0][1], guesses[0][0] == chosen[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Tokens that may leave, and why they are the last, if they are."""
+
+    tokens: list[int]
+    reason: Literal["stop", "length"] | None
+
+
+def cut(request: Request, tokens: list[int], remaining: int) -> Cut:
+    """End `tokens` behind the first end-of-sequence token, or where the request has had enough."""
+    for index, token in enumerate(tokens[:remaining]):
+        if token in request.ends:
+            return Cut(tokens[: index + 1], "stop")
+    return Cut(tokens[:remaining], "length" if len(tokens) >= remaining else None)

@@ -1,0 +1,84 @@
+"""The speculation cache of one sequence: the token tree that the draft grows and the target walks down. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from protocol.messages import Distribution, Grow, NodeId
+from protocol.token_tree import Node, TokenTree, node_id
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a verdict meant for the cache."""
+
+    hit: bool
+    """The new root already has children."""
+    fan: int
+    """Children that the last accepted node had: the guesses of the bonus token."""
+    guessed: bool
+    """The bonus token was among them."""
+
+
+class SpeculationCache:
+    """Nodes keep their ids when the root moves, so growth may arrive late, twice or out of order."""
+
+    def __init__(self, root: NodeId, token: int, position: int) -> None:
+        self.tree = TokenTree(root, token, position)
+        self.orphans = 0
+        """Nodes that arrived for a parent which is not (any more) in the tree."""
+        self._distributions: dict[NodeId, Distribution] = {}
+
+    @property
+    def root(self) -> Node:
+        return self.tree.root
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is known below the root."""
+        return not self.root.children
+
+    def merge(self, growth: Grow, believe: Callable[[float], float]) -> int:
+        """Add what a draft grew; `believe` turns its claim into a probability. Returns how many nodes were new."""
+        before = len(self.tree)
+        for parent_id, token, claimed in zip(growth.parents, growth.tokens, growth.probabilities, strict=True):
+            parent = self.tree.get(parent_id)
+            if parent is None:
+                self.orphans += 1
+            else:
+                self.tree.add(parent, token, claimed, believe(claimed))
+        for distribution in growth.distributions:
+            if distribution.node in self.tree:
+                self._distributions[distribution.node] = distribution
+        return len(self.tree) - before
+
+    def loose_chain(self, tokens: Sequence[int]) -> list[Node]:
+        """A chain below the root that can be verified but is not the draft's, so the tree does not hold it."""
+        nodes: list[Node] = []
+        for token in tokens:
+            parent = nodes[-1] if nodes else self.root
+            nodes.append(Node(node_id(parent.id, token), parent, token, 1.0, parent.log_path, parent.depth + 1))
+        return nodes
+
+    def chain(self, limit: int) -> list[Node]:
+        """The first `limit` nodes of the draft's main chain."""
+        nodes: list[Node] = []
+        for node in self.tree.main_chain():
+            if len(nodes) == limit:
+                break
+            nodes.append(node)
+        return nodes
+
+    def distributions(self, nodes: Sequence[Node]) -> tuple[Distribution, ...]:
+        """The draft distributions that `nodes` were drawn from, where known."""
+        parents = (node.parent.id for node in nodes if node.parent is not None)
+        return tuple(self._distributions[parent] for parent in parents if parent in self._distributions)
+
+    def advance(self, tokens: Sequence[int]) -> Outcome:
+        """Commit accepted tokens; the last one, the bonus, becomes the root."""
+        tail = self.root
+        for token in tokens[:-1]:
+            tail = tail.children.get(token) or self.tree.add(tail, token, 1.0)
+        fan, guessed = len(tail.children), tokens[-1] in tail.children
+        self.tree.advance(tokens)
+        self._distributions = {node: q for node, q in self._distributions.items() if node in self.tree}
+        return Outcome(hit=not self.empty, fan=fan, guessed=guessed)

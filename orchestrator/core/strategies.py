@@ -1,0 +1,234 @@
+"""The four strategies: what the draft should grow, and what the target should verify next. Pure."""
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from orchestrator.core.controller import best_count, with_growth
+from orchestrator.core.estimates import Estimates
+from orchestrator.core.fan_out import geometric_fan_out
+from orchestrator.core.options import Options
+from orchestrator.core.speculation_cache import SpeculationCache
+from protocol.messages import BestFirst, Chain, FanOut, Plan
+from protocol.token_tree import Node
+
+_PATIENCE = 0.25
+"""Seconds without any growth after which a draft that must deliver is given up for this round."""
+_PATIENT_STEPS = 8
+_GUESSES_FREE = 4
+"""Longest chain of free guesses (prompt lookup) sent on a miss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Verify these nodes, parents first; none is plain decoding."""
+
+    nodes: list[Node]
+    gave_up: bool = False
+    """The draft should have delivered by now and did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Growth is worth waiting for, until then (seconds on the orchestrator's clock)."""
+
+    until: float
+
+
+Decision: TypeAlias = Send | Wait
+
+
+@dataclass(slots=True)
+class View:
+    """What a strategy may look at when the target is free for a sequence."""
+
+    cache: SpeculationCache
+    estimates: Estimates
+    now: float
+    free_since: float
+    """When the root became known."""
+    grown_at: float
+    """When the last growth for this sequence arrived, or its draft was started."""
+    room: int
+    """Most tokens below the root that can still be used."""
+    drafting: bool
+    """A draft grows this sequence and has not fallen silent."""
+    guesses: list[tuple[int, float]]
+    """A chain of free guesses of what follows the root, each with its conditional claim."""
+
+
+class Strategy(Protocol):
+    """One way to speculate. Stateless but for what it adapts across rounds."""
+
+    drafts: bool
+    """It wants a draft to grow the tree."""
+    caches: bool
+    """The draft works on while the target verifies, so that hits mean something."""
+
+    def plan(self, estimates: Estimates) -> Plan | None: ...
+
+    def decide(self, view: View) -> Decision: ...
+
+
+class Autoregressive:
+    """`ar`: the target alone."""
+
+    drafts = caches = False
+
+    def __init__(self, options: Options) -> None:
+        pass
+
+    def plan(self, estimates: Estimates) -> Plan | None:
+        return None
+
+    def decide(self, view: View) -> Decision:
+        return Send([])
+
+
+class Sequential:
+    """`sd`: draft K tokens, then verify, in turns (Leviathan et al. 2023)."""
+
+    drafts, caches = True, False
+
+    def __init__(self, options: Options) -> None:
+        self._depth = options.draft_tokens
+
+    def plan(self, estimates: Estimates) -> Plan | None:
+        return Chain(self._depth)
+
+    def decide(self, view: View) -> Decision:
+        return await_chain(view, self._depth)
+
+
+class Published:
+    """`ssd`: chains of K, speculated for every likely outcome while the target verifies (arXiv 2603.03251)."""
+
+    drafts = caches = True
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def plan(self, estimates: Estimates) -> Plan | None:
+        options = self._options
+        fan = geometric_fan_out(
+            estimates.acceptance.get(0.0), estimates.hits.exponent, options.draft_tokens, options.fan_budget
+        )
+        return FanOut(options.draft_tokens, tuple(min(64, guesses) for guesses in fan), options.saguaro)
+
+    def decide(self, view: View) -> Decision:
+        missed = view.cache.empty
+        if not missed or self._options.fallback == "neural":
+            return await_chain(view, self._options.draft_tokens)
+        if self._options.fallback == "fast":
+            return Send(free_chain(view))
+        return self._weigh(view)
+
+    def _weigh(self, view: View) -> Decision:
+        """A miss: draft K tokens just in time, or go on with what is free, whichever promises the higher rate."""
+        depth, estimates = min(self._options.draft_tokens, view.room), view.estimates
+        acceptance = estimates.acceptance.get(0.0)
+        chain = [acceptance ** (k + 1) for k in range(depth)]
+        waiting = (depth + 0.5) * estimates.step.get(0.0)
+        hop = estimates.hop.get(0.0)
+        late = (1.0 + sum(chain)) / (waiting + estimates.target(1 + depth) + hop)
+        free = free_chain_value(view)
+        if view.drafting and estimates.step.count and late > free:
+            return await_chain(view, depth)
+        return Send(free_chain(view))
+
+
+class Adaptive:
+    """`adaptive`: the expected-rate rule decides how many nodes to verify and whether to wait."""
+
+    drafts = caches = True
+    _MARGIN = 1.02
+    """Waiting must promise this much more: its gain is a guess, its cost is not."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def plan(self, estimates: Estimates) -> Plan | None:
+        return BestFirst(self._options.draft_width, self._options.draft_fan)
+
+    def decide(self, view: View) -> Decision:
+        limit = self._options.max_verify
+        nodes = usable(view, limit)
+        paths = [view.cache.tree.path_probability(node) for node in nodes]
+        hop = view.estimates.hop.get(0.0)
+        now = best_count(paths, view.estimates.target, hop)
+        until = self._wait_until(view, nodes, paths, now.rate)
+        if until is not None:
+            return Wait(until)
+        if now.nodes == 0 and view.cache.empty:
+            return Send(free_chain(view))
+        return Send(nodes[: now.nodes])
+
+    def _wait_until(self, view: View, nodes: list[Node], paths: list[float], rate: float) -> float | None:
+        """When the next growth should be there, if waiting for it promises a higher rate."""
+        estimates = view.estimates
+        if not view.drafting or not estimates.step.count or not estimates.target.known:
+            return None
+        step = estimates.step.get(0.0)
+        # A step in flight at a miss grows the old root: its rest passes, and one more, before the new
+        # root has children.
+        missed_in_flight = view.cache.empty and view.grown_at < view.free_since
+        due = max(view.grown_at + (2 if missed_in_flight else 1) * step, view.free_since if missed_in_flight else 0.0)
+        if due + step <= view.now:
+            return None
+        open_paths = [path for node, path in zip(nodes, paths, strict=True) if not node.children]
+        if view.cache.empty:
+            open_paths = [1.0]
+        later = with_growth(paths, open_paths[: self._options.draft_width], estimates.acceptance.get(0.0))
+        wait = max(0.0, due - view.now)
+        best = best_count(later[: self._options.max_verify], estimates.target, estimates.hop.get(0.0) + wait)
+        return due + step if best.rate > rate * self._MARGIN else None
+
+
+STRATEGIES: dict[str, type[Autoregressive | Sequential | Published | Adaptive]] = {
+    "ar": Autoregressive,
+    "sd": Sequential,
+    "ssd": Published,
+    "adaptive": Adaptive,
+}
+
+
+def usable(view: View, limit: int) -> list[Node]:
+    """The `limit` most probable nodes that the request still has room for, parents first."""
+    deepest = view.cache.root.depth + view.room
+    nodes: list[Node] = []
+    for node in view.cache.tree.best():
+        if len(nodes) == limit:
+            break
+        if node.depth <= deepest:
+            nodes.append(node)
+    return nodes
+
+
+def await_chain(view: View, depth: int) -> Decision:
+    """Send the draft's chain of `depth` tokens once it is there; give up on a draft that is silent."""
+    depth = min(depth, view.room)
+    chain = view.cache.chain(depth)
+    if len(chain) >= depth or not view.drafting:
+        return Send(chain)
+    until = max(view.grown_at, view.free_since) + max(_PATIENCE, _PATIENT_STEPS * view.estimates.step.get(0.0))
+    return Wait(until) if view.now < until else Send(chain, gave_up=True)
+
+
+def free_chain(view: View) -> list[Node]:
+    """The free guesses that are worth verifying."""
+    paths = _free_paths(view)
+    count = best_count(paths, view.estimates.target, view.estimates.hop.get(0.0)).nodes
+    return view.cache.loose_chain([token for token, _ in view.guesses[:count]])
+
+
+def free_chain_value(view: View) -> float:
+    """Expected tokens a second of the best number of free guesses (none included)."""
+    return best_count(_free_paths(view), view.estimates.target, view.estimates.hop.get(0.0)).rate
+
+
+def _free_paths(view: View) -> list[float]:
+    paths: list[float] = []
+    path = 1.0
+    for _, claimed in view.guesses[: min(_GUESSES_FREE, view.room)]:
+        path *= view.estimates.lookup(claimed)
+        paths.append(path)
+    return paths

@@ -1,0 +1,163 @@
+"""A pipeline of one's own: starts the orchestrator process, waits until it is ready, ends it."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Self
+
+import msgspec
+
+from orchestrator.checkpoints import resolve
+from orchestrator.client import STAMP, Client
+from orchestrator.core.options import Options
+from orchestrator.session import Session
+from orchestrator.setup import DraftEngine, OrchestratorSetup
+from protocol.errors import InputError, PipelineError
+from protocol.link import Link
+from protocol.messages import Inquire, State, ToClient
+
+_CLOSING_SECONDS = 7.0
+
+
+class Pipeline(Client):
+    """`with Pipeline() as p: p.generate("def f(")`: three processes, gone at the end of the block.
+
+    `target` and `draft` are folders or Hugging Face ids (None: the demo pair); further keywords are
+    the fields of `Options`. Raises InputError for what can't work, PipelineError if starting fails.
+    """
+
+    def __init__(
+        self,
+        target: str | None = None,
+        draft: str | None = None,
+        *,
+        draft_engine: DraftEngine = "mlx",
+        address: str | None = None,
+        draft_command: tuple[str, ...] = (),
+        record: str = "",
+        on_wait: Callable[[float], None] = lambda _: None,
+        **options: Any,
+    ) -> None:
+        """`on_wait` is called several times a second while models load, with the seconds so far."""
+        self._options = checked_options(options)
+        self._paths = {"target": str(resolve(target, "target")), "draft": str(resolve(draft, "draft"))}
+        self._draft_engine: DraftEngine = draft_engine
+        self._draft_command = draft_command
+        self._record = record
+        self._on_wait = on_wait
+        self._session: Session | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._life: socket.socket | None = None
+        super().__init__(address or "")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> State:
+        """Start the processes and wait until models are loaded."""
+        self._session = Session.create()
+        self.address = self.address or self._session.client_address
+        try:
+            self._spawn(self._session)
+            return self._await_ready(self._session)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End every process of the pipeline and remove its folder. A second Ctrl-C in here ends them at once."""
+        process, session = self._process, self._session
+        self._process = self._session = None
+        try:
+            if self._life is not None:
+                self._life.close()
+            if process is not None:
+                _end(process)
+        finally:
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+            if session is not None:
+                session.remove()
+
+    def wait(self) -> None:
+        """Until the orchestrator ends; raises PipelineError saying why."""
+        assert self._process is not None
+        assert self._session is not None
+        self._process.wait()
+        raise PipelineError(self._cause(self._session))
+
+    def _spawn(self, session: Session) -> None:
+        self._life, theirs = socket.socketpair()
+        setup = OrchestratorSetup(
+            session=str(session.folder),
+            address=self.address,
+            target=self._paths["target"],
+            draft=self._paths["draft"],
+            draft_engine=self._draft_engine,
+            options=self._options,
+            life=theirs.fileno(),
+            draft_command=self._draft_command,
+            record=self._record,
+        )
+        with theirs, session.log("orchestrator").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator", msgspec.json.encode(setup).decode()],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _await_ready(self, session: Session) -> State:
+        began = time.monotonic()
+        link = Link(self._context, self.address, STAMP, ToClient)
+        try:
+            link.send(Inquire())
+            while True:
+                for message in link.receive(0.1):
+                    if isinstance(message, State) and message.failure is not None:
+                        raise PipelineError(message.failure)
+                    if isinstance(message, State) and message.ready:
+                        return message
+                self._check(0.0)
+                self._on_wait(time.monotonic() - began)
+        finally:
+            link.close()
+
+    def _check(self, silent: float) -> None:
+        """Our own orchestrator can be looked at directly."""
+        if self._process is None or self._session is None:
+            raise PipelineError("The pipeline is closed: open it again with `with Pipeline(...) as p:`.")
+        if self._process.poll() is not None:
+            raise PipelineError(self._cause(self._session))
+
+    def _cause(self, session: Session) -> str:
+        words = session.last_words("orchestrator") or "none"
+        return session.failure() or f"The orchestrator ended unexpectedly; start it again. Its last words: {words}"
+
+
+def checked_options(options: dict[str, Any]) -> Options:
+    """Options from keywords. Raises InputError naming the one that is wrong."""
+    try:
+        return msgspec.convert(options, Options)
+    except msgspec.ValidationError as error:
+        raise InputError(f"Impossible option: {error}. See `launch-pipeline generate --help`.") from error
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The orchestrator ends in good order when its life socket closes; help it if it does not."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_CLOSING_SECONDS)
+        return
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(1.0)

@@ -1,0 +1,58 @@
+"""What a client makes of the orchestrator's answers to one request. Pure."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from protocol.errors import PipelineError
+from protocol.messages import Done, Piece, Refused, Statistics, ToClient
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished generation."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: Literal["stop", "length", "cancelled"]
+    statistics: Statistics
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `generate --json` prints."""
+        return {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            "stats": msgspec.to_builtins(self.statistics),
+        }
+
+
+class Reply:
+    """Collects one request's pieces; `result` is there when the last one was fed."""
+
+    def __init__(self, request: str, seed: int) -> None:
+        self.result: Result | None = None
+        self._request = request
+        self._seed = seed
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+
+    def feed(self, message: ToClient) -> str:
+        """The text that `message` adds, perhaps none. Raises PipelineError if the request was refused."""
+        match message:
+            case Piece() if message.request == self._request:
+                self._texts.append(message.text)
+                self._tokens.extend(message.tokens)
+                return message.text
+            case Done() if message.request == self._request:
+                self.result = Result(
+                    "".join(self._texts), tuple(self._tokens), message.finish_reason, message.statistics, self._seed
+                )
+            case Refused() if message.request in (self._request, ""):
+                raise PipelineError(message.text)
+            case _:
+                pass
+        return ""

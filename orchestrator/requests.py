@@ -1,0 +1,65 @@
+"""Clients' requests: text in, text out, around the token ids that the state machine deals in."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.core.events import Request
+from orchestrator.stop_scanner import StopScanner
+from orchestrator.tokenizer import TextCodec, TextStream
+from protocol.codec import Stamp
+from protocol.errors import InputError
+from protocol.messages import Done, Piece, SequenceId, Statistics, Submit
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One request and the client that waits for it."""
+
+    sequence: SequenceId
+    peer: bytes
+    stamp: Stamp
+    request: str
+    text: TextStream
+    stops: StopScanner
+    stopped: bool = False
+    """A stop string was found: whatever follows is not for the client."""
+    told: int = 0
+    """Tokens that the client has been told."""
+
+    @classmethod
+    def open(cls, sequence: SequenceId, peer: bytes, stamp: Stamp, submit: Submit, codec: TextCodec) -> "Conversation":
+        return cls(sequence, peer, stamp, submit.request, codec.stream(), StopScanner(submit.stop))
+
+    def piece(self, tokens: tuple[int, ...]) -> Piece:
+        """The text that `tokens` complete, up to a stop string if there is one."""
+        texts: list[str] = []
+        taken = 0
+        for token in tokens:
+            text, self.stopped = self.stops.push(self.text.push([token]))
+            texts.append(text)
+            taken += 1
+            if self.stopped:
+                break
+        self.told += taken
+        return Piece(self.request, "".join(texts), tokens[:taken])
+
+    def rest(self) -> Piece | None:
+        """Text that was held back in case more came, if any."""
+        if self.stopped:
+            return None
+        text, self.stopped = self.stops.push(self.text.finish())
+        text += self.stops.flush()
+        return Piece(self.request, text, ()) if text else None
+
+    def done(self, reason: Literal["stop", "length", "cancelled"], statistics: Statistics) -> Done:
+        return Done(self.request, "stop" if self.stopped else reason, statistics)
+
+
+def to_request(submit: Submit, codec: TextCodec) -> Request:
+    """The request in tokens. Raises InputError for one without any."""
+    if (submit.prompt is None) == (submit.tokens is None):
+        raise InputError("A request needs either a prompt or tokens, and not both.")
+    tokens = tuple(codec.encode(submit.prompt)) if submit.prompt is not None else submit.tokens
+    if not tokens:
+        raise InputError("The prompt is empty: give at least one token to continue.")
+    return Request(tokens, submit.sampling, submit.max_tokens, codec.eos)

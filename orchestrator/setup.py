@@ -1,0 +1,35 @@
+"""All that an orchestrator process is told at its start, as one JSON argument."""
+
+import sys
+from typing import Literal
+
+import msgspec
+
+from orchestrator.core.options import Options
+
+DraftEngine = Literal["mlx", "ngram", "none"]
+
+
+class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Paths are local and checked; nothing here came over a network."""
+
+    session: str
+    """The session folder."""
+    address: str
+    """Where clients connect."""
+    target: str
+    draft: str
+    """Model folder; what the n-gram engine takes its vocabulary from."""
+    draft_engine: DraftEngine = "mlx"
+    options: Options = Options()
+    life: int | None = None
+    """A socket shared with the parent; its end of file means that the parent is gone."""
+    prefill_chunk: int = 512
+    draft_command: tuple[str, ...] = ()
+    """Run this instead of our draft worker: for drafting algorithms of the user's own."""
+    record: str = ""
+    """Write every event of the state machine to this file."""
+
+    @classmethod
+    def from_arguments(cls) -> "OrchestratorSetup":
+        return msgspec.json.decode(sys.argv[1], type=cls)

@@ -1,0 +1,161 @@
+"""Starts, watches, restarts and stops the worker processes. Knows processes; knows no tokens."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from orchestrator.core.restarts import RestartPolicy
+from orchestrator.machine_facts import partition_cores, worker_environment
+from orchestrator.session import Session
+from orchestrator.setup import OrchestratorSetup
+from protocol.messages import Role
+from protocol.worker_process import WorkerSetup
+
+_GRACE = 2.0
+"""Seconds between a request to end and the next stronger one. A hard kill of a process with GPU
+memory wired can leak that memory on macOS, so it comes last."""
+
+
+@dataclass(slots=True)
+class Child:
+    """A running worker. `life` is our end of a socket pair: it reads end-of-file when the worker is gone."""
+
+    role: Role
+    incarnation: int
+    process: subprocess.Popen[bytes]
+    life: socket.socket
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A worker ended without having been asked to."""
+
+    role: Role
+    incarnation: int
+    text: str
+
+
+class Supervisor:
+    """At most one worker a role. Restarts follow `RestartPolicy`; `given_up` says what was not restarted."""
+
+    def __init__(self, setup: OrchestratorSetup, session: Session, epoch: int) -> None:
+        self._setup = setup
+        self._session = session
+        self._epoch = epoch
+        self._cores = partition_cores()
+        self._incarnations = 0
+        self._policies: dict[Role, RestartPolicy] = {"target": RestartPolicy(), "draft": RestartPolicy()}
+        self._due: dict[Role, float] = {}
+        self.children: dict[Role, Child] = {}
+
+    def start(self, role: Role) -> Child:
+        """Start a new life of a role's worker."""
+        self._incarnations += 1
+        ours, theirs = socket.socketpair()
+        log = f"{role}-{self._incarnations}"
+        with theirs, self._session.log(log).open("wb") as output:
+            process = subprocess.Popen(
+                [*self._command(role), msgspec.json.encode(self._worker_setup(role, theirs.fileno())).decode()],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, **self._environment(role)},
+            )
+        self.children[role] = Child(role, self._incarnations, process, ours, log)
+        return self.children[role]
+
+    def bury(self, role: Role, now: float) -> Death:
+        """The worker's life socket ended: collect it and plan its next start. `given_up(role)` if there is none."""
+        child = self.children.pop(role)
+        child.life.close()
+        try:
+            code = child.process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            code = child.process.wait()
+        delay = self._policies[role].died(now)
+        if delay is not None:
+            self._due[role] = now + delay
+        return Death(role, child.incarnation, f"{_cause(code)}. Its last words: {self._last_words(child)}")
+
+    def restarting(self, role: Role) -> bool:
+        return role in self._due
+
+    def forget(self, role: Role) -> None:
+        """Do not start this role again."""
+        self._due.pop(role, None)
+
+    def deadline(self) -> float | None:
+        """When the next restart is due."""
+        return min(self._due.values(), default=None)
+
+    def restart_due(self, now: float) -> list[Child]:
+        """Start what is due; returns the new children."""
+        due: list[Role] = [role for role, at in self._due.items() if at <= now]
+        for role in due:
+            del self._due[role]
+        return [self.start(role) for role in due]
+
+    def kill(self, role: Role) -> None:
+        """End a worker that answers no more; its death is noticed like any other."""
+        with suppress(KeyError, ProcessLookupError):
+            self.children[role].process.kill()
+
+    def stop(self) -> None:
+        """End all workers: those that were told to end get a grace period, then SIGTERM, then SIGKILL."""
+        for urges in ((), (signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
+            for child in self.children.values():
+                for urge in urges:
+                    with suppress(ProcessLookupError):
+                        child.process.send_signal(urge)
+            if self._all_ended(time.monotonic() + _GRACE):
+                break
+        for child in self.children.values():
+            child.life.close()
+        self.children.clear()
+
+    def _all_ended(self, until: float) -> bool:
+        for child in self.children.values():
+            try:
+                child.process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return False
+        return True
+
+    def _command(self, role: Role) -> tuple[str, ...]:
+        if role == "draft" and self._setup.draft_command:
+            return self._setup.draft_command
+        return (sys.executable, "-m", f"{role}_worker")
+
+    def _worker_setup(self, role: Role, life: int) -> WorkerSetup:
+        return WorkerSetup(
+            address=self._session.worker_address,
+            epoch=self._epoch,
+            incarnation=self._incarnations,
+            life=life,
+            engine="mlx" if role == "target" else self._setup.draft_engine,
+            model=self._setup.target if role == "target" else self._setup.draft,
+            cores=self._cores.get(role, ()),
+            prefill_chunk=self._setup.prefill_chunk,
+        )
+
+    def _environment(self, role: Role) -> Mapping[str, str]:
+        return worker_environment(role, self._cores.get(role, ()))
+
+    def _last_words(self, child: Child) -> str:
+        return self._session.last_words(child.log) or "none."
+
+
+def _cause(code: int) -> str:
+    return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
