@@ -30,6 +30,7 @@ from protocol.messages import (
 from protocol.sampling import Noise, scores
 from protocol.token_tree import node_id
 from target_worker.engine import TargetEngine
+from target_worker.proposal import Proposal
 from target_worker.worker import TargetWorker
 from tests.tiny_models import VOCABULARY, network, stock_logits, tree_model
 
@@ -331,6 +332,15 @@ def test_the_verdict_leaves_before_the_cache_is_tidied():
     assert sequence.cache.committed == len(_PROMPT) - 1
     assert next(replies, None) is None
     assert sequence.cache.committed == len(_PROMPT)
+
+
+def test_a_penalty_reads_the_root_and_each_entry_s_own_path():
+    verify = Verify(SequenceId(1), 0, _ROOT, 4, (9, 1, 2, 3), (-1, 0, 0, 1))
+    sampling = Sampling(repetition_penalty=2.0, repetition_context=3)
+
+    contexts = Proposal(verify).contexts([5, 6, 7, 8, 9], sampling)
+
+    assert [list(context)[-3:] for context in contexts] == [[7, 8, 9], [8, 9, 1], [8, 9, 2], [9, 1, 3]]
 
 
 def _fault(replies: list[FromWorker]) -> tuple[str, int | None]:

@@ -147,6 +147,18 @@ def test_surviving_rows_keep_their_numbers_and_values_through_a_move(monkeypatch
     assert _equal(logits[1], stock_logits(model.network, (*_PROMPT, 11, 13, 21)))
 
 
+def test_dead_slots_never_pile_up():
+    sequence = tree_model().sequence()
+    for _ in range(60):
+        first = sequence.next_row
+        sequence.evaluate((1, 2, 3, 4), (-1, -1, -1, first + 2))
+        sequence.keep([first + 2], [first + 3])
+        sequence.keep([], [])
+
+    assert sequence._table.dead < 64
+    assert sequence._table.size < sequence.committed + 64 + 4
+
+
 def test_sequences_of_one_model_do_not_disturb_each_other():
     model = tree_model()
     one, other = model.sequence(), model.sequence()
