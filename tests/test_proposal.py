@@ -130,3 +130,13 @@ def test_saguaro_without_mass_elsewhere_draws_as_usual():
 
     assert found.support is not None
     assert sum(found.support.probabilities) == pytest.approx(1.0)
+
+
+def test_a_gpu_s_way_to_probabilities_agrees_with_a_processor_s(monkeypatch: pytest.MonkeyPatch):
+    logits = random_logits(4, 300, seed=3)
+    here = proposed(logits, COUPLED, asking(4))
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    there = proposed(logits, COUPLED, asking(4))
+
+    assert [each.tokens for each in there] == [each.tokens for each in here]
+    assert [each.probabilities for each in there] == [pytest.approx(each.probabilities, rel=1e-4) for each in here]
