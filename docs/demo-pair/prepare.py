@@ -6,6 +6,7 @@ Needs numpy and tokenizers. Run with CPython 3.11 to get the text that the shipp
 """
 
 import argparse
+import json
 import random
 import sysconfig
 from pathlib import Path
@@ -17,6 +18,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 VOCABULARY = 4096
 END_OF_TEXT = "<|endoftext|>"
 SEED = 0
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "eos_token": END_OF_TEXT,
+    "bos_token": None,
+    "pad_token": END_OF_TEXT,
+    "model_max_length": 2048,
+    "clean_up_tokenization_spaces": False,
+}
 WORDS = (
     r"'(?:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -39,6 +48,7 @@ def main() -> None:
     training, held_out = split(sources(Path(sysconfig.get_paths()["stdlib"])))
     tokenizer = train_tokenizer([source.text for source in training])
     tokenizer.save(str(out / "tokenizer.json"))
+    (out / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=1))
     np.save(out / "train.npy", tokens(tokenizer, training))
     np.save(out / "held_out.npy", tokens(tokenizer, held_out))
     (out / "held_out.txt").write_text("\n".join(source.path for source in held_out))

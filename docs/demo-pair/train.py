@@ -42,7 +42,8 @@ def main() -> None:
         inherit(network, teacher, [int(layer) for layer in options.keep.split(",")])
     print(f"{sum(parameter.numel() for parameter in network.parameters()):,} parameters", flush=True)
     train(network, teacher, options)
-    shutil.copy(options.data / "tokenizer.json", options.out)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(options.data / name, options.out)
 
 
 def arguments() -> argparse.Namespace:
