@@ -62,7 +62,7 @@ class DraftWorker:
             yield self._refuse(message.sequence)
         elif sequence is None or sequence.sampling != message.sampling:
             self._forget(message.sequence)
-            opened = self._engine.open(message.sampling)
+            opened = self._engine.open(message.sampling, message.vocabulary or self._engine.vocabulary)
             # The last position the model knows predicts a token that no one has a position for.
             self._sequences[message.sequence] = DraftSequence(message, opened, horizon=self._engine.context - 1)
             self._turns.append(message.sequence)

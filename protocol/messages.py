@@ -187,6 +187,8 @@ class Start(Message, frozen=True):
     sampling: Sampling
     plan: Plan | None = None
     """How to grow; None for a target."""
+    vocabulary: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    """The target's, for a draft: tokens at or above it are never drafted. None if it is the draft's own."""
 
 
 class Reroot(Message, frozen=True):

@@ -30,8 +30,10 @@ class Noise:
     Raises PipelineError if this MLX lays out its random bits in another way than `protocol.threefry`.
     """
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, width: int | None = None) -> None:
+        """`vocabulary` of the target decides the layout; rows hold the first `width` tokens of it (None: all)."""
         self.vocabulary = vocabulary
+        self._width = vocabulary if width is None else width
         self._half = half_block(vocabulary)
         self._limit = max(_CACHE_ROWS, _CACHE_BYTES // (4 * vocabulary))
         self._rows: OrderedDict[tuple[int, int], mx.array] = OrderedDict()
@@ -49,12 +51,12 @@ class Noise:
         return row
 
     def _fresh(self, key: tuple[int, int]) -> mx.array:
-        bits = mx.random.split(mx.array(key, dtype=mx.uint32), self._half).reshape(-1)[: self.vocabulary]
+        bits = mx.random.split(mx.array(key, dtype=mx.uint32), self._half).reshape(-1)[: self._width]
         uniform = ((bits >> 9).astype(mx.float32) + 0.5) * 2.0**-23
         return -mx.log(-mx.log(uniform))
 
     def _require_known_layout(self) -> None:
-        tokens = np.unique(np.linspace(0, self.vocabulary - 1, 8, dtype=np.int64))
+        tokens = np.unique(np.linspace(0, self._width - 1, 8, dtype=np.int64))
         expected = gumbel(noise_bits(*_PROBE, tokens, self.vocabulary, Stream.SAMPLE))
         row = self._fresh(noise_key(*_PROBE, Stream.SAMPLE))
         if not np.allclose(np.array(row[mx.array(tokens)]), expected, rtol=1e-4, atol=1e-4):

@@ -77,6 +77,6 @@ class FakeEngine:
         self.context = context
         self.opened: list[FakeSequence] = []
 
-    def open(self, sampling: Sampling) -> FakeSequence:
+    def open(self, sampling: Sampling, vocabulary: int) -> FakeSequence:
         self.opened.append(FakeSequence())
         return self.opened[-1]

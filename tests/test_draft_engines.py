@@ -15,6 +15,7 @@ from protocol.errors import InputError
 from protocol.fingerprint import tokenizer_fingerprint
 from protocol.messages import BestFirst, Chain, FanOut, Grow, NodeId, Plan, Reroot, Sampling, SequenceId, Start
 from protocol.sampling import Noise, scores
+from protocol.threefry import Stream
 from protocol.token_tree import Node, TokenTree, node_id
 from protocol.tree_model import TreeModel
 from tests.tiny_models import VOCABULARY, stock_logits, tree_model
@@ -201,3 +202,26 @@ def test_prompt_lookup_refuses_a_folder_without_a_vocabulary(tmp_path: Path, con
 
     with pytest.raises(InputError, match="pass the folder of a complete model"):
         NgramEngine(tmp_path)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), COUPLED, REJECTION])
+def test_tokens_that_the_target_lacks_are_never_drafted(engine, sampling):
+    worker = DraftWorker(engine, lambda: 0.0)
+    prompt = tuple(token % 20 for token in PROMPT)
+    list(worker.handle(Start(ONE, 0, prompt, ROOT, sampling, BestFirst(4, 4), vocabulary=20)))
+    replies = grow(worker, TokenTree(ROOT, prompt[-1], len(prompt) - 1), 6)
+
+    assert all(max(reply.tokens) < 20 for reply in replies)
+    assert all(max(q.tokens) < 20 for reply in replies for q in reply.distributions)
+
+
+def test_a_larger_vocabulary_of_the_target_leaves_its_noise_foreseen(model):
+    """Rows of noise follow the target's layout, whatever the size of the draft's own vocabulary."""
+    wide = 4 * VOCABULARY
+    worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
+    list(worker.handle(Start(ONE, 0, PROMPT, ROOT, COUPLED, BestFirst(1, 1), vocabulary=wide)))
+    (reply, *_) = grow(worker, TokenTree(ROOT, PROMPT[-1], len(PROMPT) - 1), 1)
+    logits = stock_logits(model.network, list(PROMPT))[None]
+    row = np.array(Noise(wide).row(COUPLED.seed, len(PROMPT), Stream.SAMPLE))[:VOCABULARY]
+
+    assert reply.tokens[0] == int(np.argmax(np.array(logits) + row))

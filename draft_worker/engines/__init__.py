@@ -70,6 +70,6 @@ class Engine(Protocol):
     tokenizer: str
     """Fingerprint of what its token ids mean; empty for an engine that works with any."""
 
-    def open(self, sampling: Sampling) -> EngineSequence:
-        """A new, empty sequence whose tokens the target will sample in this way."""
+    def open(self, sampling: Sampling, vocabulary: int) -> EngineSequence:
+        """A new, empty sequence whose tokens a target of this vocabulary will sample in this way."""
         ...

@@ -29,25 +29,31 @@ class MlxEngine:
         self.device = str(mx.default_device())
         self.tokenizer = tokenizer
         self._network = model
-        self._noise = Noise(model.vocabulary)
+        self._noises: dict[int, Noise] = {}
+        """By the target's vocabulary."""
 
     @classmethod
     def load(cls, folder: Path) -> "MlxEngine":
         """Raises InputError if the folder holds no model that can serve."""
         return cls(TreeModel.load(folder), tokenizer_fingerprint(folder))
 
-    def open(self, sampling: Sampling) -> "MlxSequence":
-        return MlxSequence(self._network.sequence(), sampling, self._noise)
+    def open(self, sampling: Sampling, vocabulary: int) -> "MlxSequence":
+        shared = min(self.vocabulary, vocabulary)
+        if vocabulary not in self._noises:
+            self._noises[vocabulary] = Noise(vocabulary, shared)
+        return MlxSequence(self._network.sequence(), sampling, self._noises[vocabulary], shared)
 
 
 class MlxSequence:
     """A model's KV, and candidates by the sampling of one request."""
 
-    def __init__(self, rows: TreeSequence, sampling: Sampling, noise: Noise) -> None:
+    def __init__(self, rows: TreeSequence, sampling: Sampling, noise: Noise, vocabulary: int) -> None:
+        """Tokens from `vocabulary` on are never drafted."""
         self.path_tokens = sampling.repetition_context if sampling.repetition_penalty != 1.0 else 0
         self._rows = rows
         self._sampling = sampling
         self._noise = noise
+        self._vocabulary = vocabulary
 
     @property
     def committed(self) -> int:
@@ -70,7 +76,7 @@ class MlxSequence:
         positions = [self._rows.position(row) + 1 for row in nodes]
         if behind:
             self._rows.keep(range(begin, begin + behind), nodes)
-        return propose(logits, positions, self._sampling, batch, self._noise)
+        return propose(logits[:, : self._vocabulary], positions, self._sampling, batch, self._noise)
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         self._rows.keep(path, surviving)

@@ -33,7 +33,7 @@ class NgramEngine:
         self.vocabulary = _ANY_TOKEN if folder is None else _vocabulary(folder)
         self.tokenizer = "" if folder is None else tokenizer_fingerprint(folder)
 
-    def open(self, sampling: Sampling) -> "NgramSequence":
+    def open(self, sampling: Sampling, vocabulary: int) -> "NgramSequence":
         return NgramSequence()
 
 

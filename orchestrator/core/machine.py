@@ -111,6 +111,9 @@ class Machine:
         commands: list[Command] = []
         for sequence in list(self.sequences.values()):
             commands += self._start(role, sequence, now)
+            if role == "target" and not sequence.drafting:
+                # A draft is told of a sequence only when the target's vocabulary is known.
+                commands += self._start("draft", sequence, now)
         return commands
 
     def _on_worker_down(self, event: WorkerDown, now: float) -> list[Command]:
@@ -130,23 +133,27 @@ class Machine:
 
     def _start(self, role: Role, sequence: Sequence, now: float) -> list[Command]:
         """Tell a worker of a sequence, if the worker is there and can be of use."""
-        present = self._workers.get(role)
-        if present is None:
+        target = self._workers.get("target")
+        if target is None or sequence.id not in self.sequences:
             return []
         if role == "target":
-            reason = refusal(sequence.request, present.hello)
-            if reason is not None:
-                return [*self._forget(sequence), Reject(sequence.id, reason)]
-            sequence.fit(present.hello.context)
-            sequence.phase = Phase.PREFILLING
-            sequence.outstanding = None
-            sequence.asked_at = now
-            return [Tell("target", sequence.start(None))]
-        if not sequence.draftable:
+            return self._start_target(target.hello, sequence, now)
+        if "draft" not in self._workers or not sequence.draftable:
             return []
         sequence.drafting = True
         sequence.grown_at = now
-        return [Tell("draft", sequence.start(self.strategy.plan(sequence.estimates)))]
+        plan = self.strategy.plan(sequence.estimates)
+        return [Tell("draft", sequence.start(plan, target.hello.vocabulary))]
+
+    def _start_target(self, target: Hello, sequence: Sequence, now: float) -> list[Command]:
+        reason = refusal(sequence.request, target)
+        if reason is not None:
+            return [*self._forget(sequence), Reject(sequence.id, reason)]
+        sequence.fit(target.context)
+        sequence.phase = Phase.PREFILLING
+        sequence.outstanding = None
+        sequence.asked_at = now
+        return [Tell("target", sequence.start())]
 
     # Messages ---------------------------------------------------------------------------------
 
@@ -182,7 +189,7 @@ class Machine:
         sequence = self.sequences.get(message.sequence)
         if sequence is None:
             return self._drop()
-        sequence.cache.merge(message, sequence.estimates.calibration)
+        sequence.cache.merge(message, sequence.estimates.calibration, self._vocabulary)
         sequence.tally.growth(message.evaluated, message.seconds)
         if message.evaluated:
             sequence.estimates.step.observe(message.seconds)
@@ -243,6 +250,11 @@ class Machine:
             sequence.tally.overhead(seconds)
             sequence.estimates.hop.observe(seconds)
 
+    @property
+    def _vocabulary(self) -> int:
+        target = self._workers.get("target")
+        return 0 if target is None else target.hello.vocabulary
+
     def _drop(self) -> list[Command]:
         self.stale += 1
         return []
@@ -268,7 +280,7 @@ class Machine:
         if now - target.heard_at > _SILENCE_SECONDS:
             reason = f"The target has been silent for {now - target.heard_at:.0f} s."
             return [Replace("target", target.incarnation, reason)]
-        return [Tell("target", sequence.outstanding or sequence.start(None))]
+        return [Tell("target", sequence.outstanding or sequence.start())]
 
     def _schedule(self, now: float) -> list[Command]:
         """Give the free target its next verification: the sequences take turns."""

@@ -68,14 +68,16 @@ class Sequence:
         """Generate no more than a context of so many tokens has room for."""
         self._most_tokens = min(self.request.max_tokens, context - len(self.request.tokens))
 
-    def start(self, plan: Plan | None) -> Start:
-        """What a worker needs to serve this sequence from its committed tokens."""
+    def start(self, plan: Plan | None = None, vocabulary: int | None = None) -> Start:
+        """What a worker needs to serve this sequence from its committed tokens; a draft is told how to grow
+        and the target's vocabulary."""
         return Start(
             sequence=self.id,
             round=self.round,
             tokens=tuple(self.tokens),
             root=self.cache.root.id,
             sampling=self.request.sampling,
+            vocabulary=vocabulary,
             plan=plan,
         )
 

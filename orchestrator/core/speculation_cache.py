@@ -37,14 +37,17 @@ class SpeculationCache:
         """Nothing is known below the root."""
         return not self.root.children
 
-    def merge(self, growth: Grow, believe: Callable[[float], float]) -> int:
-        """Add what a draft grew; `believe` turns its claim into a probability. Returns how many nodes were new."""
+    def merge(self, growth: Grow, believe: Callable[[float], float], vocabulary: int) -> int:
+        """Add what a draft grew, but no token from `vocabulary` on. Returns how many nodes were new.
+
+        `believe` turns a draft's claim into a probability.
+        """
         before = len(self.tree)
         for parent_id, token, claimed in zip(growth.parents, growth.tokens, growth.probabilities, strict=True):
             parent = self.tree.get(parent_id)
             if parent is None:
                 self.orphans += 1
-            else:
+            elif token < vocabulary:
                 self.tree.add(parent, token, claimed, believe(claimed))
         for distribution in growth.distributions:
             if distribution.node in self.tree:
