@@ -82,7 +82,9 @@ def unlink_segment(name: str) -> None:
 
 def stale_segments() -> list[str]:
     """Names of registered segments whose owner has ended."""
-    entries = (entry for entry in _folder().iterdir() if is_segment_name(entry.name))
+    folder = _folder()
+    _require_private(folder)
+    entries = (entry for entry in folder.glob(f"{_PREFIX}*") if is_segment_name(entry.name))
     return sorted(entry.name for entry in entries if not _owner_lives(entry))
 
 
@@ -115,13 +117,18 @@ def _map_new(name: str, size: int) -> mmap.mmap:
 
 
 def _folder() -> Path:
-    """The registry, made on first use. One that another user could have planted is refused."""
-    folder = Path(tempfile.gettempdir()) / f"launch-pipeline-{os.getuid()}-segments"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
+    """The registry; it need not exist yet."""
+    return Path(tempfile.gettempdir()) / f"launch-pipeline-{os.getuid()}-segments"
+
+
+def _require_private(folder: Path) -> None:
+    """Refuse a registry that another user could have planted."""
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise SegmentError(f"{folder} is not a private folder of this user: remove it and start again.")
-    return folder
 
 
 def _register(name: str, owner: int) -> None:
@@ -129,6 +136,8 @@ def _register(name: str, owner: int) -> None:
     if started is None:
         raise SegmentError(f"Process {owner}, which was to own a shared-memory segment, has ended.")
     folder = _folder()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _require_private(folder)
     draft = folder / f".{name}"
     draft.write_bytes(msgspec.json.encode(_Owner(owner, started)))
     # A sweep must never see half an entry.

@@ -271,6 +271,8 @@ def test_a_registry_that_others_can_write_is_refused(registry: Path):
 
     with pytest.raises(SegmentError, match="not a private folder"):
         create()
+    with pytest.raises(SegmentError, match="not a private folder"):
+        sweep()
 
 
 def test_more_memory_than_there_is_is_refused_before_it_is_taken(monkeypatch: pytest.MonkeyPatch):
@@ -343,6 +345,11 @@ def test_a_process_id_used_again_is_another_process(registry: Path):
     entry.write_text(f'{{"pid": {os.getpid()}, "started": "long ago"}}')
 
     assert stale_segments() == [arena.name]
+
+
+def test_a_sweep_with_nothing_to_do_makes_no_folder(registry: Path):
+    assert sweep() == []
+    assert list(registry.iterdir()) == []
 
 
 def test_what_is_no_entry_is_left_alone(registry: Path):
