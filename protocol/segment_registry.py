@@ -136,7 +136,8 @@ def _register(name: str, owner: int) -> None:
     if started is None:
         raise SegmentError(f"Process {owner}, which was to own a shared-memory segment, has ended.")
     folder = _folder()
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     _require_private(folder)
     draft = folder / f".{name}"
     draft.write_bytes(msgspec.json.encode(_Owner(owner, started)))

@@ -275,6 +275,13 @@ def test_a_registry_that_others_can_write_is_refused(registry: Path):
         sweep()
 
 
+def test_a_file_in_the_registrys_place_is_refused(registry: Path):
+    (registry / f"launch-pipeline-{os.getuid()}-segments").touch()
+
+    with pytest.raises(SegmentError, match="not a private folder"):
+        create()
+
+
 def test_more_memory_than_there_is_is_refused_before_it_is_taken(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("protocol.segment_registry.free_shared_memory", lambda: 1 << 20)
 
