@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from orchestrator import report
 from orchestrator.client import Client
 from orchestrator.pipeline import Pipeline
 from orchestrator.reply import Result
+from orchestrator.requests import require_compatible
 from orchestrator.sampling_params import SamplingParams
 from protocol.errors import InputError, PipelineError
 
@@ -97,7 +99,8 @@ def generate(
     if address is not None:
         _run(Client(address), text, params, as_json, quiet)
         return
-    _check_pair(options, params)
+    if options["draft_engine"] != "none":
+        require_compatible(params.verification, options["strategy"])
     with _started(options, quiet=quiet or as_json) as pipeline:
         _run(pipeline, text, params, as_json, quiet)
 
@@ -131,6 +134,50 @@ def doctor(as_json: bool) -> None:
     else:
         Console().print(report.findings_table(findings))
     if any(finding.status == "fail" for finding in findings):
+        sys.exit(_FAILED)
+
+
+@cli.command()
+@click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model.")
+@click.option("--draft", metavar="MODEL", help="The same for the draft; it needs the target's tokenizer.")
+@click.option("--prompts", "path", type=click.Path(path_type=Path), help='Lines of {"prompt": "..."}. Default: Python.')
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many prompts.")
+@click.option("--temperature", type=float, multiple=True, help="May be given several times.  [default: 0 and 1]")
+@click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True)
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--draft-tokens", default="1-8", show_default=True, help="Those of mlx-lm; 0 leaves its speculation out.")
+@click.option("--strategies", default="ar,sd,ssd,adaptive", show_default=True, help="Ours.")
+@click.option("--random-draft", is_flag=True, help="Also adaptive with a draft that guesses blindly.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def bench(path: Path | None, limit: int | None, as_json: bool, **options: Any) -> None:
+    """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
+
+    Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong.
+
+    \b
+    launch-pipeline bench
+    launch-pipeline bench --limit 2 --repeats 1 --draft-tokens 2-4 --temperature 0
+    launch-pipeline bench --prompts prompts.jsonl --random-draft --json > figures.json
+    """
+    from orchestrator.bench import table
+    from orchestrator.bench.figures import rows
+    from orchestrator.bench.prompts import read_prompts
+    from orchestrator.bench.trials import Plan, run
+    from orchestrator.bench.turns import Turns
+
+    plan = Plan.of(**options)
+    texts = read_prompts(path, limit)
+    with Turns(plan.generations(len(texts))) as turns:
+        measurements, names = run(plan, texts, turns.starting, turns.took)
+    figures = rows(measurements, names)
+    if as_json:
+        click.echo(json.dumps(table.to_json(figures, plan, len(texts))))
+    else:
+        Console().print(table.tables(figures, plan, len(texts)))
+    wrong = table.failures(figures)
+    for sentence in wrong:
+        click.echo(f"Error: {sentence}", err=True)
+    if wrong:
         sys.exit(_FAILED)
 
 
@@ -191,11 +238,6 @@ def _sampling(options: dict[str, Any]) -> SamplingParams:
     params = SamplingParams(**{name: options.pop(name) for name in names})
     params.submit("", "check")
     return params
-
-
-def _check_pair(options: dict[str, Any], params: SamplingParams) -> None:
-    if params.verification == "rejection" and options["strategy"] == "adaptive":
-        raise InputError("Rejection verification drafts chains of a fixed length: add --strategy sd or --strategy ssd.")
 
 
 def _started(options: dict[str, Any], *, quiet: bool, address: str | None = None) -> Any:

@@ -170,6 +170,8 @@ class Orchestrator:
             self._machine.stale += 1
             return
         match arrival.message:
+            case Hello(role=role) if role != child.role:
+                self._fail(f"A {role} worker was started as the {child.role}: check the command that starts it.")
             case Hello() as hello:
                 self._peers[incarnation] = arrival.peer
                 self._hellos[hello.role] = hello
@@ -229,7 +231,7 @@ class Orchestrator:
                 raise InputError(self._failure)
             if len(self._conversations) >= _MOST_REQUESTS:
                 raise InputError(f"The pipeline already serves {_MOST_REQUESTS} requests: try again in a moment.")
-            request = to_request(submit, self._codec)
+            request = to_request(submit, self._codec, self._setup.options)
         except InputError as error:
             self._answer(conversation, str(error))
             return

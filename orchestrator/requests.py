@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.core.events import Request
+from orchestrator.core.options import Options, StrategyName
 from orchestrator.stop_scanner import StopScanner
 from orchestrator.tokenizer import TextCodec, TextStream
 from protocol.codec import Stamp
 from protocol.errors import InputError
-from protocol.messages import Done, Piece, SequenceId, Statistics, Submit
+from protocol.messages import Done, Piece, SequenceId, Statistics, Submit, Verification
 
 
 @dataclass(slots=True)
@@ -55,11 +56,18 @@ class Conversation:
         return Done(self.request, "stop" if self.stopped else reason, statistics)
 
 
-def to_request(submit: Submit, codec: TextCodec) -> Request:
-    """The request in tokens. Raises InputError for one without any."""
+def to_request(submit: Submit, codec: TextCodec, options: Options) -> Request:
+    """The request in tokens. Raises InputError for one without any, or one that the options rule out."""
+    require_compatible(submit.sampling.verification, options.strategy)
     if (submit.prompt is None) == (submit.tokens is None):
         raise InputError("A request needs either a prompt or tokens, and not both.")
     tokens = tuple(codec.encode(submit.prompt)) if submit.prompt is not None else submit.tokens
     if not tokens:
         raise InputError("The prompt is empty: give at least one token to continue.")
     return Request(tokens, submit.sampling, submit.max_tokens, codec.eos)
+
+
+def require_compatible(verification: Verification, strategy: StrategyName) -> None:
+    """Raise InputError for rejection verification of trees, for which no exact rule is built in."""
+    if verification == "rejection" and strategy == "adaptive":
+        raise InputError("Rejection verification drafts chains of a fixed length: add --strategy sd or --strategy ssd.")

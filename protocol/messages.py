@@ -26,7 +26,7 @@ Token: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Position: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]
 Round: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
-Seconds: TypeAlias = Annotated[float, Meta(ge=0.0)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
 
 WireSequence: TypeAlias = Annotated[SequenceId, Meta(ge=0, lt=1 << 53)]
 WireNode: TypeAlias = Annotated[NodeId, Meta(ge=0, le=(1 << 63) - 1)]
@@ -144,6 +144,11 @@ class Grow(Message, frozen=True):
     """Nodes that the draft's forward evaluated in this step (0 for a repeated publication)."""
     seconds: Seconds
     distributions: Annotated[tuple[Distribution, ...], Meta(max_length=MAX_NODES)] = ()
+
+    def __post_init__(self) -> None:
+        # msgspec turns this into a ValidationError where the message comes from elsewhere.
+        if not len(self.parents) == len(self.tokens) == len(self.probabilities):
+            raise ValueError("parents, tokens and probabilities of a Grow must be equally long")
 
 
 class Verdict(Message, frozen=True):

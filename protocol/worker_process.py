@@ -21,7 +21,7 @@ _IDLE_SECONDS = 1.0
 
 
 class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that a worker is told at its start, as one JSON argument."""
+    """All that a worker is told at its start, as the last argument, in JSON."""
 
     address: str
     epoch: int
@@ -38,7 +38,7 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @classmethod
     def from_arguments(cls) -> "WorkerSetup":
-        return msgspec.json.decode(sys.argv[1], type=cls)
+        return msgspec.json.decode(sys.argv[-1], type=cls)
 
 
 class Worker(Protocol):

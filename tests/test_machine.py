@@ -9,7 +9,19 @@ from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, R
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options, StrategyName
-from protocol.messages import FromWorker, Reroot, Role, Sampling, SequenceId, Start, Verdict, Verify
+from protocol.messages import (
+    Fault,
+    FromWorker,
+    Reroot,
+    Role,
+    Sampling,
+    SequenceId,
+    Start,
+    Stop,
+    ToWorker,
+    Verdict,
+    Verify,
+)
 from tests.simulated_workers import CONTEXT, SimulatedDraft, SimulatedTarget, hello, reference
 
 STRATEGIES = ["ar", "sd", "ssd", "adaptive"]
@@ -288,3 +300,32 @@ def test_nothing_is_due_when_nothing_is_asked():
     bench.run()
 
     assert bench.machine.deadline() is None
+
+
+class Fastidious(SimulatedTarget):
+    """Takes no tree but a root."""
+
+    def handle(self, message: ToWorker) -> list[FromWorker]:
+        if isinstance(message, Verify) and len(message.tokens) > 1:
+            return [Fault("refused", "nonsense", message.sequence)]
+        return super().handle(message)
+
+
+def test_a_tree_that_the_target_refuses_costs_the_draft_and_not_the_request():
+    bench = ready()
+    bench.workers["target"] = Fastidious()
+    bench.submit(max_tokens=20)
+    bench.run()
+
+    assert bench.tokens[1] == reference(PROMPT, 20, seed=1)
+    assert sum(len(verify.tokens) > 1 for verify in told(bench, Verify)) == 1
+    assert Tell("draft", Stop(SequenceId(1))) in bench.log
+
+
+def test_a_root_that_the_target_refuses_ends_the_request():
+    bench = ready("ar")
+    bench.submit()
+    bench.run(turns=1)
+    bench.step(Arrived("target", bench.incarnations["target"], Fault("refused", "too long", SequenceId(1))))
+
+    assert bench.log[-1] == Reject(SequenceId(1), "too long")

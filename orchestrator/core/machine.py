@@ -187,7 +187,7 @@ class Machine:
 
     def _on_growth(self, message: Grow, now: float) -> list[Command]:
         sequence = self.sequences.get(message.sequence)
-        if sequence is None:
+        if sequence is None or not sequence.draftable:
             return self._drop()
         sequence.cache.merge(message, sequence.estimates.calibration, self._vocabulary)
         sequence.tally.growth(message.evaluated, message.seconds)
@@ -239,9 +239,16 @@ class Machine:
             return [*self._start("draft", sequence, now), *self._schedule(now)]
         if self._under_verification == sequence.id:
             self._under_verification = None
+        if fault.kind == "refused" and sequence.speculating:
+            # The prompt was fine, so the tree is what the target can't take: this draft grows nonsense.
+            sequence.distrust(now)
+            return [*self._stop_draft(sequence), *self._schedule(now)]
         if fault.kind == "refused":
             return [*self._forget(sequence), Reject(sequence.id, fault.text), *self._schedule(now)]
         return [*self._start("target", sequence, now), *self._schedule(now)]
+
+    def _stop_draft(self, sequence: Sequence) -> list[Command]:
+        return [Tell("draft", Stop(sequence.id))] if "draft" in self._workers else []
 
     def _note_overhead(self, sequence: Sequence, verdict: Verdict, now: float) -> None:
         """What this round took beyond the forward; rounds of several requests overlap and tell nothing."""

@@ -47,6 +47,8 @@ class Sequence:
         """A draft can be of use: the strategy wants one, and none has refused this sequence."""
         self.drafting = False
         """The present draft was told of this sequence and has not fallen silent."""
+        self.plain = False
+        """Nothing but the root may be verified."""
         self.waited = 0.0
         """Seconds of this round that were spent waiting for growth on purpose."""
         self._most_tokens = request.max_tokens
@@ -63,6 +65,20 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that may still be generated."""
         return self._most_tokens - self.tally.generated
+
+    @property
+    def speculating(self) -> bool:
+        """The target was told to verify more than the root."""
+        return self.outstanding is not None and len(self.outstanding.tokens) > 1
+
+    def distrust(self, now: float) -> None:
+        """Take back what is under verification, and go on by plain decoding."""
+        self.plain = True
+        self.drafting = self.draftable = False
+        self.phase = Phase.FREE
+        self.outstanding = None
+        self._sent = {}
+        self.free_since = now
 
     def fit(self, context: int) -> None:
         """Generate no more than a context of so many tokens has room for."""
@@ -89,7 +105,7 @@ class Sequence:
             now=now,
             free_since=self.free_since,
             grown_at=self.grown_at,
-            room=self.remaining - 1,
+            room=0 if self.plain else self.remaining - 1,
             drafting=self.drafting,
             guesses=self._guesses() if self.cache.empty else [],
         )

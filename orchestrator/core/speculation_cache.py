@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from protocol.messages import Distribution, Grow, NodeId
 from protocol.token_tree import Node, TokenTree, node_id
 
+_MOST_NODES = 1 << 16
+"""A draft that grows faster than the target verifies must not eat the memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -38,7 +41,9 @@ class SpeculationCache:
         return not self.root.children
 
     def merge(self, growth: Grow, believe: Callable[[float], float], vocabulary: int) -> int:
-        """Add what a draft grew, but no token from `vocabulary` on. Returns how many nodes were new.
+        """Add what a draft grew and there is room for, but no token from `vocabulary` on.
+
+        Returns how many nodes were new.
 
         `believe` turns a draft's claim into a probability.
         """
@@ -47,7 +52,7 @@ class SpeculationCache:
             parent = self.tree.get(parent_id)
             if parent is None:
                 self.orphans += 1
-            elif token < vocabulary:
+            elif token < vocabulary and len(self.tree) < _MOST_NODES:
                 self.tree.add(parent, token, claimed, believe(claimed))
         for distribution in growth.distributions:
             if distribution.node in self.tree:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from orchestrator.core.controller import best_count, with_growth
+from orchestrator.core.controller import Choice, best_count, with_growth
 from orchestrator.core.estimates import Estimates
 from orchestrator.core.fan_out import geometric_fan_out
 from orchestrator.core.options import Options
@@ -14,6 +14,8 @@ from protocol.token_tree import Node
 _PATIENCE = 0.25
 """Seconds without any growth after which a draft that must deliver is given up for this round."""
 _PATIENT_STEPS = 8
+_MOST_PATIENCE = 10.0
+"""Seconds, whatever a draft says that its steps take."""
 _GUESSES_FREE = 4
 """Longest chain of free guesses (prompt lookup) sent on a miss."""
 
@@ -119,7 +121,7 @@ class Published:
         if not missed or self._options.fallback == "neural":
             return await_chain(view, self._options.draft_tokens)
         if self._options.fallback == "fast":
-            return Send(free_chain(view))
+            return Send(free_chain(view, free_choice(view)))
         return self._weigh(view)
 
     def _weigh(self, view: View) -> Decision:
@@ -130,10 +132,10 @@ class Published:
         waiting = (depth + 0.5) * estimates.step.get(0.0)
         hop = estimates.hop.get(0.0)
         late = (1.0 + sum(chain)) / (waiting + estimates.target(1 + depth) + hop)
-        free = free_chain_value(view)
-        if view.drafting and estimates.step.count and late > free:
+        free = free_choice(view)
+        if view.drafting and estimates.step.count and late > free.rate:
             return await_chain(view, depth)
-        return Send(free_chain(view))
+        return Send(free_chain(view, free))
 
 
 class Adaptive:
@@ -155,12 +157,11 @@ class Adaptive:
         paths = [view.cache.tree.path_probability(node) for node in nodes]
         hop = view.estimates.hop.get(0.0)
         now = best_count(paths, view.estimates.target, hop)
-        until = self._wait_until(view, nodes, paths, now.rate)
+        free = free_choice(view) if view.cache.empty else now
+        until = self._wait_until(view, nodes, paths, max(now.rate, free.rate))
         if until is not None:
             return Wait(until)
-        if now.nodes == 0 and view.cache.empty:
-            return Send(free_chain(view))
-        return Send(nodes[: now.nodes])
+        return Send(free_chain(view, free) if view.cache.empty else nodes[: now.nodes])
 
     def _wait_until(self, view: View, nodes: list[Node], paths: list[float], rate: float) -> float | None:
         """When the next growth should be there, if waiting for it promises a higher rate."""
@@ -209,20 +210,18 @@ def await_chain(view: View, depth: int) -> Decision:
     chain = view.cache.chain(depth)
     if len(chain) >= depth or not view.drafting:
         return Send(chain)
-    until = max(view.grown_at, view.free_since) + max(_PATIENCE, _PATIENT_STEPS * view.estimates.step.get(0.0))
+    patience = min(_MOST_PATIENCE, max(_PATIENCE, _PATIENT_STEPS * view.estimates.step.get(0.0)))
+    until = max(view.grown_at, view.free_since) + patience
     return Wait(until) if view.now < until else Send(chain, gave_up=True)
 
 
-def free_chain(view: View) -> list[Node]:
-    """The free guesses that are worth verifying."""
-    paths = _free_paths(view)
-    count = best_count(paths, view.estimates.target, view.estimates.hop.get(0.0)).nodes
-    return view.cache.loose_chain([token for token, _ in view.guesses[:count]])
+def free_choice(view: View) -> Choice:
+    """How many free guesses are worth verifying, and what rate they promise; none is plain decoding."""
+    return best_count(_free_paths(view), view.estimates.target, view.estimates.hop.get(0.0))
 
 
-def free_chain_value(view: View) -> float:
-    """Expected tokens a second of the best number of free guesses (none included)."""
-    return best_count(_free_paths(view), view.estimates.target, view.estimates.hop.get(0.0)).rate
+def free_chain(view: View, choice: Choice) -> list[Node]:
+    return view.cache.loose_chain([token for token, _ in view.guesses[: choice.nodes]])
 
 
 def _free_paths(view: View) -> list[float]:
