@@ -21,6 +21,11 @@ def _open(setup: WorkerSetup) -> Engine:
         from draft_worker.engines.mlx import MlxEngine
 
         return MlxEngine.load(Path(setup.model))
+    if setup.engine == "random":
+        from draft_worker.engines.mlx import MlxEngine
+        from draft_worker.engines.random_tokens import RandomEngine
+
+        return RandomEngine(MlxEngine.load(Path(setup.model)))
     if setup.engine == "ngram":
         from draft_worker.engines.ngram import NgramEngine
 

@@ -173,7 +173,7 @@ def bench(path: Path | None, limit: int | None, as_json: bool, **options: Any) -
     if as_json:
         click.echo(json.dumps(table.to_json(figures, plan, len(texts))))
     else:
-        Console().print(table.tables(figures, plan, len(texts)))
+        table.wide_enough().print(table.tables(figures, plan, len(texts)))
     wrong = table.failures(figures)
     for sentence in wrong:
         click.echo(f"Error: {sentence}", err=True)

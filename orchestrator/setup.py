@@ -7,7 +7,8 @@ import msgspec
 
 from orchestrator.core.options import Options
 
-DraftEngine = Literal["mlx", "ngram", "none"]
+DraftEngine = Literal["mlx", "ngram", "none", "random"]
+"""random guesses blindly at the cost of mlx: for measuring what a useless draft costs."""
 
 
 class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,1 @@
+"""Compares our strategies with mlx-lm's own code, interleaved in one run. `trials` runs, `table` shows."""

@@ -1,0 +1,118 @@
+"""The process in which mlx-lm's own decoding runs: `python -m orchestrator.bench.mlx_lm_process SETUP`.
+
+The only module of the orchestrator that imports MLX; nothing else may import it.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import msgspec
+from mlx_lm.generate import generate_step, generation_stream, speculative_generate_step, wired_limit
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import make_sampler
+from mlx_lm.utils import dequantize_model, load_model
+
+from orchestrator.bench.mlx_lm_messages import Delivery, Order, Setup
+
+_PREFILL_CHUNK = 512
+
+
+class Networks(NamedTuple):
+    """The models, in the precision that our workers give them."""
+
+    target: Any
+    draft: Any
+    """None if nothing is drafted."""
+
+
+def main() -> int:
+    setup = msgspec.json.decode(sys.argv[1], type=Setup)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if setup.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, setup.cores)
+    # What libraries print must not get between the deliveries.
+    deliveries = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    networks = Networks(_loaded(setup.target), _loaded(setup.draft) if setup.draft else None)
+    _deliver(deliveries, Delivery())
+    for line in sys.stdin.buffer:
+        _deliver(deliveries, decoded(networks, msgspec.json.decode(line, type=Order)))
+    return 0
+
+
+def decoded(networks: Networks, order: Order) -> Delivery:
+    """Carry an order out. The clock starts when all but the prompt's last token are in the caches."""
+    mx.random.seed(order.seed)
+    tokens: list[int] = []
+    drafted: list[bool] = []
+    streams: list[Any] = [generation_stream]
+    with wired_limit(networks.target, streams):
+        steps = _steps(networks, order)
+        began = ended = time.perf_counter()
+        for token, from_draft in steps:
+            ended = time.perf_counter()
+            tokens.append(token)
+            drafted.append(from_draft)
+            if token in order.ends:
+                break
+        steps.close()
+        # mlx-lm computes ahead: what is still under way must not run into the next contender's time.
+        mx.synchronize(generation_stream)
+    return Delivery(tuple(tokens), tuple(drafted), ended - began)
+
+
+def _steps(networks: Networks, order: Order) -> Generator[tuple[int, bool], None, None]:
+    """mlx-lm's loop, not yet begun, over caches that hold the prompt: its tokens, and who guessed them."""
+    target, draft = networks
+    *prefix, root = order.tokens
+    cache = _prefilled(target, prefix)
+    common: dict[str, Any] = {"max_tokens": order.max_tokens, "sampler": make_sampler(temp=order.temperature)}
+    if order.draft_tokens == 0:
+        return _plain(generate_step(mx.array([root]), target, prompt_cache=cache, **common))
+    cache += _prefilled(draft, prefix)
+    common |= {"num_draft_tokens": order.draft_tokens, "prompt_cache": cache}
+    return _speculative(speculative_generate_step(mx.array([root]), target, draft, **common))
+
+
+def _plain(steps: Any) -> Generator[tuple[int, bool], None, None]:
+    for token, _ in steps:
+        yield int(token), False
+
+
+def _speculative(steps: Any) -> Generator[tuple[int, bool], None, None]:
+    for token, _, from_draft in steps:
+        yield int(token), bool(from_draft)
+
+
+def _prefilled(network: Any, tokens: Sequence[int]) -> list[Any]:
+    """A prompt cache that holds `tokens`."""
+    cache = make_prompt_cache(network)
+    for begin in range(0, len(tokens), _PREFILL_CHUNK):
+        network(mx.array([tokens[begin : begin + _PREFILL_CHUNK]]), cache=cache)
+        mx.eval([layer.state for layer in cache])
+    return cache
+
+
+def _loaded(folder: str) -> Any:
+    """A stock mlx-lm model, cast like the workers cast theirs: float32 on a processor."""
+    network, _ = load_model(Path(folder), lazy=True, trust_remote_code=False)
+    if mx.default_device() == mx.Device(mx.cpu):
+        network = dequantize_model(network)
+        network.set_dtype(mx.float32)
+    mx.eval(network.parameters())
+    return network
+
+
+def _deliver(pipe: Any, delivery: Delivery) -> None:
+    pipe.write(msgspec.json.encode(delivery) + b"\n")
+    pipe.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
