@@ -62,13 +62,16 @@ def run(
 ) -> tuple[list[Measurement], list[str]]:
     """All measurements, and the contenders' names in the order of the table."""
     prompts = encoded(texts, plan)
-    with opened(plan, on_start) as contenders:
+    with opened(plan, max(map(len, prompts)), on_start) as contenders:
         return measured(contenders, prompts, plan, on_generation), [contender.name for contender in contenders]
 
 
 @contextmanager
-def opened(plan: Plan, on_start: Notice) -> Iterator[list[Contender]]:
-    """Every contender of the plan, ready and idle: mlx-lm plain first, then speculative, then ours."""
+def opened(plan: Plan, longest: int, on_start: Notice) -> Iterator[list[Contender]]:
+    """Every contender of the plan, ready and idle: mlx-lm plain first, then speculative, then ours.
+
+    Raises InputError if the target has no room for a prompt of `longest` tokens and what is to follow it.
+    """
     target, draft = (str(resolve(plan.target, "target")), str(resolve(plan.draft, "draft")))
     ends = sorted(TextCodec(Path(target)).eos)
     with ExitStack() as stack:
@@ -77,6 +80,7 @@ def opened(plan: Plan, on_start: Notice) -> Iterator[list[Contender]]:
         for strategy in plan.strategies:
             on_start(strategy)
             pipeline = stack.enter_context(Pipeline(target, draft, strategy=strategy))
+            _require_room(pipeline.state().context, longest, plan.max_tokens)
             ours.append(PipelineContender(strategy, pipeline))
         if plan.random_draft:
             on_start("random draft")
@@ -136,3 +140,11 @@ def parse_draft_tokens(text: str) -> tuple[int, ...]:
             )
         counts.update(range(int(low), int(high) + 1))
     return tuple(sorted(counts - {0}))
+
+
+def _require_room(context: int, longest: int, max_tokens: int) -> None:
+    if longest + max_tokens > context:
+        raise InputError(
+            f"The longest prompt has {longest:,} tokens and the target a context of {context:,}: there is no room for "
+            f"{max_tokens:,} more. Lower --max-tokens, or choose shorter prompts."
+        )
