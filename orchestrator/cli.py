@@ -13,6 +13,7 @@ from rich.console import Console
 
 from orchestrator import report
 from orchestrator.client import Client
+from orchestrator.convert_command import convert
 from orchestrator.pipeline import Pipeline
 from orchestrator.reply import Result
 from orchestrator.requests import require_compatible
@@ -192,6 +193,9 @@ def completion(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     click.echo(kind(cli, {}, "launch-pipeline", "_LAUNCH_PIPELINE_COMPLETE").source())
+
+
+cli.add_command(convert)
 
 
 def main() -> None:

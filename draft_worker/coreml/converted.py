@@ -1,0 +1,73 @@
+"""A converted model's folder, checked before anything starts. Knows no engine and no runtime."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from draft_worker.coreml.arrays import Half
+from draft_worker.coreml.package import HOST, MODEL, Package
+from draft_worker.coreml.program_file import ProgramFile
+from draft_worker.coreml.rotation import Rotation
+from protocol.errors import InputError
+from protocol.fingerprint import tokenizer_fingerprint
+
+
+class HostTables(NamedTuple):
+    """What the host looks up for each token."""
+
+    embedding: Half
+    """(vocabulary, hidden)."""
+    rotation: Rotation
+    """Of `context` positions."""
+
+
+class Converted(NamedTuple):
+    """All of a folder that `launch-pipeline convert` made."""
+
+    folder: Path
+    package: Package
+    file: ProgramFile
+    tables: HostTables
+
+    @classmethod
+    def open(cls, folder: Path) -> "Converted":
+        """Raises InputError for a folder that is incomplete, damaged, or put together from several models."""
+        if not (folder / MODEL).is_dir():
+            raise InputError(
+                f"{folder} holds no {MODEL}: make one with `launch-pipeline convert MODEL --out {folder}`."
+            )
+        file = ProgramFile(folder / MODEL)
+        package = Package.decode(file.metadata, file.path)
+        require_functions(file, package)
+        file.check_weights()
+        if package.tokenizer and tokenizer_fingerprint(folder) != package.tokenizer:
+            raise InputError(f"The tokenizer in {folder} is not the one of its package: convert the model again.")
+        return cls(folder, package, file, _tables(folder / HOST, package))
+
+
+def require_functions(file: ProgramFile, package: Package) -> None:
+    """Raises InputError unless `file` has the functions that `package` tells of."""
+    for width in package.widths:
+        function = file.functions.get(package.function(width))
+        if function is None:
+            raise file.damage(f"it lacks the function for width {width}")
+        found = {name: tensor.shape for name, tensor in (*function.inputs.items(), *function.states.items())}
+        if found != package.input_shapes(width) | {"kv": package.cache_shape}:
+            raise file.damage(f"{function.name} takes other inputs than the package says")
+
+
+def _tables(path: Path, package: Package) -> HostTables:
+    try:
+        loaded: Any = mx.load(str(path), format="safetensors", return_metadata=True)
+        arrays, metadata = loaded
+        tables = {name: np.array(arrays[name]) for name in ("embedding", "cosine", "sine")}
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise InputError(f"{path} is missing or damaged: convert the model again.") from error
+    shape = package.shape
+    rotation = (package.context, shape.head // 2)
+    expected = {"embedding": (shape.vocabulary, shape.hidden), "cosine": rotation, "sine": rotation}
+    if metadata.get("model") != package.model or {name: table.shape for name, table in tables.items()} != expected:
+        raise InputError(f"{path} belongs to another model than {MODEL}: convert the model again.")
+    return HostTables(tables["embedding"], Rotation(tables["cosine"], tables["sine"]))

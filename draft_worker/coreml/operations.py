@@ -1,0 +1,178 @@
+"""What each MIL operation does, in MLX. Knows no files and no order of execution.
+
+A float operation is written for any float type; whoever runs it decides where to round. The meaning of each
+is coremltools' own (its `mil/ops/defs`), and the tests hold it against that.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+
+from draft_worker.coreml.arrays import Array, Half
+
+Run: TypeAlias = Callable[..., Any]
+"""mx.arrays in the order of `Rule.tensors`, None where an optional one is absent; one array or a list of them."""
+Settings: TypeAlias = Mapping[str, Any]
+"""Parameters that are known before any call, as numpy values or text."""
+
+
+class Rule(NamedTuple):
+    """How to make an operation ready to run."""
+
+    tensors: tuple[str, ...]
+    """Parameters that are tensors at run time; a parameter that holds several comes as so many arrays."""
+    bind: Callable[[Settings], Run]
+    moves: bool = False
+    """Whether it only moves numbers, so that nothing is to be rounded."""
+
+
+def _ints(value: Any) -> list[int]:
+    return [int(number) for number in np.asarray(value).reshape(-1)]
+
+
+def _pointwise(function: Run) -> Callable[[Settings], Run]:
+    return lambda _: function
+
+
+def _silu(x: mx.array) -> mx.array:
+    return x * mx.sigmoid(x)
+
+
+def _softmax(settings: Settings) -> Run:
+    axis = int(settings["axis"])
+    return lambda x: mx.softmax(x, axis)
+
+
+def _conv(settings: Settings) -> Run:
+    """A 1x1 convolution as the product that mlx-lm's linear layer computes, so that both round alike."""
+    if int(settings.get("groups", 1)) != 1 or str(settings.get("pad_type", "valid")) != "valid":
+        raise ValueError("only ungrouped convolutions without padding are supported")
+    if any(step != 1 for name in ("strides", "dilations") for step in _ints(settings.get(name, 1))):
+        raise ValueError("only convolutions with strides and dilations of 1 are supported")
+
+    def run(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
+        batch, channels, height, width = x.shape
+        columns = x.reshape(batch, channels, height * width).swapaxes(1, 2)
+        product = columns @ weight.reshape(weight.shape[0], channels).T
+        product = product if bias is None else product + bias
+        return product.swapaxes(1, 2).reshape(batch, -1, height, width)
+
+    return run
+
+
+def _matmul(settings: Settings) -> Run:
+    turn_x, turn_y = (bool(settings.get(name, False)) for name in ("transpose_x", "transpose_y"))
+
+    def run(x: mx.array, y: mx.array) -> mx.array:
+        return (x.swapaxes(-1, -2) if turn_x else x) @ (y.swapaxes(-1, -2) if turn_y else y)
+
+    return run
+
+
+def _layer_norm(settings: Settings) -> Run:
+    axes, epsilon = _ints(settings["axes"]), float(settings.get("epsilon", 1e-5))
+    if "gamma" in settings or "beta" in settings:
+        raise ValueError("only layer_norm without gamma and beta is supported")
+
+    def run(x: mx.array) -> mx.array:
+        centred = x - mx.mean(x, axes, keepdims=True)
+        return centred * mx.rsqrt(mx.mean(mx.square(centred), axes, keepdims=True) + epsilon)
+
+    return run
+
+
+def _reshape(settings: Settings) -> Run:
+    shape = _ints(settings["shape"])
+    return lambda x: x.reshape(shape)
+
+
+def _transpose(settings: Settings) -> Run:
+    order = _ints(settings["perm"])
+    return lambda x: x.transpose(order)
+
+
+def _split(settings: Settings) -> Run:
+    axis, parts = int(settings["axis"]), settings.get("num_splits")
+    if parts is None:
+        raise ValueError("only split into equal parts is supported")
+    return lambda x: mx.split(x, int(parts), axis)
+
+
+def _concat(settings: Settings) -> Run:
+    axis = int(settings["axis"])
+    if bool(settings.get("interleave", False)):
+        raise ValueError("only concat without interleave is supported")
+    return lambda *values: mx.concatenate(list(values), axis)
+
+
+def _slice_by_size(settings: Settings) -> Run:
+    spans = zip(_ints(settings["begin"]), _ints(settings["size"]), strict=True)
+    where = tuple(slice(begin, None if size == -1 else begin + size) for begin, size in spans)
+    return lambda x: x[where]
+
+
+def _slice_update(settings: Settings) -> Run:
+    if any(step != 1 for step in _ints(settings.get("stride", 1))):
+        raise ValueError("only slice_update with strides of 1 is supported")
+    for name in ("begin_mask", "end_mask", "squeeze_mask"):
+        if any(_ints(settings.get(name, 0))):
+            raise ValueError(f"only slice_update without {name} is supported")
+
+    def run(x: mx.array, update: mx.array, begin: mx.array, _end: mx.array) -> mx.array:
+        return mx.slice_update(x, update, begin, list(range(x.ndim)))
+
+    return run
+
+
+OPERATIONS: dict[str, Rule] = {
+    "add": Rule(("x", "y"), _pointwise(operator.add)),
+    "mul": Rule(("x", "y"), _pointwise(operator.mul)),
+    "silu": Rule(("x",), _pointwise(_silu)),
+    "softmax": Rule(("x",), _softmax),
+    "layer_norm": Rule(("x",), _layer_norm),
+    "conv": Rule(("x", "weight", "bias"), _conv),
+    "matmul": Rule(("x", "y"), _matmul),
+    "reshape": Rule(("x",), _reshape, moves=True),
+    "transpose": Rule(("x",), _transpose, moves=True),
+    "split": Rule(("x",), _split, moves=True),
+    "concat": Rule(("values",), _concat, moves=True),
+    "slice_by_size": Rule(("x",), _slice_by_size, moves=True),
+    "slice_update": Rule(("x", "update", "begin", "end"), _slice_update, moves=True),
+    "identity": Rule(("x",), _pointwise(lambda x: x), moves=True),
+}
+
+
+def shift_and_scale(settings: Settings) -> Half:
+    """constexpr_blockwise_shift_scale: scale * (data - offset), in the scale's type."""
+    data, scale, offset = settings["data"], settings["scale"], settings.get("offset")
+    shifted = data.astype(scale.dtype)
+    if offset is not None:
+        shifted = shifted - _spread(offset.astype(scale.dtype), data.shape)
+    return shifted * _spread(scale, data.shape)
+
+
+def look_up(settings: Settings) -> Half:
+    """constexpr_lut_to_dense: each index replaced by its entry in the table for its part of the tensor."""
+    indices, tables = settings["indices"], settings["lut"]
+    if tables.shape[-1] != 1:
+        raise ValueError("only palettes of single numbers are supported")
+    spread = _spread(tables[..., 0], (*indices.shape, tables.shape[-2]))
+    return np.take_along_axis(spread, indices[..., None], axis=-1)[..., 0]
+
+
+EXPANSIONS: dict[str, Callable[[Settings], Half]] = {
+    "constexpr_blockwise_shift_scale": shift_and_scale,
+    "constexpr_lut_to_dense": look_up,
+}
+"""Operations that Core ML runs once, when it loads a model."""
+
+
+def _spread(blocks: Array, shape: Sequence[int]) -> Array:
+    """`blocks` repeated along each axis until it has `shape`."""
+    for axis, (held, wanted) in enumerate(zip(blocks.shape, shape, strict=True)):
+        if held not in (1, wanted):
+            blocks = np.repeat(blocks, wanted // held, axis)
+    return np.broadcast_to(blocks, shape)

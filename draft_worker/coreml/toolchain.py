@@ -1,0 +1,54 @@
+"""Where coremltools is imported: late, since it costs a second, and without its chatter about macOS libraries.
+
+Its operation builder and its protobuf messages are made at run time, so a type checker can't see into them.
+"""
+
+import importlib
+import logging
+import os
+from functools import cache
+from typing import Any
+
+from protocol.errors import InputError
+
+
+class Toolchain:
+    """The parts of coremltools that this package uses."""
+
+    def __init__(self) -> None:
+        # Each library it can't find is a warning, and none of them is needed to convert or to read a package.
+        logging.getLogger("coremltools").setLevel(logging.ERROR)
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        self.coremltools: Any = _import()
+        self.program: Any = importlib.import_module("coremltools.converters.mil.mil")
+        self.operations: Any = self.program.Builder
+        self.types: Any = self.program.types
+        self.uint4: Any = importlib.import_module("coremltools.converters.mil.mil.types.type_mapping").np_uint4_dtype
+
+
+class Messages:
+    """The protobuf messages of a saved model."""
+
+    def __init__(self, toolchain: Toolchain) -> None:
+        self.model: Any = toolchain.coremltools.proto.Model_pb2.Model
+        self.data_type: Any = toolchain.coremltools.proto.MIL_pb2.DataType
+
+
+def _import() -> Any:
+    try:
+        return importlib.import_module("coremltools")
+    except ImportError as error:
+        raise InputError(
+            f"coremltools can't be imported ({error}): it takes Python 3.11 to 3.13 on a Mac or on Linux x86-64; "
+            "elsewhere use the MLX draft engine."
+        ) from error
+
+
+@cache
+def toolchain() -> Toolchain:
+    return Toolchain()
+
+
+@cache
+def messages() -> Messages:
+    return Messages(toolchain())
