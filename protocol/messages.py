@@ -33,8 +33,10 @@ WireNode: TypeAlias = Annotated[NodeId, Meta(ge=0, le=(1 << 63) - 1)]
 Nodes: TypeAlias = Annotated[tuple[WireNode, ...], Meta(max_length=MAX_NODES)]
 TreeTokens: TypeAlias = Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_NODES)]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=4096)]
+ArenaName: TypeAlias = Annotated[str, Meta(max_length=23, pattern=r"\Alp-[0-9a-f]{20}\Z")]
+"""A name that `segment_registry.create_segment` gives; nothing else from the wire is ever opened."""
 
-Role = Literal["draft", "target"]
+Role = Literal["draft", "target", "prefill"]
 Verification = Literal["coupled", "rejection"]
 
 
@@ -102,6 +104,13 @@ class Distribution(Part, frozen=True):
     probabilities: Annotated[tuple[Probability, ...], Meta(min_length=1, max_length=MAX_SUPPORT)]
 
 
+class KvReference(Part, frozen=True):
+    """The KV of a sequence's first `tokens` tokens lies in this arena."""
+
+    name: ArenaName
+    tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
+
+
 # Workers to the orchestrator ---------------------------------------------------------------------
 
 
@@ -127,6 +136,25 @@ class Prefilled(Message, frozen=True):
     tokens: Annotated[int, Meta(ge=0)]
     """Tokens that were evaluated for it (0 when all were already there)."""
     seconds: Seconds
+    adopted: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] = 0
+    """Tokens whose KV came from the arena that the Start named."""
+    warning: ShortText = ""
+    """Why that arena could not be used, if it could not: its tokens were evaluated instead."""
+
+
+class KvOffer(Message, frozen=True):
+    """An arena holds the KV of a sequence's first `tokens` tokens, for whoever starts with them.
+
+    From a target: its checkpoint, as of now. From a prefill worker: all that Prefill asked for.
+    """
+
+    sequence: WireSequence
+    name: ArenaName
+    tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
+    size: Annotated[int, Meta(ge=1, le=1 << 44)]
+    """Bytes of shared memory that the arena takes."""
+    seconds: Seconds
+    """Time spent on it since the last offer of this sequence."""
 
 
 class Grow(Message, frozen=True):
@@ -194,6 +222,21 @@ class Start(Message, frozen=True):
     """How to grow; None for a target."""
     vocabulary: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     """The target's, for a draft: tokens at or above it are never drafted. None if it is the draft's own."""
+    adopt: KvReference | None = None
+    """Where a target finds the KV of the first tokens, so that it need not evaluate them."""
+
+
+class Prefill(Message, frozen=True):
+    """Evaluate these tokens and offer their KV."""
+
+    sequence: WireSequence
+    tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_CONTEXT)]
+
+
+class KvRelease(Message, frozen=True):
+    """This arena is given up: let go of it, and keep no other one for its sequence."""
+
+    name: ArenaName
 
 
 class Reroot(Message, frozen=True):
@@ -294,7 +337,7 @@ class Statistics(Part, frozen=True, kw_only=True):
     time_to_first_token: float
     """Seconds from the request's arrival to the first token's departure."""
     tokens_per_second: float
-    """Generated tokens divided by the seconds from the first round's begin to the last token."""
+    """Generated tokens divided by the seconds from the end of prefilling to the last token."""
     rounds: int
     tokens_per_round: float
     hit_rate: float | None
@@ -308,6 +351,8 @@ class Statistics(Part, frozen=True, kw_only=True):
     """Share of evaluated draft nodes that led to no accepted token."""
     overhead_per_round: float
     """Median seconds between one verdict's compute end and the next verify's compute begin."""
+    adopted_tokens: int = 0
+    """Tokens whose KV the target took over instead of evaluating them, restarts included."""
 
 
 class Done(Message, frozen=True):
@@ -325,7 +370,7 @@ class Refused(Message, frozen=True):
     text: ShortText
 
 
-FromWorker: TypeAlias = Hello | Prefilled | Grow | Verdict | Fault | Pong
-ToWorker: TypeAlias = Start | Reroot | Verify | Stop | Ping | Shutdown
+FromWorker: TypeAlias = Hello | Prefilled | KvOffer | Grow | Verdict | Fault | Pong
+ToWorker: TypeAlias = Start | Prefill | Reroot | Verify | KvRelease | Stop | Ping | Shutdown
 FromClient: TypeAlias = Submit | Cancel | Inquire
 ToClient: TypeAlias = State | Piece | Done | Refused

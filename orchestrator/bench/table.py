@@ -22,8 +22,7 @@ _TITLES = (
 )
 _FOOTNOTE = f"""\
 tok/s: generated tokens, the first included, divided by the seconds from the moment when the target holds all of the \
-prompt but its last token to the last token (mlx-lm: from the call of its loop with such a cache; ours: from the first \
-round's begin). Median over prompts and repeats; min..max of the same.
+prompt but its last token to the last token. Median over prompts and repeats; min..max of the same.
 /plain, /spec, /ar: median ratio to mlx-lm's generate_step, to its speculative_generate_step with the K that did best \
 at this temperature, and to our ar, over pairs of the same prompt and repeat.
 hits: rounds whose root had children in the cache. target, draft: share of the time at work. µs: overhead a round \

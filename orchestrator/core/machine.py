@@ -183,6 +183,7 @@ class Machine:
             return self._drop()
         sequence.phase = Phase.FREE
         sequence.free_since = now
+        sequence.tally.decoding(now)
         return self._schedule(now)
 
     def _on_growth(self, message: Grow, now: float) -> list[Command]:

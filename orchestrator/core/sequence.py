@@ -125,7 +125,6 @@ class Sequence:
             distributions=self.cache.distributions(nodes) if rejecting else (),
         )
         self.phase = Phase.VERIFYING
-        self.tally.verifying(now)
         self.waited = now - self.free_since
         self.asked_at = now
         return self.outstanding

@@ -31,7 +31,8 @@ class Tally:
     evaluated: int = 0
     overheads: list[float] = field(default_factory=list)
 
-    def verifying(self, now: float) -> None:
+    def decoding(self, now: float) -> None:
+        """The target is ready for the first round; what it waits for from here on counts as decoding."""
         if self.decode_began_at is None:
             self.decode_began_at = now
 
