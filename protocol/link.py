@@ -15,6 +15,8 @@ S = TypeVar("S", bound=zmq.Socket[Any])
 
 _HIGH_WATER = 10_000
 """Frames queued for a peer before the oldest sender notices."""
+_MOST_AT_ONCE = 256
+"""Frames handled before the caller has its turn again."""
 _LOCAL_PREFIXES = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:", "tcp://[::1]:")
 
 
@@ -61,8 +63,11 @@ class Hub:
         return True
 
     def receive(self) -> Iterator[Arrival]:
-        """All that has arrived. A frame that breaks the protocol is counted and dropped."""
-        while True:
+        """What has arrived, but never so much that a peer which floods us keeps the caller from other duties.
+
+        A frame that breaks the protocol is counted and dropped.
+        """
+        for _ in range(_MOST_AT_ONCE):
             try:
                 peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

@@ -3,6 +3,7 @@
 import heapq
 import itertools
 
+import msgspec
 import pytest
 
 from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Replace, Tell
@@ -12,6 +13,7 @@ from orchestrator.core.options import Options, StrategyName
 from protocol.messages import (
     Fault,
     FromWorker,
+    Grow,
     Reroot,
     Role,
     Sampling,
@@ -329,3 +331,24 @@ def test_a_root_that_the_target_refuses_ends_the_request():
     bench.step(Arrived("target", bench.incarnations["target"], Fault("refused", "too long", SequenceId(1))))
 
     assert bench.log[-1] == Reject(SequenceId(1), "too long")
+
+
+class Rambler(SimulatedDraft):
+    """Grows without end, but never the chain that is asked for."""
+
+    def _grow(self, sequence: SequenceId) -> Grow:
+        return msgspec.structs.replace(super()._grow(sequence), parents=(), tokens=(), probabilities=(), seconds=0.1)
+
+
+@pytest.mark.parametrize("strategy", ["sd", "ssd"])
+def test_a_draft_that_grows_for_ever_and_never_delivers_is_not_waited_for(strategy):
+    bench = ready(strategy, fallback="neural")
+    bench.workers["draft"] = Rambler()
+    bench.submit(max_tokens=3)
+    while 1 not in bench.finished:
+        bench.step(Arrived("draft", bench.incarnations["draft"], Grow(SequenceId(1), 0, (), (), (), 1, 0.1)))
+        bench.run(turns=2)
+        bench.now += 0.1
+        assert bench.now < 60.0
+
+    assert bench.tokens[1] == reference(PROMPT, 3, seed=1)

@@ -14,7 +14,7 @@ from protocol.token_tree import Node
 _PATIENCE = 0.25
 """Seconds without any growth after which a draft that must deliver is given up for this round."""
 _PATIENT_STEPS = 8
-_MOST_PATIENCE = 10.0
+_MOST_PATIENCE = 2.0
 """Seconds, whatever a draft says that its steps take."""
 _GUESSES_FREE = 4
 """Longest chain of free guesses (prompt lookup) sent on a miss."""
@@ -211,7 +211,8 @@ def await_chain(view: View, depth: int) -> Decision:
     if len(chain) >= depth or not view.drafting:
         return Send(chain)
     patience = min(_MOST_PATIENCE, max(_PATIENCE, _PATIENT_STEPS * view.estimates.step.get(0.0)))
-    until = max(view.grown_at, view.free_since) + patience
+    # Growth renews the patience, but a draft that never gets to the chain can't renew it for ever.
+    until = min(max(view.grown_at, view.free_since) + patience, view.free_since + depth * patience)
     return Wait(until) if view.now < until else Send(chain, gave_up=True)
 
 
