@@ -4,7 +4,6 @@ One writer at a time. Knows no model and no cache class, only arrays; see `arena
 format and `segment_registry` for the memory's life.
 """
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.arena_checksum import ArenaChecksum
 from protocol.arena_header import (
     HEADER_BYTES,
     ArenaDamaged,
@@ -24,9 +24,6 @@ from protocol.arena_header import (
 )
 from protocol.segment_registry import create_segment, open_segment, unlink_segment
 
-_BLOCK = 256
-"""Tokens whose bytes are gathered at once for the checksum."""
-
 
 class Arena:
     """A header, then K, then V: `keys` and `values` are views (layers, kv heads, capacity, head size)."""
@@ -36,6 +33,7 @@ class Arena:
         self.name = name
         self._memory = memory
         self._header = header
+        self._checksum = ArenaChecksum()
         half = header.layout.half_bytes
         self.keys = self._view(HEADER_BYTES)
         self.values = self._view(HEADER_BYTES + half)
@@ -59,11 +57,16 @@ class Arena:
         return cls(name, memory, decode_header(memory[:HEADER_BYTES], len(memory)))
 
     @classmethod
-    def adopt(cls, name: str, layout: ArenaLayout, *, fingerprint: str, epoch: int) -> "Arena":
-        """An existing arena, to be relied on: raises ArenaError unless it is what the caller expects, and whole."""
+    def adopt(cls, name: str, layout: ArenaLayout, *, fingerprint: str, epoch: int, tokens: int = 0) -> "Arena":
+        """An existing arena, to be relied on: raises ArenaError unless it is what the caller expects, and whole.
+
+        It may be of another capacity than `layout`, but must hold at least `tokens` committed tokens.
+        Raises SegmentError if there is none of this name.
+        """
         arena = cls.attach(name)
         try:
             arena._require(layout, fingerprint, epoch)
+            arena._require_whole(tokens)
         except (ArenaMismatch, ArenaDamaged):
             arena.close()
             raise
@@ -98,9 +101,10 @@ class Arena:
     def commit(self, length: int) -> None:
         """Declare the first `length` tokens whole, or forget those behind it."""
         assert 0 <= length <= self.layout.capacity
-        extends = length >= self.committed
-        start, checksum = (self.committed, self._header.checksum) if extends else (0, 0)
-        self._header = replace(self._header, committed=length, checksum=self._checksum_of_rows(start, length, checksum))
+        if length < self._checksum.length:
+            self._checksum = ArenaChecksum()
+        checksum = self._checksum.extend(self.keys, self.values, length)
+        self._header = replace(self._header, committed=length, checksum=checksum)
         encoded = encode_header(self._header)
         self._memory[: len(encoded)] = encoded
 
@@ -128,7 +132,7 @@ class Arena:
             raise ArenaMismatch(
                 f"KV arena {self.name} holds {self.layout.dtype.name}, {layout.dtype.name} is wanted: prefill again."
             )
-        if self.layout != layout:
+        if self.layout != replace(layout, capacity=self.layout.capacity):
             raise ArenaMismatch(
                 f"KV arena {self.name} has shape {self.layout.shape}, {layout.shape} is wanted: prefill again."
             )
@@ -136,13 +140,11 @@ class Arena:
             raise ArenaMismatch(f"KV arena {self.name} was written by another model: prefill again.")
         if self.epoch != epoch:
             raise ArenaMismatch(f"KV arena {self.name} is of epoch {self.epoch}, not {epoch}: prefill again.")
-        if self._checksum_of_rows(0, self.committed, 0) != self._header.checksum:
-            raise ArenaDamaged(f"KV arena {self.name} is torn (its checksum is wrong): prefill again.")
 
-    def _checksum_of_rows(self, start: int, stop: int, checksum: int) -> int:
-        """CRC-32 over token after token, K before V, so that it can be carried on when tokens are added."""
-        for begin in range(start, stop, _BLOCK):
-            rows = slice(begin, min(begin + _BLOCK, stop))
-            block = np.stack([self.keys[:, :, rows], self.values[:, :, rows]])
-            checksum = zlib.crc32(np.ascontiguousarray(block.transpose(3, 0, 1, 2, 4)).data, checksum)
-        return checksum
+    def _require_whole(self, tokens: int) -> None:
+        if self.committed < tokens:
+            raise ArenaMismatch(
+                f"KV arena {self.name} holds {self.committed:,} tokens, {tokens:,} are wanted: prefill again."
+            )
+        if self._checksum.extend(self.keys, self.values, self.committed) != self._header.checksum:
+            raise ArenaDamaged(f"KV arena {self.name} is torn (its checksum is wrong): prefill again.")

@@ -15,10 +15,10 @@ from protocol.messages import MAX_CONTEXT
 HEADER_BYTES = 4096
 """K begins on the next page."""
 _MAGIC = b"LPKVAREN"
-_VERSION = 1
+_VERSION = 2
 _HEADS_FIRST = 1
 """K, then V, each (layers, kv heads, capacity, head size), contiguous: the order of mlx-lm's caches."""
-_FIELDS = struct.Struct("<8s6I3Q32sI")
+_FIELDS = struct.Struct("<8s6I3Q32sQ")
 _CHECKSUM = struct.Struct("<I")
 
 
@@ -94,7 +94,7 @@ class ArenaHeader:
     committed: int
     """Tokens, from the first, whose keys and values are whole."""
     checksum: int
-    """CRC-32 of the committed tokens' keys and values; see Arena."""
+    """XXH3 of the committed tokens' keys and values; see ArenaChecksum."""
 
 
 def model_key(fingerprint: str) -> bytes:

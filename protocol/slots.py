@@ -54,6 +54,11 @@ class SlotTable:
     def row(self, number: int) -> Row:
         return self._rows[number]
 
+    def committed_slots(self, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """Slots of the committed tokens from index `begin` to `end`, ascending."""
+        assert 0 <= begin <= end <= self.committed
+        return np.flatnonzero(self._shown[: self.size])[begin:end]
+
     def append(self, count: int) -> None:
         """`count` committed tokens take the next slots. There must be no rows and no dead slots."""
         assert not self._rows, "rows must be dropped before more tokens are committed"

@@ -13,6 +13,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
+from protocol.arena_header import ArenaLayout
 from protocol.errors import InputError
 from protocol.messages import MAX_CONTEXT
 from protocol.slots import PREFIX
@@ -25,7 +26,8 @@ _TOLERANCE = 0.1
 class TreeModel:
     """An mlx-lm model whose sequences evaluate token trees. Sequences are independent of one another.
 
-    `vocabulary` is the width of its logits, `context` the most positions it knows.
+    `vocabulary` is the width of its logits, `context` the most positions it knows, `layout` that of an
+    arena for so many positions, or None if no arena can hold its KV.
     Raises InputError for a model whose attention or caches can't hold a tree.
     """
 
@@ -39,7 +41,7 @@ class TreeModel:
         for attention in self._attentions():
             if not isinstance(attention.rope, PositionedRope):
                 attention.rope = PositionedRope(attention.rope)
-        self.vocabulary = self._prove()
+        self.vocabulary, self.layout = self._prove()
 
     @classmethod
     def load(cls, folder: Path) -> "TreeModel":
@@ -83,13 +85,14 @@ class TreeModel:
             raise self._refusal("its config.json states no max_position_embeddings")
         return min(stated, MAX_CONTEXT)
 
-    def _prove(self) -> int:
-        """Compare a fork of three tokens with its two paths; the width of the logits.
+    def _prove(self) -> tuple[int, ArenaLayout | None]:
+        """Compare a fork of three tokens with its two paths; the width of the logits and the KV's layout.
 
         An architecture may use positions or masks in ways the seams can't see: better refused than wrong.
         """
         try:
-            fork = self.sequence().evaluate((0, 1, 2), (PREFIX, 0, 0))
+            sequence = self.sequence()
+            fork = sequence.evaluate((0, 1, 2), (PREFIX, 0, 0))
             for row, token in ((1, 1), (2, 2)):
                 path = self.network(mx.array([[0, token]]), cache=make_prompt_cache(self.network))[0, -1]
                 deviation = mx.abs(fork[row] - path).mean() / mx.maximum(mx.std(path), 1e-6)
@@ -97,7 +100,7 @@ class TreeModel:
                     raise self._refusal("a tree gives other logits than its paths")
         except (TypeError, ValueError, AttributeError) as error:
             raise self._refusal(f"it uses positions or masks in its own way: {_reason(error)}") from error
-        return fork.shape[-1]
+        return fork.shape[-1], sequence.layout(self.context)
 
     def _refusal(self, reason: str) -> InputError:
         return InputError(

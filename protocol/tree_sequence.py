@@ -5,7 +5,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
+from numpy.typing import NDArray
 
+from protocol.arena_header import ArenaLayout, ElementType
+from protocol.kv_rows import element_type, to_mlx, to_numpy
 from protocol.slots import SlotTable
 
 _DEAD_SLOTS = 64
@@ -13,6 +16,8 @@ _DEAD_SLOTS = 64
 _GROWTH = 256
 """Slots by which KV arrays grow, as in mlx-lm's own cache."""
 
+LayerRows: TypeAlias = list[NDArray[Any]]
+"""One array (kv heads, rows, head size) a layer, in an arena's element type."""
 MaskKind: TypeAlias = mx.array | Literal["causal"] | None
 
 
@@ -118,6 +123,41 @@ class TreeSequence:
     def truncate(self, length: int) -> None:
         """Forget committed tokens behind the first `length`, and all rows."""
         self._table.truncate(length)
+
+    def layout(self, capacity: int) -> ArenaLayout | None:
+        """The arena that holds `capacity` rows of this sequence, which has some; None if no arena can."""
+        shapes = {half.shape[1::2] for cache in self._caches for half in (cache.keys, cache.values)}
+        kind = element_type(self._caches[0].keys)
+        if len(shapes) != 1 or kind is None:
+            return None
+        ((heads, size),) = shapes
+        return ArenaLayout(len(self._caches), heads, capacity, size, kind)
+
+    def export(self, begin: int, end: int) -> tuple[LayerRows, LayerRows]:
+        """Keys and values of committed tokens [begin, end), in the tokens' order.
+
+        They may be views: they hold until the next evaluation, which is slower while they live.
+        """
+        assert begin < end
+        slots = self._table.committed_slots(begin, end)
+        first, last = int(slots[0]), int(slots[-1])
+        where: Any = slice(first, last + 1) if last - first == end - begin - 1 else mx.array(slots)
+        halves = [cache.keys for cache in self._caches] + [cache.values for cache in self._caches]
+        rows = to_numpy([half[0][:, where] for half in halves])
+        return rows[: len(self._caches)], rows[len(self._caches) :]
+
+    def adopt(
+        self, keys: Sequence[NDArray[Any]], values: Sequence[NDArray[Any]], tokens: int, kind: ElementType
+    ) -> None:
+        """Take over the KV of `tokens` committed tokens; the sequence must be empty.
+
+        Rows behind them, if the arrays have more, are room to grow into. The arrays are copied.
+        """
+        assert not self._table.size
+        for cache, layer_keys, layer_values in zip(self._caches, keys, values, strict=True):
+            cache.keys, cache.values = to_mlx(layer_keys, kind)[None], to_mlx(layer_values, kind)[None]
+        mx.eval([(cache.keys, cache.values) for cache in self._caches])
+        self._table.append(tokens)
 
     def _run(self, tokens: Sequence[int], forward: Forward) -> mx.array:
         for cache in self._caches:

@@ -55,8 +55,8 @@ def create(layout: ArenaLayout = LAYOUT) -> Arena:
     return Arena.create(layout, fingerprint=MODEL, epoch=7)
 
 
-def adopt(name: str, layout: ArenaLayout = LAYOUT, fingerprint: str = MODEL, epoch: int = 7) -> Arena:
-    return Arena.adopt(name, layout, fingerprint=fingerprint, epoch=epoch)
+def adopt(name: str, layout: ArenaLayout = LAYOUT, fingerprint: str = MODEL, epoch: int = 7, tokens: int = 0) -> Arena:
+    return Arena.adopt(name, layout, fingerprint=fingerprint, epoch=epoch, tokens=tokens)
 
 
 def rows(count: int, seed: int = 0) -> np.ndarray:
@@ -132,6 +132,33 @@ def test_how_tokens_were_committed_does_not_matter():
     assert adopt(parts.name).committed == 200
 
 
+def test_an_adopter_may_go_on_writing_and_the_next_one_adopts_it_all():
+    arena = adopt(filled(5).name, replace(LAYOUT, capacity=1), tokens=5)
+    arena.write_rows(5, list(rows(2, 3)), list(rows(2, 4)))
+    arena.commit(7)
+
+    other = adopt(arena.name, tokens=7)
+
+    np.testing.assert_array_equal(other.keys[:, :, :5], rows(5, 1))
+    np.testing.assert_array_equal(other.values[:, :, 5:7], rows(2, 4))
+
+
+def test_an_attacher_may_commit_without_having_looked_at_the_rows():
+    arena = Arena.attach(filled(5).name)
+    arena.write_rows(5, list(rows(2, 3)), list(rows(2, 4)))
+    arena.commit(7)
+
+    assert adopt(arena.name).committed == 7
+
+
+def test_two_rows_that_changed_places_are_refused():
+    arena = filled(500)
+    arena.keys[1, 0, [3, 9]] = arena.keys[1, 0, [9, 3]]
+
+    with pytest.raises(ArenaDamaged, match="torn"):
+        adopt(arena.name)
+
+
 def test_rows_behind_the_committed_ones_do_not_matter():
     arena = filled(5)
     arena.write_rows(5, list(rows(9)), list(rows(9)))
@@ -184,6 +211,7 @@ def test_a_flipped_bit_of_the_header_is_refused(place: int):
         ({"layout": replace(LAYOUT, capacity=300, head_size=16)}, "has shape"),
         ({"fingerprint": "b" * 64}, "another model"),
         ({"epoch": 8}, "is of epoch 7, not 8"),
+        ({"tokens": 6}, "holds 5 tokens, 6 are wanted"),
     ],
 )
 def test_another_models_arena_is_refused_with_the_reason(expected: dict[str, Any], sentence: str):
@@ -196,9 +224,9 @@ def test_another_models_arena_is_refused_with_the_reason(expected: dict[str, Any
 def hostile(**fields: int) -> bytes:
     """A header with a right checksum and whatever numbers an attacker likes."""
     names = ["version", "order", "dtype", "layers", "heads", "size", "capacity", "epoch", "committed"]
-    honest = {"version": 1, "order": 1, "dtype": 1, "layers": 3, "heads": 2, "size": 8, "capacity": 600, "epoch": 7}
+    honest = {"version": 2, "order": 1, "dtype": 1, "layers": 3, "heads": 2, "size": 8, "capacity": 600, "epoch": 7}
     numbers = honest | {"committed": 0} | fields
-    body = struct.pack("<8s6I3Q32sI", b"LPKVAREN", *(numbers[name] for name in names), bytes(32), 0)
+    body = struct.pack("<8s6I3Q32sQ", b"LPKVAREN", *(numbers[name] for name in names), bytes(32), 0)
     return body + struct.pack("<I", zlib.crc32(body))
 
 
@@ -228,7 +256,7 @@ def test_a_header_that_promises_more_than_there_is_is_refused(fields: dict[str, 
         decode_header(hostile(**fields), LAYOUT.segment_bytes)
 
 
-@pytest.mark.parametrize("fields", [{"version": 2}, {"order": 2}])
+@pytest.mark.parametrize("fields", [{"version": 1}, {"order": 2}])
 def test_another_version_or_layout_is_refused(fields: dict[str, int]):
     with pytest.raises(ArenaMismatch, match="the same release"):
         decode_header(hostile(**fields), LAYOUT.segment_bytes)
