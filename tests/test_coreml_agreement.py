@@ -8,10 +8,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_map, tree_map_with_path
-from mlx_lm.utils import dequantize_model
+from mlx_lm.utils import dequantize_model, load_model
+from tokenizers import Tokenizer
 
+from draft_worker.coreml.build import convert as convert_folder
 from draft_worker.coreml.compression import compress, restore
 from draft_worker.coreml.converted import Converted
+from protocol.conversion import Choices
 from tests.coreml_runs import CONTEXT, MODELS, WIDTHS, Run, convert, greedy, half, tiny
 from tests.tiny_models import VOCABULARY, stock_logits
 
@@ -127,3 +130,34 @@ def test_compressed_weights_are_the_only_difference(architecture: str, kind: Any
     model.update(tree_map_with_path(compressed, model.parameters()))
 
     assert deviation(Run(converted).chain(4, PROMPT), reference_logits(model, PROMPT)) < EXACT
+
+
+@pytest.mark.parametrize(("kind", "share"), [("fp16", 1.0), ("int8", 0.94), ("4bit", 0.65)])
+def test_the_demo_draft_keeps_its_opinions(kind: Any, share: float, tmp_path: Path):
+    """The share of tokens at which the package, in fp16, has the model's own favourite. So small a model has
+    no redundancy: 4 bits cost it a third of them, MLX's own 4 bits nearly as many (docs/log.md)."""
+    demo = Path(__file__).parent.parent / "draft_worker" / "demo_model"
+    network, _ = load_model(demo)
+    network.set_dtype(mx.float32)
+    source = (Path(__file__).parent.parent / "protocol" / "slots.py").read_text()
+    tokens = Tokenizer.from_file(str(demo / "tokenizer.json")).encode(source).ids[:192]
+
+    convert_folder(demo, tmp_path / "model", Choices(widths=(32,), context=256, weights=kind))
+    got = Run(Converted.open(tmp_path / "model"), "fp16").chain(32, tokens)
+
+    assert (got.argmax(-1) == reference_logits(network, tokens).argmax(-1)).mean() >= share
+
+
+@pytest.mark.slow
+def test_a_model_of_real_size_converts_and_agrees(tmp_path: Path):
+    """Qwen2.5-0.5B's shape, random: ten chunks of vocabulary, 24 layers, heads of 64 shared by seven."""
+    sizes = {"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864, "num_attention_heads": 14}
+    model = tiny("qwen2", vocab_size=151_936, tie_word_embeddings=True, **sizes)
+    model.update(
+        tree_map(lambda weights: half(weights * 0.02 / 2.5) if weights.ndim == 2 else weights, model.parameters())
+    )
+
+    converted = convert(model, tmp_path / "model", widths=(1, 8))
+
+    assert len(converted.package.outputs) == 10
+    assert deviation(Run(converted).chain(8, PROMPT), reference_logits(model, PROMPT)) < EXACT

@@ -52,7 +52,7 @@ def lint(file: ProgramFile) -> list[Finding]:
     """Every finding, errors first. Raises InputError for a damaged weight file."""
     findings = list(_weights(file))
     for function in file.functions.values():
-        for rule in (_operations, _tensors, _channels, _interface, _states, _numbers):
+        for rule in (operations, tensors, channels, interface, states, numbers):
             findings += rule(function)
     return sorted(findings, key=lambda finding: finding.severity)
 
@@ -63,7 +63,7 @@ def _weights(file: ProgramFile) -> Iterator[Finding]:
         yield Finding("warning", "package size", "", "weight.bin", reason)
 
 
-def _operations(function: FunctionFile) -> Iterator[Finding]:
+def operations(function: FunctionFile) -> Iterator[Finding]:
     for operation in function.operations:
         where = f"{operation.type} {operation.outputs[0] if operation.outputs else ''}".strip()
         if operation.type in _FOREIGN:
@@ -79,7 +79,7 @@ def _is_blockwise(operation: Operation, function: FunctionFile) -> bool:
     return any(size > 1 for size in _tensor(operation.inputs["scale"][0], function).shape[1:])
 
 
-def _tensors(function: FunctionFile) -> Iterator[Finding]:
+def tensors(function: FunctionFile) -> Iterator[Finding]:
     indices = _slice_indices(function)
     for name, tensor in function.types.items():
         if name in function.constants:
@@ -104,7 +104,7 @@ def _slice_indices(function: FunctionFile) -> set[str]:
     return {name for update in updates for end in ("begin", "end") for name in update.inputs.get(end, ())}
 
 
-def _channels(function: FunctionFile) -> Iterator[Finding]:
+def channels(function: FunctionFile) -> Iterator[Finding]:
     """Kernels are constants, or expanded from constants, which the rules for tensors pass by."""
     for operation in function.operations:
         if operation.type != "conv":
@@ -120,7 +120,7 @@ def _tensor(name: str, function: FunctionFile) -> Tensor:
     return stored.tensor if stored else function.types[name]
 
 
-def _interface(function: FunctionFile) -> Iterator[Finding]:
+def interface(function: FunctionFile) -> Iterator[Finding]:
     """Inputs and outputs lie in memory with their last axis padded to 64 bytes."""
     for name in (*function.inputs, *function.outputs):
         shape, kind = function.types[name]
@@ -133,7 +133,7 @@ def _interface(function: FunctionFile) -> Iterator[Finding]:
             yield Finding("warning", "alignment", function.name, name, reason)
 
 
-def _states(function: FunctionFile) -> Iterator[Finding]:
+def states(function: FunctionFile) -> Iterator[Finding]:
     if len(function.states) > 1:
         reason = f"{len(function.states)} states; the Neural Engine is known to take one"
         yield Finding("warning", "states", function.name, ", ".join(function.states), reason)
@@ -143,7 +143,7 @@ def _states(function: FunctionFile) -> Iterator[Finding]:
             yield Finding("error", "state alignment", function.name, name, reason)
 
 
-def _numbers(function: FunctionFile) -> Iterator[Finding]:
+def numbers(function: FunctionFile) -> Iterator[Finding]:
     for name, stored in function.constants.items():
         # Rows of weights were rounded to finite fp16 numbers when they were stored; large ones are not read again.
         if stored.text is None and stored.tensor.kind == _FLOAT and isinstance(stored.key, bytes):
