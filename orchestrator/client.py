@@ -18,8 +18,10 @@ STAMP = Stamp(0, 0)
 """Clients belong to no life of the orchestrator."""
 _GLANCE = 0.25
 """Seconds between looks at whether the pipeline still lives."""
-_SILENCE = 30.0
-"""Seconds of silence after which a pipeline that does not even answer an Inquire is given up."""
+_SILENCE = 2.0
+"""Seconds of silence after which a pipeline is asked whether it is still there."""
+_ANSWER = 5.0
+"""Seconds that it has for an answer."""
 
 
 class Client:
@@ -29,7 +31,7 @@ class Client:
         self.address = address
         self._context: zmq.Context[Any] = zmq.Context.instance()
 
-    def state(self, wait: float = 5.0) -> State:
+    def state(self, wait: float = _ANSWER) -> State:
         """What the pipeline is. Raises PipelineError if nobody answers within `wait` seconds."""
         link = Link(self._context, self.address, STAMP, ToClient)
         try:
@@ -39,9 +41,7 @@ class Client:
                     return message
         finally:
             link.close()
-        raise PipelineError(
-            f"No pipeline answers at {self.address}: start one with `launch-pipeline start --address {self.address}`."
-        )
+        raise _nobody(self.address)
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> "Stream":
         """Continue `prompt` (text, or token ids): an iterator over pieces of text, with `.result` at its end."""
@@ -56,16 +56,21 @@ class Client:
             assert stream.result is not None
             return stream.result
 
-    def _check(self, silent: float) -> None:
-        """Raise PipelineError if the pipeline can't be there any more after `silent` seconds of silence."""
-        if silent > _SILENCE:
-            self.state()
+    def _check(self, silent: float) -> float:
+        """Raise PipelineError if the pipeline is not there; the seconds since its last sign of life, if it is.
+
+        `silent`: seconds since the last sign of life so far.
+        """
+        if silent < _SILENCE:
+            return silent
+        self.state()
+        return 0.0
 
 
 class Stream:
     """Pieces of text as they come. Closing it early cancels the request."""
 
-    def __init__(self, link: Link, submit: Submit, check: Callable[[float], None]) -> None:
+    def __init__(self, link: Link, submit: Submit, check: Callable[[float], float]) -> None:
         self._link = link
         self._request = submit.request
         self._reply = Reply(submit.request, submit.sampling.seed)
@@ -105,7 +110,7 @@ class Stream:
                 messages = self._link.receive(_GLANCE)
                 silent = 0.0 if messages else silent + _GLANCE
                 if not messages:
-                    self._check(silent)
+                    silent = self._check(silent)
                 yield from filter(None, map(self._reply.feed, messages))
         finally:
             self.close()
@@ -138,6 +143,7 @@ class AsyncStream:
     """Pieces of text as they come; leaving the loop early cancels the request."""
 
     def __init__(self, context: zmq.asyncio.Context, address: str, submit: Submit) -> None:
+        self._address = address
         self._socket = configured_dealer(context, address)
         self._submit = submit
         self._reply = Reply(submit.request, submit.sampling.seed)
@@ -164,6 +170,12 @@ class AsyncStream:
         """The next frame; a pipeline that is silent for long is asked whether it still lives."""
         if not await self._socket.poll(int(_SILENCE * 1000)):
             await self._socket.send(encode(Inquire(), STAMP))
-            if not await self._socket.poll(int(_SILENCE * 1000)):
-                raise PipelineError(f"The pipeline has been silent for {2 * _SILENCE:.0f} s: is it still running?")
+            if not await self._socket.poll(int(_ANSWER * 1000)):
+                raise _nobody(self._address)
         return await self._socket.recv()
+
+
+def _nobody(address: str) -> PipelineError:
+    return PipelineError(
+        f"No pipeline answers at {address}: start one with `launch-pipeline start --address {address}`."
+    )

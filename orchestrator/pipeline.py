@@ -133,12 +133,13 @@ class Pipeline(Client):
         finally:
             link.close()
 
-    def _check(self, silent: float) -> None:
+    def _check(self, silent: float) -> float:
         """Our own orchestrator can be looked at directly."""
         if self._process is None or self._session is None:
             raise PipelineError("The pipeline is closed: open it again with `with Pipeline(...) as p:`.")
         if self._process.poll() is not None:
             raise PipelineError(self._cause(self._session))
+        return 0.0
 
     def _cause(self, session: Session) -> str:
         words = session.last_words("orchestrator") or "none"

@@ -16,7 +16,7 @@ _LOOK_SECONDS = 0.02
 _PROGRAM = re.compile(r"-m (?:tests\.)?(orchestrator|target_worker|draft_worker|chaotic_draft)\b")
 
 
-def until(condition: Callable[[], T], seconds: float = 30.0) -> T:
+def until(condition: Callable[[], T | None], seconds: float = 30.0) -> T:
     """The first true value of `condition`; fails after `seconds` without one."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -40,6 +40,11 @@ def members(mark: str) -> dict[str, int]:
         if program and mark in command:
             found[program[1]] = int(pid)
     return found
+
+
+def state(pid: int) -> str:
+    """A process's state as `ps` abbreviates it, for instance T for stopped."""
+    return subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
 
 
 def remains(mark: str) -> list[str]:
