@@ -1,6 +1,7 @@
 """`launch-pipeline convert`: options to a conversion, its progress and outcome to text."""
 
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,11 @@ def _widths(text: str) -> tuple[int, ...]:
 
 def _watched(source: Path, destination: Path, choices: Choices, quiet: bool) -> Finished:
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True) as bar:
+    bar = Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True)
+    # Closing ends the process, also when Ctrl-C is what ends us.
+    with bar, closing(conversion(source, destination, choices)) as reports:
         task = bar.add_task("loading", total=None)
-        for report in conversion(source, destination, choices):
+        for report in reports:
             if isinstance(report, Finished):
                 return report
             bar.update(task, description=report.stage, completed=report.done, total=report.total)

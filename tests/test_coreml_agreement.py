@@ -135,7 +135,7 @@ def test_compressed_weights_are_the_only_difference(architecture: str, kind: Any
 @pytest.mark.parametrize(("kind", "share"), [("fp16", 1.0), ("int8", 0.94), ("4bit", 0.65)])
 def test_the_demo_draft_keeps_its_opinions(kind: Any, share: float, tmp_path: Path):
     """The share of tokens at which the package, in fp16, has the model's own favourite. So small a model has
-    no redundancy: 4 bits cost it a third of them, MLX's own 4 bits nearly as many (docs/log.md)."""
+    no redundancy: 4 bits cost it a quarter of them, as MLX's own 4 bits do."""
     demo = Path(__file__).parent.parent / "draft_worker" / "demo_model"
     network, _ = load_model(demo)
     network.set_dtype(mx.float32)
