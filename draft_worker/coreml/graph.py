@@ -8,7 +8,7 @@ Inputs of the function for width L with T slots, all fp16:
     x         (1, hidden, 1, L)              embeddings
     cos, sin  (1, 1, head, L)                rotations; row i and row i + head / 2 are the same
     mask      (1, 1, L, T + L)               0 where a token may look, -1e4 elsewhere: T slots, then the L tokens
-    kv        (2 layers, key heads, T, head) keys of layer 0, values of layer 0, keys of layer 1, ...
+    kv        (2 layers, key heads, T, head) keys of every layer, then values of every layer: a KV arena's body
 Outputs:
     logits_0, logits_1, ...  (1, 1, L, rows) the vocabulary in chunks, a token's logits side by side
     kv_new    (2 layers, key heads, L, head) what the host may write to slots of its choice
@@ -46,13 +46,14 @@ class _Decoder:
             inputs = built.inputs
             cache = inputs["kv"] if self._package.cache == "io" else self._mb.read_state(input=inputs["kv"])
             mask = self._shared_mask(inputs["mask"])
-            hidden, fresh = inputs["x"], []
+            hidden, keys, values = inputs["x"], [], []
             for layer in range(self._shape.layers):
-                hidden, rows = self._layer(layer, hidden, inputs, mask, cache)
-                fresh += rows
+                hidden, (key, value) = self._layer(layer, hidden, inputs, mask, cache)
+                keys.append(key)
+                values.append(value)
                 tick()
             outputs = self._logits(hidden)
-            new = self._mb.concat(values=fresh, axis=0, name="kv_new")
+            new = self._mb.concat(values=[*keys, *values], axis=0, name="kv_new")
             if self._package.cache == "io":
                 outputs.append(new)
             else:
@@ -97,8 +98,8 @@ class _Decoder:
         stacked = (1, shape.key_heads, self._sharing * self._width, shape.head)
         queries = mb.reshape(x=mb.transpose(x=queries, perm=[0, 1, 3, 2]), shape=stacked)
         keys = mb.transpose(x=self._rotate(keys, inputs), perm=[0, 1, 3, 2])
-        all_keys = mb.concat(values=[self._held(cache, 2 * layer), keys], axis=2)
-        all_values = mb.concat(values=[self._held(cache, 2 * layer + 1), values], axis=2)
+        all_keys = mb.concat(values=[self._held(cache, layer), keys], axis=2)
+        all_values = mb.concat(values=[self._held(cache, shape.layers + layer), values], axis=2)
         scores = mb.add(x=mb.matmul(x=queries, y=all_keys, transpose_y=True), y=mask)
         seen = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=all_values)
         seen = mb.reshape(x=seen, shape=(shape.key_heads, self._sharing, self._width, shape.head))

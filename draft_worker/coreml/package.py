@@ -11,7 +11,7 @@ from protocol.errors import InputError
 MODEL = "model.mlpackage"
 HOST = "host.safetensors"
 METADATA_KEY = "launch_pipeline"
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +44,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def cache_shape(self) -> tuple[int, int, int, int]:
-        """(2 layers, key heads, slots, head): keys of layer 0, values of layer 0, keys of layer 1, ..."""
+        """(2 layers, key heads, slots, head): keys of every layer, then values of every layer."""
         return (2 * self.shape.layers, self.shape.key_heads, self.context, self.shape.head)
 
     def input_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
