@@ -96,6 +96,14 @@ def sweep() -> list[str]:
     return names
 
 
+def unlink_owned() -> None:
+    """Unlink every segment that this process owns, whoever made it."""
+    mine = _Owner(os.getpid(), start_time(os.getpid()) or "")
+    for entry in _folder().glob(f"{_PREFIX}*"):
+        if is_segment_name(entry.name) and _owner(entry) == mine:
+            unlink_segment(entry.name)
+
+
 def is_segment_name(name: str) -> bool:
     """Whether this is a name that `create_segment` gives: nothing else is ever opened or unlinked."""
     digits = name.removeprefix(_PREFIX)
@@ -103,8 +111,21 @@ def is_segment_name(name: str) -> bool:
 
 
 def free_shared_memory() -> int | None:
-    """Bytes that a new segment may take, or None where the system sets no limit of its own (macOS)."""
-    return shutil.disk_usage(_LINUX_MEMORY).free if _LINUX_MEMORY.is_dir() else None
+    """Bytes that a new segment may take, or None where the system sets no limit of its own (macOS).
+
+    What existing segments were promised and have not yet touched counts as taken: whoever touches memory
+    that is not there is killed.
+    """
+    if not _LINUX_MEMORY.is_dir():
+        return None
+    return max(0, shutil.disk_usage(_LINUX_MEMORY).free - sum(map(_untouched, _LINUX_MEMORY.glob(f"{_PREFIX}*"))))
+
+
+def _untouched(segment: Path) -> int:
+    with contextlib.suppress(OSError):
+        status = segment.stat()
+        return max(0, status.st_size - 512 * status.st_blocks)
+    return 0
 
 
 def _map_new(name: str, size: int) -> mmap.mmap:
@@ -147,9 +168,15 @@ def _register(name: str, owner: int) -> None:
 
 def _owner_lives(entry: Path) -> bool:
     try:
-        owner = msgspec.json.decode(entry.read_bytes(), type=_Owner)
+        owner = _owner(entry)
     except FileNotFoundError:
         return True
+    return owner is not None and start_time(owner.pid) == owner.started
+
+
+def _owner(entry: Path) -> _Owner | None:
+    """Whom an entry names; None if it is broken."""
+    try:
+        return msgspec.json.decode(entry.read_bytes(), type=_Owner)
     except msgspec.DecodeError:
-        return False
-    return start_time(owner.pid) == owner.started
+        return None

@@ -35,6 +35,8 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Processor cores to stay on, where the OS allows; empty for all."""
     prefill_chunk: int = 512
     """Tokens evaluated in one forward while prefilling; other messages are read in between."""
+    owner: int | None = None
+    """Process whose end makes this worker's shared memory garbage; None to keep no KV there."""
 
     @classmethod
     def from_arguments(cls) -> "WorkerSetup":

@@ -9,7 +9,9 @@ import mlx.core as mx
 
 from protocol.errors import InputError
 from protocol.fingerprint import tokenizer_fingerprint
+from protocol.kv_exchange import KvExchange
 from protocol.messages import Hello
+from protocol.model_fingerprint import model_fingerprint
 from protocol.tree_model import TreeModel
 from protocol.worker_process import WorkerSetup, serve
 from target_worker.engine import TargetEngine
@@ -43,7 +45,15 @@ def _built(setup: WorkerSetup) -> TargetWorker:
         device=_device(),
         pid=os.getpid(),
     )
-    return TargetWorker(TargetEngine(model, setup.prefill_chunk), time.perf_counter, introduction)
+    engine = TargetEngine(model, setup.prefill_chunk, _exchange(setup, model))
+    return TargetWorker(engine, time.perf_counter, introduction)
+
+
+def _exchange(setup: WorkerSetup, model: TreeModel) -> KvExchange | None:
+    if setup.owner is None or model.layout is None:
+        return None
+    fingerprint = model_fingerprint(Path(setup.model))
+    return KvExchange(model.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner)
 
 
 def _device() -> str:

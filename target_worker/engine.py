@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
+from protocol.kv_exchange import KvExchange
 from protocol.messages import NodeId, Sampling, Start, Verdict
 from protocol.sampling import Noise
 from protocol.token_tree import node_id
-from protocol.tree_model import TreeModel, TreeSequence
+from protocol.tree_model import TreeModel
+from target_worker.adoption import Adoption, adopt
+from target_worker.checkpoint import Checkpoint
 from target_worker.proposal import Proposal
 from target_worker.rejection import rejection
 from target_worker.sampling import Walk, coupled
@@ -14,28 +17,51 @@ from target_worker.sampling import Walk, coupled
 class TargetEngine:
     """A model with the noise for its vocabulary; opens sequences."""
 
-    def __init__(self, model: TreeModel, prefill_chunk: int = 512) -> None:
+    def __init__(self, model: TreeModel, prefill_chunk: int = 512, exchange: KvExchange | None = None) -> None:
+        """Without `exchange` no KV is shared with anybody."""
         self.model = model
         self.noise = Noise(model.vocabulary)
         self.prefill_chunk = prefill_chunk
+        self._exchange = exchange
 
     def open(self, start: Start, previous: "TargetSequence | None" = None) -> "TargetSequence":
-        """A sequence at `start`. What `previous` holds of the same tokens is not evaluated again."""
+        """A sequence at `start`. What `previous` or the arena that `start` names holds of the same tokens
+        is not evaluated again."""
+        shared = 0 if previous is None else previous.shared(start)
+        adoption = self._adopt(start, shared)
+        if adoption.tokens:
+            return TargetSequence(self, start, adoption, self._checkpoint(adoption.tokens))
         if previous is None:
-            return TargetSequence(self, start, self.model.sequence())
-        held = previous.cache
-        shared = min(_common_prefix(previous.tokens, start.tokens[:-1]), held.committed)
-        held.truncate(shared)
-        return TargetSequence(self, start, held)
+            return TargetSequence(self, start, adoption, self._checkpoint())
+        previous.cache.truncate(shared)
+        kept = previous.checkpoint if previous.saved <= shared else self._checkpoint()
+        return TargetSequence(self, start, adoption._replace(cache=previous.cache), kept)
+
+    def _adopt(self, start: Start, shared: int) -> Adoption:
+        reference = start.adopt
+        if reference is None or reference.tokens <= shared:
+            return Adoption(self.model.sequence())
+        if reference.tokens >= len(start.tokens):
+            return Adoption(self.model.sequence(), warning="The KV offered for adoption goes beyond the root.")
+        return adopt(self.model, self._exchange, reference)
+
+    def _checkpoint(self, covered: int = 0) -> Checkpoint | None:
+        return None if self._exchange is None else Checkpoint(self._exchange, covered)
 
 
 class TargetSequence:
     """One request: its tokens so far (the last is the root), its round, and the KV before the root."""
 
-    def __init__(self, engine: TargetEngine, start: Start, cache: TreeSequence) -> None:
+    def __init__(
+        self, engine: TargetEngine, start: Start, adoption: Adoption, checkpoint: Checkpoint | None = None
+    ) -> None:
         self._engine = engine
         self.start = start
-        self.cache = cache
+        self.cache = adoption.cache
+        self.adopted = adoption.tokens
+        """Tokens whose KV was taken over at the start."""
+        self.warning = adoption.warning
+        self.checkpoint = checkpoint
         self.tokens = list(start.tokens)
         self.round = start.round
         self.root: NodeId = start.root
@@ -45,7 +71,7 @@ class TargetSequence:
         self.prefilled = 0
         """Tokens evaluated since the start."""
         self.seconds = 0.0
-        """Time spent on them."""
+        """Time spent on them, and on what was adopted."""
 
     @property
     def position(self) -> int:
@@ -55,6 +81,20 @@ class TargetSequence:
     @property
     def unprefilled(self) -> bool:
         return self.cache.committed < self.position
+
+    @property
+    def saved(self) -> int:
+        """Tokens whose KV lies in shared memory."""
+        return 0 if self.checkpoint is None else self.checkpoint.covered
+
+    @property
+    def unsaved(self) -> bool:
+        """Enough was committed since the last save for another one."""
+        return self.checkpoint is not None and not self.unprefilled and self.checkpoint.due(self.cache.committed)
+
+    def shared(self, start: Start) -> int:
+        """Tokens of `start` before its root whose KV is here."""
+        return min(_common_prefix(self.tokens, start.tokens[:-1]), self.cache.committed)
 
     def prefill(self) -> None:
         """Evaluate one chunk of the tokens before the root."""

@@ -1,11 +1,14 @@
 """The target's side of the conversation: messages in, messages out. Pure over its engine and clock."""
 
+import logging
 from collections.abc import Callable, Iterator
 
 from protocol.messages import (
     Fault,
     FromWorker,
     Hello,
+    KvOffer,
+    KvRelease,
     Prefilled,
     SequenceId,
     Start,
@@ -14,13 +17,16 @@ from protocol.messages import (
     Verdict,
     Verify,
 )
+from protocol.segment_registry import SegmentError
 from target_worker.engine import TargetEngine, TargetSequence
 from target_worker.proposal import Proposal, flaw
 
+log = logging.getLogger(__name__)
+
 
 class TargetWorker:
-    """Serves any number of sequences. A verification runs as soon as it is read; prompts are
-    evaluated a chunk at a time in between, in turns."""
+    """Serves any number of sequences. A verification runs as soon as it is read; in between, committed KV is
+    saved to shared memory a slice at a time, and prompts are evaluated a chunk at a time, in turns."""
 
     def __init__(self, engine: TargetEngine, clock: Callable[[], float], introduction: Hello) -> None:
         self._engine = engine
@@ -28,6 +34,7 @@ class TargetWorker:
         self._introduction = introduction
         self._sequences: dict[SequenceId, TargetSequence] = {}
         self._prefilling: list[SequenceId] = []
+        self._saving: list[SequenceId] = []
 
     def hello(self) -> Hello:
         return self._introduction
@@ -38,15 +45,20 @@ class TargetWorker:
                 yield from self._start(message)
             case Verify():
                 yield from self._verify(message)
+            case KvRelease(name):
+                self._release(name)
             case Stop(sequence):
                 self._forget(sequence)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._prefilling)
+        return bool(self._prefilling or self._saving)
 
     def work(self) -> Iterator[FromWorker]:
-        """Evaluate one chunk of the prompt that has waited longest."""
+        """Save one slice of a sequence, or evaluate one chunk of the prompt that has waited longest."""
+        if self._saving:
+            yield from self._save(self._saving.pop(0))
+            return
         id = self._prefilling.pop(0)
         sequence = self._sequences[id]
         began = self._clock()
@@ -55,23 +67,61 @@ class TargetWorker:
         if sequence.unprefilled:
             self._prefilling.append(id)
         else:
-            yield _prefilled(sequence)
+            yield self._prefilled(sequence)
+
+    def _prefilled(self, sequence: TargetSequence) -> Prefilled:
+        self._note_unsaved(sequence)
+        return Prefilled(
+            sequence.start.sequence,
+            sequence.round,
+            sequence.prefilled,
+            sequence.seconds,
+            sequence.adopted,
+            sequence.warning[:4000],
+        )
+
+    def _note_unsaved(self, sequence: TargetSequence) -> None:
+        id = sequence.start.sequence
+        if sequence.unsaved and id not in self._saving:
+            self._saving.append(id)
+
+    def _save(self, id: SequenceId) -> Iterator[FromWorker]:
+        sequence = self._sequences[id]
+        if sequence.checkpoint is None or not sequence.unsaved:
+            return
+        began = self._clock()
+        try:
+            saved = sequence.checkpoint.save(sequence.cache)
+        except SegmentError as error:
+            log.warning("sequence %d is not saved: %s", id, error)
+            sequence.checkpoint.close()
+            return
+        self._note_unsaved(sequence)
+        if saved is not None:
+            yield KvOffer(id, saved.name, saved.tokens, sequence.checkpoint.size, self._clock() - began)
+
+    def _release(self, name: str) -> None:
+        for sequence in self._sequences.values():
+            if sequence.checkpoint is not None:
+                sequence.checkpoint.release(name)
 
     def _start(self, start: Start) -> Iterator[FromWorker]:
         held = self._sequences.get(start.sequence)
         if held is not None and held.start == start and held.round == start.round:
             if not held.unprefilled:
-                yield _prefilled(held)
+                yield self._prefilled(held)
             return
         self._forget(start.sequence)
         if refusal := self._refusal(start):
             yield Fault("refused", refusal, start.sequence)
             return
+        began = self._clock() if start.adopt is not None else 0.0
         sequence = self._sequences[start.sequence] = self._engine.open(start, held)
+        sequence.seconds = self._clock() - began if start.adopt is not None else 0.0
         if sequence.unprefilled:
             self._prefilling.append(start.sequence)
         else:
-            yield _prefilled(sequence)
+            yield self._prefilled(sequence)
 
     def _refusal(self, start: Start) -> str | None:
         model = self._engine.model
@@ -107,11 +157,14 @@ class TargetWorker:
             yield verdict
             # The verdict is on its way; tidying up no longer delays anyone.
             sequence.advance(proposal, walk, verdict)
+            self._note_unsaved(sequence)
 
     def _forget(self, id: SequenceId) -> None:
+        """What it saved stays, for others."""
         self._sequences.pop(id, None)
-        if id in self._prefilling:
-            self._prefilling.remove(id)
+        for waiting in (self._prefilling, self._saving):
+            if id in waiting:
+                waiting.remove(id)
 
 
 def _misfit(sequence: TargetSequence, verify: Verify) -> str | None:
@@ -123,7 +176,3 @@ def _misfit(sequence: TargetSequence, verify: Verify) -> str | None:
     if here != there:
         return f"The target is at round {here[0]}, position {here[1]}; the message is for {there[0]}, {there[1]}."
     return None
-
-
-def _prefilled(sequence: TargetSequence) -> Prefilled:
-    return Prefilled(sequence.start.sequence, sequence.round, sequence.prefilled, sequence.seconds)

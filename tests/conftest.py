@@ -1,10 +1,13 @@
-"""What several test modules share: what the target alone says, from real processes."""
+"""What several test modules share: what the target alone says, and shared memory that a test leaves to nobody."""
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
+from protocol.segment_registry import unlink_segment
 
 Reference = Callable[[str | Sequence[int], SamplingParams], Result]
 
@@ -22,3 +25,13 @@ def reference() -> Iterator[Reference]:
             return known[key]
 
         yield ask
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a registry of shared memory of the test's own; whatever the test leaves is unlinked."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    yield tmp_path
+    for entry in tmp_path.glob("*-segments/lp-*"):
+        unlink_segment(entry.name)

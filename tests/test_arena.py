@@ -5,11 +5,10 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,10 +29,11 @@ from protocol.process_identity import start_time
 from protocol.segment_registry import (
     SegmentError,
     create_segment,
+    free_shared_memory,
     open_segment,
     stale_segments,
     sweep,
-    unlink_segment,
+    unlink_owned,
 )
 
 ROOT = Path(__file__).parent.parent
@@ -41,14 +41,7 @@ LAYOUT = ArenaLayout(layers=3, kv_heads=2, capacity=600, head_size=8, dtype=Elem
 MODEL = "a" * 64
 
 
-@pytest.fixture(autouse=True)
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A registry of the test's own; whatever the test leaves is unlinked."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    yield tmp_path
-    for entry in tmp_path.glob("*-segments/lp-*"):
-        unlink_segment(entry.name)
+pytestmark = pytest.mark.usefixtures("registry")
 
 
 def create(layout: ArenaLayout = LAYOUT) -> Arena:
@@ -372,6 +365,29 @@ def test_a_creator_killed_between_entry_and_segment_leaves_nothing(registry: Pat
 
     assert sweep() == ["lp-" + "0" * 20]
     assert list(registry.glob("*-segments/*")) == []
+
+
+def test_an_owner_that_ends_in_good_order_takes_all_that_is_its_own_with_it(registry: Path):
+    mine, others = create(), child("arena = filled(3); print(arena.name, flush=True); input()")
+    assert others.stdout is not None
+    name = others.stdout.readline().strip()
+    given = child(f"Arena.create(LAYOUT, fingerprint=MODEL, epoch=7, owner={os.getpid()})")
+    assert given.wait(timeout=60) == 0
+
+    unlink_owned()
+
+    assert not exists(mine.name)
+    assert [entry.name for entry in registry.glob("*-segments/*")] == [name]
+    others.communicate("")
+
+
+def test_memory_that_was_promised_is_not_promised_again(registry: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("protocol.segment_registry._LINUX_MEMORY", registry)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100 << 20))
+    with (registry / "lp-untouched").open("wb") as file:
+        file.truncate(64 << 20)
+
+    assert free_shared_memory() == 36 << 20
 
 
 def test_a_process_id_used_again_is_another_process(registry: Path):

@@ -7,7 +7,6 @@ from mlx.utils import tree_map
 
 from protocol.arena import Arena
 from protocol.arena_header import ArenaLayout, ElementType
-from protocol.segment_registry import unlink_segment
 from protocol.tree_model import TreeModel
 from protocol.tree_sequence import LayerRows, TreeSequence
 from tests.tiny_models import ARCHITECTURES, network, tree_model
@@ -129,18 +128,18 @@ def test_what_was_exported_is_not_changed_by_what_its_source_does_next():
     np.testing.assert_array_equal(keys, before)
 
 
+@pytest.mark.usefixtures("registry")
 def test_kv_through_an_arena_is_the_same_kv():
     model = tree_model()
     assert model.layout is not None
     arena = Arena.create(model.layout, fingerprint="m", epoch=1)
-    try:
-        arena.write_rows(0, *gappy(model).export(0, 100))
-        arena.commit(100)
-        other = Arena.adopt(arena.name, model.layout, fingerprint="m", epoch=1, tokens=100)
-        rows = list(other.keys[:, :, :106]), list(other.values[:, :, :106])
-        np.testing.assert_array_equal(logits(adopted(model, rows, 100)), logits(gappy_alone(model)))
-    finally:
-        unlink_segment(arena.name)
+    arena.write_rows(0, *gappy(model).export(0, 100))
+    arena.commit(100)
+
+    other = Arena.adopt(arena.name, model.layout, fingerprint="m", epoch=1, tokens=100)
+    rows = list(other.keys[:, :, :106]), list(other.values[:, :, :106])
+
+    np.testing.assert_array_equal(logits(adopted(model, rows, 100)), logits(gappy_alone(model)))
 
 
 def test_a_model_states_its_layout():

@@ -1,0 +1,41 @@
+"""Which weights a KV arena was computed with, as one hash that is cheap to take. Knows safetensors' first bytes."""
+
+import hashlib
+from pathlib import Path
+
+from protocol.errors import InputError
+
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
+_MOST_HEADER = 100 << 20
+"""As in the safetensors library."""
+
+
+def model_fingerprint(folder: Path) -> str:
+    """SHA-256 (64 hex digits) over config.json and, for every weight file, its name, size, header and samples.
+
+    The header of a safetensors file is an 8-byte length and JSON with every tensor's name, type, shape and place.
+    Samples from evenly spaced places tell apart models that differ in nothing else, such as fine-tunes.
+    Raises InputError if the folder can't be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        digest.update((folder / "config.json").read_bytes())
+        for path in sorted(folder.glob("*.safetensors")):
+            digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
+            _add_weights(digest, path)
+    except OSError as error:
+        raise InputError(
+            f"{folder} can't be read ({error.strerror}): name a folder with config.json and model*.safetensors."
+        ) from error
+    return digest.hexdigest()
+
+
+def _add_weights(digest: "hashlib._Hash", path: Path) -> None:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        digest.update(file.read(min(length, _MOST_HEADER)))
+        begin, end = file.tell(), path.stat().st_size
+        for sample in range(_SAMPLES):
+            file.seek(begin + max(0, end - begin - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
