@@ -48,8 +48,9 @@ def model() -> TreeModel:
 
 
 def exchange(fingerprint: str = "m", epoch: int = 7, **layout: Any) -> KvExchange:
-    assert model().layout is not None
-    return KvExchange(replace(model().layout, **layout), fingerprint=fingerprint, epoch=epoch, owner=os.getpid())
+    known = model().layout
+    assert known is not None
+    return KvExchange(replace(known, **layout), fingerprint=fingerprint, epoch=epoch, owner=os.getpid())
 
 
 def target(sharing: KvExchange | None = None) -> TargetWorker:
