@@ -20,7 +20,7 @@ def main() -> int:
     try:
         Orchestrator(setup, zmq.Context()).run()
     except PipelineError as error:
-        Session(Path(setup.session)).record_failure(str(error))
+        Session(Path(setup.session)).record_failure(error)
         return 1
     return 0
 

@@ -7,6 +7,7 @@ from typing import IO, Any
 import msgspec
 
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
+from protocol.errors import InputError
 
 _EVENTS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (Submitted, Ended, WorkerUp, WorkerDown, Arrived, Tick)
@@ -21,7 +22,11 @@ class Journal:
 
     @classmethod
     def to(cls, path: str) -> "Journal":
-        return cls(Path(path).open("wb") if path else None)
+        """Raises InputError for a file that can't be written."""
+        try:
+            return cls(Path(path).open("wb") if path else None)
+        except OSError as error:
+            raise InputError(f"The record {path} can't be written ({error.strerror}): choose another file.") from error
 
     def write(self, event: Event, now: float) -> None:
         if self._file is not None:

@@ -21,7 +21,7 @@ from orchestrator.setup import OrchestratorSetup
 from orchestrator.supervisor import Child, Death, Supervisor
 from orchestrator.tokenizer import TextCodec
 from protocol.codec import Stamp
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError, blame_of
 from protocol.link import Arrival, Hub
 from protocol.messages import (
     Cancel,
@@ -65,7 +65,7 @@ class Orchestrator:
         self._peers: dict[int, bytes] = {}
         """Routing ids of workers by incarnation."""
         self._inquirers: dict[bytes, Stamp] = {}
-        self._failure: str | None = None
+        self._failure: PipelineError | None = None
         self._was_ready = False
         self._faults: dict[int, str] = {}
         """What a worker said before it ended, by incarnation."""
@@ -140,13 +140,13 @@ class Orchestrator:
             case Finish():
                 self._finish(command)
             case Reject(sequence, text):
-                self._answer(self._conversations.pop(sequence), text)
+                self._answer(self._conversations.pop(sequence), InputError(text))
             case Replace(role, _, reason):
                 log.warning("worker replaced", role=role, reason=reason)
                 self._supervisor.kill(role)
             case Dismiss(role, _, text):
                 self._supervisor.forget(role)
-                self._fail(text)
+                self._fail(InputError(text))
 
     # Workers ----------------------------------------------------------------------------------
 
@@ -171,7 +171,8 @@ class Orchestrator:
             return
         match arrival.message:
             case Hello(role=role) if role != child.role:
-                self._fail(f"A {role} worker was started as the {child.role}: check the command that starts it.")
+                text = f"A {role} worker was started as the {child.role}: check the command that starts it."
+                self._fail(InputError(text))
             case Hello() as hello:
                 self._peers[incarnation] = arrival.peer
                 self._hellos[hello.role] = hello
@@ -199,11 +200,11 @@ class Orchestrator:
         reason = self._faults.pop(death.incarnation, None)
         if reason is not None and not self._was_ready:
             self._supervisor.forget(death.role)
-            self._fail(reason)
+            self._fail(InputError(reason))
         elif not self._supervisor.restarting(death.role):
             text = f"The {death.role} worker {death.text} It died three times within a minute and is not started again."
             if death.role == "target" or not self._was_ready:
-                self._fail(f"{text} Run `launch-pipeline doctor`, or choose another model.")
+                self._fail(PipelineError(f"{text} Run `launch-pipeline doctor`, or choose another model."))
             else:
                 log.error("going on without a draft", reason=text)
 
@@ -228,12 +229,12 @@ class Orchestrator:
         conversation = Conversation.open(sequence, peer, stamp, submit, self._codec)
         try:
             if self._failure is not None:
-                raise InputError(self._failure)
+                raise self._failure
             if len(self._conversations) >= _MOST_REQUESTS:
-                raise InputError(f"The pipeline already serves {_MOST_REQUESTS} requests: try again in a moment.")
+                raise PipelineError(f"The pipeline already serves {_MOST_REQUESTS} requests: try again in a moment.")
             request = to_request(submit, self._codec, self._setup.options)
-        except InputError as error:
-            self._answer(conversation, str(error))
+        except PipelineError as error:
+            self._answer(conversation, error)
             return
         self._conversations[sequence] = conversation
         self._step(Submitted(sequence, request))
@@ -255,11 +256,12 @@ class Orchestrator:
         done = conversation.done(command.reason, command.statistics)
         self._clients.send(conversation.peer, done, conversation.stamp)
 
-    def _answer(self, conversation: Conversation, refusal: str) -> None:
-        self._clients.send(conversation.peer, Refused(conversation.request, refusal[:4000]), conversation.stamp)
+    def _answer(self, conversation: Conversation, error: PipelineError) -> None:
+        refused = Refused(conversation.request, str(error)[:4000], blame_of(error))
+        self._clients.send(conversation.peer, refused, conversation.stamp)
 
     def _reject_frame(self, peer: bytes, text: str) -> None:
-        self._clients.send(peer, Refused("", text[:4000]), Stamp(0, 0))
+        self._clients.send(peer, Refused("", text[:4000], "pipeline"), Stamp(0, 0))
 
     # State ------------------------------------------------------------------------------------
 
@@ -267,7 +269,8 @@ class Orchestrator:
         target, draft = self._hellos.get("target"), self._hellos.get("draft")
         return State(
             ready=self._failure is None and all(role in self._hellos for role in self._roles()),
-            failure=self._failure,
+            failure=None if self._failure is None else str(self._failure)[:4000],
+            blame="pipeline" if self._failure is None else blame_of(self._failure),
             target=target.model if target else self._setup.target,
             draft=draft.model if draft else "",
             strategy=self._setup.options.strategy,
@@ -281,13 +284,13 @@ class Orchestrator:
             self._was_ready = True
             self._tell_inquirers(state)
 
-    def _fail(self, text: str) -> None:
+    def _fail(self, error: PipelineError) -> None:
         """The pipeline can't go on; whoever waits is told why."""
-        log.error("pipeline failed", reason=text)
-        self._failure = text[:4000]
-        self._session.record_failure(text)
+        log.error("pipeline failed", reason=str(error))
+        self._failure = error
+        self._session.record_failure(error)
         for conversation in self._conversations.values():
-            self._answer(conversation, text)
+            self._answer(conversation, error)
         self._conversations.clear()
         self._tell_inquirers(self._state())
 
@@ -296,8 +299,9 @@ class Orchestrator:
             self._clients.send(peer, state, stamp)
 
     def _close(self) -> None:
+        stopped = PipelineError("The pipeline was stopped while it served this request: start it and ask again.")
         for conversation in self._conversations.values():
-            self._answer(conversation, "The pipeline was stopped while it served this request: start it and ask again.")
+            self._answer(conversation, stopped)
         for role in self._supervisor.children:
             self._tell(role, Shutdown())
         # Give ZeroMQ's thread the moment it needs to hand over the last frames.

@@ -15,7 +15,7 @@ from orchestrator.client import STAMP, Client
 from orchestrator.core.options import Options
 from orchestrator.session import Session
 from orchestrator.setup import DraftEngine, OrchestratorSetup
-from protocol.errors import InputError, PipelineError
+from protocol.errors import InputError, PipelineError, blaming
 from protocol.link import Link
 from protocol.messages import Inquire, State, ToClient
 
@@ -92,7 +92,7 @@ class Pipeline(Client):
         assert self._process is not None
         assert self._session is not None
         self._process.wait()
-        raise PipelineError(self._cause(self._session))
+        raise self._cause(self._session)
 
     def _spawn(self, session: Session) -> None:
         self._life, theirs = socket.socketpair()
@@ -125,7 +125,7 @@ class Pipeline(Client):
             while True:
                 for message in link.receive(0.1):
                     if isinstance(message, State) and message.failure is not None:
-                        raise PipelineError(message.failure)
+                        raise blaming(message.blame, message.failure)
                     if isinstance(message, State) and message.ready:
                         return message
                 self._check(0.0)
@@ -138,12 +138,13 @@ class Pipeline(Client):
         if self._process is None or self._session is None:
             raise PipelineError("The pipeline is closed: open it again with `with Pipeline(...) as p:`.")
         if self._process.poll() is not None:
-            raise PipelineError(self._cause(self._session))
+            raise self._cause(self._session)
         return 0.0
 
-    def _cause(self, session: Session) -> str:
+    def _cause(self, session: Session) -> PipelineError:
         words = session.last_words("orchestrator") or "none"
-        return session.failure() or f"The orchestrator ended unexpectedly; start it again. Its last words: {words}"
+        unknown = f"The orchestrator ended unexpectedly; start it again. Its last words: {words}"
+        return session.failure() or PipelineError(unknown)
 
 
 def checked_options(options: dict[str, Any]) -> Options:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from protocol.errors import PipelineError
+from protocol.errors import blaming
 from protocol.messages import Done, Piece, Refused, Statistics, ToClient
 
 
@@ -52,7 +52,7 @@ class Reply:
                     "".join(self._texts), tuple(self._tokens), message.finish_reason, message.statistics, self._seed
                 )
             case Refused() if message.request in (self._request, ""):
-                raise PipelineError(message.text)
+                raise blaming(message.blame, message.text)
             case _:
                 pass
         return ""

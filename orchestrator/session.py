@@ -6,6 +6,10 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
+from protocol.errors import Blame, PipelineError, blame_of, blaming
+
 _FAILURE = "failure"
 _PREFIX = "lp-"
 
@@ -41,13 +45,13 @@ class Session:
             return " / ".join(self.log(name).read_text(errors="replace").strip().splitlines()[-lines:])
         return ""
 
-    def record_failure(self, text: str) -> None:
-        (self.folder / _FAILURE).write_text(text)
+    def record_failure(self, error: PipelineError) -> None:
+        (self.folder / _FAILURE).write_bytes(msgspec.json.encode((blame_of(error), str(error))))
 
-    def failure(self) -> str | None:
+    def failure(self) -> PipelineError | None:
         """Why the orchestrator gave up, if it said so."""
         with suppress(OSError):
-            return (self.folder / _FAILURE).read_text()
+            return blaming(*msgspec.json.decode((self.folder / _FAILURE).read_bytes(), type=tuple[Blame, str]))
         return None
 
     def remove(self) -> None:

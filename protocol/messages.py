@@ -9,6 +9,8 @@ from typing import Annotated, Literal, NewType, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from protocol.errors import Blame
+
 VERSION = 1
 """Raised whenever a struct here changes its meaning; peers of another version are refused."""
 
@@ -312,6 +314,7 @@ class State(Message, frozen=True):
 
     ready: bool
     failure: ShortText | None
+    blame: Blame
     target: ShortText
     draft: ShortText
     strategy: ShortText
@@ -368,6 +371,7 @@ class Refused(Message, frozen=True):
 
     request: ShortText
     text: ShortText
+    blame: Blame
 
 
 FromWorker: TypeAlias = Hello | Prefilled | KvOffer | Grow | Verdict | Fault | Pong

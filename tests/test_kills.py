@@ -113,7 +113,7 @@ def test_without_its_orchestrator_a_pipeline_says_so_and_its_workers_end(pipelin
 def test_clients_of_a_dead_pipeline_are_told_so(pipeline: Pipeline):
     shoot(pipeline, "orchestrator", signal.SIGKILL)
 
-    async def ask() -> list[Result | BaseException]:
+    async def ask() -> tuple[Result | BaseException, ...]:
         client = AsyncClient(pipeline.address)
         in_a_thread = asyncio.to_thread(Client(pipeline.address).generate, PROMPT)
         try:
