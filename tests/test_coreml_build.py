@@ -1,6 +1,7 @@
 """Laws of converting: what is kept exactly, what is shared, what a package says of itself, and what is refused."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from draft_worker.coreml.build import describe, write
 from draft_worker.coreml.checkpoint import Checkpoint
 from draft_worker.coreml.compression import Palettes, Scaled, compress, restore
 from draft_worker.coreml.converted import Converted, require_functions
+from draft_worker.coreml.execute import Executor
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package
 from draft_worker.coreml.rotation import Rotation
 from draft_worker.coreml.weights import head_chunks
@@ -242,6 +244,15 @@ class TestDamage:
         assert str(folder) in str(refused.value)
         return str(refused.value)
 
+    def refusal_if_any(self, folder: Path) -> str:
+        try:
+            converted = Converted.open(folder)
+            for width in converted.package.widths:
+                Executor(converted.file).function(converted.package.function(width))
+        except InputError as refused:
+            return str(refused)
+        return f"{folder} is fine"
+
     def test_no_package(self, folder: Path):
         shutil.rmtree(folder / MODEL)
         assert "launch-pipeline convert" in self.refusal(folder)
@@ -277,6 +288,16 @@ class TestDamage:
     def test_a_missing_function(self, demo: Converted):
         with pytest.raises(InputError, match="width 32"):
             require_functions(demo.file, msgspec.structs.replace(demo.package, widths=(1, 8, 32)))
+
+    @pytest.mark.parametrize("seed", range(24))
+    def test_flipped_bytes_of_the_program_never_surprise(self, folder: Path, seed: int):
+        program, generator = next(folder.rglob("model.mlmodel")), random.Random(seed)
+        data = bytearray(program.read_bytes())
+        for _ in range(1 + seed % 3):
+            data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+        program.write_bytes(data)
+
+        assert str(folder) in self.refusal_if_any(folder)
 
     @pytest.mark.parametrize("text", ["", "{}", "[]", '{"rootModelIdentifier": "a", "itemInfoEntries": {"a": {}}}'])
     def test_broken_manifest(self, folder: Path, text: str):

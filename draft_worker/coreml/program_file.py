@@ -5,6 +5,7 @@ Reads what Core ML reads: Manifest.json, the model's protobuf, and the weight fi
 """
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -90,7 +91,7 @@ class ProgramFile:
         model = messages().model()
         try:
             model.ParseFromString(root.read_bytes())
-        except Exception as error:
+        except messages().decode_error as error:
             raise self.damage(f"{root.name} can't be parsed") from error
         if not model.mlProgram.functions:
             raise self.damage("it holds no ML program")
@@ -99,9 +100,11 @@ class ProgramFile:
         self.weights_size = 0
         self._kinds: dict[int, str] = {number: name for name, number in messages().data_type.items()}
         self._weights = self._open_weights(root.parent / "weights" / "weight.bin")
-        self.functions: dict[str, FunctionFile] = {
-            name: self._function(name, function) for name, function in sorted(model.mlProgram.functions.items())
-        }
+        functions = sorted(model.mlProgram.functions.items())
+        try:
+            self.functions = {name: self._function(name, function) for name, function in functions}
+        except (IndexError, KeyError, ValueError, OverflowError) as error:
+            raise self.damage(f"{root.name} contradicts itself") from error
 
     def damage(self, what: str) -> InputError:
         return InputError(f"{self.path} is damaged or no Core ML program ({what}): convert the model again.")
@@ -126,6 +129,8 @@ class ProgramFile:
     def _raw(self, stored: Stored) -> Array:
         """The bytes of a constant, as many as its type says."""
         shape, kind = stored.tensor
+        if -1 in shape:
+            raise self.damage(f"a constant has the shape {shape}")
         if kind != _NIBBLES and kind not in _TYPES:
             raise InputError(f"{self.path} has constants of type {kind}, which can't be read here.")
         raw = self._record(stored.key) if isinstance(stored.key, int) else np.frombuffer(stored.key, np.uint8)
@@ -210,7 +215,7 @@ class ProgramFile:
 
 
 def _count(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
+    return math.prod(shape)
 
 
 def _dimensions(tensor: Any) -> Iterator[int]:

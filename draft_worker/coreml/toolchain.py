@@ -31,6 +31,7 @@ class Messages:
 
     def __init__(self, toolchain: Toolchain) -> None:
         self.model: Any = toolchain.coremltools.proto.Model_pb2.Model
+        self.decode_error: type[Exception] = importlib.import_module("google.protobuf.message").DecodeError
         self.data_type: Any = toolchain.coremltools.proto.MIL_pb2.DataType
 
 
