@@ -203,8 +203,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         cli.main(prog_name="launch-pipeline", standalone_mode=False)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        click.echo(f"Error: {_usage(error)}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
@@ -218,9 +221,17 @@ def main() -> None:
         sys.exit(_FAILED)
 
 
+def _usage(error: click.ClickException) -> str:
+    """What is wrong and where to look, on one line."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if isinstance(context, click.Context) else "launch-pipeline"
+    message = error.format_message()
+    return f"{message}{'' if message.endswith(('.', '?')) else '.'} See `{command} --help`."
+
+
 def _prompt(prompt: str | None, file: Any) -> str:
     if (prompt is None) == (file is None):
-        raise click.UsageError('Give a prompt, or --prompt-file, and not both: launch-pipeline generate "import os"')
+        raise click.UsageError('Give either a prompt or --prompt-file: launch-pipeline generate "import os"')
     try:
         return prompt if prompt is not None else file.read()
     except UnicodeDecodeError as error:

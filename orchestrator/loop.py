@@ -304,11 +304,10 @@ class Orchestrator:
             self._answer(conversation, stopped)
         for role in self._supervisor.children:
             self._tell(role, Shutdown())
-        # Give ZeroMQ's thread the moment it needs to hand over the last frames.
-        self._clients.socket.setsockopt(zmq.LINGER, 200)
         self._supervisor.stop()
         self._workers.close()
-        self._clients.socket.close()
+        # Give ZeroMQ's thread the moment it needs to hand over the last frames.
+        self._clients.close(linger=200)
         self._journal.close()
         with suppress(OSError):
             self._session.remove()

@@ -13,10 +13,11 @@ import msgspec
 from orchestrator.checkpoints import resolve
 from orchestrator.client import STAMP, Client
 from orchestrator.core.options import Options
+from orchestrator.ranges import out_of_range
 from orchestrator.session import Session
 from orchestrator.setup import DraftEngine, OrchestratorSetup
 from protocol.errors import InputError, PipelineError, blaming
-from protocol.link import Link
+from protocol.link import Link, require_local
 from protocol.messages import Inquire, State, ToClient
 
 _CLOSING_SECONDS = 7.0
@@ -51,6 +52,8 @@ class Pipeline(Client):
         self._session: Session | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._life: socket.socket | None = None
+        if address is not None:
+            require_local(address)
         super().__init__(address or "")
 
     def __enter__(self) -> Self:
@@ -152,7 +155,7 @@ def checked_options(options: dict[str, Any]) -> Options:
     try:
         return msgspec.convert(options, Options)
     except msgspec.ValidationError as error:
-        raise InputError(f"Impossible option: {error}. See `launch-pipeline generate --help`.") from error
+        raise InputError(f"{out_of_range(error)} See `launch-pipeline generate --help`.") from error
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from orchestrator.ranges import out_of_range
 from protocol.errors import InputError
 from protocol.messages import Sampling, Submit, Verification
 
@@ -44,7 +45,7 @@ class SamplingParams:
         try:
             return msgspec.convert(body, Submit)
         except msgspec.ValidationError as error:
-            raise InputError(f"Impossible request: {error}. See `launch-pipeline generate --help`.") from error
+            raise InputError(f"{out_of_range(error)} See `launch-pipeline generate --help`.") from error
 
     def _sampling(self) -> Sampling:
         return Sampling(

@@ -1,7 +1,10 @@
 """ZeroMQ sockets with every limit set, and envelopes checked. Knows no message's meaning."""
 
 import os
+import re
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +20,10 @@ _HIGH_WATER = 10_000
 """Frames queued for a peer before the oldest sender notices."""
 _MOST_AT_ONCE = 256
 """Frames handled before the caller has its turn again."""
-_LOCAL_PREFIXES = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:", "tcp://[::1]:")
+_ADDRESS = re.compile(r"ipc:///(?P<path>.*)|tcp://(?:127\.0\.0\.1|localhost|\[::1\]):(?P<port>[0-9]{1,5})", re.DOTALL)
+_LONGEST_PATH = 100
+"""Bytes; macOS cuts socket paths at 104."""
+_LAST_PORT = 65535
 
 
 class Arrival(NamedTuple):
@@ -40,6 +46,9 @@ class Hub:
     ) -> None:
         """`on_reject` is told of a peer's frame that breaks the protocol, and why."""
         require_local(address)
+        self._file = _socket_file(address)
+        if self._file is not None:
+            _require_free(self._file)
         self._on_reject = on_reject
         self.socket = _configured(context.socket(zmq.ROUTER))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -51,7 +60,8 @@ class Hub:
         except zmq.ZMQError as error:
             self.socket.close()
             raise InputError(
-                f"Cannot listen on {address}: {error}. Is another pipeline using it? Choose another address."
+                f"Cannot listen on {address} ({zmq.strerror(error.errno)}): choose another address, "
+                "or end what uses this one."
             ) from error
 
     def send(self, peer: bytes, message: Message, stamp: Stamp) -> bool:
@@ -83,8 +93,11 @@ class Hub:
                 continue
             yield Arrival(peer, stamp, message)
 
-    def close(self) -> None:
-        self.socket.close(linger=0)
+    def close(self, linger: int = 0) -> None:
+        """Let go of the address; what was sent may still leave for `linger` milliseconds."""
+        self.socket.close(linger)
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
 
 
 class Link:
@@ -131,22 +144,46 @@ class Link:
 
 
 def configured_dealer(context: zmq.Context[S], address: str) -> S:
-    """A DEALER with our limits, connected. Raises InputError for an address beyond this machine."""
+    """A DEALER with our limits, connected. Raises InputError for what is no address on this machine."""
     require_local(address)
-    socket = _configured(context.socket(zmq.DEALER))
-    socket.connect(address)
-    return socket
+    dealer = _configured(context.socket(zmq.DEALER))
+    try:
+        dealer.connect(address)
+    except zmq.ZMQError as error:
+        dealer.close()
+        raise InputError(f"Cannot connect to {address} ({error.strerror}): check the address.") from error
+    return dealer
 
 
 def require_local(address: str) -> None:
-    """Refuse addresses beyond this machine: they need keys. Refuse ipc paths that the OS would cut."""
-    if not address.startswith(_LOCAL_PREFIXES):
+    """Refuse what is no address, or one beyond this machine: those need keys."""
+    parts = _ADDRESS.fullmatch(address)
+    if parts is None:
         raise InputError(
-            f"{address} is not on this machine. Use ipc:///path or tcp://127.0.0.1:PORT; "
-            "listening on a network needs keys, which this release does not have."
+            f"{address} is not an address on this machine: use ipc:///path or tcp://127.0.0.1:PORT "
+            "(listening on a network needs keys, which this release does not have)."
         )
-    if address.startswith("ipc://") and len(os.fsencode(Path(address.removeprefix("ipc://")))) > 100:
-        raise InputError(f"The socket path of {address} is longer than 100 bytes: choose a shorter folder.")
+    path, port = parts["path"], parts["port"]
+    if port is not None and not 1 <= int(port) <= _LAST_PORT:
+        raise InputError(f"{address} has no possible port: choose one from 1024 to {_LAST_PORT}.")
+    if path is not None and not 1 <= len(os.fsencode(path)) < _LONGEST_PATH:
+        raise InputError(
+            f"The socket path of {address} must have 1 to {_LONGEST_PATH} bytes: "
+            "choose another file, in a folder with a shorter name."
+        )
+
+
+def _socket_file(address: str) -> Path | None:
+    return Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
+
+
+def _require_free(file: Path) -> None:
+    """libzmq removes whatever is at the path that it binds to: make sure that nobody misses it."""
+    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+        if file.exists() and not file.is_socket():
+            raise InputError(f"{file} is there already and is no socket: choose another address.")
+        probe.connect(os.fspath(file))
+        raise InputError(f"Another pipeline listens on ipc://{file}: choose another address, or end that one.")
 
 
 def _configured(socket: S) -> S:
