@@ -57,4 +57,11 @@ class Dismiss:
     text: str
 
 
-Command: TypeAlias = Tell | Emit | Finish | Reject | Replace | Dismiss
+@dataclass(frozen=True, slots=True)
+class Release:
+    """This arena is of no more use: unlink it."""
+
+    name: str
+
+
+Command: TypeAlias = Tell | Emit | Finish | Reject | Replace | Dismiss | Release

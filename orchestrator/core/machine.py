@@ -5,31 +5,23 @@ commands. It owns the promise that a request's tokens are the target's own, what
 """
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from orchestrator.core.admission import disagreement, refusal
+from orchestrator.core.admission import refusal
 from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Replace, Tell
 from orchestrator.core.estimates import Estimates
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
+from orchestrator.core.handoff import Handoff
 from orchestrator.core.options import Options
+from orchestrator.core.roster import Roster
 from orchestrator.core.sequence import Phase, Sequence, cut
 from orchestrator.core.strategies import STRATEGIES, Send, Wait
-from protocol.messages import Fault, FromWorker, Grow, Hello, Prefilled, Role, SequenceId, Stop, Verdict
+from protocol.messages import Fault, FromWorker, Grow, Hello, KvOffer, Prefilled, Role, SequenceId, Stop, Verdict
 
 _ANSWER_SECONDS = 5.0
 """After this long without an answer the target is asked again; its answers are idempotent."""
 _SILENCE_SECONDS = 60.0
 """After this long without any sign of a target that owes an answer, it is replaced."""
-
-
-@dataclass(slots=True)
-class Present:
-    """A worker that is up."""
-
-    incarnation: int
-    hello: Hello
-    heard_at: float
 
 
 class Machine:
@@ -40,7 +32,8 @@ class Machine:
         self.sequences: dict[SequenceId, Sequence] = {}
         self.stale = 0
         """Messages that were not acted on: another life, an old round, an unknown sequence."""
-        self._workers: dict[Role, Present] = {}
+        self._workers = Roster()
+        self._handoff = Handoff(options)
         self._waiting: deque[SequenceId] = deque()
         """Sequences in the order in which the target serves them."""
         self._under_verification: SequenceId | None = None
@@ -68,8 +61,7 @@ class Machine:
     def deadline(self) -> float | None:
         """When the next Tick is due at the latest; None if nothing is waited for."""
         owed = [sequence.asked_at + _ANSWER_SECONDS for sequence in self._owed()]
-        if self._wake_at is not None:
-            owed.append(self._wake_at)
+        owed += [at for at in (self._wake_at, self._handoff.deadline()) if at is not None]
         return min(owed, default=None)
 
     # Requests ---------------------------------------------------------------------------------
@@ -97,17 +89,20 @@ class Machine:
         self._waiting.remove(sequence.id)
         if self._under_verification == sequence.id:
             self._under_verification = None
-        return [Tell(role, Stop(sequence.id)) for role in self._workers]
+        self._handoff.ended(sequence.id)
+        return [Tell(role, Stop(sequence.id)) for role in self._workers.roles]
 
     # Workers ----------------------------------------------------------------------------------
 
     def _on_worker_up(self, event: WorkerUp, now: float) -> list[Command]:
         role = event.hello.role
-        other = self._workers.get("target" if role == "draft" else "draft")
-        mismatch = None if other is None else disagreement(event.hello, other.hello)
+        mismatch = self._workers.mismatch(event.hello)
         if mismatch is not None:
             return [Dismiss(role, event.incarnation, mismatch)]
-        self._workers[role] = Present(event.incarnation, event.hello, now)
+        self._workers.join(event, now)
+        if role == "prefill":
+            self._handoff.joined()
+            return []
         commands: list[Command] = []
         for sequence in list(self.sequences.values()):
             commands += self._start(role, sequence, now)
@@ -117,10 +112,10 @@ class Machine:
         return commands
 
     def _on_worker_down(self, event: WorkerDown, now: float) -> list[Command]:
-        present = self._workers.get(event.role)
-        if present is None or present.incarnation != event.incarnation:
+        if not self._workers.leave(event):
             return []
-        del self._workers[event.role]
+        if event.role == "prefill":
+            return self._handoff.left(now)
         for sequence in self.sequences.values():
             if event.role == "draft":
                 sequence.drafting = False
@@ -133,35 +128,31 @@ class Machine:
 
     def _start(self, role: Role, sequence: Sequence, now: float) -> list[Command]:
         """Tell a worker of a sequence, if the worker is there and can be of use."""
-        target = self._workers.get("target")
+        target = self._workers.target
         if target is None or sequence.id not in self.sequences:
             return []
         if role == "target":
-            return self._start_target(target.hello, sequence, now)
+            return self._start_target(target, sequence, now)
         if "draft" not in self._workers or not sequence.draftable:
             return []
         sequence.drafting = True
         sequence.grown_at = now
         plan = self.strategy.plan(sequence.estimates)
-        return [Tell("draft", sequence.start(plan, target.hello.vocabulary))]
+        return [Tell("draft", sequence.start(plan, target.vocabulary))]
 
     def _start_target(self, target: Hello, sequence: Sequence, now: float) -> list[Command]:
         reason = refusal(sequence.request, target)
         if reason is not None:
             return [*self._forget(sequence), Reject(sequence.id, reason)]
         sequence.fit(target.context)
-        sequence.phase = Phase.PREFILLING
         sequence.outstanding = None
-        sequence.asked_at = now
-        return [Tell("target", sequence.start())]
+        return [self._handoff.begin(sequence, now)]
 
     # Messages ---------------------------------------------------------------------------------
 
     def _on_arrived(self, event: Arrived, now: float) -> list[Command]:
-        present = self._workers.get(event.role)
-        if present is None or present.incarnation != event.incarnation:
+        if not self._workers.hear(event, now):
             return self._drop()
-        present.heard_at = now
         return self._on_message(event.role, event.message, now)
 
     def _on_message(self, role: Role, message: FromWorker, now: float) -> list[Command]:
@@ -172,6 +163,8 @@ class Machine:
                 return self._on_prefilled(message, now)
             case "draft", Grow():
                 return self._on_growth(message, now)
+            case "target" | "prefill", KvOffer():
+                return self._handoff.offered(role, self.sequences.get(message.sequence), message, now)
             case _, Fault():
                 return self._on_fault(role, message, now)
             case _:
@@ -184,13 +177,13 @@ class Machine:
         sequence.phase = Phase.FREE
         sequence.free_since = now
         sequence.tally.decoding(now)
-        return self._schedule(now)
+        return [*self._schedule(now), *self._handoff.prefilled(sequence, message)]
 
     def _on_growth(self, message: Grow, now: float) -> list[Command]:
         sequence = self.sequences.get(message.sequence)
         if sequence is None or not sequence.draftable:
             return self._drop()
-        sequence.cache.merge(message, sequence.estimates.calibration, self._vocabulary)
+        sequence.cache.merge(message, sequence.estimates.calibration, self._workers.vocabulary)
         sequence.tally.growth(message.evaluated, message.seconds)
         if message.evaluated:
             sequence.estimates.step.observe(message.seconds)
@@ -207,7 +200,9 @@ class Machine:
         self._under_verification = None
         sequence.learn(verdict)
         sequence.estimates.target.observe(len(asked.tokens), verdict.seconds)
-        self._note_overhead(sequence, verdict, now)
+        if len(self.sequences) == 1:
+            # Rounds of several requests overlap and tell nothing about one.
+            sequence.note_overhead(verdict, now)
         last = cut(sequence.request, sequence.tokens_of(verdict), sequence.remaining)
         sequence.tally.tokens(len(last.tokens), now)
         if last.reason is not None:
@@ -234,6 +229,8 @@ class Machine:
         sequence = None if fault.sequence is None else self.sequences.get(fault.sequence)
         if sequence is None:
             return self._drop()
+        if role == "prefill":
+            return self._handoff.failed(sequence.id, now)
         if role == "draft":
             sequence.drafting = False
             sequence.draftable = fault.kind == "lost"
@@ -243,25 +240,11 @@ class Machine:
         if fault.kind == "refused" and sequence.speculating:
             # The prompt was fine, so the tree is what the target can't take: this draft grows nonsense.
             sequence.distrust(now)
-            return [*self._stop_draft(sequence), *self._schedule(now)]
+            told: list[Command] = [Tell("draft", Stop(sequence.id))] if "draft" in self._workers else []
+            return [*told, *self._schedule(now)]
         if fault.kind == "refused":
             return [*self._forget(sequence), Reject(sequence.id, fault.text), *self._schedule(now)]
         return [*self._start("target", sequence, now), *self._schedule(now)]
-
-    def _stop_draft(self, sequence: Sequence) -> list[Command]:
-        return [Tell("draft", Stop(sequence.id))] if "draft" in self._workers else []
-
-    def _note_overhead(self, sequence: Sequence, verdict: Verdict, now: float) -> None:
-        """What this round took beyond the forward; rounds of several requests overlap and tell nothing."""
-        if len(self.sequences) == 1:
-            seconds = max(0.0, now - sequence.free_since - sequence.waited - verdict.seconds)
-            sequence.tally.overhead(seconds)
-            sequence.estimates.hop.observe(seconds)
-
-    @property
-    def _vocabulary(self) -> int:
-        target = self._workers.get("target")
-        return 0 if target is None else target.hello.vocabulary
 
     def _drop(self) -> list[Command]:
         self.stale += 1
@@ -274,21 +257,22 @@ class Machine:
         for sequence in self._owed():
             if now >= sequence.asked_at + _ANSWER_SECONDS:
                 commands += self._ask_again(sequence, now)
-        return [*commands, *self._schedule(now)]
+        return [*commands, *self._handoff.tick(now), *self._schedule(now)]
 
     def _owed(self) -> list[Sequence]:
         """Sequences that the present target owes an answer."""
         if "target" not in self._workers:
             return []
-        return [sequence for sequence in self.sequences.values() if sequence.phase is not Phase.FREE]
+        owing = (Phase.PREFILLING, Phase.VERIFYING)
+        return [sequence for sequence in self.sequences.values() if sequence.phase in owing]
 
     def _ask_again(self, sequence: Sequence, now: float) -> list[Command]:
-        target = self._workers["target"]
         sequence.asked_at = now
-        if now - target.heard_at > _SILENCE_SECONDS:
-            reason = f"The target has been silent for {now - target.heard_at:.0f} s."
-            return [Replace("target", target.incarnation, reason)]
-        return [Tell("target", sequence.outstanding or sequence.start())]
+        silence = self._workers.silence("target", now)
+        if silence > _SILENCE_SECONDS:
+            reason = f"The target has been silent for {silence:.0f} s."
+            return [Replace("target", self._workers.incarnation("target"), reason)]
+        return [self._handoff.again(sequence)]
 
     def _schedule(self, now: float) -> list[Command]:
         """Give the free target its next verification: the sequences take turns."""

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+PrefillMode = Literal["auto", "always"]
 StrategyName = Literal["ar", "sd", "ssd", "adaptive"]
 Fallback = Literal["neural", "fast", "adaptive"]
 
@@ -27,3 +28,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What ssd does on a miss."""
     saguaro: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
     """C: factor on the draft's cached tokens in ssd with rejection verification (1 changes nothing)."""
+    prefill: PrefillMode = "auto"
+    """Whether a prefill worker, if there is one, reads a prompt: when that was measured to be faster, or always."""
+    kv_memory: Annotated[int, Meta(ge=0, le=1 << 24)] = 2048
+    """MiB of shared memory for KV that outlives its request or its worker; 0 keeps none."""

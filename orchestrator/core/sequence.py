@@ -9,7 +9,7 @@ from orchestrator.core.events import Request
 from orchestrator.core.speculation_cache import Outcome, SpeculationCache
 from orchestrator.core.strategies import View
 from orchestrator.core.tally import Tally
-from protocol.messages import NodeId, Plan, Reroot, SequenceId, Start, Verdict, Verify
+from protocol.messages import KvReference, NodeId, Plan, Reroot, SequenceId, Start, Verdict, Verify
 from protocol.prompt_lookup import PromptLookup
 from protocol.token_tree import Node, flatten, node_id
 
@@ -20,6 +20,8 @@ _FIRST_ROOT = NodeId(0)
 class Phase(Enum):
     """What the target is doing for a sequence."""
 
+    ELSEWHERE = auto()
+    """Nothing yet: a prefill worker reads the prompt."""
     PREFILLING = auto()
     FREE = auto()
     """The root is known and nothing is under verification."""
@@ -41,6 +43,12 @@ class Sequence:
         self.outstanding: Verify | None = None
         self.asked_at = now
         """When the target was last told something that it has to answer."""
+        self.patient_until = now
+        """When a prefill worker that reads the prompt should be done."""
+        self.prefilled_arena = ""
+        """What a prefill worker last offered for it."""
+        self.adopting: KvReference | None = None
+        """What the target was last told to adopt."""
         self.free_since = now
         self.grown_at = now
         self.draftable = draftable
@@ -84,9 +92,21 @@ class Sequence:
         """Generate no more than a context of so many tokens has room for."""
         self._most_tokens = min(self.request.max_tokens, context - len(self.request.tokens))
 
-    def start(self, plan: Plan | None = None, vocabulary: int | None = None) -> Start:
+    def read_elsewhere(self, now: float, until: float) -> None:
+        """A prefill worker was asked to read the tokens before the root."""
+        self.phase = Phase.ELSEWHERE
+        self.asked_at = now
+        self.patient_until = until
+
+    def read_here(self, now: float, adopting: KvReference | None) -> None:
+        """The target was asked to start."""
+        self.phase = Phase.PREFILLING
+        self.asked_at = now
+        self.adopting = adopting
+
+    def start(self, plan: Plan | None = None, vocabulary: int | None = None, adopt: KvReference | None = None) -> Start:
         """What a worker needs to serve this sequence from its committed tokens; a draft is told how to grow
-        and the target's vocabulary."""
+        and the target's vocabulary, a target what it may adopt."""
         return Start(
             sequence=self.id,
             round=self.round,
@@ -95,6 +115,7 @@ class Sequence:
             sampling=self.request.sampling,
             vocabulary=vocabulary,
             plan=plan,
+            adopt=adopt,
         )
 
     def view(self, now: float) -> View:
@@ -155,6 +176,12 @@ class Sequence:
         # The path could have gone one deeper where its end had a child under verification.
         tried = len(verdict.path) + (path[-1].id in verified)
         self.tally.round(len(verdict.path), tried, verdict.seconds)
+
+    def note_overhead(self, verdict: Verdict, now: float) -> None:
+        """What this round took beyond the forward and what was waited on purpose."""
+        seconds = max(0.0, now - self.free_since - self.waited - verdict.seconds)
+        self.tally.overhead(seconds)
+        self.estimates.hop.observe(seconds)
 
     def tokens_of(self, verdict: Verdict) -> list[int]:
         """The accepted tokens and the bonus."""

@@ -29,6 +29,8 @@ class Tally:
     target_seconds: float = 0.0
     draft_seconds: float = 0.0
     evaluated: int = 0
+    adopted: int = 0
+    """Tokens whose KV the target took over."""
     overheads: list[float] = field(default_factory=list)
 
     def decoding(self, now: float) -> None:
@@ -85,4 +87,5 @@ class Tally:
             draft_busy=min(1.0, self.draft_seconds / decoding) if self.rounds else 0.0,
             wasted_draft_share=1.0 - min(1.0, accepted / self.evaluated) if self.evaluated else None,
             overhead_per_round=statistics.median(self.overheads) if self.overheads else 0.0,
+            adopted_tokens=self.adopted,
         )
