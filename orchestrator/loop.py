@@ -304,7 +304,7 @@ class Orchestrator:
             self._answer(conversation, stopped)
         for role in self._supervisor.children:
             self._tell(role, Shutdown())
-        self._supervisor.stop()
+        self._supervisor.stop(told=self._peers)
         self._workers.close()
         # Give ZeroMQ's thread the moment it needs to hand over the last frames.
         self._clients.close(linger=200)

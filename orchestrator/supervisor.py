@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -112,8 +112,11 @@ class Supervisor:
         with suppress(KeyError, ProcessLookupError):
             self.children[role].process.kill()
 
-    def stop(self) -> None:
-        """End all workers: those that were told to end get a grace period, then SIGTERM, then SIGKILL."""
+    def stop(self, told: Collection[int]) -> None:
+        """End all workers: the incarnations that were told to get a grace period before SIGTERM, then comes SIGKILL."""
+        for child in self.children.values():
+            if child.incarnation not in told:
+                child.process.terminate()
         for urges in ((), (signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
             for child in self.children.values():
                 for urge in urges:
