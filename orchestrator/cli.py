@@ -126,7 +126,12 @@ def start(address: str, **options: Any) -> None:
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(as_json: bool) -> None:
-    """Say what this machine has, what will be used, and the next step for what is missing."""
+    """Say what this machine has, what will be used, and the next step for what is missing.
+
+    \b
+    launch-pipeline doctor
+    launch-pipeline doctor --json
+    """
     from orchestrator.doctor import examine, to_json
 
     findings = examine()

@@ -20,7 +20,7 @@ _GLANCE = 0.25
 """Seconds between looks at whether the pipeline still lives."""
 _SILENCE = 2.0
 """Seconds of silence after which a pipeline is asked whether it is still there."""
-_ANSWER = 5.0
+_ANSWER = 3.0
 """Seconds that it has for an answer."""
 
 

@@ -268,6 +268,7 @@ class Orchestrator:
     def _state(self) -> State:
         target, draft = self._hellos.get("target"), self._hellos.get("draft")
         return State(
+            session=self._setup.session,
             ready=self._failure is None and all(role in self._hellos for role in self._roles()),
             failure=None if self._failure is None else str(self._failure)[:4000],
             blame="pipeline" if self._failure is None else blame_of(self._failure),

@@ -127,9 +127,12 @@ class Pipeline(Client):
             link.send(Inquire())
             while True:
                 for message in link.receive(0.1):
-                    if isinstance(message, State) and message.failure is not None:
+                    # Another pipeline may have the address that ours is about to be refused.
+                    if not isinstance(message, State) or message.session != str(session.folder):
+                        continue
+                    if message.failure is not None:
                         raise blaming(message.blame, message.failure)
-                    if isinstance(message, State) and message.ready:
+                    if message.ready:
                         return message
                 self._check(0.0)
                 self._on_wait(time.monotonic() - began)

@@ -312,6 +312,8 @@ class Inquire(Message, frozen=True):
 class State(Message, frozen=True):
     """What a client needs to know before it submits."""
 
+    session: ShortText
+    """The pipeline's own folder: no two pipelines have the same."""
     ready: bool
     failure: ShortText | None
     blame: Blame
