@@ -36,8 +36,8 @@ class KvLibrary:
         self._limit = limit
         self._arenas: dict[str, _Arena] = {}
         self._uses = 0
-        self._barred: set[SequenceId] = set()
-        """Live sequences whose arena was given up: what they still offer is not wanted."""
+        self._gone: dict[str, SequenceId] = {}
+        """Names given up whose sequences are live: their writers may offer them once more."""
 
     @property
     def size(self) -> int:
@@ -54,8 +54,11 @@ class KvLibrary:
             return []
         count = min(offer.tokens, len(tokens))
         rival = next((arena for arena in self._of(offer.sequence) if arena.name != offer.name), None)
-        if offer.sequence in self._barred or (rival is not None and rival.count >= count):
+        if offer.name in self._gone:
+            return [offer.name]
+        if rival is not None and rival.count >= count:
             self._arenas.pop(offer.name, None)
+            self._gone[offer.name] = offer.sequence
             return [offer.name]
         self._arenas[offer.name] = _Arena(offer.name, tokens, count, offer.size, offer.sequence)
         self._touch(offer.name)
@@ -76,7 +79,7 @@ class KvLibrary:
 
     def end(self, sequence: SequenceId) -> None:
         """The sequence is over; what was saved of it may serve others."""
-        self._barred.discard(sequence)
+        self._gone = {name: writer for name, writer in self._gone.items() if writer != sequence}
         for arena in self._of(sequence):
             # The rest of the tokens is of no use, and their sequence grows no more.
             arena.tokens = list(arena.tokens[: arena.count])
@@ -101,13 +104,13 @@ class KvLibrary:
         given_up: list[str] = []
         while self.size > self._limit:
             oldest = min(self._arenas.values(), key=lambda arena: arena.used)
-            if oldest.writer is not None:
-                self._barred.add(oldest.writer)
             given_up += self._give_up(oldest)
         return given_up
 
     def _give_up(self, arena: _Arena) -> list[str]:
         del self._arenas[arena.name]
+        if arena.writer is not None:
+            self._gone[arena.name] = arena.writer
         return [arena.name]
 
 

@@ -33,7 +33,7 @@ class Machine:
         self.stale = 0
         """Messages that were not acted on: another life, an old round, an unknown sequence."""
         self._workers = Roster()
-        self._handoff = Handoff(options)
+        self.handoff = Handoff(options)
         self._waiting: deque[SequenceId] = deque()
         """Sequences in the order in which the target serves them."""
         self._under_verification: SequenceId | None = None
@@ -61,7 +61,7 @@ class Machine:
     def deadline(self) -> float | None:
         """When the next Tick is due at the latest; None if nothing is waited for."""
         owed = [sequence.asked_at + _ANSWER_SECONDS for sequence in self._owed()]
-        owed += [at for at in (self._wake_at, self._handoff.deadline()) if at is not None]
+        owed += [at for at in (self._wake_at, self.handoff.deadline()) if at is not None]
         return min(owed, default=None)
 
     # Requests ---------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Machine:
         self._waiting.remove(sequence.id)
         if self._under_verification == sequence.id:
             self._under_verification = None
-        self._handoff.ended(sequence.id)
+        self.handoff.ended(sequence.id)
         return [Tell(role, Stop(sequence.id)) for role in self._workers.roles]
 
     # Workers ----------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class Machine:
             return [Dismiss(role, event.incarnation, mismatch)]
         self._workers.join(event, now)
         if role == "prefill":
-            self._handoff.joined()
+            self.handoff.joined()
             return []
         commands: list[Command] = []
         for sequence in list(self.sequences.values()):
@@ -115,7 +115,7 @@ class Machine:
         if not self._workers.leave(event):
             return []
         if event.role == "prefill":
-            return self._handoff.left(now)
+            return self.handoff.left(now)
         for sequence in self.sequences.values():
             if event.role == "draft":
                 sequence.drafting = False
@@ -146,7 +146,7 @@ class Machine:
             return [*self._forget(sequence), Reject(sequence.id, reason)]
         sequence.fit(target.context)
         sequence.outstanding = None
-        return [self._handoff.begin(sequence, now)]
+        return [self.handoff.begin(sequence, now)]
 
     # Messages ---------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class Machine:
             case "draft", Grow():
                 return self._on_growth(message, now)
             case "target" | "prefill", KvOffer():
-                return self._handoff.offered(role, self.sequences.get(message.sequence), message, now)
+                return self.handoff.offered(role, self.sequences.get(message.sequence), message, now)
             case _, Fault():
                 return self._on_fault(role, message, now)
             case _:
@@ -177,7 +177,7 @@ class Machine:
         sequence.phase = Phase.FREE
         sequence.free_since = now
         sequence.tally.decoding(now)
-        return [*self._schedule(now), *self._handoff.prefilled(sequence, message)]
+        return [*self._schedule(now), *self.handoff.prefilled(sequence, message)]
 
     def _on_growth(self, message: Grow, now: float) -> list[Command]:
         sequence = self.sequences.get(message.sequence)
@@ -230,7 +230,7 @@ class Machine:
         if sequence is None:
             return self._drop()
         if role == "prefill":
-            return self._handoff.failed(sequence.id, now)
+            return self.handoff.failed(sequence.id, now)
         if role == "draft":
             sequence.drafting = False
             sequence.draftable = fault.kind == "lost"
@@ -257,7 +257,7 @@ class Machine:
         for sequence in self._owed():
             if now >= sequence.asked_at + _ANSWER_SECONDS:
                 commands += self._ask_again(sequence, now)
-        return [*commands, *self._handoff.tick(now), *self._schedule(now)]
+        return [*commands, *self.handoff.tick(now), *self._schedule(now)]
 
     def _owed(self) -> list[Sequence]:
         """Sequences that the present target owes an answer."""
@@ -272,7 +272,7 @@ class Machine:
         if silence > _SILENCE_SECONDS:
             reason = f"The target has been silent for {silence:.0f} s."
             return [Replace("target", self._workers.incarnation("target"), reason)]
-        return [self._handoff.again(sequence)]
+        return [self.handoff.again(sequence)]
 
     def _schedule(self, now: float) -> list[Command]:
         """Give the free target its next verification: the sequences take turns."""
