@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from draft_worker.candidates import Candidates
+from protocol.calibration import Calibration
 from protocol.messages import NodeId
 from protocol.token_tree import Node, TokenTree
 
@@ -10,9 +11,11 @@ from protocol.token_tree import Node, TokenTree
 class EvaluatedTree:
     """The tree holds what was published; the candidates kept here may be published later."""
 
-    def __init__(self, tree: TokenTree, horizon: int) -> None:
-        """`horizon`: nodes at this absolute position and beyond are never evaluated."""
+    def __init__(self, tree: TokenTree, horizon: int, calibration: Calibration) -> None:
+        """`horizon`: nodes at this absolute position and beyond are never evaluated. `calibration` says what
+        the draft's claims are worth, and learns it from what the target committed."""
         self.tree = tree
+        self._calibration = calibration
         self.candidates: dict[NodeId, Candidates] = {}
         self._horizon = horizon
 
@@ -28,11 +31,27 @@ class EvaluatedTree:
         found = self.candidates.get(node.id)
         if found is None:
             return []
-        best = zip(found.tokens[:count], found.probabilities, strict=False)
-        return [self.tree.add(node, token, chance) for token, chance in best if token not in node.children]
+        best = enumerate(zip(found.tokens[:count], found.probabilities, strict=False))
+        return [
+            self.tree.add(node, token, chance, self._calibration(chance, rank))
+            for rank, (token, chance) in best
+            if token not in node.children
+        ]
 
     def advance(self, tokens: Sequence[int]) -> list[Node]:
         """Move the root along `tokens`; returns the committed nodes, old root first."""
+        self._learn(tokens)
         committed = self.tree.advance(tokens)
         self.candidates = {id: found for id, found in self.candidates.items() if self.tree.get(id) is not None}
         return committed
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        """Compare what was guessed at the evaluated nodes of a committed path with what the target said."""
+        node: Node | None = self.tree.root
+        for token in tokens:
+            if node is None or node.id not in self.candidates:
+                return
+            found = self.candidates[node.id]
+            for rank, (guess, chance) in enumerate(zip(found.tokens, found.probabilities, strict=True)):
+                self._calibration.observe(chance, rank, guess == token)
+            node = node.children.get(token)

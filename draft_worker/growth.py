@@ -8,6 +8,7 @@ from draft_worker.candidates import Candidates
 from draft_worker.chains import ChainGrowth, FanOutGrowth
 from draft_worker.evaluated_tree import EvaluatedTree
 from draft_worker.step import Step
+from protocol.calibration import Calibration
 from protocol.messages import BestFirst, Chain, FanOut, NodeId, Plan
 from protocol.token_tree import Node, TokenTree
 
@@ -15,10 +16,10 @@ from protocol.token_tree import Node, TokenTree
 class Growth:
     """One sequence's tree under one plan: `next_step`, evaluate it, `expand`, again; `advance` between."""
 
-    def __init__(self, tree: TokenTree, plan: Plan, horizon: int) -> None:
+    def __init__(self, tree: TokenTree, plan: Plan, horizon: int, calibration: Calibration) -> None:
         """`horizon`: the first absolute position whose node is never evaluated."""
         self.tree = tree
-        self._evaluated = EvaluatedTree(tree, horizon)
+        self._evaluated = EvaluatedTree(tree, horizon, calibration)
         self._plan = plan
         self._rule = _rule(plan, self._evaluated)
         self._next: Step | None = None

@@ -9,6 +9,7 @@ from draft_worker.engines import Batch, EngineSequence
 from draft_worker.growth import Growth
 from draft_worker.publication import growth_messages
 from draft_worker.step import Step
+from protocol.calibration import Calibration
 from protocol.messages import BestFirst, Grow, NodeId, Reroot, Start
 from protocol.token_tree import Node, TokenTree, node_id
 
@@ -20,8 +21,10 @@ _DEFAULT_PLAN = BestFirst(width=8, fan=4)
 class DraftSequence:
     """From a Start on. The root has no KV until it is evaluated as a node of its own tree."""
 
-    def __init__(self, start: Start, engine: EngineSequence, horizon: int) -> None:
-        """`horizon`: the first absolute position that is never evaluated."""
+    def __init__(self, start: Start, engine: EngineSequence, horizon: int, calibration: Calibration) -> None:
+        """`horizon`: the first absolute position that is never evaluated. `calibration` is shared by the
+        sequences that are sampled in a like manner."""
+        self._calibration = calibration
         self.sampling = start.sampling
         self._id = start.sequence
         self._engine = engine
@@ -41,7 +44,7 @@ class DraftSequence:
         self._rows: dict[NodeId, int] = {}
         self.round = start.round
         tree = TokenTree(start.root, start.tokens[-1], len(committed))
-        self._growth = Growth(tree, start.plan or _DEFAULT_PLAN, self._horizon)
+        self._growth = Growth(tree, start.plan or _DEFAULT_PLAN, self._horizon, self._calibration)
 
     @property
     def position(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from draft_worker.engines import Engine
 from draft_worker.sequence import DraftSequence
+from protocol.calibration import Calibration
 from protocol.messages import Fault, FromWorker, Hello, Reroot, SequenceId, Start, Stop, ToWorker
 
 
@@ -19,6 +20,8 @@ class DraftWorker:
         self._chunk = prefill_chunk
         self._sequences: dict[SequenceId, DraftSequence] = {}
         self._turns: deque[SequenceId] = deque()
+        self._calibrations = {True: Calibration(), False: Calibration()}
+        """By whether the request is greedy: noise changes what a claim is worth."""
 
     def hello(self) -> Hello:
         engine = self._engine
@@ -64,7 +67,9 @@ class DraftWorker:
             self._forget(message.sequence)
             opened = self._engine.open(message.sampling, message.vocabulary or self._engine.vocabulary)
             # The last position the model knows predicts a token that no one has a position for.
-            self._sequences[message.sequence] = DraftSequence(message, opened, horizon=self._engine.context - 1)
+            calibration = self._calibrations[message.sampling.temperature == 0]
+            horizon = self._engine.context - 1
+            self._sequences[message.sequence] = DraftSequence(message, opened, horizon, calibration)
             self._turns.append(message.sequence)
         elif (sequence.round, sequence.position) != (message.round, len(message.tokens) - 1):
             sequence.restart(message)

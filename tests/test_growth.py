@@ -9,6 +9,7 @@ from hypothesis import strategies as some
 from draft_worker.best_first import FLOOR, MAX_ALIVE
 from draft_worker.candidates import Candidates
 from draft_worker.growth import Growth
+from protocol.calibration import Calibration
 from protocol.messages import BestFirst, Chain, FanOut, NodeId, Plan
 from protocol.token_tree import Node, TokenTree
 from tests.fake_draft import oracle
@@ -30,7 +31,8 @@ class Grower:
     """A growth driven by the oracle, with a record of all that happened."""
 
     def __init__(self, plan: Plan, horizon: int = 1000) -> None:
-        self.growth = Growth(TokenTree(NodeId(1), 0, 20), plan, horizon)
+        self.calibration = Calibration()
+        self.growth = Growth(TokenTree(NodeId(1), 0, 20), plan, horizon, self.calibration)
         self.steps: list[list[Node]] = []
         self.published: list[Node] = []
 
@@ -317,7 +319,8 @@ def test_a_plan_can_be_replaced_at_any_re_root(first: Plan, second: Plan, seed: 
     walk(grower, seed, moves=4)
     grower.advance([49, 49], second)
     fresh = Grower(second)
-    fresh.growth = Growth(TokenTree(grower.tree.root.id, 49, grower.tree.root.depth), second, 1000)
+    root = TokenTree(grower.tree.root.id, 49, grower.tree.root.depth)
+    fresh.growth = Growth(root, second, 1000, grower.calibration)
     begin = len(grower.steps)
     for _ in range(10):
         assert grower.step() == fresh.step()
@@ -325,3 +328,20 @@ def test_a_plan_can_be_replaced_at_any_re_root(first: Plan, second: Plan, seed: 
     assert [[node.id for node in step] for step in grower.steps[begin:]] == [
         [node.id for node in step] for step in fresh.steps
     ]
+
+
+def test_growth_follows_what_claims_were_worth():
+    """A draft whose second guess always comes true grows below it first."""
+    grower = Grower(BestFirst(width=1, fan=2))
+    for _ in range(30):
+        step = grower.growth.next_step()
+        assert step is not None
+        grower.growth.expand(step, [Candidates([1, 2], [0.6, 0.4])])
+        grower.growth.advance([2])
+    root = grower.growth.next_step()
+    assert root is not None
+    grower.growth.expand(root, [Candidates([1, 2], [0.6, 0.4])])
+    step = grower.growth.next_step()
+
+    assert step is not None
+    assert [node.token for node in step.nodes] == [2]

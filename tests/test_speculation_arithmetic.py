@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.controller import best_count, with_growth
-from orchestrator.core.estimates import Calibration, HitModel, Mean, WidthCost
+from orchestrator.core.estimates import HitModel, Mean, WidthCost
 from orchestrator.core.fan_out import geometric_fan_out, spend
 from orchestrator.core.restarts import RestartPolicy
+from protocol.calibration import Calibration
 
 
 @given(acceptance=st.floats(0, 1), exponent=st.floats(0.05, 5), depth=st.integers(1, 12), budget=st.integers(0, 200))
@@ -101,10 +102,21 @@ def test_calibration_believes_what_it_measured():
     calibration = Calibration()
     random.seed(2)
     for _ in range(2000):
-        calibration.observe(0.95, random.random() < 0.6)
+        calibration.observe(0.95, 0, random.random() < 0.6)
 
-    assert calibration(0.95) == pytest.approx(0.6, abs=0.08)
-    assert calibration(0.1) == pytest.approx(0.1, abs=0.01)
+    assert calibration(0.95, 0) == pytest.approx(0.6, abs=0.08)
+    assert calibration(0.1, 0) == pytest.approx(0.1, abs=0.01)
+
+
+def test_calibration_tells_first_guesses_from_second_ones():
+    calibration = Calibration()
+    for _ in range(200):
+        calibration.observe(0.5, 0, True)
+        calibration.observe(0.45, 1, False)
+
+    assert calibration(0.5, 0) > 0.9
+    assert calibration(0.45, 1) < 0.1
+    assert calibration(0.45, 3) == calibration(0.45, 7) == pytest.approx(0.45)
 
 
 @pytest.mark.parametrize("exponent", [0.3, 0.8, 1.5])

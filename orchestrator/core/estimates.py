@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
+from protocol.calibration import Calibration
+
 
 @dataclass(slots=True)
 class Mean:
@@ -74,39 +76,6 @@ class WidthCost:
         prior = self.PRIOR_SLOPE * mean_seconds
         slope = max(0.0, (covariance + self._PRIOR_WEIGHT * prior) / (spread + self._PRIOR_WEIGHT))
         return max(0.2 * mean_seconds, mean_seconds + slope * (width - mean_width))
-
-
-class Calibration:
-    """What a draft's conditional probability is worth: the measured share of such guesses that came true.
-
-    Bins are equal steps of the log odds; each begins with a few pseudo-observations of the draft's own claim.
-    """
-
-    _BINS = 16
-    _SPAN = 6.0
-    """Log odds from -6 to 6 are told apart."""
-    _PRIOR_WEIGHT = 4.0
-    _DECAY = 0.998
-
-    def __init__(self) -> None:
-        self._trials = [0.0] * self._BINS
-        self._hits = [0.0] * self._BINS
-
-    def __call__(self, claimed: float) -> float:
-        """The probability to believe, strictly inside (0, 1)."""
-        bin = self._bin(claimed)
-        share = (self._hits[bin] + self._PRIOR_WEIGHT * claimed) / (self._trials[bin] + self._PRIOR_WEIGHT)
-        return min(max(share, 1e-6), 1.0 - 1e-6)
-
-    def observe(self, claimed: float, came_true: bool) -> None:
-        bin = self._bin(claimed)
-        self._trials[bin] = self._DECAY * self._trials[bin] + 1.0
-        self._hits[bin] = self._DECAY * self._hits[bin] + came_true
-
-    def _bin(self, claimed: float) -> int:
-        inside = min(max(claimed, 1e-9), 1.0 - 1e-9)
-        odds = math.log(inside / (1.0 - inside))
-        return min(self._BINS - 1, max(0, int((odds + self._SPAN) / (2 * self._SPAN) * self._BINS)))
 
 
 @dataclass(slots=True)

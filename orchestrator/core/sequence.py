@@ -167,8 +167,8 @@ class Sequence:
         path = [self.cache.root, *(self._sent[id] for id in verdict.path)]
         chosen = self.tokens_of(verdict)
         for node, token in zip(path, chosen, strict=True):
-            for child in node.children.values():
-                self.estimates.calibration.observe(child.probability, child.token == token)
+            for rank, child in enumerate(node.children.values()):
+                self.estimates.calibration.observe(child.probability, rank, child.token == token)
             if node.main_child is not None:
                 self.estimates.acceptance.observe(float(node.main_child.token == token))
         self._learn_lookup(path, chosen)
@@ -226,7 +226,7 @@ class Sequence:
         """What the first free guess would have been worth, whether or not it was sent."""
         guesses = self._lookup.continuations(self.tokens[-8:], 1)
         if guesses:
-            self.estimates.lookup.observe(guesses[0][1], guesses[0][0] == chosen[0])
+            self.estimates.lookup.observe(guesses[0][1], 0, guesses[0][0] == chosen[0])
 
 
 @dataclass(frozen=True, slots=True)

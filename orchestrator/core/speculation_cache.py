@@ -40,12 +40,12 @@ class SpeculationCache:
         """Nothing is known below the root."""
         return not self.root.children
 
-    def merge(self, growth: Grow, believe: Callable[[float], float], vocabulary: int) -> int:
+    def merge(self, growth: Grow, believe: Callable[[float, int], float], vocabulary: int) -> int:
         """Add what a draft grew and there is room for, but no token from `vocabulary` on.
 
         Returns how many nodes were new.
 
-        `believe` turns a draft's claim into a probability.
+        `believe` turns a draft's claim and a guess's rank among its siblings into a probability.
         """
         before = len(self.tree)
         for parent_id, token, claimed in zip(growth.parents, growth.tokens, growth.probabilities, strict=True):
@@ -53,7 +53,7 @@ class SpeculationCache:
             if parent is None:
                 self.orphans += 1
             elif token < vocabulary and len(self.tree) < _MOST_NODES:
-                self.tree.add(parent, token, claimed, believe(claimed))
+                self.tree.add(parent, token, claimed, believe(claimed, len(parent.children)))
         for distribution in growth.distributions:
             if distribution.node in self.tree:
                 self._distributions[distribution.node] = distribution

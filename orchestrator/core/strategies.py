@@ -229,6 +229,6 @@ def _free_paths(view: View) -> list[float]:
     paths: list[float] = []
     path = 1.0
     for _, claimed in view.guesses[: min(_GUESSES_FREE, view.room)]:
-        path *= view.estimates.lookup(claimed)
+        path *= view.estimates.lookup(claimed, 0)
         paths.append(path)
     return paths
