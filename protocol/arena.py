@@ -6,7 +6,7 @@ format and `segment_registry` for the memory's life.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from protocol.arena_header import (
     model_key,
 )
 from protocol.segment_registry import create_segment, open_segment, unlink_segment
+
+LayerRows: TypeAlias = list[NDArray[Any]]
+"""One array (kv heads, rows, head size) a layer, of an arena's element type."""
 
 
 class Arena:
@@ -75,6 +78,13 @@ class Arena:
     @property
     def layout(self) -> ArenaLayout:
         return self._header.layout
+
+    @property
+    def body(self) -> NDArray[Any]:
+        """Keys and values as one view, (2 layers, kv heads, capacity, head size): keys of every layer first."""
+        layers, *rest = self.layout.shape
+        flat = np.frombuffer(self._memory, self.layout.dtype.numpy_name, 2 * self.keys.size, HEADER_BYTES)
+        return flat.reshape(2 * layers, *rest)
 
     @property
     def epoch(self) -> int:

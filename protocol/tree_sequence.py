@@ -7,6 +7,7 @@ import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 from numpy.typing import NDArray
 
+from protocol.arena import LayerRows
 from protocol.arena_header import ArenaLayout, ElementType
 from protocol.kv_rows import element_type, to_mlx, to_numpy
 from protocol.slots import SlotTable
@@ -16,8 +17,6 @@ _DEAD_SLOTS = 64
 _GROWTH = 256
 """Slots by which KV arrays grow, as in mlx-lm's own cache."""
 
-LayerRows: TypeAlias = list[NDArray[Any]]
-"""One array (kv heads, rows, head size) a layer, in an arena's element type."""
 MaskKind: TypeAlias = mx.array | Literal["causal"] | None
 
 

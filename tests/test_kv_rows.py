@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
-from protocol.arena import Arena
+from protocol.arena import Arena, LayerRows
 from protocol.arena_header import ArenaLayout, ElementType
 from protocol.tree_model import TreeModel
-from protocol.tree_sequence import LayerRows, TreeSequence
+from protocol.tree_sequence import TreeSequence
 from tests.tiny_models import ARCHITECTURES, network, tree_model
 
 PROMPT = tuple(np.random.default_rng(1).integers(0, 67, 100).tolist())
