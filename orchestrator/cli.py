@@ -45,6 +45,15 @@ _PIPELINE_OPTIONS = [
     click.option("--fan-budget", type=int, help="B, the bonus guesses of ssd in all.  [default: 15]"),
     click.option("--fallback", type=click.Choice(["neural", "fast", "adaptive"]), help="What ssd does on a miss."),
     click.option("--saguaro", type=float, help="C in [0, 1]: Saguaro sampling of ssd with rejection verification."),
+    click.option(
+        "--prefill-engine",
+        type=click.Choice(["none", "mlx"]),
+        default="none",
+        show_default=True,
+        help="Read prompts in a process of their own.",
+    ),
+    click.option("--prefill", type=click.Choice(["auto", "always"]), help="When: if it is faster, or always."),
+    click.option("--kv-memory", type=int, help="MiB of shared memory for KV that outlives a request.  [default: 2048]"),
     click.option("--record", type=click.Path(dir_okay=False, writable=True), help="Write the event log to a file."),
 ]
 

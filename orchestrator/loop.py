@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 import zmq
 
-from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Replace, Tell
+from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Release, Replace, Tell
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.journal import Journal
@@ -32,6 +32,7 @@ from protocol.messages import (
     Inquire,
     Message,
     Ping,
+    Prefilled,
     Refused,
     Role,
     SequenceId,
@@ -39,6 +40,7 @@ from protocol.messages import (
     State,
     Submit,
 )
+from protocol.segment_registry import unlink_owned, unlink_segment
 
 _PING_SECONDS = 2.0
 _MOST_REQUESTS = 256
@@ -147,12 +149,18 @@ class Orchestrator:
             case Dismiss(role, _, text):
                 self._supervisor.forget(role)
                 self._fail(InputError(text))
+            case Release(name):
+                unlink_segment(name)
 
     # Workers ----------------------------------------------------------------------------------
 
     def _roles(self) -> tuple[Role, ...]:
-        drafting = self._setup.draft_engine != "none" and self._machine.strategy.drafts
-        return ("target", "draft") if drafting else ("target",)
+        roles: list[Role] = ["target"]
+        if self._setup.draft_engine != "none" and self._machine.strategy.drafts:
+            roles.append("draft")
+        if self._setup.prefill_engine != "none":
+            roles.append("prefill")
+        return tuple(roles)
 
     def _watch(self, child: Child) -> None:
         self._poller.register(child.life.fileno(), zmq.POLLIN)
@@ -182,6 +190,8 @@ class Orchestrator:
             case Fault(kind="fatal", text=text):
                 self._faults[incarnation] = text
             case message:
+                if isinstance(message, Prefilled) and message.warning:
+                    log.warning("KV was not adopted", reason=message.warning)
                 self._step(Arrived(child.role, incarnation, message))
 
     def _on_death(self, child: Child) -> None:
@@ -206,7 +216,7 @@ class Orchestrator:
             if death.role == "target" or not self._was_ready:
                 self._fail(PipelineError(f"{text} Run `launch-pipeline doctor`, or choose another model."))
             else:
-                log.error("going on without a draft", reason=text)
+                log.error("going on without it", reason=text)
 
     # Clients ----------------------------------------------------------------------------------
 
@@ -307,6 +317,7 @@ class Orchestrator:
             self._tell(role, Shutdown())
         self._supervisor.stop(told=self._peers)
         self._workers.close()
+        unlink_owned()
         # Give ZeroMQ's thread the moment it needs to hand over the last frames.
         self._clients.close(linger=200)
         self._journal.close()

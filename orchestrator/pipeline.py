@@ -15,10 +15,11 @@ from orchestrator.client import STAMP, Client
 from orchestrator.core.options import Options
 from orchestrator.ranges import out_of_range
 from orchestrator.session import Session
-from orchestrator.setup import DraftEngine, OrchestratorSetup
+from orchestrator.setup import DraftEngine, OrchestratorSetup, PrefillEngine
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.link import Link, require_local
 from protocol.messages import Inquire, State, ToClient
+from protocol.segment_registry import free_shared_memory
 
 _CLOSING_SECONDS = 7.0
 
@@ -36,6 +37,7 @@ class Pipeline(Client):
         draft: str | None = None,
         *,
         draft_engine: DraftEngine = "mlx",
+        prefill_engine: PrefillEngine = "none",
         address: str | None = None,
         draft_command: tuple[str, ...] = (),
         record: str = "",
@@ -43,9 +45,12 @@ class Pipeline(Client):
         **options: Any,
     ) -> None:
         """`on_wait` is called several times a second while models load, with the seconds so far."""
-        self._options = checked_options(options)
+        self._options = affordable(checked_options(options))
         self._paths = {"target": str(resolve(target, "target")), "draft": str(resolve(draft, "draft"))}
         self._draft_engine: DraftEngine = draft_engine
+        self._prefill_engine: PrefillEngine = prefill_engine
+        if prefill_engine != "none" and not self._options.kv_memory:
+            raise InputError("A prefill engine hands KV over in shared memory: set --kv-memory above 0.")
         self._draft_command = draft_command
         self._record = record
         self._on_wait = on_wait
@@ -105,6 +110,7 @@ class Pipeline(Client):
             target=self._paths["target"],
             draft=self._paths["draft"],
             draft_engine=self._draft_engine,
+            prefill_engine=self._prefill_engine,
             options=self._options,
             life=theirs.fileno(),
             draft_command=self._draft_command,
@@ -159,6 +165,13 @@ def checked_options(options: dict[str, Any]) -> Options:
         return msgspec.convert(options, Options)
     except msgspec.ValidationError as error:
         raise InputError(f"{out_of_range(error)} See `launch-pipeline generate --help`.") from error
+
+
+def affordable(options: Options) -> Options:
+    """With no more memory for KV than half of what the system has for sharing."""
+    free = free_shared_memory()
+    limit = options.kv_memory if free is None else min(options.kv_memory, free >> 21)
+    return msgspec.structs.replace(options, kv_memory=limit)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

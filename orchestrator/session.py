@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from protocol import segment_registry
 from protocol.errors import Blame, PipelineError, blame_of, blaming
 
 _FAILURE = "failure"
@@ -26,6 +27,7 @@ class Session:
         home = sessions_home()
         home.mkdir(mode=0o700, exist_ok=True)
         sweep()
+        segment_registry.sweep()
         return cls(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home)))
 
     @property
@@ -55,6 +57,8 @@ class Session:
         return None
 
     def remove(self) -> None:
+        """Also what an orchestrator that was killed left in shared memory."""
+        segment_registry.sweep()
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):
             sessions_home().rmdir()

@@ -10,6 +10,9 @@ from orchestrator.core.options import Options
 DraftEngine = Literal["mlx", "ngram", "none", "random"]
 """random guesses blindly at the cost of mlx: for measuring what a useless draft costs."""
 
+PrefillEngine = Literal["none", "mlx"]
+"""What reads prompts in a process of its own."""
+
 
 class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Paths are local and checked; nothing here came over a network."""
@@ -22,6 +25,7 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     draft: str
     """Model folder; what the n-gram engine takes its vocabulary from."""
     draft_engine: DraftEngine = "mlx"
+    prefill_engine: PrefillEngine = "none"
     options: Options = Options()
     life: int | None = None
     """A socket shared with the parent; its end of file means that the parent is gone."""

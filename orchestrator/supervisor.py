@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import get_args
 
 import msgspec
 
@@ -53,7 +54,7 @@ class Supervisor:
         self._epoch = epoch
         self._cores = partition_cores()
         self._incarnations = 0
-        self._policies: dict[Role, RestartPolicy] = {"target": RestartPolicy(), "draft": RestartPolicy()}
+        self._policies: dict[Role, RestartPolicy] = {role: RestartPolicy() for role in get_args(Role)}
         self._due: dict[Role, float] = {}
         self.children: dict[Role, Child] = {}
 
@@ -139,6 +140,8 @@ class Supervisor:
     def _command(self, role: Role) -> tuple[str, ...]:
         if role == "draft" and self._setup.draft_command:
             return self._setup.draft_command
+        if role == "prefill":
+            return (sys.executable, "-m", "draft_worker.prefill_process")
         return (sys.executable, "-m", f"{role}_worker")
 
     def _worker_setup(self, role: Role, life: int) -> WorkerSetup:
@@ -147,14 +150,23 @@ class Supervisor:
             epoch=self._epoch,
             incarnation=self._incarnations,
             life=life,
-            engine="mlx" if role == "target" else self._setup.draft_engine,
-            model=self._setup.target if role == "target" else self._setup.draft,
-            cores=self._cores.get(role, ()),
+            engine=self._engine(role),
+            model=self._setup.draft if role == "draft" else self._setup.target,
+            cores=self._cores_of(role),
             prefill_chunk=self._setup.prefill_chunk,
+            owner=os.getpid() if self._setup.options.kv_memory else None,
         )
 
+    def _engine(self, role: Role) -> str:
+        engines = {"draft": self._setup.draft_engine, "prefill": self._setup.prefill_engine}
+        return engines.get(role, "mlx")
+
+    def _cores_of(self, role: Role) -> tuple[int, ...]:
+        """A prefill worker shares the draft's: while a prompt is read there is little to draft."""
+        return self._cores.get("draft" if role == "prefill" else role, ())
+
     def _environment(self, role: Role) -> Mapping[str, str]:
-        return worker_environment(role, self._cores.get(role, ()))
+        return worker_environment(role, self._cores_of(role))
 
     def _last_words(self, child: Child) -> str:
         return self._session.last_words(child.log) or "none."
