@@ -16,7 +16,7 @@ from protocol.messages import MAX_SUPPORT, Sampling
 from protocol.sampling import Noise, filtered, scores
 from protocol.threefry import Stream
 
-_FEWEST = 4
+FEWEST = 4
 """Candidates looked up at least: they cost nothing, and a later plan may want them."""
 
 
@@ -39,7 +39,7 @@ def propose(
 
 def _ranked(scored: mx.array, limit: int) -> list[Candidates]:
     """By the target's own score, noise included, so that the best is the token it would sample."""
-    ids, values = top(scored, min(max(limit, _FEWEST), scored.shape[-1]))
+    ids, values = top(scored, min(max(limit, FEWEST), scored.shape[-1]))
     mx.async_eval(ids, values)
     chances = _softmax_at(scored, values)
     return [
@@ -80,7 +80,7 @@ def _drawn(
     with np.errstate(divide="ignore"):
         picks = np.argmax(np.log(proposal) + np.asarray(gumbel), axis=-1)
     return [
-        _with_main(tokens, chance.tolist(), share.tolist(), int(pick), max(batch.limit, _FEWEST))
+        _with_main(tokens, chance.tolist(), share.tolist(), int(pick), max(batch.limit, FEWEST))
         for tokens, chance, share, pick in zip(np.asarray(ids).tolist(), chances, proposal, picks, strict=True)
     ]
 

@@ -11,10 +11,8 @@ import numpy as np
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import HostTables
 from draft_worker.coreml.package import Package
+from draft_worker.coreml.tree_slots import HIDDEN
 from protocol.slots import Mask
-
-HIDDEN = -1e4
-"""Added to the score of what a token may not see: far below any score, and still a number in fp16."""
 
 
 class CallInputs:
@@ -41,8 +39,7 @@ class CallInputs:
         """
         count = len(tokens)
         slots = seen.shape[1] - count
-        self._embed(tokens)
-        self._rotate(positions)
+        self.place(tokens, positions)
         mask = self.buffers["mask"][0, 0]
         mask[:] = HIDDEN
         mask[:count, :slots][seen[:, :slots]] = 0
@@ -50,6 +47,12 @@ class CallInputs:
         mask[:count, context : context + count][seen[:, slots:]] = 0
         if self._package.cache == "state":
             self.buffers["begin"][2], self.buffers["end"][2] = slots, slots + self.width
+        return self.buffers
+
+    def place(self, tokens: Sequence[int], positions: Sequence[int]) -> dict[str, Array]:
+        """Like `fill`, for a caller who fills `mask` himself, and with a state `begin` and `end`."""
+        self._embed(tokens)
+        self._rotate(positions)
         return self.buffers
 
     def _embed(self, tokens: Sequence[int]) -> None:

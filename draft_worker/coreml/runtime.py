@@ -1,0 +1,91 @@
+"""What runs a converted model: the interface, and our executor behind it. Knows nothing of Core ML's library.
+
+Another runtime, such as Core AI, is one more class like `ExecutorRuntime` and one more line in `open_runtime`.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Literal, Protocol, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+
+from draft_worker.coreml.arrays import Array
+from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.execute import Executor, Precision
+from draft_worker.coreml.execute import State as Registers
+
+RuntimeName: TypeAlias = Literal["coreml", "executor"]
+_CACHE = "kv"
+
+
+class DeviceState(Protocol):
+    """A cache that the runtime holds between calls."""
+
+    def read(self) -> Array:
+        """All of it, in `Package.cache_shape`; slow."""
+        ...
+
+    def write(self, cache: Array) -> None: ...
+
+
+class Runtime(Protocol):
+    """A converted model that is loaded, ready for calls of each of its widths."""
+
+    name: str
+    device: str
+    """Where it computes, for people to read."""
+
+    def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+        """One call of the function for `width`. Inputs may be read until the runtime ends: keep them."""
+        ...
+
+    def make_state(self) -> DeviceState:
+        """An empty cache, for a package that leaves its cache to the runtime."""
+        ...
+
+
+def open_runtime(converted: Converted, name: RuntimeName | None = None) -> Runtime:
+    """The runtime of that name; by default Core ML on a Mac, the executor elsewhere."""
+    if (name or default_runtime()) == "coreml":
+        from draft_worker.coreml.apple import CoreMlRuntime
+
+        return CoreMlRuntime(converted)
+    return ExecutorRuntime(converted)
+
+
+def default_runtime() -> RuntimeName:
+    return "coreml" if sys.platform == "darwin" else "executor"
+
+
+class ExecutorRuntime:
+    """Our executor: the same package on any machine, to prove it; no Neural Engine."""
+
+    name = "executor"
+
+    def __init__(self, converted: Converted, precision: Precision = "fp16") -> None:
+        kind = "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
+        self.device = f"{kind}, by the executor: no Neural Engine"
+        self._package = converted.package
+        self._executor = Executor(converted.file, precision)
+
+    def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+        function = self._executor.function(self._package.function(width))
+        registers = state.registers if isinstance(state, ExecutorState) else None
+        return function.predict(inputs, registers)
+
+    def make_state(self) -> "ExecutorState":
+        return ExecutorState(self._executor.function(self._package.function(self._package.widths[0])).make_state())
+
+
+class ExecutorState:
+    """The executor's registers as a DeviceState."""
+
+    def __init__(self, registers: Registers) -> None:
+        self.registers = registers
+
+    def read(self) -> Array:
+        return np.array(self.registers[_CACHE])
+
+    def write(self, cache: Array) -> None:
+        self.registers[_CACHE] = mx.array(cache).astype(self.registers[_CACHE].dtype)

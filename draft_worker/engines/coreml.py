@@ -1,0 +1,177 @@
+"""The draft as a converted model: token trees through calls of fixed width. Knows no messages and no plans.
+
+What runs the package is behind `Runtime`: Core ML on a Mac, our executor anywhere.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+
+from draft_worker.candidates import Candidates
+from draft_worker.chooser import Chooser
+from draft_worker.coreml.arena_shelf import ArenaShelf, exchange_of
+from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.forward import Forward
+from draft_worker.coreml.memory import DeviceMemory, HostMemory, Memory
+from draft_worker.coreml.runtime import Runtime, RuntimeName, open_runtime
+from draft_worker.coreml.tree_slots import PREFIX
+from draft_worker.engines import Batch
+from protocol.arena_header import ArenaError
+from protocol.messages import KvReference, Sampling
+from protocol.segment_registry import SegmentError
+
+
+class CoreMlEngine:
+    """A folder that `launch-pipeline convert` made."""
+
+    name = "coreml"
+
+    def __init__(self, converted: Converted, runtime: Runtime, epoch: int = 0, owner: int | None = None) -> None:
+        """`owner`: the process whose end makes the caches' shared memory garbage; None to keep none there."""
+        package = converted.package
+        self.model = str(converted.folder)
+        self.architecture = package.shape.architecture
+        self.vocabulary = package.shape.vocabulary
+        self.context = package.context
+        self.device = runtime.device
+        self.tokenizer = package.tokenizer
+        self._package = package
+        self._runtime = runtime
+        self._forward = Forward(converted, runtime)
+        self._shelf = ArenaShelf(package, exchange_of(package, epoch, owner))
+        self._choosers: dict[int, Chooser] = {}
+        """By the target's vocabulary."""
+
+    @classmethod
+    def load(
+        cls, folder: Path, runtime: RuntimeName | None = None, *, epoch: int = 0, owner: int | None = None
+    ) -> "CoreMlEngine":
+        """Raises InputError if the folder is incomplete, damaged, or put together from several models."""
+        # The GPU is the target's; what the host computes beside a call is small.
+        mx.set_default_device(mx.cpu)
+        converted = Converted.open(folder)
+        return cls(converted, open_runtime(converted, runtime), epoch, owner)
+
+    def open(self, sampling: Sampling, vocabulary: int) -> "CoreMlSequence":
+        if vocabulary not in self._choosers:
+            self._choosers[vocabulary] = Chooser(vocabulary, min(self.vocabulary, vocabulary))
+        chooser = self._choosers[vocabulary]
+        if self._package.cache == "state":
+            memory = DeviceMemory(self._package, self._runtime)
+            return CoreMlSequence(self._forward, memory, sampling, chooser)
+        return HostCachedSequence(self._forward, self._shelf, sampling, chooser)
+
+
+class CoreMlSequence:
+    """One sequence's rows in a memory of whatever kind. A row without a slot has no candidates."""
+
+    def __init__(self, forward: Forward, memory: Memory, sampling: Sampling, chooser: Chooser) -> None:
+        self.path_tokens = sampling.repetition_context if sampling.repetition_penalty != 1.0 else 0
+        self._forward = forward
+        self._memory = memory
+        self._sampling = sampling
+        self._chooser = chooser
+
+    @property
+    def committed(self) -> int:
+        return self._memory.slots.committed
+
+    @property
+    def next_row(self) -> int:
+        return self._memory.slots.next_row
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        path = range(self.next_row, self.next_row + len(tokens))
+        for numbers in self._placed(tokens, _chain(path)):
+            self._forward.run(self._memory, numbers)
+        self.keep(path, ())
+
+    def evaluate(self, batch: Batch) -> list[Candidates]:
+        begin = self.next_row
+        path = range(begin, begin + len(batch.committed))
+        tip = path[-1] if path else PREFIX
+        parents = [*_chain(path), *(tip if parent == PREFIX else parent for parent in batch.parents)]
+        nodes = range(path.stop, begin + len(parents))
+        found = {node: Candidates([], []) for node in nodes}
+        for numbers in self._placed([*batch.committed, *batch.tokens], parents):
+            asked = [number for number in numbers if number in found]
+            found.update(zip(asked, self._asked(batch, numbers, asked, nodes.start), strict=True))
+        if path:
+            self.keep(path, nodes)
+        return list(found.values())
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        kept = self._memory.slots.keep(path, surviving)
+        self._memory.exchange(kept.exchanged)
+        if kept.unwritten:
+            self.prefill(kept.unwritten)
+
+    def truncate(self, length: int) -> None:
+        self._memory.slots.truncate(length)
+
+    def _placed(self, tokens: Sequence[int], parents: Sequence[int]) -> Iterator[list[int]]:
+        """New rows that have slots, as many at a time as a call takes: make it before asking for more."""
+        slots, begin = self._memory.slots, 0
+        while begin < len(tokens):
+            self._memory.make_room(self._forward.width(len(tokens) - begin))
+            end = min(len(tokens), begin + self._forward.most(self._memory.room))
+            numbers = slots.add(tokens[begin:end], parents[begin:end], self._forward.width(end - begin))
+            written = [number for number in numbers if slots.row(number).slot is not None]
+            if written:
+                yield written
+            begin = end
+
+    def _asked(self, batch: Batch, numbers: Sequence[int], asked: Sequence[int], first: int) -> list[Candidates]:
+        """Make the call for rows `numbers`; candidates of its last ones, `asked`. `first` is the batch's first node."""
+        part = batch._replace(
+            contexts=[batch.contexts[number - first] for number in asked] if batch.contexts else (),
+            fans=[batch.fans[number - first] for number in asked] if batch.fans else (),
+        )
+        positions = [self._memory.slots.row(number).position + 1 for number in asked]
+        self._chooser.begin(self._sampling, positions)
+        logits = self._forward.run(self._memory, numbers)
+        return self._chooser.choose(logits[len(numbers) - len(asked) :], positions, self._sampling, part)
+
+
+class HostCachedSequence(CoreMlSequence):
+    """The same with its cache on the shelf, where another worker's life finds it."""
+
+    def __init__(self, forward: Forward, shelf: ArenaShelf, sampling: Sampling, chooser: Chooser) -> None:
+        self._shelf = shelf
+        self._held = shelf.take()
+        super().__init__(forward, HostMemory(self._held.array), sampling, chooser)
+
+    @property
+    def size(self) -> int:
+        """Bytes of shared memory."""
+        return self._held.size
+
+    def adopt(self, reference: KvReference) -> str:
+        """Go on with the cache of an earlier life, in an empty sequence; why not, if it can't be."""
+        try:
+            held = self._shelf.adopt(reference)
+        except (ArenaError, SegmentError) as error:
+            return str(error)
+        self._shelf.give_back(self._held)
+        self._held = held
+        self._memory = HostMemory(held.array)
+        self._memory.slots.adopt(reference.tokens)
+        return ""
+
+    def save(self) -> KvReference | None:
+        """Where the committed tokens' cache is, if that is news."""
+        return self._held.save(self.committed)
+
+    def truncate(self, length: int) -> None:
+        self._held.cut(length)
+        super().truncate(length)
+
+    def close(self) -> None:
+        """The sequence is over: its cache may serve another."""
+        self._shelf.give_back(self._held)
+
+
+def _chain(numbers: range) -> list[int]:
+    """Parents of rows that follow one another, the first one the committed tokens."""
+    return [PREFIX, *numbers[:-1]] if numbers else []
