@@ -27,7 +27,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     fallback: Fallback = "adaptive"
     """What ssd does on a miss."""
     saguaro: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
-    """C: factor on the draft's cached tokens in ssd with rejection verification (1 changes nothing)."""
+    """C: factor on the draft's cached tokens in ssd with rejection verification (1 changes nothing).
+
+    What the draft draws then depends on the fan-out, which is learned as it goes: a seed fixes no output."""
     prefill: PrefillMode = "auto"
     """Whether a prefill worker, if there is one, reads a prompt: when that was measured to be faster, or always."""
     kv_memory: Annotated[int, Meta(ge=0, le=1 << 24)] = 2048
