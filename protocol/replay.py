@@ -1,0 +1,46 @@
+"""A worker does again, alone, what a traced one did: the same messages and units of work in the same order.
+
+Knows no sockets: nothing is sent, and nobody else is at work.
+"""
+
+import gc
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from protocol.messages import FromWorker, Start, ToWorker
+from protocol.traced_worker import Script, load_script, traced
+from protocol.worker_logic import Worker
+
+
+def replay(build: Callable[[], Worker], script: Path, folder: Path) -> None:
+    """Run a script and save the spans under its name in `folder`: the n-th span is the n-th of the traced run."""
+    with traced(build(), str(folder), script.stem) as worker:
+        settle()
+        run_script(worker, load_script(script))
+
+
+def settle() -> None:
+    """What has been loaded stays: from here on the garbage collector runs only when there is nothing to do."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def run_script(worker: Worker, script: Script) -> None:
+    """Every step of it, one after the other; replies go nowhere."""
+    for step in script:
+        _drain(worker.work() if step is None else worker.handle(_alone(step)))
+
+
+def _alone(message: ToWorker) -> ToWorker:
+    """Shared memory of the traced run is gone."""
+    if isinstance(message, Start) and message.adopt is not None:
+        return msgspec.structs.replace(message, adopt=None)
+    return message
+
+
+def _drain(replies: Iterable[FromWorker]) -> None:
+    for _ in replies:
+        pass

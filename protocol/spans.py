@@ -1,0 +1,91 @@
+"""What a process did and when: spans in a ring of fixed size. Knows no sockets and no model."""
+
+import struct
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+
+
+class Kind(IntEnum):
+    """What a span was spent on."""
+
+    PREFILL = 1
+    """One chunk of a prompt."""
+    VERIFY = 2
+    """The target, from reading a Verify to having its verdict."""
+    TIDY = 3
+    """The target, after the verdict has left."""
+    GROW = 4
+    """One growth step of the draft."""
+    STEP = 5
+    """The orchestrator, from an event to the last of what it led to."""
+    WAIT = 6
+    """The target is free and the orchestrator waits for growth on purpose."""
+    MESSAGE = 7
+    """The orchestrator reads or sends a message."""
+
+
+SPAN = np.dtype(
+    [
+        ("begin", "<i8"),
+        ("end", "<i8"),
+        ("sequence", "<i8"),
+        ("round", "<i8"),
+        ("serial", "<i8"),
+        ("kind", "<i4"),
+        ("tokens", "<i4"),
+    ]
+)
+"""Times are nanoseconds on the process's own clock. `serial`: the how manieth Grow of its process told of this
+step; 0 for other kinds."""
+
+_RECORD = struct.Struct("<qqqqqii")
+CAPACITY = 1 << 17
+"""Spans kept; some minutes of decoding, 6 MB."""
+
+
+class SpanRing:
+    """The newest spans of a process. Adding one costs a fraction of a microsecond and allocates nothing."""
+
+    def __init__(self, capacity: int = CAPACITY, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        """`clock` in nanoseconds, monotonic."""
+        self.now = clock
+        self.recorded = 0
+        """Spans added so far, those that were overwritten included."""
+        self._capacity = capacity
+        self._spans = np.zeros(capacity, SPAN)
+        # A structured assignment takes four times as long as packing into the same memory.
+        self._memory = self._spans.view(np.uint8).data
+
+    def add(
+        self, kind: Kind, begin: int, end: int, sequence: int = 0, round: int = 0, tokens: int = 0, serial: int = 0
+    ) -> None:
+        offset = self.recorded % self._capacity * _RECORD.size
+        _RECORD.pack_into(self._memory, offset, begin, end, sequence, round, serial, kind, tokens)
+        self.recorded += 1
+
+    @property
+    def lost(self) -> int:
+        """How many of the oldest were overwritten."""
+        return max(0, self.recorded - self._capacity)
+
+    def spans(self) -> np.ndarray:
+        """(n,) SPAN, oldest first."""
+        kept = min(self.recorded, self._capacity)
+        return np.roll(self._spans, -(self.recorded % self._capacity))[:kept] if self.lost else self._spans[:kept]
+
+    def save(self, path: Path) -> None:
+        """Write what is there, for `load_spans`."""
+        with path.open("wb") as file:
+            np.savez(file, spans=self.spans(), lost=np.int64(self.lost))
+
+
+def load_spans(path: Path) -> tuple[np.ndarray, int]:
+    """(n,) SPAN, oldest first, and how many older ones were lost. Raises ValueError for another file."""
+    with np.load(path, allow_pickle=False) as file:
+        if file["spans"].dtype != SPAN:
+            raise ValueError(f"{path} holds no spans")
+        return file["spans"], int(file["lost"])
