@@ -13,7 +13,9 @@ from protocol.segment_registry import stale_segments
 T = TypeVar("T")
 
 _LOOK_SECONDS = 0.02
-_PROGRAM = re.compile(r"-m (?:tests\.)?(orchestrator|target_worker|draft_worker|chaotic_draft)\b")
+_PROGRAM = re.compile(
+    r"-m (?:tests\.|draft_worker\.)?(orchestrator|target_worker|prefill_process|draft_worker|chaotic_draft)\b"
+)
 
 
 def until(condition: Callable[[], T | None], seconds: float = 30.0) -> T:

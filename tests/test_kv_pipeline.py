@@ -1,0 +1,157 @@
+"""KV outlives its worker and its request, and changes no token; it never outlives the pipeline. Real processes."""
+
+import json
+import os
+import random
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator import Pipeline, Result, SamplingParams
+from orchestrator.session import Session
+from protocol.arena import Arena
+from protocol.segment_registry import stale_segments
+from tests.conftest import Reference
+from tests.processes import mark, members, remains, until
+
+PARAMS = SamplingParams(temperature=0.8, seed=21, max_tokens=40)
+
+
+def prompt(seed: int, length: int = 500) -> tuple[int, ...]:
+    """One that no other test shares."""
+    return tuple(random.Random(seed).choices(range(1, 4096), k=length))
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Iterator[Pipeline]:
+    with Pipeline() as pipeline:
+        name = mark(pipeline)
+        yield pipeline
+    assert remains(name) == []
+
+
+def arenas(pipeline: Pipeline) -> list[str]:
+    """Names of the shared memory that this pipeline's orchestrator owns."""
+    owner = members(mark(pipeline))["orchestrator"]
+    entries = Path(tempfile.gettempdir()).glob(f"launch-pipeline-{os.getuid()}-segments/lp-*")
+    return sorted(entry.name for entry in entries if json.loads(entry.read_bytes())["pid"] == owner)
+
+
+def shoot_target(pipeline: Pipeline, asked: tuple[int, ...], params: SamplingParams) -> Result:
+    """The result of a request in whose midst the target is killed."""
+    with pipeline.stream(asked, params) as stream:
+        for count, _ in enumerate(stream):
+            if count == 3:
+                os.kill(members(mark(pipeline))["target_worker"], signal.SIGKILL)
+        assert stream.result is not None
+        return stream.result
+
+
+def test_a_target_that_is_killed_goes_on_from_what_it_had_saved(pipeline: Pipeline, reference: Reference):
+    asked = prompt(1)
+
+    result = shoot_target(pipeline, asked, PARAMS)
+
+    assert result.tokens == reference(asked, PARAMS).tokens
+    assert result.statistics.adopted_tokens >= len(asked) - 1
+
+
+def test_a_later_request_does_not_read_the_same_prompt_again(pipeline: Pipeline, reference: Reference):
+    asked = prompt(2)
+    first = pipeline.generate(asked, PARAMS)
+    again = pipeline.generate(asked, PARAMS)
+    forked = pipeline.generate((*asked[:450], *asked[:30]), PARAMS)
+
+    assert first.statistics.adopted_tokens == 0
+    assert again.statistics.adopted_tokens == len(asked) - 1
+    assert forked.statistics.adopted_tokens == 450
+    assert first.tokens == again.tokens == reference(asked, PARAMS).tokens
+    assert forked.tokens == reference((*asked[:450], *asked[:30]), PARAMS).tokens
+
+
+def test_a_conversation_adopts_its_own_history(pipeline: Pipeline, reference: Reference):
+    params = SamplingParams(max_tokens=150)
+    asked = prompt(3)
+    first = pipeline.generate(asked, params)
+    longer = (*asked, *first.tokens, 7, 8, 9)
+
+    second = pipeline.generate(longer, PARAMS)
+
+    assert len(longer) - 70 <= second.statistics.adopted_tokens < len(longer)
+    assert second.tokens == reference(longer, PARAMS).tokens
+
+
+def test_corrupted_memory_costs_a_prefill_and_a_warning(pipeline: Pipeline, reference: Reference):
+    asked = prompt(4)
+    before = set(arenas(pipeline))
+    pipeline.generate(asked, PARAMS)
+    (name,) = set(arenas(pipeline)) - before
+    Arena.attach(name).keys[2, 1, 77, 5] += 1
+
+    result = pipeline.generate(asked, PARAMS)
+
+    assert result.statistics.adopted_tokens == 0
+    assert result.tokens == reference(asked, PARAMS).tokens
+    assert f"KV arena {name} is torn" in (Path(mark(pipeline)) / "orchestrator.log").read_text()
+    assert name not in arenas(pipeline)
+
+
+def test_without_memory_for_kv_there_is_none(reference: Reference):
+    asked = prompt(5)
+    with Pipeline(strategy="ar", kv_memory=0) as pipeline:
+        results = [pipeline.generate(asked, PARAMS) for _ in range(2)]
+        assert arenas(pipeline) == []
+
+    assert [result.statistics.adopted_tokens for result in results] == [0, 0]
+    assert results[0].tokens == results[1].tokens == reference(asked, PARAMS).tokens
+
+
+@pytest.fixture(scope="module")
+def reading() -> Iterator[Pipeline]:
+    with Pipeline(prefill_engine="mlx", prefill="always") as pipeline:
+        name = mark(pipeline)
+        yield pipeline
+    assert remains(name) == []
+
+
+def test_a_prompt_may_be_read_by_another_process(reading: Pipeline, reference: Reference):
+    asked = prompt(6)
+
+    result = reading.generate(asked, PARAMS)
+
+    assert result.statistics.adopted_tokens == len(asked) - 1
+    assert result.tokens == reference(asked, PARAMS).tokens
+
+
+def test_a_prefill_worker_that_is_killed_is_done_without(reading: Pipeline, reference: Reference):
+    asked = prompt(7, 1500)
+    pid = members(mark(reading))["prefill_process"]
+    os.kill(pid, signal.SIGSTOP)
+    with reading.stream(asked, PARAMS) as stream:
+        os.kill(pid, signal.SIGKILL)
+        for _ in stream:
+            pass
+        result = stream.result
+
+    assert result is not None
+    assert result.tokens == reference(asked, PARAMS).tokens
+    assert result.statistics.adopted_tokens == 0
+    until(lambda: members(mark(reading)).get("prefill_process", pid) != pid)
+
+
+def test_what_a_killed_orchestrator_leaves_is_gone_at_the_next_start():
+    with Pipeline(strategy="ar") as pipeline:
+        pipeline.generate(prompt(8), PARAMS)
+        left = arenas(pipeline)
+        assert left
+        os.kill(members(mark(pipeline))["orchestrator"], signal.SIGKILL)
+        until(lambda: not members(mark(pipeline)))
+
+        session = Session.create()
+
+        assert not set(left) & set(stale_segments())
+        assert not [name for name in left if (Path("/dev/shm") / name).exists()]
+        session.remove()
