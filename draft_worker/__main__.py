@@ -30,7 +30,11 @@ def _open(setup: WorkerSetup) -> Engine:
         from draft_worker.engines.ngram import NgramEngine
 
         return NgramEngine(Path(setup.model) if setup.model else None)
-    raise InputError(f"There is no draft engine called {setup.engine!r}: choose mlx or ngram.")
+    if setup.engine == "coreml":
+        from draft_worker.engines.coreml import CoreMlEngine
+
+        return CoreMlEngine.load(Path(setup.model), epoch=setup.epoch, owner=setup.owner)
+    raise InputError(f"There is no draft engine called {setup.engine!r}: choose mlx, coreml or ngram.")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ Pure over an engine's sequence. Knows no transport; the clock is the caller's.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from draft_worker.engines import Batch, EngineSequence
+from draft_worker.engines import Batch, EngineSequence, ResumableSequence
 from draft_worker.growth import Growth
 from draft_worker.publication import growth_messages
 from draft_worker.step import Step
 from protocol.calibration import Calibration
-from protocol.messages import BestFirst, Grow, NodeId, Reroot, Start
+from protocol.messages import BestFirst, Grow, KvOffer, KvReference, NodeId, Prefilled, Reroot, Start
 from protocol.token_tree import Node, TokenTree, node_id
 
 _CATCH_UP = 16
@@ -31,6 +31,10 @@ class DraftSequence:
         self._horizon = horizon
         self._held: list[int] = []
         """Tokens of the engine's committed prefix."""
+        self._adopted: Prefilled | None = None
+        """What came of the KV that the start named, until it is told."""
+        if start.adopt is not None:
+            self._adopt(start, start.adopt)
         self.restart(start)
 
     def restart(self, start: Start) -> None:
@@ -83,6 +87,34 @@ class DraftSequence:
         evaluated = len(self._backlog) + len(step.nodes)
         fresh = self._grow(step)
         yield from self._publish(fresh, evaluated, clock() - begin)
+
+    def news(self, clock: Callable[[], float]) -> Iterator[Prefilled | KvOffer]:
+        """What came of KV that was to be adopted, and where the KV here can be adopted after this life."""
+        if self._adopted is not None and not self._backlog:
+            told, self._adopted = self._adopted, None
+            yield told
+        if isinstance(self._engine, ResumableSequence):
+            begin = clock()
+            saved = self._engine.save()
+            if saved is not None:
+                yield KvOffer(self._id, saved.name, saved.tokens, self._engine.size, clock() - begin)
+
+    def close(self) -> None:
+        """The sequence is over."""
+        if isinstance(self._engine, ResumableSequence):
+            self._engine.close()
+
+    def _adopt(self, start: Start, reference: KvReference) -> None:
+        """Whatever is wrong with what is offered costs a prefill and is told."""
+        warning = "The KV offered to the draft goes beyond the root."
+        if not isinstance(self._engine, ResumableSequence):
+            warning = "This draft shares no KV: prefill again."
+        elif reference.tokens < len(start.tokens):
+            warning = self._engine.adopt(reference)
+        if not warning:
+            self._held = list(start.tokens[: reference.tokens])
+        missing = len(start.tokens) - 1 - len(self._held)
+        self._adopted = Prefilled(start.sequence, start.round, missing, 0.0, len(self._held), warning[:4000])
 
     def _prefill(self, chunk: int) -> None:
         tokens = self._backlog[:chunk]

@@ -3,6 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from draft_worker.engines import Engine
 from draft_worker.sequence import DraftSequence
@@ -56,7 +57,7 @@ class DraftWorker:
             sequence = self._sequences[self._turns[0]]
             self._turns.rotate(-1)
             if sequence.has_work:
-                return sequence.work(self._chunk, self._clock)
+                return chain(sequence.work(self._chunk, self._clock), sequence.news(self._clock))
         return ()
 
     def _start(self, message: Start) -> Iterator[FromWorker]:
@@ -97,5 +98,7 @@ class DraftWorker:
         return Fault("refused", text, sequence)
 
     def _forget(self, sequence: SequenceId) -> None:
-        if self._sequences.pop(sequence, None) is not None:
+        known = self._sequences.pop(sequence, None)
+        if known is not None:
             self._turns.remove(sequence)
+            known.close()

@@ -1,10 +1,10 @@
 """What can guess: the interface of an engine. One module an engine; none knows messages or plans."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from draft_worker.candidates import Candidates
-from protocol.messages import Sampling
+from protocol.messages import KvReference, Sampling
 
 
 class Batch(NamedTuple):
@@ -55,6 +55,28 @@ class EngineSequence(Protocol):
 
     def truncate(self, length: int) -> None:
         """Forget committed tokens behind `length`, and all rows."""
+        ...
+
+
+@runtime_checkable
+class ResumableSequence(EngineSequence, Protocol):
+    """One whose KV lies in shared memory, where the next life of the worker finds it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of shared memory."""
+        ...
+
+    def adopt(self, reference: KvReference) -> str:
+        """In an empty sequence: go on with the KV that an earlier life left, or say why that can't be."""
+        ...
+
+    def save(self) -> KvReference | None:
+        """Make what is committed good for adoption; where it is, if that is news."""
+        ...
+
+    def close(self) -> None:
+        """The sequence is over."""
         ...
 
 

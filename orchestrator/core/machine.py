@@ -9,6 +9,7 @@ from typing import Literal, assert_never
 
 from orchestrator.core.admission import refusal
 from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Replace, Tell
+from orchestrator.core.draft_caches import DraftCaches
 from orchestrator.core.estimates import Estimates
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.handoff import Handoff
@@ -34,6 +35,7 @@ class Machine:
         """Messages that were not acted on: another life, an old round, an unknown sequence."""
         self._workers = Roster()
         self.handoff = Handoff(options)
+        self.draft_caches = DraftCaches()
         self._waiting: deque[SequenceId] = deque()
         """Sequences in the order in which the target serves them."""
         self._under_verification: SequenceId | None = None
@@ -90,6 +92,7 @@ class Machine:
         if self._under_verification == sequence.id:
             self._under_verification = None
         self.handoff.ended(sequence.id)
+        self.draft_caches.ended(sequence.id)
         return [Tell(role, Stop(sequence.id)) for role in self._workers.roles]
 
     # Workers ----------------------------------------------------------------------------------
@@ -124,7 +127,8 @@ class Machine:
                 sequence.outstanding = None
         if event.role == "target":
             self._under_verification = None
-        return self._schedule(now)
+            return self._schedule(now)
+        return [*self.draft_caches.left(), *self._schedule(now)]
 
     def _start(self, role: Role, sequence: Sequence, now: float) -> list[Command]:
         """Tell a worker of a sequence, if the worker is there and can be of use."""
@@ -138,7 +142,7 @@ class Machine:
         sequence.drafting = True
         sequence.grown_at = now
         plan = self.strategy.plan(sequence.estimates)
-        return [Tell("draft", sequence.start(plan, target.vocabulary))]
+        return [Tell("draft", sequence.start(plan, target.vocabulary, self.draft_caches.find(sequence.id)))]
 
     def _start_target(self, target: Hello, sequence: Sequence, now: float) -> list[Command]:
         reason = refusal(sequence.request, target)
@@ -163,6 +167,12 @@ class Machine:
                 return self._on_prefilled(message, now)
             case "draft", Grow():
                 return self._on_growth(message, now)
+            case "draft", KvOffer():
+                self.draft_caches.offered(message, live=message.sequence in self.sequences)
+                return []
+            case "draft", Prefilled():
+                self.draft_caches.adopted(message)
+                return []
             case "target" | "prefill", KvOffer():
                 return self.handoff.offered(role, self.sequences.get(message.sequence), message, now)
             case _, Fault():
