@@ -154,8 +154,7 @@ class TreeSequence:
         """
         assert not self._table.size
         for cache, layer_keys, layer_values in zip(self._caches, keys, values, strict=True):
-            cache.keys, cache.values = to_mlx(layer_keys, kind)[None], to_mlx(layer_values, kind)[None]
-        mx.eval([(cache.keys, cache.values) for cache in self._caches])
+            cache.keys, cache.values = to_mlx(layer_keys[None], kind), to_mlx(layer_values[None], kind)
         self._table.append(tokens)
 
     def _run(self, tokens: Sequence[int], forward: Forward) -> mx.array:

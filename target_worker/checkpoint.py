@@ -9,7 +9,7 @@ _LEAST = 32
 """Tokens that are worth an arena: fewer are prefilled in the time that it takes."""
 _EVERY = 64
 """Committed tokens from one save to the next."""
-_SLICE = 512
+_SLICE = 128
 """Tokens copied at once: a verification that arrives meanwhile waits no longer than that."""
 
 
