@@ -13,6 +13,7 @@ from rich.console import Console
 
 from orchestrator import report
 from orchestrator.client import Client
+from orchestrator.conversion_bar import ConversionBar
 from orchestrator.convert_command import convert
 from orchestrator.pipeline import Pipeline
 from orchestrator.reply import Result
@@ -29,7 +30,13 @@ _SAMPLING = (
 _PIPELINE_OPTIONS = [
     click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model."),
     click.option("--draft", metavar="MODEL", help="The same for the draft; it needs the target's tokenizer."),
-    click.option("--draft-engine", type=click.Choice(["mlx", "ngram", "none"]), default="mlx", show_default=True),
+    click.option(
+        "--draft-engine",
+        type=click.Choice(["mlx", "coreml", "ngram", "none"]),
+        default="mlx",
+        show_default=True,
+        help="coreml is for the Neural Engine; where there is none, an executor runs the same package.",
+    ),
     click.option(
         "--strategy",
         type=click.Choice(["ar", "sd", "ssd", "adaptive"]),
@@ -274,7 +281,11 @@ def _started(options: dict[str, Any], *, quiet: bool, address: str | None = None
     given = {name: value for name, value in options.items() if value is not None}
     if given["draft_engine"] == "none":
         given["strategy"] = "ar"
-    return report.Starting(Pipeline(address=address, **given), quiet)
+    with ConversionBar(quiet) as bar:
+        pipeline = Pipeline(address=address, on_progress=bar, **given)
+    if pipeline.note:
+        click.echo(pipeline.note, err=True)
+    return report.Starting(pipeline, quiet)
 
 
 def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet: bool) -> None:

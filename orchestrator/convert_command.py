@@ -8,11 +8,11 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from orchestrator.checkpoints import resolve
 from orchestrator.conversion import conversion
+from orchestrator.conversion_bar import ConversionBar
 from protocol.conversion import Choices, Finished
 from protocol.errors import InputError
 
@@ -67,15 +67,12 @@ def _widths(text: str) -> tuple[int, ...]:
 
 
 def _watched(source: Path, destination: Path, choices: Choices, quiet: bool) -> Finished:
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    bar = Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True)
     # Closing ends the process, also when Ctrl-C is what ends us.
-    with bar, closing(conversion(source, destination, choices)) as reports:
-        task = bar.add_task("loading", total=None)
+    with ConversionBar(quiet) as bar, closing(conversion(source, destination, choices)) as reports:
         for report in reports:
             if isinstance(report, Finished):
                 return report
-            bar.update(task, description=report.stage, completed=report.done, total=report.total)
+            bar(report)
     raise AssertionError("a conversion ends with its outcome or an error")
 
 

@@ -134,6 +134,14 @@ def chip() -> str:
     return next(names, os.uname().machine)
 
 
+def system_build() -> str:
+    """Which operating system this is, to the build."""
+    if sys.platform == "darwin":
+        out = subprocess.run(["/usr/bin/sw_vers", "-buildVersion"], capture_output=True, text=True)
+        return f"macOS {out.stdout.strip()}"
+    return f"{os.uname().sysname} {os.uname().release}"
+
+
 def installed(package: str) -> bool:
     """Whether a distribution of this name is in the environment; imports nothing of it."""
     try:

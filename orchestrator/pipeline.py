@@ -12,7 +12,9 @@ import msgspec
 
 from orchestrator.checkpoints import resolve
 from orchestrator.client import STAMP, Client
+from orchestrator.converted_draft import OnProgress
 from orchestrator.core.options import Options
+from orchestrator.draft_choice import draft_choice
 from orchestrator.ranges import out_of_range
 from orchestrator.session import Session
 from orchestrator.setup import DraftEngine, OrchestratorSetup, PrefillEngine
@@ -41,13 +43,18 @@ class Pipeline(Client):
         address: str | None = None,
         draft_command: tuple[str, ...] = (),
         record: str = "",
+        on_progress: OnProgress = lambda _: None,
         on_wait: Callable[[float], None] = lambda _: None,
         **options: Any,
     ) -> None:
-        """`on_wait` is called several times a second while models load, with the seconds so far."""
+        """`on_progress` is called while a draft is converted for Core ML, which happens once, in here; `on_wait`
+        several times a second while models load, with the seconds so far."""
         self._options = affordable(checked_options(options))
-        self._paths = {"target": str(resolve(target, "target")), "draft": str(resolve(draft, "draft"))}
-        self._draft_engine: DraftEngine = draft_engine
+        choice = draft_choice(draft_engine, draft, on_progress)
+        self.note = choice.note
+        """One line for the user about the draft, if it is not as he asked."""
+        self._paths = {"target": str(resolve(target, "target")), "draft": str(choice.folder)}
+        self._draft_engine: DraftEngine = choice.engine
         self._prefill_engine: PrefillEngine = prefill_engine
         if prefill_engine != "none" and not self._options.kv_memory:
             raise InputError("A prefill engine hands KV over in shared memory: set --kv-memory above 0.")

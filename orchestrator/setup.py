@@ -7,8 +7,9 @@ import msgspec
 
 from orchestrator.core.options import Options
 
-DraftEngine = Literal["mlx", "ngram", "none", "random"]
-"""random guesses blindly at the cost of mlx: for measuring what a useless draft costs."""
+DraftEngine = Literal["mlx", "coreml", "ngram", "none", "random"]
+"""coreml is for the Neural Engine, and runs by an executor where there is none; random guesses blindly at the
+cost of mlx: for measuring what a useless draft costs."""
 
 PrefillEngine = Literal["none", "mlx"]
 """What reads prompts in a process of its own."""

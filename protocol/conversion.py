@@ -4,6 +4,13 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+FOLDER_MODEL = "model.mlpackage"
+"""What makes a folder a converted model."""
+FOLDER_FACTS = "package.json"
+"""Says in a converted folder what the package says of itself, for who can't read packages."""
+FORMAT = 2
+"""Of a converted model's folder; another one is converted again."""
+
 WeightKind: TypeAlias = Literal["fp16", "int8", "4bit"]
 """As they are; with one scale an output channel; with a palette of sixteen numbers an output channel."""
 CacheKind: TypeAlias = Literal["io", "state"]
@@ -27,6 +34,14 @@ class ConversionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     source: str
     destination: str
     choices: Choices
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """Of what FOLDER_FACTS says, what a process that starts a draft has to know."""
+
+    source: str
+    """Folder or id of the model that was converted."""
+    format: int = FORMAT
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress", forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from protocol.cache_folder import cache_folder
+from protocol.conversion import FOLDER_MODEL
 from protocol.errors import InputError
 
 Choice: TypeAlias = Literal["coreml", "mlx"]
@@ -42,7 +43,7 @@ def package_fingerprint(folder: Path) -> str:
 
     Raises InputError if the folder holds no package that can be read.
     """
-    package = folder / "model.mlpackage"
+    package = folder / FOLDER_MODEL
     digest = hashlib.sha256()
     try:
         # The manifest is left out: it holds random ids, new ones at each conversion.
@@ -53,7 +54,7 @@ def package_fingerprint(folder: Path) -> str:
     except OSError as error:
         raise InputError(f"{package} can't be read ({error.strerror}): convert the model again.") from error
     if not files:
-        raise InputError(f"{folder} holds no model.mlpackage: make one with `launch-pipeline convert`.")
+        raise InputError(f"{folder} holds no {FOLDER_MODEL}: make one with `launch-pipeline convert`.")
     return digest.hexdigest()
 
 

@@ -16,7 +16,7 @@ from draft_worker.coreml.graph import decoder
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package
 from draft_worker.coreml.toolchain import toolchain
 from draft_worker.coreml.weights import Constants, head_chunks
-from protocol.conversion import Choices, Progress
+from protocol.conversion import FOLDER_FACTS, Choices, Progress
 from protocol.errors import InputError
 from protocol.fingerprint import tokenizer_fingerprint
 
@@ -114,6 +114,7 @@ def _fill(folder: Path, checkpoint: Checkpoint, package: Package, report: Report
     _save(program, package, folder / MODEL)
     report(Progress("host's tables", layers + 1, layers + 2))
     _save_host(checkpoint, package, folder / HOST)
+    (folder / FOLDER_FACTS).write_text(package.encode())
     for name in _COPIED:
         if (checkpoint.folder / name).is_file():
             shutil.copyfile(checkpoint.folder / name, folder / name)

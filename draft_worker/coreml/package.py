@@ -5,13 +5,12 @@ from pathlib import Path
 import msgspec
 
 from draft_worker.coreml.checkpoint import Shape
-from protocol.conversion import CacheKind, WeightKind
+from protocol.conversion import FOLDER_MODEL, FORMAT, CacheKind, WeightKind
 from protocol.errors import InputError
 
-MODEL = "model.mlpackage"
+MODEL = FOLDER_MODEL
 HOST = "host.safetensors"
 METADATA_KEY = "launch_pipeline"
-_FORMAT = 2
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,7 +35,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whether a head's features stand in another order than in the source (pairs brought to halves)."""
     version: str = ""
     """Of the launch-pipeline that made it."""
-    format: int = _FORMAT
+    format: int = FORMAT
 
     def function(self, width: int) -> str:
         """Name of the function for this width."""
@@ -76,6 +75,6 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise InputError(
                 f"{path} says things of itself that this version can't read ({error}): convert its model again."
             ) from error
-        if package.format != _FORMAT or not package.widths or min(package.widths) < 1 or package.context < 1:
+        if package.format != FORMAT or not package.widths or min(package.widths) < 1 or package.context < 1:
             raise InputError(f"{path} is of another version's form: convert its model again.")
         return package
