@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import AsyncClient, Client, Pipeline, PipelineError, SamplingParams
+from orchestrator import AsyncClient, Client, Pipeline, SamplingParams
 from orchestrator.tokenizer import TextCodec
 from tests.conftest import Reference
 
@@ -55,43 +55,35 @@ def pipeline(request: pytest.FixtureRequest) -> Iterator[Pipeline]:
 def test_tokens_equal_those_of_the_target_alone(pipeline: Pipeline, reference: Reference, temperature: float):
     for prompt in PROMPTS[:2]:
         for seed in (1, 2) if temperature else (0,):
-            params = SamplingParams(temperature=temperature, seed=seed, max_tokens=32)
+            params = SamplingParams(temperature=temperature, seed=seed, max_tokens=24)
 
             assert pipeline.generate(prompt, params).tokens == reference(prompt, params).tokens
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("temperature", [0.0, 0.3, 0.7, 1.0, 1.5])
+@pytest.mark.parametrize("prompt", PROMPTS[2:])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.5])
 def test_long_outputs_equal_those_of_the_target_alone(
     pipeline: Pipeline, reference: Reference, temperature: float, prompt: str
 ):
-    for seed in range(6) if temperature else (0,):
-        params = SamplingParams(temperature=temperature, seed=seed, max_tokens=300)
+    for seed in range(2) if temperature else (0,):
+        params = SamplingParams(temperature=temperature, seed=seed, max_tokens=200)
 
         assert pipeline.generate(prompt, params).tokens == reference(prompt, params).tokens
 
 
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=[*FILTERS])
 def test_filters_do_not_change_that(pipeline: Pipeline, reference: Reference, filters: dict):
-    params = SamplingParams(temperature=0.9, seed=5, max_tokens=24, **filters)
+    params = SamplingParams(temperature=0.9, seed=5, max_tokens=16, **filters)
 
     assert pipeline.generate(PROMPTS[2], params).tokens == reference(PROMPTS[2], params).tokens
 
 
 @pytest.mark.parametrize("filters", [{"logit_bias": {221: 4.0}}, {"repetition_penalty": 1.3}], ids=["bias", "penalty"])
 def test_nor_do_they_without_noise(pipeline: Pipeline, reference: Reference, filters: dict):
-    params = SamplingParams(max_tokens=24, **filters)
+    params = SamplingParams(max_tokens=16, **filters)
 
     assert pipeline.generate(PROMPTS[2], params).tokens == reference(PROMPTS[2], params).tokens
-
-
-def test_rejection_of_trees_is_refused_with_the_next_step(pipeline: Pipeline):
-    if pipeline.state().strategy != "adaptive":
-        pytest.skip("only adaptive verifies trees")
-
-    with pytest.raises(PipelineError, match="add --strategy sd or --strategy ssd"):
-        pipeline.generate(PROMPTS[0], SamplingParams(verification="rejection"))
 
 
 @pytest.mark.parametrize("border", [3, 7])
@@ -133,7 +125,7 @@ def test_one_token_is_one_token(pipeline: Pipeline, reference: Reference):
 
 @pytest.mark.parametrize("length", [1, 600])
 def test_prompts_of_any_length_are_continued(pipeline: Pipeline, reference: Reference, length: int):
-    params = SamplingParams(temperature=0.7, seed=6, max_tokens=24)
+    params = SamplingParams(temperature=0.7, seed=6, max_tokens=16)
     prompt = tokens(length, seed=length)
 
     assert pipeline.generate(prompt, params).tokens == reference(prompt, params).tokens

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from orchestrator import Pipeline, Result, SamplingParams
+from orchestrator import InputError, Pipeline, Result, SamplingParams
 from tests.conftest import Reference
 from tests.tiny_models import network, stock_logits
 
@@ -138,3 +138,11 @@ def test_at_temperature_zero_tokens_equal_those_of_the_target_alone(reference: R
         tokens = pipeline.generate(PYTHON, SamplingParams(max_tokens=40, verification="rejection")).tokens
 
     assert tokens == reference(PYTHON, SamplingParams(max_tokens=40)).tokens
+
+
+def test_trees_are_refused_with_the_next_step():
+    with Pipeline(strategy="adaptive") as pipeline:
+        with pytest.raises(InputError, match="add --strategy sd or --strategy ssd"):
+            pipeline.generate(PYTHON, SamplingParams(verification="rejection"))
+
+        assert pipeline.generate(PYTHON, SamplingParams(max_tokens=1)).finish_reason == "length"
