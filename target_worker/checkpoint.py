@@ -22,6 +22,8 @@ class Checkpoint:
         """Tokens whose KV lies in some arena."""
         self._exchange = exchange
         self._arena: Arena | None = None
+        self._goal = 0
+        """Tokens that the save in progress will hold; 0 when none is."""
         self._given_up = False
 
     @property
@@ -32,17 +34,20 @@ class Checkpoint:
     def due(self, committed: int) -> bool:
         """Whether a sequence of so many committed tokens has something to save."""
         enough = _EVERY if self.covered else _LEAST
-        return not self._given_up and committed - self.covered >= enough
+        return not self._given_up and (self._goal > 0 or committed - self.covered >= enough)
 
     def save(self, cache: TreeSequence) -> KvReference | None:
         """Copy the next slice; where it lies, once the arena holds more than was covered before.
 
         Raises SegmentError if there is no memory for it.
         """
-        arena = self._with_room(cache.committed)
-        end = min(arena.committed + _SLICE, cache.committed)
-        arena.write_rows(arena.committed, *cache.export(arena.committed, end))
-        arena.commit(end)
+        goal = min(self._goal or cache.committed, cache.committed)
+        arena = self._with_room(goal)
+        begin, end = arena.committed, min(arena.committed + _SLICE, goal)
+        if begin < end:
+            arena.write_rows(begin, *cache.export(begin, end))
+            arena.commit(end)
+        self._goal = goal if end < goal else 0
         if end <= self.covered:
             return None
         self.covered = end

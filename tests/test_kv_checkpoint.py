@@ -159,8 +159,8 @@ def test_what_is_adopted_is_saved_again_only_with_enough_of_its_own():
 
     other.decode(1)
 
-    (offer,) = other.offers
-    assert offer.tokens == 89 + 64
+    assert [offer.tokens for offer in other.offers] == [128, 89 + 64]
+    offer = other.offers[-1]
     assert offer.name != first.offers[0].name
     assert Talk(target(), start(other.tokens, reference(offer))).decode(9) == other.decode(9)
 
@@ -209,6 +209,20 @@ def test_a_sequence_that_starts_again_keeps_what_is_here_and_its_arena():
     assert (again.prefilled.adopted, again.prefilled.tokens) == (0, 0)
     assert {offer.name for offer in again.offers} == {talk.offers[0].name}
     assert again.tokens == list(expected(140))
+
+
+def test_a_sequence_that_starts_again_in_the_middle_of_a_save_goes_on():
+    prompt = random.Random(2).choices(range(VOCABULARY), k=400)
+    worker = target()
+    replies = list(worker.handle(start(prompt)))
+    while not any(isinstance(reply, KvOffer) for reply in replies):
+        replies += worker.work()
+    shorter = Talk(worker, start(prompt[:129], round=3))
+    shorter.decode(70)
+
+    assert [offer.tokens for offer in shorter.offers] == [128 + 64]
+    fresh = Talk(target(), start(prompt[:129]))
+    assert fresh.decode(70) == shorter.tokens
 
 
 def test_a_sequence_that_starts_again_with_other_tokens_gets_another_arena():
