@@ -68,6 +68,8 @@ def findings_table(findings: Iterable[Finding]) -> Table:
 
 def _lines(result: Result, figures: Statistics, sampled: bool) -> Iterable[tuple[str, str]]:
     yield "tokens", f"{figures.generated_tokens} after a prompt of {figures.prompt_tokens} ({result.finish_reason})"
+    if figures.adopted_tokens:
+        yield "adopted", f"{figures.adopted_tokens} tokens whose KV was there already"
     yield "time to first token", f"{figures.time_to_first_token * 1000:.0f} ms"
     yield "rounds", f"{figures.rounds}, {figures.tokens_per_round:.2f} tokens a round"
     yield "hit rate", _percent(figures.hit_rate)
