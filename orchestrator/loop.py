@@ -20,6 +20,7 @@ from orchestrator.session import Session
 from orchestrator.setup import OrchestratorSetup
 from orchestrator.supervisor import Child, Death, Supervisor
 from orchestrator.tokenizer import TextCodec
+from orchestrator.tracing import Recording, Trace
 from protocol.codec import Stamp
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.link import Arrival, Hub
@@ -32,6 +33,7 @@ from protocol.messages import (
     Inquire,
     Message,
     Ping,
+    Pong,
     Prefilled,
     Refused,
     Role,
@@ -57,6 +59,7 @@ class Orchestrator:
         self._codec = TextCodec(Path(setup.target))
         self._machine = Machine(setup.options)
         self._journal = Journal.to(setup.record)
+        self._trace = Recording(Path(setup.trace)) if setup.trace else Trace()
         self._supervisor = Supervisor(setup, self._session, self._epoch)
         self._clients = Hub(context, setup.address, FromClient, on_reject=self._reject_frame)
         self._workers = Hub(context, self._session.worker_address, FromWorker)
@@ -95,6 +98,7 @@ class Orchestrator:
     def _turn(self) -> None:
         """Wait for something to happen, and let it."""
         ready = {source for source, _ in self._poller.poll(self._patience())}
+        self._trace.woke()
         for arrival in self._workers.receive():
             self._on_worker(arrival)
         for arrival in self._clients.receive():
@@ -123,15 +127,16 @@ class Orchestrator:
         if now >= self._next_ping:
             self._next_ping = now + _PING_SECONDS
             for incarnation, peer in self._peers.items():
-                self._workers.send(peer, Ping(now), Stamp(self._epoch, incarnation))
+                self._workers.send(peer, Ping(time.perf_counter()), Stamp(self._epoch, incarnation))
             if not self._conversations:
                 gc.collect()
 
     def _step(self, event: Event) -> None:
-        now = time.monotonic()
+        began, now = self._trace.now(), time.monotonic()
         self._journal.write(event, now)
         for command in self._machine.step(event, now):
             self._perform(command)
+        self._trace.stepped(began)
 
     def _perform(self, command: Command) -> None:
         match command:
@@ -169,7 +174,15 @@ class Orchestrator:
         child = self._supervisor.children.get(role)
         peer = None if child is None else self._peers.get(child.incarnation)
         if child is not None and peer is not None:
+            began = self._trace.now()
             self._workers.send(peer, message, Stamp(self._epoch, child.incarnation))
+            self._trace.told(role, child.incarnation, message, began)
+
+    def _probe(self, incarnation: int) -> None:
+        """Learn what a profile needs to know of a worker's clock."""
+        ping = self._trace.probe(incarnation)
+        if ping is not None:
+            self._workers.send(self._peers[incarnation], ping, Stamp(self._epoch, incarnation))
 
     def _on_worker(self, arrival: Arrival) -> None:
         epoch, incarnation = arrival.stamp
@@ -177,6 +190,7 @@ class Orchestrator:
         if epoch != self._epoch or child is None:
             self._machine.stale += 1
             return
+        self._trace.arrived(child.role, incarnation, arrival.message)
         match arrival.message:
             case Hello(role=role) if role != child.role:
                 text = f"A {role} worker was started as the {child.role}: check the command that starts it."
@@ -187,6 +201,10 @@ class Orchestrator:
                 log.info("worker up", role=hello.role, model=hello.model, device=hello.device)
                 self._step(WorkerUp(incarnation, hello))
                 self._became_ready()
+                self._probe(incarnation)
+            case Pong() as pong:
+                self._step(Arrived(child.role, incarnation, pong))
+                self._probe(incarnation)
             case Fault(kind="fatal", text=text):
                 self._faults[incarnation] = text
             case message:
@@ -321,5 +339,6 @@ class Orchestrator:
         # Give ZeroMQ's thread the moment it needs to hand over the last frames.
         self._clients.close(linger=200)
         self._journal.close()
+        self._trace.save()
         with suppress(OSError):
             self._session.remove()

@@ -44,11 +44,15 @@ class Pipeline(Client):
         draft_command: tuple[str, ...] = (),
         record: str = "",
         on_progress: OnProgress = lambda _: None,
+        trace: str = "",
         on_wait: Callable[[float], None] = lambda _: None,
         **options: Any,
     ) -> None:
         """`on_progress` is called while a draft is converted for Core ML, which happens once, in here; `on_wait`
-        several times a second while models load, with the seconds so far."""
+        several times a second while models load, with the seconds so far.
+
+        `trace`: a folder that every process writes its spans to at the end, for `orchestrator.profile`.
+        """
         self._options = affordable(checked_options(options))
         choice = draft_choice(draft_engine, draft, on_progress)
         self.note = choice.note
@@ -60,6 +64,7 @@ class Pipeline(Client):
             raise InputError("A prefill engine hands KV over in shared memory: set --kv-memory above 0.")
         self._draft_command = draft_command
         self._record = record
+        self._trace = trace
         self._on_wait = on_wait
         self._session: Session | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -122,6 +127,7 @@ class Pipeline(Client):
             life=theirs.fileno(),
             draft_command=self._draft_command,
             record=self._record,
+            trace=self._trace,
         )
         with theirs, session.log("orchestrator").open("wb") as log:
             self._process = subprocess.Popen(

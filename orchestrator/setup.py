@@ -35,6 +35,8 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Run this instead of our draft worker: for drafting algorithms of the user's own."""
     record: str = ""
     """Write every event of the state machine to this file."""
+    trace: str = ""
+    """Folder that every process writes its spans to at the end; empty records none."""
 
     @classmethod
     def from_arguments(cls) -> "OrchestratorSetup":

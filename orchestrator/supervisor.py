@@ -155,6 +155,7 @@ class Supervisor:
             cores=self._cores_of(role),
             prefill_chunk=self._setup.prefill_chunk,
             owner=os.getpid() if self._setup.options.kv_memory else None,
+            trace=self._setup.trace,
         )
 
     def _engine(self, role: Role) -> str:

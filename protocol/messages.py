@@ -207,6 +207,8 @@ class Pong(Message, frozen=True):
     """Answer to Ping, between two units of work."""
 
     sent: float
+    clock: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    """Nanoseconds on the worker's clock, the one of its spans; 0 from a worker that tells none."""
 
 
 # The orchestrator to workers ---------------------------------------------------------------------

@@ -31,7 +31,18 @@ def settle() -> None:
 def run_script(worker: Worker, script: Script) -> None:
     """Every step of it, one after the other; replies go nowhere."""
     for step in script:
-        _drain(worker.work() if step is None else worker.handle(_alone(step)))
+        if step is not None:
+            _drain(worker.handle(_alone(step)))
+        elif worker.has_work:
+            _drain(worker.work())
+        if isinstance(step, Start) and step.adopt is not None and step.plan is None:
+            _read_prompt(worker)
+
+
+def _read_prompt(worker: Worker) -> None:
+    """A target's: what it adopted has to be evaluated here."""
+    while worker.has_work:
+        _drain(worker.work())
 
 
 def _alone(message: ToWorker) -> ToWorker:

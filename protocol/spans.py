@@ -13,11 +13,11 @@ class Kind(IntEnum):
     """What a span was spent on."""
 
     PREFILL = 1
-    """One chunk of a prompt."""
+    """One chunk of a prompt, or the adoption of its KV."""
     VERIFY = 2
     """The target, from reading a Verify to having its verdict."""
     TIDY = 3
-    """The target, after the verdict has left."""
+    """The target, after the verdict has left; also a worker that saves its KV for others."""
     GROW = 4
     """One growth step of the draft."""
     STEP = 5

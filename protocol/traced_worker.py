@@ -11,7 +11,19 @@ from typing import TypeAlias
 
 import msgspec
 
-from protocol.messages import FromWorker, Grow, Hello, Prefilled, ToWorker, Verdict, Verify
+from protocol.messages import (
+    FromWorker,
+    Grow,
+    Hello,
+    KvOffer,
+    Prefilled,
+    SequenceId,
+    Start,
+    Stop,
+    ToWorker,
+    Verdict,
+    Verify,
+)
 from protocol.spans import Kind, SpanRing
 from protocol.worker_logic import Worker
 
@@ -42,6 +54,8 @@ class TracedWorker:
         self._worker = worker
         self._ring = ring
         self._grows = 0
+        self._unread: set[SequenceId] = set()
+        """Sequences that have not been told to be prefilled; a draft never tells."""
         self.script: Script = []
 
     def hello(self) -> Hello:
@@ -53,6 +67,10 @@ class TracedWorker:
 
     def handle(self, message: ToWorker) -> Iterator[FromWorker]:
         self._remember(message)
+        if isinstance(message, Start):
+            self._unread.add(message.sequence)
+        elif isinstance(message, Stop):
+            self._unread.discard(message.sequence)
         began = self._ring.now()
         answer: FromWorker | None = None
         for answer in self._worker.handle(message):
@@ -70,7 +88,7 @@ class TracedWorker:
             yield answer
             began = self._ring.now()
         if answer is None:
-            self._ring.add(Kind.PREFILL, began, self._ring.now())
+            self._ring.add(Kind.PREFILL if self._unread else Kind.TIDY, began, self._ring.now())
         self._tidied(answer, began)
 
     def save(self, folder: Path, name: str) -> None:
@@ -86,7 +104,10 @@ class TracedWorker:
             case Verdict():
                 self._ring.add(Kind.VERIFY, began, end, answer.sequence, answer.round, asked)
             case Prefilled():
+                self._unread.discard(answer.sequence)
                 self._ring.add(Kind.PREFILL, began, end, answer.sequence, answer.round, answer.tokens)
+            case KvOffer():
+                self._ring.add(Kind.TIDY, began, end)
             case Grow():
                 self._grows += 1
                 if answer.evaluated:

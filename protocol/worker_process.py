@@ -5,9 +5,10 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -15,7 +16,10 @@ import zmq
 from protocol.codec import Stamp
 from protocol.errors import PipelineError
 from protocol.link import Link
-from protocol.messages import Fault, FromWorker, Hello, Ping, Pong, Shutdown, ToWorker
+from protocol.messages import Fault, Ping, Pong, Role, Shutdown, ToWorker
+from protocol.replay import replay, settle
+from protocol.traced_worker import traced
+from protocol.worker_logic import Worker
 
 _IDLE_SECONDS = 1.0
 
@@ -37,26 +41,14 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens evaluated in one forward while prefilling; other messages are read in between."""
     owner: int | None = None
     """Process whose end makes this worker's shared memory garbage; None to keep no KV there."""
+    trace: str = ""
+    """Folder to write spans to at the end; empty records none."""
+    replay: str = ""
+    """A script of a traced worker to run alone, instead of serving anybody."""
 
     @classmethod
     def from_arguments(cls) -> "WorkerSetup":
         return msgspec.json.decode(sys.argv[-1], type=cls)
-
-
-class Worker(Protocol):
-    """A worker's logic: messages in, messages out. Replies are sent one by one as they are yielded,
-    so what follows a `yield` happens after the sending."""
-
-    def hello(self) -> Hello: ...
-
-    def handle(self, message: ToWorker) -> Iterable[FromWorker]: ...
-
-    @property
-    def has_work(self) -> bool: ...
-
-    def work(self) -> Iterable[FromWorker]:
-        """One unit of work: a prefill chunk, a growth step, a verification."""
-        ...
 
 
 def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
@@ -67,15 +59,19 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
         _die_with_parent(setup.life)
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)
+    if setup.replay:
+        replay(build, Path(setup.replay), Path(setup.trace))
+        return 0
     context = zmq.Context[zmq.Socket[bytes]]()
     link = Link(context, setup.address, Stamp(setup.epoch, setup.incarnation), ToWorker)
     try:
         worker = build()
-        link.send(worker.hello())
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        run(worker, link)
+        hello = worker.hello()
+        link.send(hello)
+        settle()
+        _leave_setup(setup, hello.role)
+        with traced(worker, setup.trace, f"{hello.role}-{setup.incarnation}") as watched:
+            run(watched, link)
         return 0
     except PipelineError as error:
         link.send(Fault(kind="fatal", text=str(error)))
@@ -89,6 +85,12 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
         context.term()
 
 
+def _leave_setup(setup: WorkerSetup, role: Role) -> None:
+    """A traced worker's set-up is what its replay needs besides its script."""
+    if setup.trace:
+        (Path(setup.trace) / f"{role}-{setup.incarnation}.setup").write_bytes(msgspec.json.encode(setup))
+
+
 def run(worker: Worker, link: Link) -> None:
     """Read what has arrived, do one unit of work, repeat; sleep only when there is nothing to do."""
     while True:
@@ -97,7 +99,7 @@ def run(worker: Worker, link: Link) -> None:
             if isinstance(message, Shutdown):
                 return
             if isinstance(message, Ping):
-                link.send(Pong(message.sent))
+                link.send(Pong(message.sent, time.perf_counter_ns()))
                 continue
             for reply in worker.handle(message):
                 link.send(reply)

@@ -31,7 +31,8 @@ from protocol.messages import (
     Verdict,
 )
 from protocol.token_tree import node_id
-from protocol.worker_process import Worker, WorkerSetup, serve
+from protocol.worker_logic import Worker
+from protocol.worker_process import WorkerSetup, serve
 
 VOCABULARY = 4096
 _DEPTH = 5

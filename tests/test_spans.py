@@ -42,7 +42,7 @@ class Steps:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.asked)
+        return True
 
     def work(self) -> Iterator[FromWorker]:
         first = None not in self.asked
