@@ -14,6 +14,8 @@ import secrets
 import shutil
 import stat
 import tempfile
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -85,7 +87,9 @@ def stale_segments() -> list[str]:
     folder = _folder()
     _require_private(folder)
     entries = (entry for entry in folder.glob(f"{_PREFIX}*") if is_segment_name(entry.name))
-    return sorted(entry.name for entry in entries if not _owner_lives(entry))
+    # Asking is a process of its own on macOS, and most segments have the same owner.
+    started = cache(start_time)
+    return sorted(entry.name for entry in entries if not _owner_lives(entry, started))
 
 
 def sweep() -> list[str]:
@@ -153,25 +157,32 @@ def _require_private(folder: Path) -> None:
 
 
 def _register(name: str, owner: int) -> None:
-    started = start_time(owner)
-    if started is None:
-        raise SegmentError(f"Process {owner}, which was to own a shared-memory segment, has ended.")
+    entry = msgspec.json.encode(_Owner(owner, _beginning(owner)))
     folder = _folder()
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     _require_private(folder)
     draft = folder / f".{name}"
-    draft.write_bytes(msgspec.json.encode(_Owner(owner, started)))
+    draft.write_bytes(entry)
     # A sweep must never see half an entry.
     draft.rename(folder / name)
 
 
-def _owner_lives(entry: Path) -> bool:
+@cache
+def _beginning(owner: int) -> str:
+    """Remembered, since a process owns many segments and no other one gets its number while it lives."""
+    started = start_time(owner)
+    if started is None:
+        raise SegmentError(f"Process {owner}, which was to own a shared-memory segment, has ended.")
+    return started
+
+
+def _owner_lives(entry: Path, started: Callable[[int], str | None]) -> bool:
     try:
         owner = _owner(entry)
     except FileNotFoundError:
         return True
-    return owner is not None and start_time(owner.pid) == owner.started
+    return owner is not None and started(owner.pid) == owner.started
 
 
 def _owner(entry: Path) -> _Owner | None:
