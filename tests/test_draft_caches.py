@@ -1,8 +1,15 @@
 """Laws of what a draft leaves behind: the next life finds it once, and nothing else stays."""
 
-from orchestrator.core.commands import Release
+import msgspec
+
+from orchestrator.core.admission import refusal
+from orchestrator.core.commands import Command, Release, Tell
 from orchestrator.core.draft_caches import DraftCaches
-from protocol.messages import KvOffer, KvReference, Prefilled, SequenceId
+from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
+from orchestrator.core.machine import Machine
+from orchestrator.core.options import Options
+from protocol.messages import KvOffer, KvReference, Prefilled, Sampling, SequenceId, Start
+from tests.simulated_workers import hello
 
 ONE, TWO = SequenceId(1), SequenceId(2)
 A, B = "lp-" + "a" * 20, "lp-" + "b" * 20
@@ -82,3 +89,61 @@ def test_an_arena_that_was_taken_over_is_no_warning():
     caches.adopted(Prefilled(ONE, 3, 2, 0.0, 38, ""))
 
     assert caches.warnings == 0
+
+
+# In the machine ------------------------------------------------------------------------------------
+
+
+def starts(commands: list[Command]) -> list[Start]:
+    """What a draft is told to start."""
+    told = [command for command in commands if isinstance(command, Tell) and command.role == "draft"]
+    return [command.message for command in told if isinstance(command.message, Start)]
+
+
+def drafting() -> Machine:
+    machine = Machine(Options())
+    machine.step(WorkerUp(1, hello("target")), 0.0)
+    machine.step(WorkerUp(2, hello("draft")), 0.0)
+    return machine
+
+
+def test_a_draft_that_is_back_is_told_what_the_last_one_left():
+    machine = drafting()
+    (first,) = starts(machine.step(Submitted(ONE, Request(tuple([7] * 60), Sampling(), 10)), 0.0))
+    machine.step(Arrived("draft", 2, offer(ONE, A, 59)), 0.1)
+    machine.step(WorkerDown("draft", 2), 0.2)
+    (second,) = starts(machine.step(WorkerUp(3, hello("draft")), 0.3))
+
+    assert first.adopt is None
+    assert second.adopt == KvReference(A, 59)
+
+
+def test_a_draft_that_could_not_use_it_is_counted():
+    machine = drafting()
+    machine.step(Submitted(ONE, Request((1, 2, 3), Sampling(), 10)), 0.0)
+    machine.step(Arrived("draft", 2, Prefilled(ONE, 0, 2, 0.0, 0, "torn")), 0.1)
+
+    assert machine.draft_caches.warnings == 1
+
+
+def test_the_end_of_a_request_gives_its_arena_to_others():
+    machine = drafting()
+    machine.step(Submitted(ONE, Request((1, 2, 3), Sampling(), 10)), 0.0)
+    machine.step(Arrived("draft", 2, offer(TWO, A)), 0.1)
+
+    assert Release(A) in machine.step(WorkerDown("draft", 2), 0.2)
+
+
+# Too long ------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_a_converted_draft_has_no_room_for_is_refused_with_the_next_step():
+    request = Request(tuple([7] * 100), Sampling(), 10)
+    draft = msgspec.structs.replace(hello("draft"), engine="coreml", context=100)
+    text = refusal(request, hello("target"), draft)
+
+    assert text is not None
+    assert "room for 100" in text
+    assert "--context" in text
+    assert refusal(request, hello("target"), msgspec.structs.replace(draft, context=101)) is None
+    assert refusal(request, hello("target"), msgspec.structs.replace(draft, engine="mlx")) is None

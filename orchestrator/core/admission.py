@@ -15,9 +15,15 @@ def disagreement(one: Hello, other: Hello) -> str | None:
     return None
 
 
-def refusal(request: Request, target: Hello) -> str | None:
-    """Why the target can't serve a request, or None."""
+def refusal(request: Request, target: Hello, draft: Hello | None = None) -> str | None:
+    """Why these workers can't serve a request, or None. A draft of few positions falls silent at the last one;
+    only a converted one that could not even begin is worth a refusal, since its context is the user's choice."""
     length = len(request.tokens)
+    if draft is not None and draft.engine == "coreml" and length >= draft.context:
+        return (
+            f"The prompt has {length:,} tokens, but the converted draft {draft.model} has room for {draft.context:,}. "
+            "Convert it with a longer --context, shorten the prompt, or use --draft-engine mlx."
+        )
     if length >= target.context:
         return (
             f"The prompt has {length:,} tokens, but {target.model} has a context of {target.context:,}. "

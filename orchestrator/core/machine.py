@@ -145,7 +145,7 @@ class Machine:
         return [Tell("draft", sequence.start(plan, target.vocabulary, self.draft_caches.find(sequence.id)))]
 
     def _start_target(self, target: Hello, sequence: Sequence, now: float) -> list[Command]:
-        reason = refusal(sequence.request, target)
+        reason = refusal(sequence.request, target, self._workers.draft)
         if reason is not None:
             return [*self._forget(sequence), Reject(sequence.id, reason)]
         sequence.fit(target.context)

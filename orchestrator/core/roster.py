@@ -29,8 +29,11 @@ class Roster:
 
     @property
     def target(self) -> Hello | None:
-        present = self._present.get("target")
-        return None if present is None else present.hello
+        return self._hello("target")
+
+    @property
+    def draft(self) -> Hello | None:
+        return self._hello("draft")
 
     @property
     def vocabulary(self) -> int:
@@ -68,3 +71,7 @@ class Roster:
 
     def incarnation(self, role: Role) -> int:
         return self._present[role].incarnation
+
+    def _hello(self, role: Role) -> Hello | None:
+        present = self._present.get(role)
+        return None if present is None else present.hello
