@@ -5,14 +5,23 @@ import time
 from pathlib import Path
 
 from draft_worker.engines import Engine
+from draft_worker.engines.paced import PacedEngine
 from draft_worker.worker import DraftWorker
 from protocol.errors import InputError
+from protocol.pacing import Pacer
 from protocol.worker_process import WorkerSetup, serve
 
 
 def main() -> int:
     setup = WorkerSetup.from_arguments()
-    return serve(setup, lambda: DraftWorker(_open(setup), time.perf_counter, setup.prefill_chunk))
+    return serve(setup, lambda: _built(setup))
+
+
+def _built(setup: WorkerSetup) -> DraftWorker:
+    engine, pacer = _open(setup), Pacer(setup.pace)
+    if setup.pace is not None:
+        engine = PacedEngine(engine, pacer, time.perf_counter)
+    return DraftWorker(engine, time.perf_counter, setup.prefill_chunk, pacer)
 
 
 def _open(setup: WorkerSetup) -> Engine:

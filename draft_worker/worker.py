@@ -5,18 +5,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
+import msgspec
+
 from draft_worker.engines import Engine
 from draft_worker.sequence import DraftSequence
 from protocol.calibration import Calibration
-from protocol.messages import Fault, FromWorker, Hello, Reroot, SequenceId, Start, Stop, ToWorker
+from protocol.messages import Fault, FromWorker, Grow, Hello, Reroot, SequenceId, Start, Stop, ToWorker
+from protocol.pacing import Pacer
 
 
 class DraftWorker:
     """Serves many sequences, one unit of work of one of them at a time, in turns."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float], prefill_chunk: int = 512) -> None:
-        """`clock` in seconds, monotonic; `prefill_chunk` bounds the tokens of one prefill forward."""
+    def __init__(
+        self, engine: Engine, clock: Callable[[], float], prefill_chunk: int = 512, pacer: Pacer | None = None
+    ) -> None:
+        """`clock` in seconds, monotonic; `prefill_chunk` bounds the tokens of one prefill forward; `pacer` is
+        the one that holds the engine, if one does."""
         self._engine = engine
+        self._pacer = pacer or Pacer(None)
         self._clock = clock
         self._chunk = prefill_chunk
         self._sequences: dict[SequenceId, DraftSequence] = {}
@@ -57,8 +64,12 @@ class DraftWorker:
             sequence = self._sequences[self._turns[0]]
             self._turns.rotate(-1)
             if sequence.has_work:
-                return chain(sequence.work(self._chunk, self._clock), sequence.news(self._clock))
+                return chain(map(self._with_pace, sequence.work(self._chunk, self._clock)), sequence.news(self._clock))
         return ()
+
+    def _with_pace(self, grow: Grow) -> Grow:
+        paced = self._pacer.take()
+        return grow if paced is None else msgspec.structs.replace(grow, paced=paced)
 
     def _start(self, message: Start) -> Iterator[FromWorker]:
         sequence = self._sequences.get(message.sequence)

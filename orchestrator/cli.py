@@ -27,6 +27,11 @@ _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
     *("seed", "verification", "max_tokens", "stop"),
 )
+_PACE = click.option(
+    "--pace",
+    metavar="PROFILE",
+    help="Be as slow as another device: m4-16gb-qwen2.5-3b, m4-pro-gemma3-12b-bf16, h100-qwen3-32b or a TOML file.",
+)
 _PIPELINE_OPTIONS = [
     click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model."),
     click.option("--draft", metavar="MODEL", help="The same for the draft; it needs the target's tokenizer."),
@@ -62,6 +67,7 @@ _PIPELINE_OPTIONS = [
     click.option("--prefill", type=click.Choice(["auto", "always"]), help="When: if it is faster, or always."),
     click.option("--kv-memory", type=int, help="MiB of shared memory for KV that outlives a request.  [default: 2048]"),
     click.option("--record", type=click.Path(dir_okay=False, writable=True), help="Write the event log to a file."),
+    _PACE,
 ]
 
 

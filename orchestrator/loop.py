@@ -57,7 +57,7 @@ class Orchestrator:
         self._session = Session(Path(setup.session))
         self._epoch = int.from_bytes(os.urandom(4)) + 1
         self._codec = TextCodec(Path(setup.target))
-        self._machine = Machine(setup.options)
+        self._machine = Machine(setup.options, setup.pace.name if setup.pace else "")
         self._journal = Journal.to(setup.record)
         self._trace = Recording(Path(setup.trace)) if setup.trace else Trace()
         self._supervisor = Supervisor(setup, self._session, self._epoch)

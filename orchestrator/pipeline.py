@@ -14,6 +14,7 @@ from orchestrator.checkpoints import resolve
 from orchestrator.client import STAMP, Client
 from orchestrator.converted_draft import OnProgress
 from orchestrator.core.options import Options
+from orchestrator.device_profile import load_profile
 from orchestrator.draft_choice import draft_choice
 from orchestrator.ranges import out_of_range
 from orchestrator.session import Session
@@ -44,6 +45,7 @@ class Pipeline(Client):
         draft_command: tuple[str, ...] = (),
         record: str = "",
         on_progress: OnProgress = lambda _: None,
+        pace: str | None = None,
         trace: str = "",
         on_wait: Callable[[float], None] = lambda _: None,
         **options: Any,
@@ -51,6 +53,7 @@ class Pipeline(Client):
         """`on_progress` is called while a draft is converted for Core ML, which happens once, in here; `on_wait`
         several times a second while models load, with the seconds so far.
 
+        `pace`: a shipped device profile's name or the path of one's own; the workers are then as slow as its devices.
         `trace`: a folder that every process writes its spans to at the end, for `orchestrator.profile`.
         """
         self._options = affordable(checked_options(options))
@@ -65,6 +68,7 @@ class Pipeline(Client):
         self._draft_command = draft_command
         self._record = record
         self._trace = trace
+        self._pace = None if pace is None else load_profile(pace)
         self._on_wait = on_wait
         self._session: Session | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -128,6 +132,7 @@ class Pipeline(Client):
             draft_command=self._draft_command,
             record=self._record,
             trace=self._trace,
+            pace=self._pace,
         )
         with theirs, session.log("orchestrator").open("wb") as log:
             self._process = subprocess.Popen(

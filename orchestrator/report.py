@@ -11,7 +11,7 @@ from rich.text import Text
 
 from orchestrator.pipeline import Pipeline
 from orchestrator.reply import Result
-from protocol.messages import Statistics
+from protocol.messages import Pace, Statistics
 
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 
@@ -79,8 +79,16 @@ def _lines(result: Result, figures: Statistics, sampled: bool) -> Iterable[tuple
     yield "target busy", _percent(figures.target_busy)
     yield "draft busy", f"{_percent(figures.draft_busy)}, {_percent(figures.wasted_draft_share)} of it in vain"
     yield "overhead a round", f"{figures.overhead_per_round * 1e6:.0f} µs (median)"
+    if figures.pace is not None:
+        yield "pace", pace_sentence(figures.pace)
     if sampled:
         yield "seed", str(result.seed)
+
+
+def pace_sentence(pace: Pace) -> str:
+    """Whether the figures of a run can stand for its profile's device."""
+    kept = f"{pace.profile}: {pace.overruns} of {pace.forwards} forwards overran, {pace.stretch:.1%} longer in all"
+    return kept if pace.valid else f"{kept}. [red]Invalid[/]: this machine is too slow for the profile, or too busy."
 
 
 def _percent(share: float | None) -> str:

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from orchestrator.core.options import Options
+from orchestrator.device_profile import Profile
 
 DraftEngine = Literal["mlx", "coreml", "ngram", "none", "random"]
 """coreml is for the Neural Engine, and runs by an executor where there is none; random guesses blindly at the
@@ -35,6 +36,8 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Run this instead of our draft worker: for drafting algorithms of the user's own."""
     record: str = ""
     """Write every event of the state machine to this file."""
+    pace: Profile | None = None
+    """Let the workers be as slow as these devices."""
     trace: str = ""
     """Folder that every process writes its spans to at the end; empty records none."""
 

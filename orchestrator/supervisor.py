@@ -14,10 +14,12 @@ from typing import get_args
 import msgspec
 
 from orchestrator.core.restarts import RestartPolicy
+from orchestrator.device_profile import worker_pace
 from orchestrator.machine_facts import partition_cores, worker_environment
 from orchestrator.session import Session
 from orchestrator.setup import OrchestratorSetup
 from protocol.messages import Role
+from protocol.pacing import DevicePace
 from protocol.worker_process import WorkerSetup
 
 _GRACE = 2.0
@@ -154,6 +156,7 @@ class Supervisor:
             model=self._setup.draft if role == "draft" else self._setup.target,
             cores=self._cores_of(role),
             prefill_chunk=self._setup.prefill_chunk,
+            pace=self._pace(role),
             owner=os.getpid() if self._setup.options.kv_memory else None,
             trace=self._setup.trace,
         )
@@ -165,6 +168,10 @@ class Supervisor:
     def _cores_of(self, role: Role) -> tuple[int, ...]:
         """A prefill worker shares the draft's: while a prompt is read there is little to draft."""
         return self._cores.get("draft" if role == "prefill" else role, ())
+
+    def _pace(self, role: Role) -> DevicePace | None:
+        setup = self._setup
+        return setup.pace and worker_pace(setup.pace, role, setup.options.strategy, setup.draft_engine)
 
     def _environment(self, role: Role) -> Mapping[str, str]:
         return worker_environment(role, self._cores_of(role))

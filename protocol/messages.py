@@ -113,6 +113,26 @@ class KvReference(Part, frozen=True):
     tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
 
 
+class Paced(Part, frozen=True, kw_only=True):
+    """Forwards of one worker that were held to a device's pace."""
+
+    forwards: Annotated[int, Meta(ge=0)] = 0
+    overruns: Annotated[int, Meta(ge=0)] = 0
+    """Forwards whose real work took longer than the device would."""
+    seconds: Seconds = 0.0
+    """What the device would have taken for all of them."""
+    excess: Seconds = 0.0
+    """What they took beyond that, late awakenings included."""
+
+    def __add__(self, other: "Paced") -> "Paced":
+        return Paced(
+            forwards=self.forwards + other.forwards,
+            overruns=self.overruns + other.overruns,
+            seconds=self.seconds + other.seconds,
+            excess=self.excess + other.excess,
+        )
+
+
 # Workers to the orchestrator ---------------------------------------------------------------------
 
 
@@ -142,6 +162,7 @@ class Prefilled(Message, frozen=True):
     """Tokens whose KV came from the arena that the Start named."""
     warning: ShortText = ""
     """Why that arena could not be used, if it could not: its tokens were evaluated instead."""
+    paced: Paced | None = None
 
 
 class KvOffer(Message, frozen=True):
@@ -174,6 +195,8 @@ class Grow(Message, frozen=True):
     """Nodes that the draft's forward evaluated in this step (0 for a repeated publication)."""
     seconds: Seconds
     distributions: Annotated[tuple[Distribution, ...], Meta(max_length=MAX_NODES)] = ()
+    paced: Paced | None = None
+    """Of a paced worker: all its forwards since its last message; the same in a Verdict and a Prefilled."""
 
     def __post_init__(self) -> None:
         # msgspec turns this into a ValidationError where the message comes from elsewhere.
@@ -191,6 +214,7 @@ class Verdict(Message, frozen=True):
     bonus: Token
     seconds: Seconds
     """From the target's receipt of the Verify to the sending of this."""
+    paced: Paced | None = None
 
 
 class Fault(Message, frozen=True):
@@ -334,6 +358,19 @@ class Piece(Message, frozen=True):
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_NODES)]
 
 
+class Pace(Part, frozen=True, kw_only=True):
+    """How well a run kept to the pace of the device that it stands for."""
+
+    profile: ShortText
+    forwards: int
+    overruns: int
+    """Forwards whose real work took longer than the device would."""
+    stretch: float
+    """Seconds beyond the device's, late awakenings included, as a share of the device's."""
+    valid: bool
+    """At most 1% of the forwards overran; figures of an invalid run say nothing of the device."""
+
+
 class Statistics(Part, frozen=True, kw_only=True):
     """Figures of one request. Rates are None where the strategy has no such thing."""
 
@@ -360,6 +397,10 @@ class Statistics(Part, frozen=True, kw_only=True):
     """Median seconds between one verdict's compute end and the next verify's compute begin."""
     adopted_tokens: int = 0
     """Tokens whose KV the target took over instead of evaluating them, restarts included."""
+    prefill_seconds: float = 0.0
+    """Seconds that the target evaluated tokens before the first root and, after restarts, later ones."""
+    pace: Pace | None = None
+    """Of a paced run."""
 
 
 class Done(Message, frozen=True):

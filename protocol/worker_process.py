@@ -17,6 +17,7 @@ from protocol.codec import Stamp
 from protocol.errors import PipelineError
 from protocol.link import Link
 from protocol.messages import Fault, Ping, Pong, Role, Shutdown, ToWorker
+from protocol.pacing import DevicePace
 from protocol.replay import replay, settle
 from protocol.traced_worker import traced
 from protocol.worker_logic import Worker
@@ -41,6 +42,8 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens evaluated in one forward while prefilling; other messages are read in between."""
     owner: int | None = None
     """Process whose end makes this worker's shared memory garbage; None to keep no KV there."""
+    pace: DevicePace | None = None
+    """The device to be as slow as; None for the speed of this one."""
     trace: str = ""
     """Folder to write spans to at the end; empty records none."""
     replay: str = ""

@@ -12,6 +12,7 @@ from protocol.fingerprint import tokenizer_fingerprint
 from protocol.kv_exchange import KvExchange
 from protocol.messages import Hello
 from protocol.model_fingerprint import model_fingerprint
+from protocol.pacing import Pacer
 from protocol.tree_model import TreeModel
 from protocol.worker_process import WorkerSetup, serve
 from target_worker.engine import TargetEngine
@@ -46,7 +47,7 @@ def _built(setup: WorkerSetup) -> TargetWorker:
         pid=os.getpid(),
     )
     engine = TargetEngine(model, setup.prefill_chunk, _exchange(setup, model))
-    return TargetWorker(engine, time.perf_counter, introduction)
+    return TargetWorker(engine, time.perf_counter, introduction, Pacer(setup.pace))
 
 
 def _exchange(setup: WorkerSetup, model: TreeModel) -> KvExchange | None:

@@ -17,6 +17,7 @@ from protocol.messages import (
     Verdict,
     Verify,
 )
+from protocol.pacing import Pacer
 from protocol.segment_registry import SegmentError
 from target_worker.engine import TargetEngine, TargetSequence
 from target_worker.proposal import Proposal, flaw
@@ -28,8 +29,11 @@ class TargetWorker:
     """Serves any number of sequences. A verification runs as soon as it is read; in between, committed KV is
     saved to shared memory a slice at a time, and prompts are evaluated a chunk at a time, in turns."""
 
-    def __init__(self, engine: TargetEngine, clock: Callable[[], float], introduction: Hello) -> None:
+    def __init__(
+        self, engine: TargetEngine, clock: Callable[[], float], introduction: Hello, pacer: Pacer | None = None
+    ) -> None:
         self._engine = engine
+        self._pacer = pacer or Pacer(None)
         self._clock = clock
         self._introduction = introduction
         self._sequences: dict[SequenceId, TargetSequence] = {}
@@ -62,7 +66,9 @@ class TargetWorker:
         id = self._prefilling.pop(0)
         sequence = self._sequences[id]
         began = self._clock()
+        before = sequence.prefilled
         sequence.prefill()
+        self._pacer.prefill(began, sequence.prefilled - before)
         sequence.seconds += self._clock() - began
         if sequence.unprefilled:
             self._prefilling.append(id)
@@ -78,6 +84,7 @@ class TargetWorker:
             sequence.seconds,
             sequence.adopted,
             sequence.warning[:4000],
+            self._pacer.take(),
         )
 
     def _note_unsaved(self, sequence: TargetSequence) -> None:
@@ -151,9 +158,13 @@ class TargetWorker:
             yield Fault("refused", refusal, verify.sequence)
         else:
             proposal = Proposal(verify)
+            evaluating = self._clock()
             walk = sequence.verify(proposal)
+            self._pacer.forward(evaluating, len(proposal.tokens))
             path = proposal.path(walk.accepted)
-            verdict = Verdict(verify.sequence, verify.round, path, walk.bonus, self._clock() - began)
+            verdict = Verdict(
+                verify.sequence, verify.round, path, walk.bonus, self._clock() - began, self._pacer.take()
+            )
             yield verdict
             # The verdict is on its way; tidying up no longer delays anyone.
             sequence.advance(proposal, walk, verdict)

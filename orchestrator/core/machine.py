@@ -28,7 +28,9 @@ _SILENCE_SECONDS = 60.0
 class Machine:
     """All requests of one pipeline. Rounds of several requests interleave, one verification at a time."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, profile: str = "") -> None:
+        """`profile`: name of the device whose pace the workers keep to, if any."""
+        self._profile = profile
         self.strategy = STRATEGIES[options.strategy](options)
         self.sequences: dict[SequenceId, Sequence] = {}
         self.stale = 0
@@ -83,7 +85,7 @@ class Machine:
         return [*self._finish(sequence, event.reason, now), *self._schedule(now)]
 
     def _finish(self, sequence: Sequence, reason: Literal["stop", "length", "cancelled"], now: float) -> list[Command]:
-        statistics = sequence.tally.statistics(now, self.strategy.drafts, self.strategy.caches)
+        statistics = sequence.tally.statistics(now, self.strategy.drafts, self.strategy.caches, self._profile)
         return [*self._forget(sequence), Finish(sequence.id, reason, statistics)]
 
     def _forget(self, sequence: Sequence) -> list[Command]:
@@ -186,6 +188,8 @@ class Machine:
             return self._drop()
         sequence.phase = Phase.FREE
         sequence.free_since = now
+        sequence.tally.prefill_seconds += message.seconds
+        sequence.tally.pace(message.paced)
         sequence.tally.decoding(now)
         return [*self._schedule(now), *self.handoff.prefilled(sequence, message)]
 
@@ -195,6 +199,7 @@ class Machine:
             return self._drop()
         sequence.cache.merge(message, sequence.estimates.calibration, self._workers.vocabulary)
         sequence.tally.growth(message.evaluated, message.seconds)
+        sequence.tally.pace(message.paced)
         if message.evaluated:
             sequence.estimates.step.observe(message.seconds)
         sequence.grown_at = now
@@ -209,6 +214,7 @@ class Machine:
         assert asked is not None
         self._under_verification = None
         sequence.learn(verdict)
+        sequence.tally.pace(verdict.paced)
         sequence.estimates.target.observe(len(asked.tokens), verdict.seconds)
         if len(self.sequences) == 1:
             # Rounds of several requests overlap and tell nothing about one.

@@ -4,9 +4,11 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 
-from protocol.messages import Statistics
+from protocol.messages import Pace, Paced, Statistics
 
 _OVERHEADS_KEPT = 4096
+_TOLERATED_OVERRUNS = 0.01
+"""Share of all forwards; with more of them the figures are this machine's and not the device's."""
 
 
 @dataclass(slots=True)
@@ -31,6 +33,9 @@ class Tally:
     evaluated: int = 0
     adopted: int = 0
     """Tokens whose KV the target took over."""
+    prefill_seconds: float = 0.0
+    paced: Paced = field(default_factory=Paced)
+    """What both workers report of keeping to a device's pace."""
     overheads: list[float] = field(default_factory=list)
 
     def decoding(self, now: float) -> None:
@@ -55,6 +60,11 @@ class Tally:
         if self.decode_began_at is not None:
             self.draft_seconds += seconds
 
+    def pace(self, paced: Paced | None) -> None:
+        """Forwards that were, or should have been, as slow as a device's."""
+        if paced is not None:
+            self.paced += paced
+
     def overhead(self, seconds: float) -> None:
         if len(self.overheads) < _OVERHEADS_KEPT:
             self.overheads.append(max(0.0, seconds))
@@ -66,8 +76,11 @@ class Tally:
         if self.first_token_at is None:
             self.first_token_at = now
 
-    def statistics(self, now: float, drafting: bool, caching: bool) -> Statistics:
-        """The figures so far; `drafting` and `caching` say which rates mean anything under the strategy."""
+    def statistics(self, now: float, drafting: bool, caching: bool, profile: str = "") -> Statistics:
+        """The figures so far; `drafting` and `caching` say which rates mean anything under the strategy.
+
+        `profile`: the device whose pace the workers were to keep to, if any.
+        """
         end = self.last_token_at or now
         first = self.first_token_at or now
         decoding = max(1e-9, end - (self.decode_began_at if self.decode_began_at is not None else end))
@@ -88,4 +101,17 @@ class Tally:
             wasted_draft_share=1.0 - min(1.0, accepted / self.evaluated) if self.evaluated else None,
             overhead_per_round=statistics.median(self.overheads) if self.overheads else 0.0,
             adopted_tokens=self.adopted,
+            prefill_seconds=self.prefill_seconds,
+            pace=pace_of(profile, self.paced) if profile else None,
         )
+
+
+def pace_of(profile: str, paced: Paced) -> Pace:
+    """The verdict on a paced run."""
+    return Pace(
+        profile=profile,
+        forwards=paced.forwards,
+        overruns=paced.overruns,
+        stretch=paced.excess / paced.seconds if paced.seconds else 0.0,
+        valid=paced.overruns <= _TOLERATED_OVERRUNS * paced.forwards,
+    )

@@ -1,0 +1,62 @@
+"""Any engine held to the pace of a device. Imports no MLX."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from draft_worker.candidates import Candidates
+from draft_worker.engines import Batch, Engine, EngineSequence
+from protocol.messages import Sampling
+from protocol.pacing import Pacer
+
+
+class PacedEngine:
+    """The inner engine, whose forwards take as long as the pacer says."""
+
+    def __init__(self, inner: Engine, pacer: Pacer, clock: Callable[[], float]) -> None:
+        self.name = inner.name
+        self.model = inner.model
+        self.architecture = inner.architecture
+        self.vocabulary = inner.vocabulary
+        self.context = inner.context
+        self.device = inner.device
+        self.tokenizer = inner.tokenizer
+        self._inner = inner
+        self._pacer = pacer
+        self._clock = clock
+
+    def open(self, sampling: Sampling, vocabulary: int) -> "PacedSequence":
+        return PacedSequence(self._inner.open(sampling, vocabulary), self._pacer, self._clock)
+
+
+class PacedSequence:
+    """The inner engine's sequence in everything but time."""
+
+    def __init__(self, inner: EngineSequence, pacer: Pacer, clock: Callable[[], float]) -> None:
+        self.path_tokens = inner.path_tokens
+        self._inner = inner
+        self._pacer = pacer
+        self._clock = clock
+
+    @property
+    def committed(self) -> int:
+        return self._inner.committed
+
+    @property
+    def next_row(self) -> int:
+        return self._inner.next_row
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        began = self._clock()
+        self._inner.prefill(tokens)
+        self._pacer.prefill(began, len(tokens))
+
+    def evaluate(self, batch: Batch) -> list[Candidates]:
+        began = self._clock()
+        candidates = self._inner.evaluate(batch)
+        self._pacer.forward(began, len(batch.committed) + len(batch.tokens))
+        return candidates
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        self._inner.keep(path, surviving)
+
+    def truncate(self, length: int) -> None:
+        self._inner.truncate(length)
