@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
+from orchestrator.core.options import Options
+from orchestrator.pipeline import affordable
 from orchestrator.session import Session
 from protocol.arena import Arena
+from protocol.errors import InputError
 from protocol.segment_registry import stale_segments
 from tests.conftest import Reference
 from tests.processes import mark, members, remains, until
@@ -155,3 +158,21 @@ def test_what_a_killed_orchestrator_leaves_is_gone_at_the_next_start():
         assert not set(left) & set(stale_segments())
         assert not [name for name in left if (Path("/dev/shm") / name).exists()]
         session.remove()
+
+
+def test_kv_takes_at_most_half_of_the_memory_that_can_be_shared(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("orchestrator.pipeline.free_shared_memory", lambda: 100 << 20)
+
+    assert affordable(Options(kv_memory=2048)).kv_memory == 50
+    assert affordable(Options(kv_memory=20)).kv_memory == 20
+
+
+def test_a_system_without_a_limit_sets_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("orchestrator.pipeline.free_shared_memory", lambda: None)
+
+    assert affordable(Options(kv_memory=2048)).kv_memory == 2048
+
+
+def test_a_prefill_engine_without_shared_memory_is_refused_before_anything_starts():
+    with pytest.raises(InputError, match=r"set --kv-memory above 0"):
+        Pipeline(prefill_engine="mlx", kv_memory=0)
