@@ -176,8 +176,9 @@ def doctor(as_json: bool) -> None:
 @click.option("--draft-tokens", default="1-8", show_default=True, help="Those of mlx-lm; 0 leaves its speculation out.")
 @click.option("--strategies", default="ar,sd,ssd,adaptive", show_default=True, help="Ours.")
 @click.option("--random-draft", is_flag=True, help="Also adaptive with a draft that guesses blindly.")
+@click.option("--micro", is_flag=True, help="Instead: what single steps of the workers take, each alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-def bench(path: Path | None, limit: int | None, as_json: bool, **options: Any) -> None:
+def bench(path: Path | None, limit: int | None, as_json: bool, micro: bool, **options: Any) -> None:
     """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
 
     Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong.
@@ -187,12 +188,17 @@ def bench(path: Path | None, limit: int | None, as_json: bool, **options: Any) -
     launch-pipeline bench --limit 2 --repeats 1 --draft-tokens 2-4 --temperature 0
     launch-pipeline bench --prompts prompts.jsonl --random-draft --json > figures.json
     """
+    from orchestrator.bench import micro as steps
     from orchestrator.bench import table
     from orchestrator.bench.figures import rows
     from orchestrator.bench.prompts import read_prompts
     from orchestrator.bench.trials import Plan, run
     from orchestrator.bench.turns import Turns
 
+    if micro:
+        figures = steps.measured()
+        click.echo(json.dumps(steps.to_json(figures))) if as_json else Console().print(steps.table(figures))
+        return
     plan = Plan.of(**options)
     texts = read_prompts(path, limit)
     with Turns(plan.generations(len(texts))) as turns:

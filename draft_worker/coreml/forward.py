@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from draft_worker.coreml.arrays import Single
-from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.converted import HostTables
 from draft_worker.coreml.host import CallInputs
 from draft_worker.coreml.memory import Memory
+from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime import Runtime
 from draft_worker.shortlist import ROWS
 
@@ -15,12 +16,11 @@ from draft_worker.shortlist import ROWS
 class Forward:
     """The functions of one package, with buffers that live as long as it: nothing here grows with the context."""
 
-    def __init__(self, converted: Converted, runtime: Runtime) -> None:
-        package = converted.package
+    def __init__(self, package: Package, tables: HostTables, runtime: Runtime) -> None:
         self._widest = package.widths[-1]
         self._runtime = runtime
         self._outputs = package.outputs
-        self._inputs = {width: CallInputs(package, converted.tables, width) for width in package.widths}
+        self._inputs = {width: CallInputs(package, tables, width) for width in package.widths}
         padded = -(-package.shape.vocabulary // ROWS) * ROWS
         self._logits: Single = np.full((self._widest, padded), -np.inf, np.float32)
 

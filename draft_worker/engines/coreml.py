@@ -38,7 +38,7 @@ class CoreMlEngine:
         self.tokenizer = package.tokenizer
         self._package = package
         self._runtime = runtime
-        self._forward = Forward(converted, runtime)
+        self._forward = Forward(package, converted.tables, runtime)
         self._shelf = ArenaShelf(package, exchange_of(package, epoch, owner))
         self._choosers: dict[int, Chooser] = {}
         """By the target's vocabulary."""
