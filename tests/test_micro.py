@@ -26,9 +26,9 @@ def test_every_step_that_has_a_limit_is_measured():
 
 def test_a_figure_above_its_limit_is_marked():
     over, under = Figure("slow", 0.3, "ms", 0.2), Figure("quick", 0.1, "ms", 0.2)
-    console = Console(file=io.StringIO(), force_terminal=True, width=200)
-    console.print(table([over, under]))
-    marked = [line for line in console.file.getvalue().splitlines() if "\x1b[31m" in line]
+    text = io.StringIO()
+    Console(file=text, force_terminal=True, width=200).print(table([over, under]))
+    marked = [line for line in text.getvalue().splitlines() if "\x1b[31m" in line]
 
     assert not over.kept
     assert under.kept
