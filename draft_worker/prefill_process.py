@@ -3,13 +3,17 @@
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from draft_worker.engines.mlx_prefill import MlxPrefillEngine
 from draft_worker.prefill import PrefillWorker
 from protocol.errors import InputError
 from protocol.kv_exchange import KvExchange
 from protocol.model_fingerprint import model_fingerprint
 from protocol.worker_process import WorkerSetup, serve
+
+if TYPE_CHECKING:
+    from draft_worker.engines.coreml_prefill import CoreMlPrefillEngine
+    from draft_worker.engines.mlx_prefill import MlxPrefillEngine
 
 
 def main() -> int:
@@ -18,14 +22,25 @@ def main() -> int:
 
 
 def _built(setup: WorkerSetup) -> PrefillWorker:
-    if setup.engine != "mlx":
-        raise InputError(f"There is no prefill engine called {setup.engine!r}: choose mlx or none.")
     if setup.owner is None:
         raise InputError("A prefill worker needs shared memory: set --kv-memory above 0, or --prefill-engine none.")
-    engine = MlxPrefillEngine.load(Path(setup.model))
-    fingerprint = model_fingerprint(Path(setup.model))
+    engine = _open(setup)
+    fingerprint = model_fingerprint(Path(setup.source or setup.model))
     exchange = KvExchange(engine.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner)
     return PrefillWorker(engine, exchange, time.perf_counter, setup.prefill_chunk)
+
+
+def _open(setup: WorkerSetup) -> "MlxPrefillEngine | CoreMlPrefillEngine":
+    """Imports only the engine that is used."""
+    if setup.engine == "mlx":
+        from draft_worker.engines.mlx_prefill import MlxPrefillEngine
+
+        return MlxPrefillEngine.load(Path(setup.model))
+    if setup.engine == "coreml":
+        from draft_worker.engines.coreml_prefill import CoreMlPrefillEngine
+
+        return CoreMlPrefillEngine.load(Path(setup.model), Path(setup.source))
+    raise InputError(f"There is no prefill engine called {setup.engine!r}: choose mlx, coreml or none.")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import msgspec
 
 from orchestrator.checkpoints import resolve
 from orchestrator.client import STAMP, Client
-from orchestrator.converted_draft import OnProgress
+from orchestrator.converted_draft import OnProgress, converted_draft
 from orchestrator.core.options import Options
 from orchestrator.device_profile import load_profile
 from orchestrator.draft_choice import draft_choice
@@ -65,6 +65,8 @@ class Pipeline(Client):
         self._prefill_engine: PrefillEngine = prefill_engine
         if prefill_engine != "none" and not self._options.kv_memory:
             raise InputError("A prefill engine hands KV over in shared memory: set --kv-memory above 0.")
+        if prefill_engine == "coreml":
+            self._paths["prefill"] = str(converted_draft(self._paths["target"], on_progress))
         self._draft_command = draft_command
         self._record = record
         self._trace = trace
@@ -127,6 +129,7 @@ class Pipeline(Client):
             draft=self._paths["draft"],
             draft_engine=self._draft_engine,
             prefill_engine=self._prefill_engine,
+            prefill=self._paths.get("prefill", ""),
             options=self._options,
             life=theirs.fileno(),
             draft_command=self._draft_command,

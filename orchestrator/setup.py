@@ -12,7 +12,7 @@ DraftEngine = Literal["mlx", "coreml", "ngram", "none", "random"]
 """coreml is for the Neural Engine, and runs by an executor where there is none; random guesses blindly at the
 cost of mlx: for measuring what a useless draft costs."""
 
-PrefillEngine = Literal["none", "mlx"]
+PrefillEngine = Literal["none", "mlx", "coreml"]
 """What reads prompts in a process of its own."""
 
 
@@ -28,6 +28,8 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Model folder; what the n-gram engine takes its vocabulary from."""
     draft_engine: DraftEngine = "mlx"
     prefill_engine: PrefillEngine = "none"
+    prefill: str = ""
+    """Folder of the target's conversion that reads prompts; empty if the target's own is used."""
     options: Options = Options()
     life: int | None = None
     """A socket shared with the parent; its end of file means that the parent is gone."""

@@ -153,7 +153,8 @@ class Supervisor:
             incarnation=self._incarnations,
             life=life,
             engine=self._engine(role),
-            model=self._setup.draft if role == "draft" else self._setup.target,
+            model=self._model(role),
+            source=self._setup.target if role == "prefill" else "",
             cores=self._cores_of(role),
             prefill_chunk=self._setup.prefill_chunk,
             pace=self._pace(role),
@@ -164,6 +165,10 @@ class Supervisor:
     def _engine(self, role: Role) -> str:
         engines = {"draft": self._setup.draft_engine, "prefill": self._setup.prefill_engine}
         return engines.get(role, "mlx")
+
+    def _model(self, role: Role) -> str:
+        folders = {"draft": self._setup.draft, "prefill": self._setup.prefill}
+        return folders.get(role, "") or self._setup.target
 
     def _cores_of(self, role: Role) -> tuple[int, ...]:
         """A prefill worker shares the draft's: while a prompt is read there is little to draft."""

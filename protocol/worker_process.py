@@ -36,6 +36,8 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     engine: str
     model: str
     """Folder of the model; empty for an engine that needs none."""
+    source: str = ""
+    """Folder of the model that a conversion in `model` stands in for, where that matters."""
     cores: tuple[int, ...] = ()
     """Processor cores to stay on, where the OS allows; empty for all."""
     prefill_chunk: int = 512
