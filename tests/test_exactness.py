@@ -16,9 +16,11 @@ from tests.conftest import Reference
 STRATEGIES = {
     "sd": {"strategy": "sd"},
     "ssd": {"strategy": "ssd"},
+    "adaptive": {"strategy": "adaptive"},
+}
+VARIANTS = {
     "ssd-neural": {"strategy": "ssd", "fallback": "neural"},
     "ssd-fast": {"strategy": "ssd", "fallback": "fast", "draft_tokens": 3},
-    "adaptive": {"strategy": "adaptive"},
     "adaptive-ngram": {"strategy": "adaptive", "draft_engine": "ngram"},
 }
 PROMPTS = (
@@ -44,7 +46,11 @@ def tokens(count: int, seed: int) -> tuple[int, ...]:
     return tuple(random.Random(seed).choices(range(1, 4096), k=count))
 
 
-@pytest.fixture(scope="module", params=STRATEGIES.values(), ids=[*STRATEGIES])
+@pytest.fixture(
+    scope="module",
+    params=[*STRATEGIES.values(), *(pytest.param(options, marks=pytest.mark.slow) for options in VARIANTS.values())],
+    ids=[*STRATEGIES, *VARIANTS],
+)
 def pipeline(request: pytest.FixtureRequest) -> Iterator[Pipeline]:
     """One pipeline a strategy, used by all tests in turn."""
     with Pipeline(**request.param) as pipeline:
@@ -58,6 +64,15 @@ def test_tokens_equal_those_of_the_target_alone(pipeline: Pipeline, reference: R
             params = SamplingParams(temperature=temperature, seed=seed, max_tokens=24)
 
             assert pipeline.generate(prompt, params).tokens == reference(prompt, params).tokens
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=[*VARIANTS])
+def test_neither_fallbacks_nor_a_lookup_draft_change_that(reference: Reference, options: dict):
+    with Pipeline(**options) as pipeline:
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(temperature=temperature, seed=3, max_tokens=40)
+
+            assert pipeline.generate(PROMPTS[3], params).tokens == reference(PROMPTS[3], params).tokens
 
 
 @pytest.mark.slow
