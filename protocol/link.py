@@ -60,7 +60,7 @@ class Hub:
         except zmq.ZMQError as error:
             self.socket.close()
             raise InputError(
-                f"Cannot listen on {address} ({error.strerror}): choose another address, "
+                f"Cannot listen on {address} ({zmq.strerror(error.errno or 0)}): choose another address, "
                 "or end what uses this one."
             ) from error
 
