@@ -16,6 +16,7 @@ from orchestrator.client import Client
 from orchestrator.conversion_bar import ConversionBar
 from orchestrator.convert_command import convert
 from orchestrator.pipeline import Pipeline
+from orchestrator.profile.command import profile_command
 from orchestrator.reply import Result
 from orchestrator.requests import require_compatible
 from orchestrator.sampling_params import SamplingParams
@@ -229,6 +230,7 @@ def completion(shell: str) -> None:
 
 
 cli.add_command(convert)
+cli.add_command(profile_command(pipeline_options))
 
 
 def main() -> None:
