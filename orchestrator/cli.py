@@ -4,7 +4,6 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,9 +11,11 @@ from click.shell_completion import get_completion_class
 from rich.console import Console
 
 from orchestrator import report
+from orchestrator.bench_command import bench
 from orchestrator.client import Client
 from orchestrator.conversion_bar import ConversionBar
 from orchestrator.convert_command import convert
+from orchestrator.pace_option import pace_option
 from orchestrator.pipeline import Pipeline
 from orchestrator.profile.command import profile_command
 from orchestrator.reply import Result
@@ -27,11 +28,6 @@ _FAILED = 1
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
     *("seed", "verification", "max_tokens", "stop"),
-)
-_PACE = click.option(
-    "--pace",
-    metavar="PROFILE",
-    help="Be as slow as another device: m4-16gb-qwen2.5-3b, m4-pro-gemma3-12b-bf16, h100-qwen3-32b or a TOML file.",
 )
 _PIPELINE_OPTIONS = [
     click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model."),
@@ -68,7 +64,7 @@ _PIPELINE_OPTIONS = [
     click.option("--prefill", type=click.Choice(["auto", "always"]), help="When: if it is faster, or always."),
     click.option("--kv-memory", type=int, help="MiB of shared memory for KV that outlives a request.  [default: 2048]"),
     click.option("--record", type=click.Path(dir_okay=False, writable=True), help="Write the event log to a file."),
-    _PACE,
+    pace_option,
 ]
 
 
@@ -167,56 +163,6 @@ def doctor(as_json: bool) -> None:
 
 
 @cli.command()
-@click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model.")
-@click.option("--draft", metavar="MODEL", help="The same for the draft; it needs the target's tokenizer.")
-@click.option("--prompts", "path", type=click.Path(path_type=Path), help='Lines of {"prompt": "..."}. Default: Python.')
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many prompts.")
-@click.option("--temperature", type=float, multiple=True, help="May be given several times.  [default: 0 and 1]")
-@click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True)
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
-@click.option("--draft-tokens", default="1-8", show_default=True, help="Those of mlx-lm; 0 leaves its speculation out.")
-@click.option("--strategies", default="ar,sd,ssd,adaptive", show_default=True, help="Ours.")
-@click.option("--random-draft", is_flag=True, help="Also adaptive with a draft that guesses blindly.")
-@click.option("--micro", is_flag=True, help="Instead: what single steps of the workers take, each alone.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-def bench(path: Path | None, limit: int | None, as_json: bool, micro: bool, **options: Any) -> None:
-    """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
-
-    Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong.
-
-    \b
-    launch-pipeline bench
-    launch-pipeline bench --limit 2 --repeats 1 --draft-tokens 2-4 --temperature 0
-    launch-pipeline bench --prompts prompts.jsonl --random-draft --json > figures.json
-    """
-    from orchestrator.bench import micro as steps
-    from orchestrator.bench import table
-    from orchestrator.bench.figures import rows
-    from orchestrator.bench.prompts import read_prompts
-    from orchestrator.bench.trials import Plan, run
-    from orchestrator.bench.turns import Turns
-
-    if micro:
-        figures = steps.measured()
-        click.echo(json.dumps(steps.to_json(figures))) if as_json else Console().print(steps.table(figures))
-        return
-    plan = Plan.of(**options)
-    texts = read_prompts(path, limit)
-    with Turns(plan.generations(len(texts))) as turns:
-        measurements, names = run(plan, texts, turns.starting, turns.took)
-    figures = rows(measurements, names)
-    if as_json:
-        click.echo(json.dumps(table.to_json(figures, plan, len(texts))))
-    else:
-        table.wide_enough().print(table.tables(figures, plan, len(texts)))
-    wrong = table.failures(figures)
-    for sentence in wrong:
-        click.echo(f"Error: {sentence}", err=True)
-    if wrong:
-        sys.exit(_FAILED)
-
-
-@cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script for SHELL.
@@ -229,6 +175,7 @@ def completion(shell: str) -> None:
     click.echo(kind(cli, {}, "launch-pipeline", "_LAUNCH_PIPELINE_COMPLETE").source())
 
 
+cli.add_command(bench)
 cli.add_command(convert)
 cli.add_command(profile_command(pipeline_options))
 

@@ -3,7 +3,10 @@
 import io
 import json
 from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
 
+import mlx.core as mx
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -13,11 +16,15 @@ from orchestrator.bench.contender import Family, Generation, Task
 from orchestrator.bench.figures import best_speculative, rows
 from orchestrator.bench.measurement import Measurement, deviating
 from orchestrator.bench.mlx_lm import rounds_of
+from orchestrator.bench.paced_network import PacedDevice
+from orchestrator.bench.plot import draw
 from orchestrator.bench.prompts import read_prompts
 from orchestrator.bench.schedule import Setting, schedule, settings
 from orchestrator.bench.trials import Plan, measured
 from orchestrator.cli import cli
 from protocol.errors import InputError
+from protocol.messages import Pace
+from protocol.pacing import DevicePace
 
 _ORDER = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "ar", "adaptive"]
 
@@ -184,6 +191,76 @@ def test_tokens_of_different_prompts_are_never_compared():
     assert deviating(found, _ORDER) == []
 
 
+def test_rejection_sampling_competes_only_where_it_differs_and_is_never_compared_token_for_token():
+    contenders = [_Contender("ar"), _Contender("sd rejection", "in law", tokens=(9, 9))]
+
+    found = measured(contenders, [(5, 6)], _plan(temperature=(0.0, 1.0), repeats=1), lambda _: None)
+
+    names = [contender.name for contender in contenders]
+    assert [(one.contender, one.setting.temperature) for one in found if one.family == "in law"] == [(names[1], 1.0)]
+    assert deviating(found, names) == []
+    shown = {(row.contender, row.temperature): (row.checked, row.in_law) for row in rows(found, names)}
+    assert shown == {("ar", 0.0): (1, False), ("ar", 1.0): (1, False), ("sd rejection", 1.0): (0, True)}
+
+
+def test_a_plan_with_rejection_counts_its_generations_above_temperature_0_only():
+    plan = _plan(verification="rejection", strategies="ar,sd,ssd", temperature=(0.0, 0.7, 1.0), repeats=1)
+
+    assert plan.rejecting == ("sd", "ssd")
+    assert plan.generations(prompts=1) == 6 * 3 + 2 * 2
+    assert _plan(strategies="ar,sd,ssd").rejecting == ()
+
+
+def _paced(contender: str, overruns: int, prompt: int) -> Measurement:
+    pace = Pace(profile="m4", forwards=100, overruns=overruns, stretch=overruns / 1000, valid=overruns <= 1)
+    return _measurement(contender, 10.0, _at(prompt), pace=pace)
+
+
+def test_overruns_are_counted_over_all_forwards_of_a_contender():
+    found = [_paced("ar", overruns, prompt) for prompt, overruns in enumerate([0, 0, 3])]
+    found += [_paced("adaptive", overruns, prompt) for prompt, overruns in enumerate([1, 1, 2])]
+
+    ar, adaptive = rows(found, ["ar", "adaptive"])
+
+    assert (ar.overruns, ar.representative) == (pytest.approx(0.01), True)
+    assert (adaptive.overruns, adaptive.representative, adaptive.stretch) == (pytest.approx(4 / 300), False, 0.001)
+
+
+def test_a_run_that_overran_says_that_it_is_invalid():
+    figures = rows([_paced("ar", 2, 0), _measurement("adaptive", 1.0, _at(0))], ["ar", "adaptive"])
+
+    (sentence,) = table.invalid(figures)
+
+    assert sentence.startswith("ar at temperature 0 is invalid: 2.0% of its forwards took longer")
+    assert table.to_json(figures, _plan(), prompts=1)["representative"] is False
+
+
+def test_a_paced_device_runs_calls_in_turns_and_holds_each_until_its_result_is_needed():
+    device = PacedDevice()
+    pace = DevicePace(steps=((1, 0.004), (3, 0.008)), prefill_rate=1.0)
+    target, draft = (device.network(lambda tokens: tokens * 2, pace) for _ in range(2))
+
+    began = perf_counter()
+    first = target(mx.array([[1]]))
+    second = draft(mx.array([[1, 2, 3]]))
+    after_second = perf_counter() - began
+    device.settle()
+    device.settle()
+    after_all = perf_counter() - began
+
+    assert (first.tolist(), second.tolist()) == ([[2]], [[2, 4, 6]])
+    assert after_second >= 0.004
+    assert after_all >= 0.012
+    paced = device.take()
+    assert (paced.forwards, paced.seconds) == (2, pytest.approx(0.012))
+
+
+def test_a_paced_network_is_the_model_in_everything_else():
+    network = PacedDevice().network(SimpleNamespace(layers=[1, 2]), DevicePace(steps=((1, 1.0),), prefill_rate=1.0))
+
+    assert network.layers == [1, 2]
+
+
 def test_a_wrong_contender_is_shown_without_a_speed():
     found = [_measurement("mlx-lm", 123.0, _at(0), (1, 2)), _measurement("ar", 456.0, _at(0), (1, 3))]
     figures = rows(found, ["mlx-lm", "ar"])
@@ -269,6 +346,31 @@ def test_the_shipped_prompts_are_python():
 
     assert len(prompts) >= 4
     assert all("def " in prompt for prompt in prompts)
+
+
+def test_a_bench_can_be_drawn(tmp_path: Path):
+    figures = rows([_measurement(name, 10.0, _at(0, heat)) for name in _ORDER for heat in (0.0, 1.0)], _ORDER)
+
+    draw(figures, "two temperatures", tmp_path / "bench.png")
+
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match="can't be written"):
+        draw(figures, "nowhere", tmp_path / "missing" / "bench.png")
+
+
+def test_a_paced_real_run_is_exact_in_its_own_tokens_and_counts_its_overruns():
+    words = "bench --limit 1 --repeats 1 --max-tokens 6 --draft-tokens 2 --strategies sd --verification rejection"
+
+    result = CliRunner().invoke(cli, f"{words} --pace h100-qwen3-32b --json".split(), catch_exceptions=False)
+
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert report["exact"] is True
+    assert [row["contender"] for row in report["results"] if row["temperature"] == 1] == [
+        *("mlx-lm", "mlx-lm K=2", "sd", "sd rejection")
+    ]
+    assert all(row["overruns"] is not None for row in report["results"])
+    assert report["results"][0]["tokens_per_second"] <= 1 / 0.01027
 
 
 def test_a_real_run_is_exact_and_says_so():

@@ -7,6 +7,7 @@ from statistics import median
 from orchestrator.bench.contender import Generation
 from orchestrator.bench.measurement import Measurement, deviating, is_checked
 from orchestrator.bench.schedule import Setting
+from orchestrator.core.tally import TOLERATED_OVERRUNS
 
 PLAIN = "mlx-lm"
 """Name of the contender that everything is compared with."""
@@ -18,6 +19,7 @@ _FIGURES: dict[str, Callable[[Generation], float | None]] = {
     "target_busy": lambda generation: generation.target_busy,
     "draft_busy": lambda generation: generation.draft_busy,
     "overhead_per_round": lambda generation: generation.overhead_per_round,
+    "stretch": lambda generation: generation.pace and generation.pace.stretch,
 }
 
 
@@ -49,6 +51,17 @@ class Row:
     """Generations whose tokens were compared with the reference's."""
     deviating: int
     """Those that differed; with any, the other figures mean nothing."""
+    in_law: bool
+    """Its tokens are only distributed like the target's, and can't be compared."""
+    overruns: float | None
+    """Share of paced forwards whose real work took longer than the profile's device would."""
+    stretch: float | None
+    """Median share by which all paced forwards of a generation took longer, late awakenings included."""
+
+    @property
+    def representative(self) -> bool:
+        """The figures can stand for the profile's device, if there is one."""
+        return self.overruns is None or self.overruns <= TOLERATED_OVERRUNS
 
     @property
     def exact(self) -> bool:
@@ -80,6 +93,8 @@ def _rows_at(
     rivals = (PLAIN, best_speculative(measurements), AUTOREGRESSIVE)
     for name in order:
         own = [measurement for measurement in measurements if measurement.contender == name]
+        if not own:
+            continue
         speeds = [measurement.generation.tokens_per_second for measurement in own]
         plain, speculative, autoregressive = (_ratio(own, measurements, rival) for rival in rivals)
         yield Row(
@@ -94,6 +109,8 @@ def _rows_at(
             over_autoregressive=autoregressive,
             checked=sum(map(is_checked, own)),
             deviating=sum(measurement in wrong for measurement in own),
+            in_law=own[0].family == "in law",
+            overruns=_overruns(one.generation for one in own),
             **{figure: _median(map(read, (one.generation for one in own))) for figure, read in _FIGURES.items()},
         )
 
@@ -107,6 +124,12 @@ def _ratio(own: Sequence[Measurement], everybody: Iterable[Measurement], rival: 
     }
     ratios = [one.generation.tokens_per_second / speeds[one.setting] for one in own if one.setting in speeds]
     return median(ratios) if ratios else None
+
+
+def _overruns(generations: Iterable[Generation]) -> float | None:
+    paces = [generation.pace for generation in generations if generation.pace is not None]
+    forwards = sum(pace.forwards for pace in paces)
+    return sum(pace.overruns for pace in paces) / forwards if forwards else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

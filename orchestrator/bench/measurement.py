@@ -22,7 +22,8 @@ def deviating(measurements: Iterable[Measurement], order: Sequence[str]) -> list
     """Those whose tokens differ from the reference of their setting.
 
     At temperature 0 everybody must agree with the first of `order` (names of contenders). At a higher one
-    our contenders share their noise and must agree with the first of ours; mlx-lm draws its own tokens.
+    our contenders share their noise and must agree with the first of ours; mlx-lm and rejection sampling draw
+    their own tokens.
     """
     by_setting: dict[Setting, list[Measurement]] = defaultdict(list)
     for measurement in measurements:

@@ -13,6 +13,8 @@ import msgspec
 from orchestrator.bench.contender import Family, Generation, Task
 from orchestrator.bench.figures import PLAIN
 from orchestrator.bench.mlx_lm_messages import Delivery, Order, Setup
+from orchestrator.core.tally import pace_of
+from orchestrator.device_profile import Profile
 from orchestrator.machine_facts import partition_cores, worker_environment
 from protocol.errors import PipelineError
 
@@ -20,12 +22,18 @@ _CLOSING_SECONDS = 5.0
 
 
 @contextmanager
-def running(target: str, draft: str) -> Iterator["MlxLm"]:
+def running(target: str, draft: str, profile: Profile | None = None) -> Iterator["MlxLm"]:
     """A process that runs mlx-lm, with the models, cores and libraries that our target has.
 
-    `target` and `draft` are folders (no draft: empty).
+    `target` and `draft` are folders (no draft: empty); `profile`: be as slow as its target's device.
     """
-    setup = Setup(target=target, draft=draft, cores=partition_cores().get("target", ()))
+    setup = Setup(
+        target=target,
+        draft=draft,
+        cores=partition_cores().get("target", ()),
+        target_pace=profile and profile.target.pace(),
+        draft_pace=profile and profile.draft_on_target_device.pace(),
+    )
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "orchestrator.bench.mlx_lm_process", msgspec.json.encode(setup).decode()],
@@ -37,7 +45,7 @@ def running(target: str, draft: str) -> Iterator["MlxLm"]:
         )
         with process:
             try:
-                yield MlxLm(process, log)
+                yield MlxLm(process, log, profile.name if profile else "")
             finally:
                 _end(process)
 
@@ -45,7 +53,9 @@ def running(target: str, draft: str) -> Iterator["MlxLm"]:
 class MlxLm:
     """The running process. Idle while it waits for an order."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes], profile: str = "") -> None:
+        """`profile`: name of the device whose pace it keeps to, if any."""
+        self.profile = profile
         self._process = process
         self._log = log
 
@@ -98,6 +108,7 @@ class MlxLmContender:
             tokens_per_second=len(delivery.tokens) / delivery.seconds,
             tokens_per_round=len(delivery.tokens) / rounds,
             acceptance_rate=sum(delivery.drafted) / tried if tried else None,
+            pace=delivery.paced and pace_of(self._process.profile, delivery.paced),
         )
 
 

@@ -2,6 +2,9 @@
 
 import msgspec
 
+from protocol.messages import Paced
+from protocol.pacing import DevicePace
+
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that the process is told at its start, as one JSON argument."""
@@ -12,6 +15,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The same; empty if nothing is drafted."""
     cores: tuple[int, ...] = ()
     """Processor cores to stay on, where the OS allows; empty for all."""
+    target_pace: DevicePace | None = None
+    """The device to be as slow as, on which both models run in turns; None for the speed of this one."""
+    draft_pace: DevicePace | None = None
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,3 +40,4 @@ class Delivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of each token, whether the draft had guessed it."""
     seconds: float = 0.0
     """From the end of the prefill of all but the prompt's last token to the last token."""
+    paced: Paced | None = None

@@ -1,6 +1,6 @@
 """The process in which mlx-lm's own decoding runs: `python -m orchestrator.bench.mlx_lm_process SETUP`.
 
-The only module of the orchestrator that imports MLX; nothing else may import it.
+With `paced_network` the only module of the orchestrator that imports MLX; nothing else may import them.
 """
 
 import os
@@ -19,6 +19,8 @@ from mlx_lm.sample_utils import make_sampler
 from mlx_lm.utils import dequantize_model, load_model
 
 from orchestrator.bench.mlx_lm_messages import Delivery, Order, Setup
+from orchestrator.bench.paced_network import PacedDevice
+from protocol.pacing import DevicePace
 
 _PREFILL_CHUNK = 512
 
@@ -29,6 +31,8 @@ class Networks(NamedTuple):
     target: Any
     draft: Any
     """None if nothing is drafted."""
+    paces: tuple[DevicePace, DevicePace] | None = None
+    """Of the target and of the draft."""
 
 
 def main() -> int:
@@ -39,7 +43,10 @@ def main() -> int:
     # What libraries print must not get between the deliveries.
     deliveries = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    networks = Networks(_loaded(setup.target), _loaded(setup.draft) if setup.draft else None)
+    paces = None
+    if setup.target_pace is not None and setup.draft_pace is not None:
+        paces = setup.target_pace, setup.draft_pace
+    networks = Networks(_loaded(setup.target), _loaded(setup.draft) if setup.draft else None, paces)
     _deliver(deliveries, Delivery())
     for line in sys.stdin.buffer:
         _deliver(deliveries, decoded(networks, msgspec.json.decode(line, type=Order)))
@@ -52,8 +59,9 @@ def decoded(networks: Networks, order: Order) -> Delivery:
     tokens: list[int] = []
     drafted: list[bool] = []
     streams: list[Any] = [generation_stream]
+    device = PacedDevice()
     with wired_limit(networks.target, streams):
-        steps = _steps(networks, order)
+        steps = _steps(networks, order, device)
         began = ended = time.perf_counter()
         for token, from_draft in steps:
             ended = time.perf_counter()
@@ -64,20 +72,22 @@ def decoded(networks: Networks, order: Order) -> Delivery:
         steps.close()
         # mlx-lm computes ahead: what is still under way must not run into the next contender's time.
         mx.synchronize(generation_stream)
-    return Delivery(tuple(tokens), tuple(drafted), ended - began)
+    return Delivery(tuple(tokens), tuple(drafted), ended - began, device.take() if networks.paces else None)
 
 
-def _steps(networks: Networks, order: Order) -> Generator[tuple[int, bool], None, None]:
+def _steps(networks: Networks, order: Order, device: PacedDevice) -> Generator[tuple[int, bool], None, None]:
     """mlx-lm's loop, not yet begun, over caches that hold the prompt: its tokens, and who guessed them."""
-    target, draft = networks
+    target, draft, paces = networks
     *prefix, root = order.tokens
     cache = _prefilled(target, prefix)
+    if paces is not None:
+        target, draft = device.network(target, paces[0]), device.network(draft, paces[1])
     common: dict[str, Any] = {"max_tokens": order.max_tokens, "sampler": make_sampler(temp=order.temperature)}
     if order.draft_tokens == 0:
         return _plain(generate_step(mx.array([root]), target, prompt_cache=cache, **common))
-    cache += _prefilled(draft, prefix)
+    cache += _prefilled(networks.draft, prefix)
     common |= {"num_draft_tokens": order.draft_tokens, "prompt_cache": cache}
-    return _speculative(speculative_generate_step(mx.array([root]), target, draft, **common))
+    return _speculative(speculative_generate_step(mx.array([root]), target, draft, **common), device)
 
 
 def _plain(steps: Any) -> Generator[tuple[int, bool], None, None]:
@@ -85,8 +95,10 @@ def _plain(steps: Any) -> Generator[tuple[int, bool], None, None]:
         yield int(token), False
 
 
-def _speculative(steps: Any) -> Generator[tuple[int, bool], None, None]:
+def _speculative(steps: Any, device: PacedDevice) -> Generator[tuple[int, bool], None, None]:
+    """A round's tokens are there when its verification is done."""
     for token, _, from_draft in steps:
+        device.settle()
         yield int(token), bool(from_draft)
 
 

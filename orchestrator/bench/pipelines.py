@@ -1,20 +1,24 @@
 """Our strategies as contenders: a pipeline of three processes each, up during the whole run."""
 
+from dataclasses import replace
+
 from orchestrator.bench.contender import Family, Generation, Task
 from orchestrator.pipeline import Pipeline
+from protocol.messages import Verification
 
 
 class PipelineContender:
     """A started pipeline. Its estimates live on from task to task, as they do for its users."""
 
-    family: Family = "ours"
-
-    def __init__(self, name: str, pipeline: Pipeline) -> None:
+    def __init__(self, name: str, pipeline: Pipeline, verification: Verification = "coupled") -> None:
         self.name = name
+        self.family: Family = "ours" if verification == "coupled" else "in law"
         self._pipeline = pipeline
+        self._verification: Verification = verification
 
     def generate(self, task: Task) -> Generation:
-        result = self._pipeline.generate(task.tokens, task.sampling())
+        sampling = replace(task.sampling(), verification=self._verification)
+        result = self._pipeline.generate(task.tokens, sampling)
         figures = result.statistics
         return Generation(
             tokens=result.tokens,
@@ -25,4 +29,5 @@ class PipelineContender:
             target_busy=figures.target_busy,
             draft_busy=figures.draft_busy,
             overhead_per_round=figures.overhead_per_round,
+            pace=figures.pace,
         )

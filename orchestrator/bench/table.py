@@ -13,8 +13,9 @@ from rich.text import Text
 from orchestrator import machine_facts
 from orchestrator.bench.figures import Row
 from orchestrator.bench.trials import WARM_UP_TOKENS, Plan
+from orchestrator.device_profile import Profile, load_profile
 
-_NARROWEST = 96
+_NARROWEST = 124
 """Characters a table needs."""
 _TITLES = (
     *("tok/s", "min..max", "/plain", "/spec", "/ar", "tok/round", "hits", "accepted"),
@@ -27,7 +28,8 @@ prompt but its last token to the last token. Median over prompts and repeats; mi
 at this temperature, and to our ar, over pairs of the same prompt and repeat.
 hits: rounds whose root had children in the cache. target, draft: share of the time at work. µs: overhead a round \
 beyond the target's forward. Medians.
-exact: at temperature 0 every token equals mlx-lm's plain decoding; above it ours equal our first strategy's.
+exact: at temperature 0 every token equals mlx-lm's plain decoding; above it ours equal our first strategy's. law: \
+rejection sampling draws tokens of its own; they are distributed as the target's, which no single run can show.
 One contender computes at a time. Before, each generated {WARM_UP_TOKENS} tokens unmeasured at each temperature. \
 mlx-lm runs on the target's cores; our draft has its own."""
 
@@ -38,7 +40,8 @@ def tables(rows: Sequence[Row], plan: Plan, prompts: int) -> Group:
     for temperature in dict.fromkeys(row.temperature for row in rows):
         parts += [_table(temperature, [row for row in rows if row.temperature == temperature]), ""]
     scope = f"{prompts} prompts, {plan.max_tokens} tokens, {plan.repeats} repeats"
-    parts.append(Text(f"{scope}. {'. '.join(machine_lines())}.\n{_FOOTNOTE}", style="dim"))
+    pace = _pace_note(load_profile(plan.pace)) if plan.pace else ""
+    parts.append(Text(f"{scope}. {'. '.join(machine_lines())}.\n{_FOOTNOTE}{pace}", style="dim"))
     return Group(*parts)
 
 
@@ -54,6 +57,7 @@ def to_json(rows: Sequence[Row], plan: Plan, prompts: int) -> dict[str, Any]:
         "machine": machine_lines(),
         "settings": {**msgspec.to_builtins(asdict(plan)), "prompts": prompts},
         "exact": all(row.exact for row in rows),
+        "representative": all(row.representative for row in rows),
         "results": [asdict(row) for row in rows],
     }
 
@@ -65,6 +69,16 @@ def failures(rows: Sequence[Row]) -> list[str]:
         "differ from the reference."
         for row in rows
         if not row.exact
+    ]
+
+
+def invalid(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each contender that could not keep to the pace it was given."""
+    return [
+        f"{row.contender} at temperature {row.temperature:g} is invalid: {row.overruns:.1%} of its forwards took "
+        "longer than the profile's device would. Use a faster or quieter machine, or a slower profile."
+        for row in rows
+        if not row.representative
     ]
 
 
@@ -80,10 +94,12 @@ def machine_lines() -> list[str]:
 def _table(temperature: float, rows: Sequence[Row]) -> Table:
     table = Table(title=f"temperature {temperature:g}", title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("contender", no_wrap=True)
-    for title in _TITLES:
+    paced = any(row.overruns is not None for row in rows)
+    for title in (*_TITLES, "overran", "longer") if paced else _TITLES:
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(row.contender, *_cells(row), style="" if row.exact else "red")
+        cells = (*_cells(row), _share(row.overruns, 1), _share(row.stretch, 1)) if paced else _cells(row)
+        table.add_row(row.contender, *cells, style="" if row.exact and row.representative else "red")
     return table
 
 
@@ -99,12 +115,20 @@ def _cells(row: Row) -> Iterator[str]:
     yield "-" if row.tokens_per_round is None else f"{row.tokens_per_round:.2f}"
     yield from (_share(s) for s in (row.hit_rate, row.acceptance_rate, row.target_busy, row.draft_busy))
     yield "-" if row.overhead_per_round is None else f"{row.overhead_per_round * 1e6:.0f}"
-    yield "yes" if row.checked else "-"
+    yield "yes" if row.checked else "law" if row.in_law else "-"
 
 
 def _times(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}"
 
 
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
+def _share(share: float | None, decimals: int = 0) -> str:
+    return "-" if share is None else f"{share:.{decimals}%}"
+
+
+def _pace_note(profile: Profile) -> str:
+    return f"""
+As slow as {profile.name} ({profile.description}). mlx-lm: target and draft on the target's device, one after the \
+other. Ours: the draft on a device of its own, and everything {profile.both_busy.factor:g} times as long under \
+strategies that let both work at once. overran: forwards whose real work took longer than that device's; more than 1% \
+is invalid. longer: what all forwards took beyond the device's time, late awakenings included. Prefill is not timed."""

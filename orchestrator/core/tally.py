@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from protocol.messages import Pace, Paced, Statistics
 
 _OVERHEADS_KEPT = 4096
-_TOLERATED_OVERRUNS = 0.01
+TOLERATED_OVERRUNS = 0.01
 """Share of all forwards; with more of them the figures are this machine's and not the device's."""
 
 
@@ -113,5 +113,5 @@ def pace_of(profile: str, paced: Paced) -> Pace:
         forwards=paced.forwards,
         overruns=paced.overruns,
         stretch=paced.excess / paced.seconds if paced.seconds else 0.0,
-        valid=paced.overruns <= _TOLERATED_OVERRUNS * paced.forwards,
+        valid=paced.overruns <= TOLERATED_OVERRUNS * paced.forwards,
     )

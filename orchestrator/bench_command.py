@@ -1,0 +1,118 @@
+"""`launch-pipeline bench`: options to a plan, figures to tables, pictures and exit codes."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from orchestrator.pace_option import pace_option
+
+_FAILED = 1
+_GROWING = "ar,adaptive"
+
+
+@click.command()
+@click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model.")
+@click.option("--draft", metavar="MODEL", help="The same for the draft; it needs the target's tokenizer.")
+@click.option("--prompts", "path", type=click.Path(path_type=Path), help='Lines of {"prompt": "..."}. Default: Python.')
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many prompts.")
+@click.option("--temperature", type=float, multiple=True, help="May be given several times.  [default: 0 and 1]")
+@click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True)
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--draft-tokens", default="1-8", show_default=True, help="Those of mlx-lm; 0 leaves its speculation out.")
+@click.option("--strategies", help=f"Ours.  [default: ar,sd,ssd,adaptive; with --growth {_GROWING}]")
+@click.option("--random-draft", is_flag=True, help="Also adaptive with a draft that guesses blindly.")
+@click.option(
+    "--verification",
+    type=click.Choice(["coupled", "rejection"]),
+    default="coupled",
+    show_default=True,
+    help="rejection: also sd and ssd with rejection sampling, above temperature 0.",
+)
+@pace_option
+@click.option("--growth", is_flag=True, help="Instead: longer and longer prompts, more and more requests at once.")
+@click.option("--micro", is_flag=True, help="Instead: what single steps of the workers take, each alone.")
+@click.option("--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Also write a PNG.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def bench(growth: bool, micro: bool, **options: Any) -> None:
+    """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
+
+    Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong.
+
+    \b
+    launch-pipeline bench
+    launch-pipeline bench --limit 2 --repeats 1 --draft-tokens 2-4 --temperature 0
+    launch-pipeline bench --pace m4-16gb-qwen2.5-3b --verification rejection --plot m4.png
+    launch-pipeline bench --prompts prompts.jsonl --random-draft --json > figures.json
+    launch-pipeline bench --growth --max-tokens 32
+    """
+    if micro:
+        _micro(options["as_json"])
+    elif growth:
+        _growth(**options)
+    else:
+        _compare(**options)
+
+
+def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
+    from orchestrator.bench import table
+    from orchestrator.bench.figures import rows
+    from orchestrator.bench.plot import draw
+    from orchestrator.bench.prompts import read_prompts
+    from orchestrator.bench.trials import Plan, run
+    from orchestrator.bench.turns import Turns
+
+    plan = Plan.of(**_with_strategies(options, "ar,sd,ssd,adaptive"))
+    texts = read_prompts(path, limit)
+    with Turns(plan.generations(len(texts))) as turns:
+        measurements, names = run(plan, texts, turns.starting, turns.took)
+    figures = rows(measurements, names)
+    if as_json:
+        click.echo(json.dumps(table.to_json(figures, plan, len(texts))))
+    else:
+        table.wide_enough().print(table.tables(figures, plan, len(texts)))
+    if plot is not None:
+        draw(figures, f"{plan.pace or 'this machine'}, {len(texts)} prompts, {plan.max_tokens} tokens", plot)
+    _complain(table.invalid(figures))
+    wrong = table.failures(figures)
+    _complain(wrong)
+    if wrong:
+        sys.exit(_FAILED)
+
+
+def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
+    from orchestrator.bench import growth_report
+    from orchestrator.bench.growth import LENGTHS, REQUESTS, measure
+    from orchestrator.bench.prompts import read_prompts
+    from orchestrator.bench.trials import Plan
+    from orchestrator.bench.turns import Turns
+
+    plan = Plan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, _GROWING))
+    with Turns(len(plan.strategies) * (len(LENGTHS) + len(REQUESTS) - 1)) as turns:
+        figures, context = measure(plan, read_prompts(path, limit), turns.took)
+    if as_json:
+        click.echo(json.dumps(growth_report.to_json(figures, plan, context)))
+    else:
+        Console().print(growth_report.table(figures, plan, context))
+    if plot is not None:
+        growth_report.draw(figures, plot)
+
+
+def _micro(as_json: bool) -> None:
+    from orchestrator.bench import micro
+
+    figures = micro.measured()
+    click.echo(json.dumps(micro.to_json(figures))) if as_json else Console().print(micro.table(figures))
+
+
+def _with_strategies(options: dict[str, Any], default: str) -> dict[str, Any]:
+    return {**options, "strategies": options["strategies"] or default}
+
+
+def _complain(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        click.echo(f"Error: {sentence}", err=True)
