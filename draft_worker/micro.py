@@ -77,7 +77,8 @@ def choices(repeats: int = 25) -> Iterator[Figure]:
                 repeats,
             )
             yield Figure(f"choose, {name} logits, T = {temperature:g}", median(times), "ms a row", _ROW_LIMIT)
-    halves, row = rows[0].astype(np.float16), rows[0].copy()
+    row = _logits(1.0)[0]
+    halves = row.astype(np.float16)
     widening = _times([lambda: np.copyto(row, halves)], repeats)
     yield Figure("widen logits, where a device hands out fp16", median(widening), "ms a row")
     fresh = iter(range(_ROWS, 1 << 20))

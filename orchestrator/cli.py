@@ -144,7 +144,10 @@ def start(address: str, **options: Any) -> None:
 
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(as_json: bool) -> None:
+@click.option("--neural-engine", is_flag=True, help="Examine instead whether a draft can run on the Neural Engine.")
+@click.option("--draft", metavar="MODEL", help="With --neural-engine: which one. Default: the demo draft.")
+@click.option("--runtime", type=click.Choice(["coreml", "executor"]), help="With --neural-engine: executor rehearses it.")
+def doctor(as_json: bool, neural_engine: bool, draft: str | None, runtime: Any) -> None:
     """Say what this machine has, what will be used, and the next step for what is missing.
 
     \b
@@ -153,7 +156,7 @@ def doctor(as_json: bool) -> None:
     """
     from orchestrator.doctor import examine, to_json
 
-    findings = examine()
+    findings = _neural_engine(draft, runtime, quiet=as_json) if neural_engine else examine()
     if as_json:
         click.echo(json.dumps(to_json(findings)))
     else:
@@ -209,6 +212,18 @@ def _usage(error: click.ClickException) -> str:
     command = context.command_path if isinstance(context, click.Context) else "launch-pipeline"
     message = error.format_message()
     return f"{message}{'' if message.endswith(('.', '?')) else '.'} See `{command} --help`."
+
+
+def _neural_engine(draft: str | None, runtime: Any, quiet: bool) -> Any:
+    """An examination of minutes, which says on stderr what it is at."""
+    from orchestrator.neural_engine_doctor import examined
+
+    def say(words: str) -> None:
+        if not quiet:
+            click.echo(f"Examining: {words}", err=True)
+
+    with ConversionBar(quiet) as bar:
+        return examined(draft, runtime, on_progress=bar, on_stage=say)
 
 
 def _prompt(prompt: str | None, file: Any) -> str:

@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
@@ -12,10 +12,9 @@ from draft_worker.coreml.package import MODEL
 from draft_worker.coreml.runtime import DeviceState
 from draft_worker.coreml.toolchain import toolchain
 from protocol.cache_folder import cache_folder
+from protocol.examination import Units
 from protocol.neural_engine import package_fingerprint
 
-Units: TypeAlias = Literal["CPU_AND_NE", "CPU_ONLY"]
-"""The Neural Engine is a preference: Core ML moves what it can't take to the processor, and says nothing."""
 _CACHE = "kv"
 
 
@@ -25,6 +24,7 @@ class CoreMlRuntime:
     name = "coreml"
 
     def __init__(self, converted: Converted, units: Units = "CPU_AND_NE") -> None:
+        # The Neural Engine is a preference: Core ML moves what it can't take to the processor, and says nothing.
         coremltools, package = toolchain().coremltools, converted.package
         path = compiled(converted.folder)
         self.device = f"Core ML, {'Neural Engine preferred' if units == 'CPU_AND_NE' else 'processor only'}"

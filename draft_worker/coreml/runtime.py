@@ -5,7 +5,7 @@ Another runtime, such as Core AI, is one more class like `ExecutorRuntime` and o
 
 import sys
 from collections.abc import Mapping
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -14,8 +14,8 @@ from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.execute import Executor, Precision
 from draft_worker.coreml.execute import State as Registers
+from protocol.examination import RuntimeName
 
-RuntimeName: TypeAlias = Literal["coreml", "executor"]
 _CACHE = "kv"
 
 

@@ -14,10 +14,11 @@ from draft_worker.coreml.arena_shelf import ArenaShelf, exchange_of
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.forward import Forward
 from draft_worker.coreml.memory import DeviceMemory, HostMemory, Memory
-from draft_worker.coreml.runtime import Runtime, RuntimeName, open_runtime
+from draft_worker.coreml.runtime import Runtime, open_runtime
 from draft_worker.coreml.tree_slots import PREFIX
 from draft_worker.engines import Batch
 from protocol.arena_header import ArenaError
+from protocol.examination import RuntimeName
 from protocol.messages import KvReference, Sampling
 from protocol.segment_registry import SegmentError
 
