@@ -146,7 +146,9 @@ def start(address: str, **options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--neural-engine", is_flag=True, help="Examine instead whether a draft can run on the Neural Engine.")
 @click.option("--draft", metavar="MODEL", help="With --neural-engine: which one. Default: the demo draft.")
-@click.option("--runtime", type=click.Choice(["coreml", "executor"]), help="With --neural-engine: executor rehearses it.")
+@click.option(
+    "--runtime", type=click.Choice(["coreml", "executor"]), help="With --neural-engine: executor rehearses it."
+)
 def doctor(as_json: bool, neural_engine: bool, draft: str | None, runtime: Any) -> None:
     """Say what this machine has, what will be used, and the next step for what is missing.
 
