@@ -12,6 +12,7 @@ from rich.console import Console
 
 from orchestrator import report
 from orchestrator.bench_command import bench
+from orchestrator.calibrate_command import calibrate
 from orchestrator.client import Client
 from orchestrator.conversion_bar import ConversionBar
 from orchestrator.convert_command import convert
@@ -181,6 +182,7 @@ def completion(shell: str) -> None:
 
 
 cli.add_command(bench)
+cli.add_command(calibrate)
 cli.add_command(convert)
 cli.add_command(profile_command(pipeline_options))
 

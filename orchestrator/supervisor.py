@@ -50,11 +50,18 @@ class Death:
 class Supervisor:
     """At most one worker a role. Restarts follow `RestartPolicy`; `given_up` says what was not restarted."""
 
-    def __init__(self, setup: OrchestratorSetup, session: Session, epoch: int) -> None:
+    def __init__(
+        self,
+        setup: OrchestratorSetup,
+        session: Session,
+        epoch: int,
+        cores: Mapping[Role, tuple[int, ...]] | None = None,
+    ) -> None:
+        """`cores`: processor cores for each worker, none for all of them; None for the usual shares."""
         self._setup = setup
         self._session = session
         self._epoch = epoch
-        self._cores = partition_cores()
+        self._cores = partition_cores() if cores is None else cores
         self._incarnations = 0
         self._policies: dict[Role, RestartPolicy] = {role: RestartPolicy() for role in get_args(Role)}
         self._due: dict[Role, float] = {}

@@ -1,0 +1,44 @@
+"""A profile as TOML that `load_profile` reads back. Pure."""
+
+import json
+
+from orchestrator.calibration.measure import Times
+from orchestrator.device_profile import DeviceTimes, PrefillRate, Profile, SlowDown, Step
+
+
+def device_times(times: Times, source: str) -> DeviceTimes:
+    """What was measured, each number with the same source."""
+    steps = tuple(
+        Step(width=width, milliseconds=round(seconds * 1000, 4), source=source)
+        for width, seconds in sorted(times.steps.items())
+    )
+    return DeviceTimes(prefill=PrefillRate(tokens_per_second=round(times.prefill_rate, 1), source=source), steps=steps)
+
+
+def slowed(factor: float, source: str) -> SlowDown:
+    return SlowDown(factor=round(factor, 3), source=source)
+
+
+def to_toml(profile: Profile) -> str:
+    """The file's content."""
+    lines = [f"name = {_text(profile.name)}", f"description = {_text(profile.description)}"]
+    for name in ("target", "draft", "draft_on_target_device"):
+        lines += ["", f"[{name}]", *_device(getattr(profile, name))]
+    slow_down = profile.both_busy
+    lines += ["", "[both_busy]", f"factor = {slow_down.factor}", f"source = {_text(slow_down.source)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _device(times: DeviceTimes) -> list[str]:
+    prefill = times.prefill
+    rate = f"tokens_per_second = {prefill.tokens_per_second}, source = {_text(prefill.source)}"
+    steps = [
+        f"    {{ width = {step.width}, milliseconds = {step.milliseconds}, source = {_text(step.source)} }},"
+        for step in times.steps
+    ]
+    return [f"prefill = {{ {rate} }}", "steps = [", *steps, "]"]
+
+
+def _text(value: str) -> str:
+    """A basic string: JSON's escapes are TOML's."""
+    return json.dumps(value, ensure_ascii=False)
