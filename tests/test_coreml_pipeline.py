@@ -70,7 +70,8 @@ class Rates(NamedTuple):
 
 
 def rates(engine: Engine, texts: dict[tuple[int, ...], tuple[int, ...]], sampling: Sampling) -> Rates:
-    """What a target that says these continuations of prompts makes of the draft, with two growth steps a round."""
+    """What a target that says these continuations of prompts makes of the draft: it verifies what two growth
+    steps have found, two deep, and meanwhile the draft makes two more."""
     accepted = tried = hits = rounds = 0
     for prompt, continuation in texts.items():
         worker = DraftWorker(engine, lambda: 0.0)
@@ -80,13 +81,14 @@ def rates(engine: Engine, texts: dict[tuple[int, ...], tuple[int, ...]], samplin
             grow(worker, tree, 2)
             path = 0
             node = tree.root
-            while path < 4 and node.children:
+            while path < 2 and node.children:
                 tried += 1
                 if said[path] not in node.children:
                     break
                 node = node.children[said[path]]
                 path += 1
             accepted += path
+            grow(worker, tree, 2)
             tokens, position, root, round = said[: path + 1], tree.root.depth, tree.root.id, round + 1
             for token in tokens:
                 root = node_id(root, token)
@@ -111,8 +113,10 @@ def grow(worker: DraftWorker, tree: TokenTree, steps: int) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_acceptance_and_hits_are_those_of_the_mlx_draft(reference: Reference, temperature: float):
-    params = SamplingParams(temperature=temperature, seed=4, max_tokens=48)
-    texts = {tuple(CODEC.encode(text)): tuple(reference(text, params).tokens) for text in TEXTS}
+    params = SamplingParams(temperature=temperature, seed=4, max_tokens=64)
+    texts = {
+        tuple(CODEC.encode(text)): tuple(reference(text, params).tokens) for text in TEXTS[: 4 if temperature else 2]
+    }
     sampling = Sampling(temperature=temperature, seed=4)
 
     converted = rates(CoreMlEngine.load(converted_demo(), "executor"), texts, sampling)
@@ -121,6 +125,7 @@ def test_acceptance_and_hits_are_those_of_the_mlx_draft(reference: Reference, te
     assert converted.accepted == pytest.approx(mlx.accepted, abs=0.02)
     assert converted.hits == pytest.approx(mlx.hits, abs=0.02)
     assert mlx.accepted > 0.3
+    assert mlx.hits > 0.3
 
 
 # A life after death --------------------------------------------------------------------------------
@@ -139,7 +144,7 @@ def saved_by_the_draft(name: str) -> int:
 
 def test_a_draft_that_is_killed_goes_on_without_reading_again(tmp_path: Path, reference: Reference):
     journal, prompt = tmp_path / "journal", tuple(CODEC.encode(Path(__file__).read_text()))[:200]
-    params = SamplingParams(temperature=0.7, seed=3, max_tokens=300)
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=120)
     with Pipeline(draft=str(converted_demo()), draft_engine="coreml", record=str(journal)) as pipeline:
         name = mark(pipeline)
         with pipeline.stream(prompt, params) as stream:
