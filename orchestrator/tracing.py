@@ -4,9 +4,10 @@ Knows what messages mean for time; decides nothing. Nothing is written before th
 """
 
 import time
+from array import array
 from collections import deque
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -15,6 +16,7 @@ from protocol.messages import (
     Grow,
     Hello,
     Message,
+    NodeId,
     Ping,
     Pong,
     Prefilled,
@@ -63,6 +65,30 @@ class Traced(msgspec.Struct, frozen=True):
     """Nanoseconds that `ahead` may be off; None if it told no time."""
 
 
+class _Growth(NamedTuple):
+    """A Grow, packed: kept as it came, its thousands of numbers would push everything else out of the caches."""
+
+    at: int
+    incarnation: int
+    serial: int
+    sequence: SequenceId
+    round: int
+    evaluated: int
+    parents: "array[int]"
+    tokens: "array[int]"
+
+    @classmethod
+    def of(cls, grow: Grow, at: int, incarnation: int, serial: int) -> "_Growth":
+        parents, tokens = array("q", grow.parents), array("i", grow.tokens)
+        return cls(at, incarnation, serial, grow.sequence, grow.round, grow.evaluated, parents, tokens)
+
+    def seen(self) -> Seen:
+        """Without the draft's probabilities, which no figure is made of."""
+        parents, tokens = tuple(map(NodeId, self.parents)), tuple(self.tokens)
+        grow = Grow(self.sequence, self.round, parents, tokens, (0.0,) * len(tokens), self.evaluated, 0.0)
+        return Seen(self.at, "draft", self.incarnation, self.serial, grow)
+
+
 class Record(msgspec.Struct, frozen=True):
     """All that is written besides the spans."""
 
@@ -109,7 +135,7 @@ class Recording(Trace):
         self._folder = folder
         self._ring = SpanRing()
         self._since = self._ring.now()
-        self._seen: deque[Seen] = deque(maxlen=_MOST_MESSAGES)
+        self._seen: deque[Seen | _Growth] = deque(maxlen=_MOST_MESSAGES)
         self._count = 0
         self._grows: dict[int, int] = {}
         self._hellos: dict[int, Hello] = {}
@@ -131,7 +157,8 @@ class Recording(Trace):
                 self._keep(now, role, incarnation, message)
             case Grow():
                 self._grows[incarnation] = self._grows.get(incarnation, 0) + 1
-                self._keep(now, role, incarnation, message)
+                self._count += 1
+                self._seen.append(_Growth.of(message, now, incarnation, self._grows[incarnation]))
             case Hello():
                 self._hellos[incarnation] = message
                 self._probes[incarnation] = ClockProbes()
@@ -166,13 +193,16 @@ class Recording(Trace):
     def save(self) -> None:
         self._ring.save(self._folder / "orchestrator.spans")
         workers = tuple(self._worker(incarnation, hello) for incarnation, hello in self._hellos.items())
-        record = Record(workers, tuple(self._seen), self._count - len(self._seen))
+        record = Record(
+            workers,
+            tuple(each.seen() if isinstance(each, _Growth) else each for each in self._seen),
+            self._count - len(self._seen),
+        )
         (self._folder / _FILE).write_bytes(msgspec.json.encode(record))
 
     def _keep(self, at: int, role: Role, incarnation: int, message: Telling) -> None:
         self._count += 1
-        serial = self._grows[incarnation] if isinstance(message, Grow) else 0
-        self._seen.append(Seen(at, role, incarnation, serial, message))
+        self._seen.append(Seen(at, role, incarnation, 0, message))
 
     def _worker(self, incarnation: int, hello: Hello) -> Traced:
         best = self._probes[incarnation].best

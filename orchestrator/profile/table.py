@@ -10,7 +10,7 @@ from orchestrator.profile.figures import Account, Profile
 
 _TITLES = (
     *("T", "tok/s", "tok/round", "hits", "accepted", "overlapped", "useful", "efficiency"),
-    *("both, ms", "draft alone", "target alone"),
+    *("T_both", "T_draft", "T_target"),
 )
 TARGET_WORDS = {
     "verify": "verifies",
@@ -33,7 +33,7 @@ DRAFT_WORDS = {
 DEFINITIONS = {
     "overlap efficiency": "(draft alone + target alone - both) / the shorter of the two, within 0 and 1: the share of "
     "the shorter one's work that the other hides (Intel MPI Benchmarks' definition). Alone: the same forwards again, "
-    "in the same processes' set-up, with nobody else at work.",
+    "in the same processes' set-up, with nobody else at work. T_both, T_draft, T_target: those times in ms.",
     "overlapped": "share of the draft's busy time in which the target was busy too.",
     "useful": "share of the draft's busy time in which the target was busy too, in growth steps that published a "
     "token which the target then accepted, or one that led to it ahead of the target.",

@@ -29,6 +29,7 @@ _LEGEND = {
     "used": "growth, used",
     "discarded": "growth, discarded",
     "exposed": "growth, target idle",
+    "prefill": "prefill",
 }
 _SERIES = ("#2f6fb5", "#e2a33d", "#1a9070", "#cf5a35", "#a88bc9")
 _DRAFT, _TARGET = 1.0, 0.0
