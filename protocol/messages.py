@@ -151,7 +151,10 @@ class Hello(Message, frozen=True):
 
 
 class Prefilled(Message, frozen=True):
-    """The target holds the KV of every committed token before the root of `round`."""
+    """The target holds the KV of every committed token before the root of `round`.
+
+    From a draft only after a Start that named an arena: what came of it.
+    """
 
     sequence: WireSequence
     round: Round
@@ -168,7 +171,8 @@ class Prefilled(Message, frozen=True):
 class KvOffer(Message, frozen=True):
     """An arena holds the KV of a sequence's first `tokens` tokens, for whoever starts with them.
 
-    From a target: its checkpoint, as of now. From a prefill worker: all that Prefill asked for.
+    From a target: its checkpoint, as of now. From a prefill worker: all that Prefill asked for. From a draft:
+    its own cache, for its next life; nobody else can use it.
     """
 
     sequence: WireSequence
@@ -251,7 +255,8 @@ class Start(Message, frozen=True):
     vocabulary: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     """The target's, for a draft: tokens at or above it are never drafted. None if it is the draft's own."""
     adopt: KvReference | None = None
-    """Where a target finds the KV of the first tokens, so that it need not evaluate them."""
+    """Where a target, or a draft that was restarted, finds the KV of the first tokens, so that it need not evaluate
+    them."""
 
 
 class Prefill(Message, frozen=True):

@@ -12,10 +12,12 @@ import pytest
 from draft_worker.candidates import Candidates
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime import ExecutorRuntime
-from draft_worker.engines import Batch, EngineSequence
+from draft_worker.engines import Batch, EngineSequence, ResumableSequence
 from draft_worker.engines.coreml import CoreMlEngine, HostCachedSequence
 from draft_worker.engines.mlx import MlxEngine
+from draft_worker.engines.paced import PacedEngine
 from protocol.messages import KvReference, Sampling
+from protocol.pacing import Pacer
 from protocol.tree_model import TreeModel
 from tests.coreml_runs import CONTEXT, convert, tiny
 from tests.tiny_models import VOCABULARY
@@ -240,6 +242,24 @@ def test_another_life_goes_on_from_the_shared_cache(shared: Callable[..., CoreMl
     assert second.committed == 40
     batch = Batch((), [3, 4, 5], [-1, -1, -1], (), 4)
     assert second.evaluate(batch) == first.evaluate(batch)
+
+
+def test_a_paced_engine_is_as_resumable_as_the_one_within(shared: Callable[..., CoreMlEngine]):
+    paced = PacedEngine(shared(), Pacer(None), lambda: 0.0)
+    first, second = (paced.open(GREEDY, VOCABULARY) for _ in range(2))
+    assert isinstance(first, ResumableSequence)
+    assert isinstance(second, ResumableSequence)
+    first.prefill(range(40))
+    saved = first.save()
+    assert saved is not None
+    assert second.adopt(saved) == ""
+    second.close()
+    third = paced.open(GREEDY, VOCABULARY)
+    assert isinstance(third, ResumableSequence)
+    third.prefill(range(33))
+
+    assert first.size == third.size > 0
+    assert third.save() == KvReference(saved.name, 33)
 
 
 def test_nothing_is_saved_for_a_few_tokens(shared: Callable[..., CoreMlEngine]):

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from draft_worker.candidates import Candidates
-from draft_worker.engines import Batch, Engine, EngineSequence
-from protocol.messages import Sampling
+from draft_worker.engines import Batch, Engine, EngineSequence, ResumableSequence
+from protocol.messages import KvReference, Sampling
 from protocol.pacing import Pacer
 
 
@@ -24,7 +24,10 @@ class PacedEngine:
         self._clock = clock
 
     def open(self, sampling: Sampling, vocabulary: int) -> "PacedSequence":
-        return PacedSequence(self._inner.open(sampling, vocabulary), self._pacer, self._clock)
+        inner = self._inner.open(sampling, vocabulary)
+        if isinstance(inner, ResumableSequence):
+            return ResumablePacedSequence(inner, self._pacer, self._clock)
+        return PacedSequence(inner, self._pacer, self._clock)
 
 
 class PacedSequence:
@@ -60,3 +63,24 @@ class PacedSequence:
 
     def truncate(self, length: int) -> None:
         self._inner.truncate(length)
+
+
+class ResumablePacedSequence(PacedSequence):
+    """The same for a sequence whose KV outlives the worker; none of that is a forward."""
+
+    def __init__(self, inner: ResumableSequence, pacer: Pacer, clock: Callable[[], float]) -> None:
+        super().__init__(inner, pacer, clock)
+        self._resumable = inner
+
+    @property
+    def size(self) -> int:
+        return self._resumable.size
+
+    def adopt(self, reference: KvReference) -> str:
+        return self._resumable.adopt(reference)
+
+    def save(self) -> KvReference | None:
+        return self._resumable.save()
+
+    def close(self) -> None:
+        self._resumable.close()
