@@ -4,6 +4,7 @@ import io
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -14,7 +15,7 @@ from orchestrator.bench.trials import Plan
 from orchestrator.cli import cli
 from orchestrator.core.tally import Tally
 from protocol.errors import InputError
-from protocol.messages import Statistics
+from protocol.messages import Pace, Statistics
 
 
 def _statistics(
@@ -65,6 +66,19 @@ def test_figures_are_medians_over_repeats():
     growth = summed_up("ar", Load(128, 1), repeats)
 
     assert (growth.tokens_per_second, growth.overhead_per_round) == (pytest.approx(5.0), pytest.approx(0.2))
+
+
+@pytest.mark.parametrize(("overruns", "representative"), [(2, True), (3, False)])
+def test_growth_at_a_pace_is_invalid_when_more_than_one_forward_in_a_hundred_overran(
+    overruns: int, representative: bool
+):
+    repeats = []
+    for late in (overruns, 0):
+        served = _served(began=0.0, ended=1.0, generated=10, rounds=5, verifying=0.5, reading=0.0)
+        pace = Pace(profile="m4", forwards=100, overruns=late, stretch=0.0, valid=late <= 1)
+        repeats.append([Served(served.ended, msgspec.structs.replace(served.statistics, pace=pace))])
+
+    assert summed_up("ar", Load(128, 1), repeats).representative is representative
 
 
 def test_lengths_are_those_for_which_the_context_has_room():

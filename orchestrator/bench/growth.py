@@ -10,11 +10,12 @@ from statistics import median
 from orchestrator.bench.trials import Plan
 from orchestrator.checkpoints import resolve
 from orchestrator.core.options import StrategyName
+from orchestrator.core.tally import TOLERATED_OVERRUNS
 from orchestrator.pipeline import Pipeline
 from orchestrator.sampling_params import SamplingParams
 from orchestrator.tokenizer import TextCodec
 from protocol.errors import InputError
-from protocol.messages import Statistics
+from protocol.messages import Pace, Statistics
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 """Prompt tokens."""
@@ -97,7 +98,7 @@ def summed_up(strategy: str, load: Load, repeats: Sequence[Sequence[Served]]) ->
         tokens_per_second=median(rate for rate, _ in figures),
         tokens_per_round=median(one.tokens_per_round for one in everything),
         overhead_per_round=median(overhead for _, overhead in figures),
-        representative=all(one.pace is None or one.pace.valid for one in everything),
+        representative=_kept_pace([one.pace for one in everything if one.pace is not None]),
     )
 
 
@@ -116,6 +117,10 @@ def together(served: Sequence[Served]) -> tuple[float, float]:
     rounds = sum(one.statistics.rounds for one in served)
     generated = sum(one.statistics.generated_tokens for one in served)
     return generated / seconds, max(0.0, seconds - verifying) / rounds
+
+
+def _kept_pace(paces: Sequence[Pace]) -> bool:
+    return sum(pace.overruns for pace in paces) <= TOLERATED_OVERRUNS * sum(pace.forwards for pace in paces)
 
 
 def _under_all_loads(
