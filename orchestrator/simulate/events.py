@@ -1,0 +1,61 @@
+"""A virtual clock with what is due on it, and wires that carry messages in order. Pure; chance by seed."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+from orchestrator.simulate.devices import Wire
+from orchestrator.simulate.language import uniform
+
+
+class Agenda:
+    """What is due when. Things due at the same time happen in the order in which they were put down."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """Seconds since the simulation began."""
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (max(time, self.now), next(self._count), action))
+
+    @property
+    def next_at(self) -> float | None:
+        return self._due[0][0] if self._due else None
+
+    def advance(self) -> None:
+        """Go to the next thing that is due, and let it happen."""
+        self.now, _, action = heapq.heappop(self._due)
+        action()
+
+
+class Carrier:
+    """One direction of a wire."""
+
+    def __init__(self, agenda: Agenda, wire: Wire, *key: int) -> None:
+        """`key` tells this direction's chance from all others'."""
+        self._agenda = agenda
+        self._wire = wire
+        self._key = key
+        self._sent = 0
+        self._clear_at = 0.0
+        """No message arrives before one that was sent earlier."""
+
+    def send(self, at: float, deliver: Callable[[], None]) -> None:
+        """Deliver something that leaves at `at`, unless the wire loses it for good."""
+        wire = self._wire
+        arrival = at + wire.delay + wire.jitter * self._chance(0)
+        tries = 1
+        while self._chance(tries) < wire.loss:
+            if wire.resend is None:
+                self._sent += 1
+                return
+            arrival += wire.resend
+            tries += 1
+        self._sent += 1
+        self._clear_at = max(self._clear_at, arrival)
+        self._agenda.at(self._clear_at, deliver)
+
+    def _chance(self, purpose: int) -> float:
+        return uniform(*self._key, self._sent, purpose) if self._wire.jitter or self._wire.loss else 1.0

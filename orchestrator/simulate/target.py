@@ -1,0 +1,115 @@
+"""A target worker without a model: the protocol's rules, an invented language, time from a pace. Pure."""
+
+from dataclasses import dataclass
+
+from orchestrator.simulate.language import Language
+from orchestrator.simulate.work import CHUNK, Work, modelled_hello
+from protocol.messages import (
+    Fault,
+    Hello,
+    NodeId,
+    Prefilled,
+    SequenceId,
+    Start,
+    Stop,
+    ToWorker,
+    Verdict,
+    Verify,
+)
+from protocol.pacing import DevicePace
+from protocol.token_tree import node_id
+
+
+@dataclass(slots=True)
+class _Served:
+    start: Start
+    round: int
+    root: NodeId
+    position: int
+    """Of the root."""
+    unread: int
+    """Prompt tokens still to be prefilled."""
+    verdict: Verdict | None = None
+    prefill_seconds: float = 0.0
+
+
+class ModelledTarget:
+    """Verifies as soon as it is told to; prompts are read a chunk at a time in between, in turns."""
+
+    def __init__(self, language: Language, pace: DevicePace, context: int) -> None:
+        self.hello: Hello = modelled_hello("target", context)
+        self._language = language
+        self._pace = pace
+        self._sequences: dict[SequenceId, _Served] = {}
+
+    def handle(self, message: ToWorker) -> Work:
+        match message:
+            case Start():
+                return self._start(message)
+            case Verify():
+                return self._verify(message)
+            case Stop(sequence):
+                self._sequences.pop(sequence, None)
+        return Work()
+
+    def work(self) -> Work | None:
+        id = next((id for id, served in self._sequences.items() if served.unread), None)
+        if id is None:
+            return None
+        served = self._sequences.pop(id)
+        self._sequences[id] = served
+        tokens = min(CHUNK, served.unread)
+        seconds = self._pace.prefill(tokens)
+        served.unread -= tokens
+        served.prefill_seconds += seconds
+        return Work(() if served.unread else (_prefilled(served),), seconds)
+
+    def _start(self, start: Start) -> Work:
+        held = self._sequences.get(start.sequence)
+        if held is not None and held.start == start and held.round == start.round:
+            return Work() if held.unread else Work((_prefilled(held),))
+        known = 0 if held is None else min(held.position - held.unread, len(start.tokens) - 1)
+        position = len(start.tokens) - 1
+        served = _Served(start, start.round, start.root, position, position - known)
+        self._sequences[start.sequence] = served
+        return Work() if served.unread else Work((_prefilled(served),))
+
+    def _verify(self, verify: Verify) -> Work:
+        served = self._sequences.get(verify.sequence)
+        if served is None:
+            return Work((Fault("lost", "This sequence is unknown here.", verify.sequence),))
+        if verify.round < served.round:
+            repeated = served.verdict is not None and served.verdict.round == verify.round
+            return Work((served.verdict,) if repeated and served.verdict is not None else ())
+        if served.unread or (verify.round, verify.position, verify.root) != (
+            served.round,
+            served.position,
+            served.root,
+        ):
+            return Work((Fault("lost", "The target is out of step.", verify.sequence),))
+        seconds = self._pace.forward(len(verify.tokens))
+        return Work((self._judge(served, verify, seconds),), seconds)
+
+    def _judge(self, served: _Served, verify: Verify, seconds: float) -> Verdict:
+        """Walk down from the root for as long as the language's token is a node of the tree."""
+        children = {
+            (parent, token): i for i, (parent, token) in enumerate(zip(verify.parents, verify.tokens, strict=True))
+        }
+        at, path = 0, []
+        while True:
+            served.position += 1
+            token = self._language.token(served.start.sampling.seed, served.position)
+            served.root = node_id(served.root, token)
+            below = children.get((at, token))
+            if below is None:
+                break
+            at = below
+            path.append(served.root)
+        served.round += 1
+        served.verdict = Verdict(verify.sequence, verify.round, tuple(path), token, seconds)
+        return served.verdict
+
+
+def _prefilled(served: _Served) -> Prefilled:
+    start = served.start
+    return Prefilled(start.sequence, served.round, len(start.tokens) - 1, served.prefill_seconds)
