@@ -18,6 +18,7 @@ from orchestrator.conversion_bar import ConversionBar
 from orchestrator.convert_command import convert
 from orchestrator.pace_option import pace_option
 from orchestrator.pipeline import Pipeline
+from orchestrator.plan_command import plan
 from orchestrator.profile.command import profile_command
 from orchestrator.reply import Result
 from orchestrator.requests import require_compatible
@@ -184,6 +185,7 @@ def completion(shell: str) -> None:
 cli.add_command(bench)
 cli.add_command(calibrate)
 cli.add_command(convert)
+cli.add_command(plan)
 cli.add_command(profile_command(pipeline_options))
 
 
