@@ -40,6 +40,8 @@ class Bench:
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finish] = {}
+        self.delay: dict[Role, float] = {"target": 0.0, "draft": 0.0}
+        """Seconds that a worker's messages are on their way."""
         self.log: list[Command] = []
         self.steps: list[list[Command]] = []
         self.queue: list[tuple[float, int, Role, int, FromWorker]] = []
@@ -79,7 +81,7 @@ class Bench:
         match command:
             case Tell(role, message):
                 for reply in self.workers[role].handle(message):
-                    at = self.now + getattr(reply, "seconds", 0.0)
+                    at = self.now + getattr(reply, "seconds", 0.0) + self.delay[role]
                     heapq.heappush(self.queue, (at, next(self.order), role, self.incarnations[role], reply))
             case Emit(sequence, tokens):
                 self.tokens.setdefault(sequence, []).extend(tokens)
@@ -352,3 +354,25 @@ def test_a_draft_that_grows_for_ever_and_never_delivers_is_not_waited_for(strate
         assert bench.now < 60.0
 
     assert bench.tokens[1] == reference(PROMPT, 3, seed=1)
+
+
+def test_a_draft_too_far_away_to_help_after_a_miss_is_not_waited_for():
+    """Its growth for a root comes several rounds late, again and again: waiting for it would be in vain."""
+
+    class Far(SimulatedDraft):
+        def handle(self, message):
+            return [msgspec.structs.replace(grow, parents=(), tokens=(), probabilities=()) for grow in grown(message)]
+
+    near = SimulatedDraft()
+    grown = near.handle
+    bench = ready("adaptive")
+    bench.workers["draft"] = Far()
+    bench.delay["draft"] = 0.2
+    bench.submit(max_tokens=80)
+    bench.run()
+    plain = ready("ar")
+    plain.submit(max_tokens=80)
+    plain.run()
+
+    assert bench.tokens[1] == plain.tokens[1]
+    assert bench.finished[1].statistics.elapsed < 1.05 * plain.finished[1].statistics.elapsed

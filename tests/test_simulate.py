@@ -110,13 +110,13 @@ def test_a_perfect_draft_that_takes_no_time_reaches_the_bound():
     assert reached >= 0.97 * bound
 
 
-@pytest.mark.parametrize(("boast", "cost"), [(0.0, 0.05), (22.0, 0.03)], ids=["honest", "boasting"])
-def test_a_useless_draft_costs_next_to_nothing(boast, cost):
+@pytest.mark.parametrize("boast", [0.0, 22.0], ids=["honest", "boasting"])
+def test_a_useless_draft_costs_next_to_nothing(boast):
     """The honest one has nothing to grow and rests, so that waiting for it is all in vain."""
     useless = Acceptance(accept=0.0, claim_shift=boast)
     plain, speculating = (speed(run(strategy, useless, tokens=600)) for strategy in ("ar", "adaptive"))
 
-    assert speculating >= (1 - cost) * plain
+    assert speculating >= 0.97 * plain
 
 
 def test_both_devices_are_slower_only_where_they_work_at_once():

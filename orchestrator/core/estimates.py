@@ -124,6 +124,9 @@ class Estimates:
     """Seconds of a round that are neither the target's forward nor deliberate waiting."""
     step: Mean = field(default_factory=Mean)
     """Seconds of one growth step."""
+    recovery: Mean = field(default_factory=Mean)
+    """Seconds from a miss to the first growth of the draft below the new root: the rest of a step in flight,
+    a step, and the way there and back."""
     calibration: Calibration = field(default_factory=Calibration)
     lookup: Calibration = field(default_factory=Calibration)
     acceptance: Mean = field(default_factory=lambda: Mean(window=128, value=0.6, count=8))

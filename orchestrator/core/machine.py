@@ -202,6 +202,7 @@ class Machine:
         sequence.tally.pace(message.paced)
         if message.evaluated:
             sequence.estimates.step.observe(message.seconds)
+            sequence.recover(message.round, now)
         sequence.grown_at = now
         sequence.drafting = True
         return self._schedule(now)

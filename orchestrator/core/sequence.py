@@ -14,6 +14,8 @@ from protocol.prompt_lookup import PromptLookup
 from protocol.token_tree import Node, flatten, node_id
 
 _GUESSES = 4
+_MISSES_KEPT = 64
+"""Rounds of a draft that is far behind; of one that is gone, none need be known."""
 _FIRST_ROOT = NodeId(0)
 
 
@@ -59,6 +61,8 @@ class Sequence:
         """Nothing but the root may be verified."""
         self.waited = 0.0
         """Seconds of this round that were spent waiting for growth on purpose."""
+        self._missed: dict[int, float] = {}
+        """When a round began with a miss, for those below whose root the draft has yet to grow."""
         self._most_tokens = request.max_tokens
         self._lookup = PromptLookup()
         self._lookup.extend(self.tokens)
@@ -183,6 +187,12 @@ class Sequence:
         self.tally.overhead(seconds)
         self.estimates.hop.observe(seconds)
 
+    def recover(self, round: int, now: float) -> None:
+        """The draft grew below the root of `round`."""
+        if round in self._missed:
+            self.estimates.recovery.observe(now - self._missed[round])
+        self._missed = {later: began for later, began in self._missed.items() if later > round}
+
     def tokens_of(self, verdict: Verdict) -> list[int]:
         """The accepted tokens and the bonus."""
         return [*(self._sent[id].token for id in verdict.path), verdict.bonus]
@@ -197,6 +207,8 @@ class Sequence:
         self.outstanding = None
         self._sent = {}
         self.free_since = now
+        if not outcome.hit and len(self._missed) < _MISSES_KEPT:
+            self._missed[self.round] = now
         return outcome
 
     def reroot(self, tokens: list[int], missed: bool, plan: Plan | None) -> Reroot:

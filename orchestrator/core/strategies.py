@@ -169,10 +169,8 @@ class Adaptive:
         if not view.drafting or not estimates.step.count or not estimates.target.known:
             return None
         step = estimates.step.get(0.0)
-        # A step in flight at a miss grows the old root: its rest passes, and one more, before the new
-        # root has children.
-        missed_in_flight = view.cache.empty and view.grown_at < view.free_since
-        due = max(view.grown_at + (2 if missed_in_flight else 1) * step, view.free_since if missed_in_flight else 0.0)
+        # After a miss a step in flight grows the old root: its rest passes before the new root's begins.
+        due = view.free_since + estimates.recovery.get(1.5 * step) if view.cache.empty else view.grown_at + step
         if due + step <= view.now:
             return None
         open_paths = [path for node, path in zip(nodes, paths, strict=True) if not node.children]
