@@ -58,7 +58,7 @@ _PIPELINE_OPTIONS = [
     click.option("--saguaro", type=float, help="C in [0, 1]: Saguaro sampling of ssd with rejection verification."),
     click.option(
         "--prefill-engine",
-        type=click.Choice(["none", "mlx"]),
+        type=click.Choice(["none", "mlx", "coreml"]),
         default="none",
         show_default=True,
         help="Read prompts in a process of their own.",
