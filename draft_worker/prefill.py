@@ -3,11 +3,11 @@
 The engine runs the target's own model, or a conversion of it, on a device that the target does not use.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from draft_worker.loaded_model import LoadedModel, introduction
 from protocol.arena import Arena, LayerRows
 from protocol.kv_exchange import KvExchange
 from protocol.messages import Fault, FromWorker, Hello, KvOffer, Prefill, SequenceId, Stop, ToWorker
@@ -23,16 +23,8 @@ class PrefillSequence(Protocol):
         ...
 
 
-class PrefillEngine(Protocol):
-    """A loaded model. `vocabulary` bounds the tokens it knows, `context` the positions."""
-
-    name: str
-    model: str
-    architecture: str
-    vocabulary: int
-    context: int
-    device: str
-    tokenizer: str
+class PrefillEngine(LoadedModel, Protocol):
+    """The target's model, or a conversion of it."""
 
     def open(self) -> PrefillSequence: ...
 
@@ -57,18 +49,7 @@ class PrefillWorker:
         self._readings: dict[SequenceId, _Reading] = {}
 
     def hello(self) -> Hello:
-        engine = self._engine
-        return Hello(
-            role="prefill",
-            engine=engine.name,
-            model=engine.model,
-            architecture=engine.architecture,
-            vocabulary=engine.vocabulary,
-            context=engine.context,
-            tokenizer=engine.tokenizer,
-            device=engine.device,
-            pid=os.getpid(),
-        )
+        return introduction("prefill", self._engine)
 
     def handle(self, message: ToWorker) -> Iterable[FromWorker]:
         match message:

@@ -1,6 +1,5 @@
 """Messages in, growth out: the draft's logic, pure over an engine. Knows no sockets and no model."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -8,6 +7,7 @@ from itertools import chain
 import msgspec
 
 from draft_worker.engines import Engine
+from draft_worker.loaded_model import introduction
 from draft_worker.sequence import DraftSequence
 from protocol.calibration import Calibration
 from protocol.messages import Fault, FromWorker, Grow, Hello, Reroot, SequenceId, Start, Stop, ToWorker
@@ -32,18 +32,7 @@ class DraftWorker:
         """By whether the request is greedy: noise changes what a claim is worth."""
 
     def hello(self) -> Hello:
-        engine = self._engine
-        return Hello(
-            role="draft",
-            engine=engine.name,
-            model=engine.model,
-            architecture=engine.architecture,
-            vocabulary=engine.vocabulary,
-            context=engine.context,
-            tokenizer=engine.tokenizer,
-            device=engine.device,
-            pid=os.getpid(),
-        )
+        return introduction("draft", self._engine)
 
     def handle(self, message: ToWorker) -> Iterable[FromWorker]:
         match message:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from draft_worker.candidates import Candidates
+from draft_worker.loaded_model import LoadedModel
 from protocol.messages import KvReference, Sampling
 
 
@@ -80,17 +81,8 @@ class ResumableSequence(EngineSequence, Protocol):
         ...
 
 
-class Engine(Protocol):
-    """A loaded draft. `vocabulary` bounds the tokens it knows, `context` the positions."""
-
-    name: str
-    model: str
-    architecture: str
-    vocabulary: int
-    context: int
-    device: str
-    tokenizer: str
-    """Fingerprint of what its token ids mean; empty for an engine that works with any."""
+class Engine(LoadedModel, Protocol):
+    """A loaded draft."""
 
     def open(self, sampling: Sampling, vocabulary: int) -> EngineSequence:
         """A new, empty sequence whose tokens a target of this vocabulary will sample in this way."""
