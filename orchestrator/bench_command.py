@@ -93,7 +93,7 @@ def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bo
 
     plan = Plan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, _GROWING))
     with Turns(len(plan.strategies) * (len(LENGTHS) + len(REQUESTS) - 1)) as turns:
-        figures, context = measure(plan, read_prompts(path, limit), turns.took)
+        figures, context = measure(plan, read_prompts(path, limit), turns.count, turns.took)
     if as_json:
         click.echo(json.dumps(growth_report.to_json(figures, plan, context)))
     else:

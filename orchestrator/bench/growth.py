@@ -72,8 +72,13 @@ def left_out(context: int, max_tokens: int) -> str:
     return f"The target's context of {context:,} has no room for prompts of {', '.join(missing)}." if missing else ""
 
 
-def measure(plan: Plan, texts: Sequence[str], on_load: Callable[[str], None]) -> tuple[list[Growth], int]:
-    """Every strategy of the plan under every load, one pipeline after the other; and the target's context."""
+def measure(
+    plan: Plan, texts: Sequence[str], on_count: Callable[[int], None], on_load: Callable[[str], None]
+) -> tuple[list[Growth], int]:
+    """Every strategy of the plan under every load, one pipeline after the other; and the target's context.
+
+    `on_count` is told how many measurements there will be, `on_load` the name of each that is done.
+    """
     codec = TextCodec(resolve(plan.target, "target"))
     tokens = [token for text in texts for token in codec.encode(text)]
     if not tokens:
@@ -83,7 +88,9 @@ def measure(plan: Plan, texts: Sequence[str], on_load: Callable[[str], None]) ->
     for strategy in plan.strategies:
         with Pipeline(plan.target, plan.draft, strategy=strategy, pace=plan.pace) as pipeline:
             context = pipeline.state().context
-            results += _under_all_loads(strategy, pipeline, plan, tokens, loads(context, plan.max_tokens), on_load)
+            fitting = loads(context, plan.max_tokens)
+            on_count(len(plan.strategies) * len(fitting))
+            results += _under_all_loads(strategy, pipeline, plan, tokens, fitting, on_load)
     return results, context
 
 

@@ -22,6 +22,10 @@ class Turns:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
+    def count(self, generations: int) -> None:
+        """There will be so many after all."""
+        self._progress.update(self._task, total=generations)
+
     def starting(self, contender: str) -> None:
         self._progress.update(self._task, description=f"Starting {contender}")
 
