@@ -31,7 +31,7 @@ beyond the target's forward. Medians.
 exact: at temperature 0 every token equals mlx-lm's plain decoding; above it ours equal our first strategy's. law: \
 rejection sampling draws tokens of its own; they are distributed as the target's, which no single run can show.
 One contender computes at a time. Before, each generated {WARM_UP_TOKENS} tokens unmeasured at each temperature. \
-mlx-lm runs on the target's cores; our draft has its own."""
+mlx-lm runs on the target's cores; our draft has its own. Every prompt is read anew: our pipelines keep no KV."""
 
 
 def tables(rows: Sequence[Row], plan: Plan, prompts: int) -> Group:

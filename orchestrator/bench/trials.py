@@ -95,8 +95,9 @@ def opened(plan: Plan, longest: int, on_start: Notice) -> Iterator[list[Contende
         ours: list[Contender] = []
         for entry in _entries(plan):
             on_start(entry.name)
+            # Of a repeated prompt a target may still hold the KV, but its draft does not. mlx-lm reads it anew too.
             pipeline = stack.enter_context(
-                Pipeline(target, draft, draft_engine=entry.engine, strategy=entry.strategy, pace=plan.pace)
+                Pipeline(target, draft, draft_engine=entry.engine, strategy=entry.strategy, pace=plan.pace, kv_memory=0)
             )
             _require_room(pipeline.state().context, longest, plan.max_tokens)
             ours.append(PipelineContender(entry.name, pipeline, entry.verification))
