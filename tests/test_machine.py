@@ -81,7 +81,7 @@ class Bench:
         match command:
             case Tell(role, message):
                 for reply in self.workers[role].handle(message):
-                    at = self.now + getattr(reply, "seconds", 0.0) + self.delay[role]
+                    at = self.now + getattr(reply, "seconds", 0.0) + self.delay.get(role, 0.0)
                     heapq.heappush(self.queue, (at, next(self.order), role, self.incarnations[role], reply))
             case Emit(sequence, tokens):
                 self.tokens.setdefault(sequence, []).extend(tokens)
