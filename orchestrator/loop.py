@@ -1,7 +1,6 @@
 """The orchestrator's shell: sockets, processes and the clock around the pure state machine."""
 
 import gc
-import itertools
 import os
 import signal
 import time
@@ -12,10 +11,11 @@ import structlog
 import zmq
 
 from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Release, Replace, Tell
-from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
+from orchestrator.core.events import Arrived, Event, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
+from orchestrator.desk import Desk
 from orchestrator.journal import Journal
-from orchestrator.requests import Conversation, to_request
+from orchestrator.link_emulation import EmulatedLinks
 from orchestrator.session import Session
 from orchestrator.setup import OrchestratorSetup
 from orchestrator.supervisor import Child, Death, Supervisor
@@ -25,27 +25,20 @@ from protocol.codec import Stamp
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.link import Arrival, Hub
 from protocol.messages import (
-    Cancel,
     Fault,
-    FromClient,
     FromWorker,
     Hello,
-    Inquire,
     Message,
     Ping,
     Pong,
     Prefilled,
-    Refused,
     Role,
-    SequenceId,
     Shutdown,
     State,
-    Submit,
 )
 from protocol.segment_registry import unlink_owned, unlink_segment
 
 _PING_SECONDS = 2.0
-_MOST_REQUESTS = 256
 log = structlog.get_logger()
 
 
@@ -61,15 +54,14 @@ class Orchestrator:
         self._journal = Journal.to(setup.record)
         self._trace = Recording(Path(setup.trace)) if setup.trace else Trace()
         self._supervisor = Supervisor(setup, self._session, self._epoch)
-        self._clients = Hub(context, setup.address, FromClient, on_reject=self._reject_frame)
+        self._desk = Desk(context, setup, self._codec, self._state)
         self._workers = Hub(context, self._session.worker_address, FromWorker)
+        self._far = EmulatedLinks[tuple[int, Message], Arrival](setup.draft_link) if setup.draft_link else None
+        """The way to drafts that are to seem far away."""
         self._poller = zmq.Poller()
-        self._conversations: dict[SequenceId, Conversation] = {}
-        self._sequences = itertools.count(1)
         self._hellos: dict[Role, Hello] = {}
         self._peers: dict[int, bytes] = {}
         """Routing ids of workers by incarnation."""
-        self._inquirers: dict[bytes, Stamp] = {}
         self._failure: PipelineError | None = None
         self._was_ready = False
         self._faults: dict[int, str] = {}
@@ -80,8 +72,8 @@ class Orchestrator:
     def run(self) -> None:
         """Serve until the parent is gone or SIGTERM comes; then end every worker."""
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stopping", True))
-        for hub in (self._clients, self._workers):
-            self._poller.register(hub.socket, zmq.POLLIN)
+        for socket in (self._desk.socket, self._workers.socket):
+            self._poller.register(socket, zmq.POLLIN)
         if self._setup.life is not None:
             self._poller.register(self._setup.life, zmq.POLLIN)
         for role in self._roles():
@@ -100,9 +92,9 @@ class Orchestrator:
         ready = {source for source, _ in self._poller.poll(self._patience())}
         self._trace.woke()
         for arrival in self._workers.receive():
-            self._on_worker(arrival)
-        for arrival in self._clients.receive():
-            self._on_client(arrival)
+            self._receive(arrival)
+        for event in self._desk.receive():
+            self._step(event)
         if self._setup.life in ready:
             self._stopping = True
         for child in list(self._supervisor.children.values()):
@@ -114,11 +106,15 @@ class Orchestrator:
         """Milliseconds until something is due."""
         due = [self._machine.deadline(), self._supervisor.deadline(), self._next_ping]
         wait = min(at for at in due if at is not None) - time.monotonic()
+        if self._far is not None:
+            return self._far_patience(self._far, wait)
         # Rounded up, so that a turn never comes just before what it is for.
         return max(0, int(wait * 1000) + 1)
 
     def _on_time(self) -> None:
         now = time.monotonic()
+        if self._far is not None:
+            self._carry(self._far, now)
         deadline = self._machine.deadline()
         if deadline is not None and now >= deadline:
             self._step(Tick())
@@ -128,7 +124,7 @@ class Orchestrator:
             self._next_ping = now + _PING_SECONDS
             for incarnation, peer in self._peers.items():
                 self._workers.send(peer, Ping(time.perf_counter()), Stamp(self._epoch, incarnation))
-            if not self._conversations:
+            if self._desk.idle:
                 gc.collect()
 
     def _step(self, event: Event) -> None:
@@ -143,11 +139,13 @@ class Orchestrator:
             case Tell(role, message):
                 self._tell(role, message)
             case Emit(sequence, tokens):
-                self._emit(self._conversations[sequence], tokens)
+                ended = self._desk.emit(sequence, tokens)
+                if ended is not None:
+                    self._step(ended)
             case Finish():
-                self._finish(command)
+                self._desk.finish(command)
             case Reject(sequence, text):
-                self._answer(self._conversations.pop(sequence), InputError(text))
+                self._desk.refuse(sequence, InputError(text))
             case Replace(role, _, reason):
                 log.warning("worker replaced", role=role, reason=reason)
                 self._supervisor.kill(role)
@@ -175,8 +173,37 @@ class Orchestrator:
         peer = None if child is None else self._peers.get(child.incarnation)
         if child is not None and peer is not None:
             began = self._trace.now()
-            self._workers.send(peer, message, Stamp(self._epoch, child.incarnation))
+            if self._far is not None and role == "draft":
+                self._far.tell(child.incarnation, (child.incarnation, message), time.monotonic())
+            else:
+                self._workers.send(peer, message, Stamp(self._epoch, child.incarnation))
             self._trace.told(role, child.incarnation, message, began)
+
+    def _receive(self, arrival: Arrival) -> None:
+        """Hear a worker, or let its message travel first."""
+        draft = self._supervisor.children.get("draft")
+        if self._far is not None and draft is not None and arrival.stamp == (self._epoch, draft.incarnation):
+            self._far.hear(draft.incarnation, arrival, time.monotonic())
+        else:
+            self._on_worker(arrival)
+
+    def _carry(self, far: EmulatedLinks[tuple[int, Message], Arrival], now: float) -> None:
+        """Deliver what has come all the way over the emulated link."""
+        for incarnation, message in far.arrived_there(now):
+            if incarnation in self._peers:
+                self._workers.send(self._peers[incarnation], message, Stamp(self._epoch, incarnation))
+        for arrival in far.arrived_here(now):
+            self._on_worker(arrival)
+
+    def _far_patience(self, far: EmulatedLinks[tuple[int, Message], Arrival], wait: float) -> int:
+        """Milliseconds until something is due, the emulated link counted, which is more exact than a poll can be."""
+        due = far.due()
+        if due is None or due - time.monotonic() > wait:
+            return max(0, int(wait * 1000) + 1)
+        left = max(0.0, due - time.monotonic())
+        if left < 1e-3:
+            time.sleep(min(left, 1e-4))
+        return int(left * 1000)
 
     def _probe(self, incarnation: int) -> None:
         """Learn what a profile needs to know of a worker's clock."""
@@ -219,6 +246,8 @@ class Orchestrator:
             self._on_worker(arrival)
         death = self._supervisor.bury(child.role, time.monotonic())
         self._peers.pop(child.incarnation, None)
+        if self._far is not None:
+            self._far.cut(child.incarnation)
         log.warning("worker died", role=death.role, cause=death.text)
         self._step(WorkerDown(child.role, child.incarnation))
         self._after_death(death)
@@ -235,61 +264,6 @@ class Orchestrator:
                 self._fail(PipelineError(f"{text} Run `launch-pipeline doctor`, or choose another model."))
             else:
                 log.error("going on without it", reason=text)
-
-    # Clients ----------------------------------------------------------------------------------
-
-    def _on_client(self, arrival: Arrival) -> None:
-        match arrival.message:
-            case Inquire():
-                self._inquirers[arrival.peer] = arrival.stamp
-                self._clients.send(arrival.peer, self._state(), arrival.stamp)
-            case Submit() as submit:
-                self._submit(arrival.peer, arrival.stamp, submit)
-            case Cancel(request):
-                for conversation in list(self._conversations.values()):
-                    if (conversation.peer, conversation.request) == (arrival.peer, request):
-                        self._step(Ended(conversation.sequence, "cancelled"))
-            case _:
-                pass
-
-    def _submit(self, peer: bytes, stamp: Stamp, submit: Submit) -> None:
-        sequence = SequenceId(next(self._sequences))
-        conversation = Conversation.open(sequence, peer, stamp, submit, self._codec)
-        try:
-            if self._failure is not None:
-                raise self._failure
-            if len(self._conversations) >= _MOST_REQUESTS:
-                raise PipelineError(f"The pipeline already serves {_MOST_REQUESTS} requests: try again in a moment.")
-            request = to_request(submit, self._codec, self._setup.options)
-        except PipelineError as error:
-            self._answer(conversation, error)
-            return
-        self._conversations[sequence] = conversation
-        self._step(Submitted(sequence, request))
-
-    def _emit(self, conversation: Conversation, tokens: tuple[int, ...]) -> None:
-        if conversation.stopped:
-            return
-        piece = conversation.piece(tokens)
-        if not self._clients.send(conversation.peer, piece, conversation.stamp):
-            self._step(Ended(conversation.sequence, "cancelled"))
-        elif conversation.stopped:
-            self._step(Ended(conversation.sequence, "stop", surplus=len(tokens) - len(piece.tokens)))
-
-    def _finish(self, command: Finish) -> None:
-        conversation = self._conversations.pop(command.sequence)
-        rest = conversation.rest()
-        if rest is not None:
-            self._clients.send(conversation.peer, rest, conversation.stamp)
-        done = conversation.done(command.reason, command.statistics)
-        self._clients.send(conversation.peer, done, conversation.stamp)
-
-    def _answer(self, conversation: Conversation, error: PipelineError) -> None:
-        refused = Refused(conversation.request, str(error)[:4000], blame_of(error))
-        self._clients.send(conversation.peer, refused, conversation.stamp)
-
-    def _reject_frame(self, peer: bytes, text: str) -> None:
-        self._clients.send(peer, Refused("", text[:4000], "pipeline"), Stamp(0, 0))
 
     # State ------------------------------------------------------------------------------------
 
@@ -308,36 +282,27 @@ class Orchestrator:
         )
 
     def _became_ready(self) -> None:
-        state = self._state()
-        if state.ready and not self._was_ready:
+        if self._state().ready and not self._was_ready:
             self._was_ready = True
-            self._tell_inquirers(state)
+            self._desk.tell_inquirers()
 
     def _fail(self, error: PipelineError) -> None:
         """The pipeline can't go on; whoever waits is told why."""
         log.error("pipeline failed", reason=str(error))
         self._failure = error
         self._session.record_failure(error)
-        for conversation in self._conversations.values():
-            self._answer(conversation, error)
-        self._conversations.clear()
-        self._tell_inquirers(self._state())
-
-    def _tell_inquirers(self, state: State) -> None:
-        for peer, stamp in self._inquirers.items():
-            self._clients.send(peer, state, stamp)
+        self._desk.refuse_all(error)
+        self._desk.tell_inquirers()
 
     def _close(self) -> None:
         stopped = PipelineError("The pipeline was stopped while it served this request: start it and ask again.")
-        for conversation in self._conversations.values():
-            self._answer(conversation, stopped)
+        self._desk.refuse_all(stopped)
         for role in self._supervisor.children:
             self._tell(role, Shutdown())
         self._supervisor.stop(told=self._peers)
         self._workers.close()
         unlink_owned()
-        # Give ZeroMQ's thread the moment it needs to hand over the last frames.
-        self._clients.close(linger=200)
+        self._desk.close()
         self._journal.close()
         self._trace.save()
         with suppress(OSError):

@@ -1,0 +1,119 @@
+"""Clients' side of the orchestrator: requests in, pieces of text and answers out. Knows no workers."""
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import zmq
+
+from orchestrator.core.commands import Finish
+from orchestrator.core.events import Ended, Submitted
+from orchestrator.requests import Conversation, to_request
+from orchestrator.setup import OrchestratorSetup
+from orchestrator.tokenizer import TextCodec
+from protocol.codec import Stamp
+from protocol.errors import PipelineError, blame_of, blaming
+from protocol.link import Arrival, Hub
+from protocol.messages import Cancel, FromClient, Inquire, Refused, SequenceId, State, Submit
+
+_MOST_REQUESTS = 256
+
+
+class Desk:
+    """One socket and the conversations on it."""
+
+    def __init__(
+        self, context: zmq.Context[Any], setup: OrchestratorSetup, codec: TextCodec, state: Callable[[], State]
+    ) -> None:
+        """`state` says what clients are told of the pipeline."""
+        self._state = state
+        self._options = setup.options
+        self._codec = codec
+        self._hub = Hub(context, setup.address, FromClient, on_reject=self._reject_frame)
+        self._conversations: dict[SequenceId, Conversation] = {}
+        self._sequences = itertools.count(1)
+        self._inquirers: dict[bytes, Stamp] = {}
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        return self._hub.socket
+
+    @property
+    def idle(self) -> bool:
+        return not self._conversations
+
+    def receive(self) -> Iterable[Submitted | Ended]:
+        """What clients want of the state machine."""
+        for arrival in self._hub.receive():
+            match arrival.message:
+                case Inquire():
+                    self._inquirers[arrival.peer] = arrival.stamp
+                    self._hub.send(arrival.peer, self._state(), arrival.stamp)
+                case Submit() as submit:
+                    yield from self._submit(arrival, submit)
+                case Cancel(request):
+                    for conversation in list(self._conversations.values()):
+                        if (conversation.peer, conversation.request) == (arrival.peer, request):
+                            yield Ended(conversation.sequence, "cancelled")
+                case _:
+                    pass
+
+    def _submit(self, arrival: Arrival, submit: Submit) -> Iterable[Submitted]:
+        sequence = SequenceId(next(self._sequences))
+        conversation = Conversation.open(sequence, arrival.peer, arrival.stamp, submit, self._codec)
+        try:
+            state = self._state()
+            if state.failure is not None:
+                raise blaming(state.blame, state.failure)
+            if len(self._conversations) >= _MOST_REQUESTS:
+                raise PipelineError(f"The pipeline already serves {_MOST_REQUESTS} requests: try again in a moment.")
+            request = to_request(submit, self._codec, self._options)
+        except PipelineError as error:
+            self._answer(conversation, error)
+            return
+        self._conversations[sequence] = conversation
+        yield Submitted(sequence, request)
+
+    def emit(self, sequence: SequenceId, tokens: tuple[int, ...]) -> Ended | None:
+        """Hand over committed tokens; the end of the request if they were its last, or nobody takes them."""
+        conversation = self._conversations[sequence]
+        if conversation.stopped:
+            return None
+        piece = conversation.piece(tokens)
+        if not self._hub.send(conversation.peer, piece, conversation.stamp):
+            return Ended(sequence, "cancelled")
+        if conversation.stopped:
+            return Ended(sequence, "stop", surplus=len(tokens) - len(piece.tokens))
+        return None
+
+    def finish(self, command: Finish) -> None:
+        conversation = self._conversations.pop(command.sequence)
+        rest = conversation.rest()
+        if rest is not None:
+            self._hub.send(conversation.peer, rest, conversation.stamp)
+        done = conversation.done(command.reason, command.statistics)
+        self._hub.send(conversation.peer, done, conversation.stamp)
+
+    def refuse(self, sequence: SequenceId, error: PipelineError) -> None:
+        self._answer(self._conversations.pop(sequence), error)
+
+    def refuse_all(self, error: PipelineError) -> None:
+        for sequence in list(self._conversations):
+            self.refuse(sequence, error)
+
+    def tell_inquirers(self) -> None:
+        """The pipeline has become ready, or failed."""
+        state = self._state()
+        for peer, stamp in self._inquirers.items():
+            self._hub.send(peer, state, stamp)
+
+    def close(self) -> None:
+        # Give ZeroMQ's thread the moment it needs to hand over the last frames.
+        self._hub.close(linger=200)
+
+    def _answer(self, conversation: Conversation, error: PipelineError) -> None:
+        refused = Refused(conversation.request, str(error)[:4000], blame_of(error))
+        self._hub.send(conversation.peer, refused, conversation.stamp)
+
+    def _reject_frame(self, peer: bytes, text: str) -> None:
+        self._hub.send(peer, Refused("", text[:4000], "pipeline"), Stamp(0, 0))
