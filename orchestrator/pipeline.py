@@ -16,6 +16,7 @@ from orchestrator.converted_draft import OnProgress, converted_draft
 from orchestrator.core.options import Options
 from orchestrator.device_profile import load_profile
 from orchestrator.draft_choice import draft_choice
+from orchestrator.link_emulation import EmulatedLink
 from orchestrator.ranges import out_of_range
 from orchestrator.session import Session
 from orchestrator.setup import DraftEngine, OrchestratorSetup, PrefillEngine
@@ -46,6 +47,7 @@ class Pipeline(Client):
         record: str = "",
         on_progress: OnProgress = lambda _: None,
         pace: str | None = None,
+        draft_link: EmulatedLink | None = None,
         trace: str = "",
         on_wait: Callable[[float], None] = lambda _: None,
         **options: Any,
@@ -54,6 +56,7 @@ class Pipeline(Client):
         several times a second while models load, with the seconds so far.
 
         `pace`: a shipped device profile's name or the path of one's own; the workers are then as slow as its devices.
+        `draft_link`: delays what goes to the draft and comes from it, as a link between machines would.
         `trace`: a folder that every process writes its spans to at the end, for `orchestrator.profile`.
         """
         self._options = affordable(checked_options(options))
@@ -69,6 +72,7 @@ class Pipeline(Client):
             self._paths["prefill"] = str(converted_draft(self._paths["target"], on_progress))
         self._draft_command = draft_command
         self._record = record
+        self._draft_link = draft_link
         self._trace = trace
         self._pace = None if pace is None else load_profile(pace)
         self._on_wait = on_wait
@@ -135,6 +139,7 @@ class Pipeline(Client):
             draft_command=self._draft_command,
             record=self._record,
             trace=self._trace,
+            draft_link=self._draft_link,
             pace=self._pace,
         )
         with theirs, session.log("orchestrator").open("wb") as log:

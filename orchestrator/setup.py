@@ -7,6 +7,7 @@ import msgspec
 
 from orchestrator.core.options import Options
 from orchestrator.device_profile import Profile
+from orchestrator.link_emulation import EmulatedLink
 
 DraftEngine = Literal["mlx", "coreml", "ngram", "none", "random"]
 """coreml is for the Neural Engine, and runs by an executor where there is none; random guesses blindly at the
@@ -38,6 +39,8 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Run this instead of our draft worker: for drafting algorithms of the user's own."""
     record: str = ""
     """Write every event of the state machine to this file."""
+    draft_link: EmulatedLink | None = None
+    """Let the draft seem as far away as this link makes it."""
     pace: Profile | None = None
     """Let the workers be as slow as these devices."""
     trace: str = ""
