@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, R
 from orchestrator.core.events import Arrived, Event, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.desk import Desk
+from orchestrator.far_hub import FarHub
 from orchestrator.journal import Journal
-from orchestrator.link_emulation import EmulatedLinks
 from orchestrator.session import Session
 from orchestrator.setup import OrchestratorSetup
 from orchestrator.supervisor import Child, Death, Supervisor
@@ -55,9 +56,7 @@ class Orchestrator:
         self._trace = Recording(Path(setup.trace)) if setup.trace else Trace()
         self._supervisor = Supervisor(setup, self._session, self._epoch)
         self._desk = Desk(context, setup, self._codec, self._state)
-        self._workers = Hub(context, self._session.worker_address, FromWorker)
-        self._far = EmulatedLinks[tuple[int, Message], Arrival](setup.draft_link) if setup.draft_link else None
-        """The way to drafts that are to seem far away."""
+        self._workers = self._hub(context)
         self._poller = zmq.Poller()
         self._hellos: dict[Role, Hello] = {}
         self._peers: dict[int, bytes] = {}
@@ -92,7 +91,7 @@ class Orchestrator:
         ready = {source for source, _ in self._poller.poll(self._patience())}
         self._trace.woke()
         for arrival in self._workers.receive():
-            self._receive(arrival)
+            self._on_worker(arrival)
         for event in self._desk.receive():
             self._step(event)
         if self._setup.life in ready:
@@ -106,15 +105,13 @@ class Orchestrator:
         """Milliseconds until something is due."""
         due = [self._machine.deadline(), self._supervisor.deadline(), self._next_ping]
         wait = min(at for at in due if at is not None) - time.monotonic()
-        if self._far is not None:
-            return self._far_patience(self._far, wait)
+        if isinstance(self._workers, FarHub):
+            wait = self._workers.patience(wait)
         # Rounded up, so that a turn never comes just before what it is for.
         return max(0, int(wait * 1000) + 1)
 
     def _on_time(self) -> None:
         now = time.monotonic()
-        if self._far is not None:
-            self._carry(self._far, now)
         deadline = self._machine.deadline()
         if deadline is not None and now >= deadline:
             self._step(Tick())
@@ -165,6 +162,14 @@ class Orchestrator:
             roles.append("prefill")
         return tuple(roles)
 
+    def _hub(self, context: zmq.Context[zmq.Socket[bytes]]) -> Hub:
+        """Where workers connect; drafts perhaps by a link that makes them seem far away."""
+        address, link = self._session.worker_address, self._setup.draft_link
+        if link is None:
+            return Hub(context, address, FromWorker)
+        children = self._supervisor.children
+        return FarHub(context, address, FromWorker, link, lambda stamp: _is_draft(children.values(), stamp))
+
     def _watch(self, child: Child) -> None:
         self._poller.register(child.life.fileno(), zmq.POLLIN)
 
@@ -173,37 +178,8 @@ class Orchestrator:
         peer = None if child is None else self._peers.get(child.incarnation)
         if child is not None and peer is not None:
             began = self._trace.now()
-            if self._far is not None and role == "draft":
-                self._far.tell(child.incarnation, (child.incarnation, message), time.monotonic())
-            else:
-                self._workers.send(peer, message, Stamp(self._epoch, child.incarnation))
+            self._workers.send(peer, message, Stamp(self._epoch, child.incarnation))
             self._trace.told(role, child.incarnation, message, began)
-
-    def _receive(self, arrival: Arrival) -> None:
-        """Hear a worker, or let its message travel first."""
-        draft = self._supervisor.children.get("draft")
-        if self._far is not None and draft is not None and arrival.stamp == (self._epoch, draft.incarnation):
-            self._far.hear(draft.incarnation, arrival, time.monotonic())
-        else:
-            self._on_worker(arrival)
-
-    def _carry(self, far: EmulatedLinks[tuple[int, Message], Arrival], now: float) -> None:
-        """Deliver what has come all the way over the emulated link."""
-        for incarnation, message in far.arrived_there(now):
-            if incarnation in self._peers:
-                self._workers.send(self._peers[incarnation], message, Stamp(self._epoch, incarnation))
-        for arrival in far.arrived_here(now):
-            self._on_worker(arrival)
-
-    def _far_patience(self, far: EmulatedLinks[tuple[int, Message], Arrival], wait: float) -> int:
-        """Milliseconds until something is due, the emulated link counted, which is more exact than a poll can be."""
-        due = far.due()
-        if due is None or due - time.monotonic() > wait:
-            return max(0, int(wait * 1000) + 1)
-        left = max(0.0, due - time.monotonic())
-        if left < 1e-3:
-            time.sleep(min(left, 1e-4))
-        return int(left * 1000)
 
     def _probe(self, incarnation: int) -> None:
         """Learn what a profile needs to know of a worker's clock."""
@@ -246,8 +222,8 @@ class Orchestrator:
             self._on_worker(arrival)
         death = self._supervisor.bury(child.role, time.monotonic())
         self._peers.pop(child.incarnation, None)
-        if self._far is not None:
-            self._far.cut(child.incarnation)
+        if isinstance(self._workers, FarHub):
+            self._workers.cut(child.incarnation)
         log.warning("worker died", role=death.role, cause=death.text)
         self._step(WorkerDown(child.role, child.incarnation))
         self._after_death(death)
@@ -307,3 +283,7 @@ class Orchestrator:
         self._trace.save()
         with suppress(OSError):
             self._session.remove()
+
+
+def _is_draft(children: Iterable[Child], stamp: Stamp) -> bool:
+    return any(child.role == "draft" and child.incarnation == stamp.incarnation for child in children)
