@@ -10,6 +10,8 @@ from protocol.messages import MAX_CONTEXT, VERSION, Message
 
 MAX_FRAME = 16 << 20
 """Bytes. A Start with a million tokens is the largest message; control traffic stays under 64 KiB."""
+MAX_WORKER_FRAME = 1 << 20
+"""Bytes of the largest frame that comes from a worker: a full Grow with all its distributions has 0.95 MiB."""
 _MAX_MAP = 64
 
 M = TypeVar("M")
@@ -29,17 +31,17 @@ def encode(message: Message, stamp: Stamp) -> bytes:
     return frame
 
 
-def decode(frame: bytes, expected: type[M] | Any) -> tuple[Stamp, M]:
+def decode(frame: bytes, expected: type[M] | Any, limit: int = MAX_FRAME) -> tuple[Stamp, M]:
     """The stamp and the message of a frame, validated against the union `expected`.
 
     Raises WireError for anything else: too large, not msgpack, another version, a wrong field.
     """
-    if len(frame) > MAX_FRAME:
-        raise WireError(f"A peer sent a frame of {len(frame):,} bytes; the limit is {MAX_FRAME:,}.")
+    if len(frame) > limit:
+        raise WireError(f"A peer sent a frame of {len(frame):,} bytes; the limit is {limit:,}.")
     try:
         parts = msgpack.unpackb(
             frame,
-            max_str_len=MAX_FRAME,
+            max_str_len=limit,
             max_bin_len=0,
             max_array_len=MAX_CONTEXT,
             max_map_len=_MAX_MAP,
