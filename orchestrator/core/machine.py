@@ -111,7 +111,7 @@ class Machine:
         commands: list[Command] = []
         for sequence in list(self.sequences.values()):
             commands += self._start(role, sequence, now)
-            if role == "target" and not sequence.drafting:
+            if role == "target" and not sequence.speculation.drafting:
                 # A draft is told of a sequence only when the target's vocabulary is known.
                 commands += self._start("draft", sequence, now)
         return commands
@@ -123,7 +123,7 @@ class Machine:
             return self.handoff.left(now)
         for sequence in self.sequences.values():
             if event.role == "draft":
-                sequence.drafting = False
+                sequence.speculation.drafting = False
             else:
                 sequence.phase = Phase.PREFILLING
                 sequence.outstanding = None
@@ -139,10 +139,10 @@ class Machine:
             return []
         if role == "target":
             return self._start_target(target, sequence, now)
-        if "draft" not in self._workers or not sequence.draftable:
+        if "draft" not in self._workers or not sequence.speculation.wanted:
             return []
-        sequence.drafting = True
-        sequence.grown_at = now
+        sequence.speculation.drafting = True
+        sequence.speculation.grown_at = now
         plan = self.strategy.plan(sequence.estimates)
         return [Tell("draft", sequence.start(plan, target.vocabulary, self.draft_caches.find(sequence.id)))]
 
@@ -195,16 +195,11 @@ class Machine:
 
     def _on_growth(self, message: Grow, now: float) -> list[Command]:
         sequence = self.sequences.get(message.sequence)
-        if sequence is None or not sequence.draftable:
+        if sequence is None or not sequence.speculation.wanted:
             return self._drop()
-        sequence.cache.merge(message, sequence.estimates.calibration, self._workers.vocabulary)
+        sequence.speculation.merge(message, self._workers.vocabulary, now)
         sequence.tally.growth(message.evaluated, message.seconds)
         sequence.tally.pace(message.paced)
-        if message.evaluated:
-            sequence.estimates.step.observe(message.seconds)
-            sequence.recover(message.round, now)
-        sequence.grown_at = now
-        sequence.drafting = True
         return self._schedule(now)
 
     def _on_verdict(self, verdict: Verdict, now: float) -> list[Command]:
@@ -236,7 +231,7 @@ class Machine:
         self._waiting.remove(sequence.id)
         self._waiting.append(sequence.id)
         commands = self._schedule(now)
-        if sequence.draftable and "draft" in self._workers:
+        if sequence.speculation.wanted and "draft" in self._workers:
             plan = self.strategy.plan(sequence.estimates)
             commands.append(Tell("draft", sequence.reroot(tokens, not outcome.hit, plan)))
         commands.append(Emit(sequence.id, tuple(tokens)))
@@ -249,8 +244,8 @@ class Machine:
         if role == "prefill":
             return self.handoff.failed(sequence.id, now)
         if role == "draft":
-            sequence.drafting = False
-            sequence.draftable = fault.kind == "lost"
+            sequence.speculation.drafting = False
+            sequence.speculation.wanted = fault.kind == "lost"
             return [*self._start("draft", sequence, now), *self._schedule(now)]
         if self._under_verification == sequence.id:
             self._under_verification = None
@@ -303,7 +298,7 @@ class Machine:
             match self.strategy.decide(sequence.view(now)):
                 case Send(nodes, gave_up):
                     self._under_verification = id
-                    sequence.drafting = sequence.drafting and not gave_up
+                    sequence.speculation.drafting = sequence.speculation.drafting and not gave_up
                     self._wake_at = None
                     return [Tell("target", sequence.verify(nodes, now))]
                 case Wait(until):

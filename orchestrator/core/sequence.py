@@ -6,6 +6,7 @@ from typing import Literal
 
 from orchestrator.core.estimates import Estimates
 from orchestrator.core.events import Request
+from orchestrator.core.speculation import Speculation
 from orchestrator.core.speculation_cache import Outcome, SpeculationCache
 from orchestrator.core.strategies import View
 from orchestrator.core.tally import Tally
@@ -14,8 +15,6 @@ from protocol.prompt_lookup import PromptLookup
 from protocol.token_tree import Node, flatten, node_id
 
 _GUESSES = 4
-_MISSES_KEPT = 64
-"""Rounds of a draft that is far behind; of one that is gone, none need be known."""
 _FIRST_ROOT = NodeId(0)
 
 
@@ -36,9 +35,10 @@ class Sequence:
     def __init__(self, id: SequenceId, request: Request, estimates: Estimates, draftable: bool, now: float) -> None:
         self.id = id
         self.request = request
-        self.estimates = estimates
         self.tokens = list(request.tokens)
-        self.cache = SpeculationCache(node_id(_FIRST_ROOT, self.tokens[-1]), self.tokens[-1], len(self.tokens) - 1)
+        root = node_id(_FIRST_ROOT, self.tokens[-1])
+        self.speculation = Speculation(root, self.tokens[-1], self.position, estimates, draftable, now)
+        """Of the draft that drafts, or of the last one that did."""
         self.tally = Tally(now, len(request.tokens))
         self.round = 0
         self.phase = Phase.PREFILLING
@@ -52,21 +52,20 @@ class Sequence:
         self.adopting: KvReference | None = None
         """What the target was last told to adopt."""
         self.free_since = now
-        self.grown_at = now
-        self.draftable = draftable
-        """A draft can be of use: the strategy wants one, and none has refused this sequence."""
-        self.drafting = False
-        """The present draft was told of this sequence and has not fallen silent."""
-        self.plain = False
-        """Nothing but the root may be verified."""
         self.waited = 0.0
         """Seconds of this round that were spent waiting for growth on purpose."""
-        self._missed: dict[int, float] = {}
-        """When a round began with a miss, for those below whose root the draft has yet to grow."""
         self._most_tokens = request.max_tokens
         self._lookup = PromptLookup()
         self._lookup.extend(self.tokens)
         self._sent: dict[NodeId, Node] = {}
+
+    @property
+    def cache(self) -> SpeculationCache:
+        return self.speculation.cache
+
+    @property
+    def estimates(self) -> Estimates:
+        return self.speculation.estimates
 
     @property
     def position(self) -> int:
@@ -85,8 +84,7 @@ class Sequence:
 
     def distrust(self, now: float) -> None:
         """Take back what is under verification, and go on by plain decoding."""
-        self.plain = True
-        self.drafting = self.draftable = False
+        self.speculation.distrust()
         self.phase = Phase.FREE
         self.outstanding = None
         self._sent = {}
@@ -122,17 +120,19 @@ class Sequence:
             adopt=adopt,
         )
 
-    def view(self, now: float) -> View:
+    def view(self, now: float, speculation: Speculation | None = None) -> View:
+        """What there is to decide on; with the `speculation` of another draft, if one is given."""
+        speculation = speculation or self.speculation
         # The bonus takes one of the remaining tokens, so only the others can be drafted.
         return View(
-            cache=self.cache,
-            estimates=self.estimates,
+            cache=speculation.cache,
+            estimates=speculation.estimates,
             now=now,
             free_since=self.free_since,
-            grown_at=self.grown_at,
-            room=0 if self.plain else self.remaining - 1,
-            drafting=self.drafting,
-            guesses=self._guesses() if self.cache.empty else [],
+            grown_at=speculation.grown_at,
+            room=0 if speculation.plain else self.remaining - 1,
+            drafting=speculation.drafting,
+            guesses=self._guesses() if speculation.cache.empty else [],
         )
 
     def verify(self, nodes: list[Node], now: float) -> Verify:
@@ -158,28 +158,24 @@ class Sequence:
         """The verdict answers the outstanding Verify, and its path runs from the root through nodes that were sent."""
         if self.phase is not Phase.VERIFYING or verdict.round != self.round:
             return False
-        parent = self.cache.root
+        # By id, since the tree may be another draft's by now.
+        parent = self.cache.root.id
         for id in verdict.path:
             node = self._sent.get(id)
-            if node is None or node.parent is not parent:
+            if node is None or node.parent is None or node.parent.id != parent:
                 return False
-            parent = node
+            parent = id
         return True
 
     def learn(self, verdict: Verdict) -> None:
         """Compare what was believed along the verdict's path with what the target chose."""
-        path = [self.cache.root, *(self._sent[id] for id in verdict.path)]
         chosen = self.tokens_of(verdict)
-        for node, token in zip(path, chosen, strict=True):
-            for rank, child in enumerate(node.children.values()):
-                self.estimates.calibration.observe(child.probability, rank, child.token == token)
-            if node.main_child is not None:
-                self.estimates.acceptance.observe(float(node.main_child.token == token))
-        self._learn_lookup(path, chosen)
+        self.speculation.learn(chosen)
+        self._learn_lookup(chosen)
         verified = {node.parent.id for node in self._sent.values() if node.parent is not None}
+        end = verdict.path[-1] if verdict.path else self.cache.root.id
         # The path could have gone one deeper where its end had a child under verification.
-        tried = len(verdict.path) + (path[-1].id in verified)
-        self.tally.round(len(verdict.path), tried, verdict.seconds)
+        self.tally.round(len(verdict.path), len(verdict.path) + (end in verified), verdict.seconds)
 
     def note_overhead(self, verdict: Verdict, now: float) -> None:
         """What this round took beyond the forward and what was waited on purpose."""
@@ -187,19 +183,12 @@ class Sequence:
         self.tally.overhead(seconds)
         self.estimates.hop.observe(seconds)
 
-    def recover(self, round: int, now: float) -> None:
-        """The draft grew below the root of `round`."""
-        if round in self._missed:
-            self.estimates.recovery.observe(now - self._missed[round])
-        self._missed = {later: began for later, began in self._missed.items() if later > round}
-
     def tokens_of(self, verdict: Verdict) -> list[int]:
         """The accepted tokens and the bonus."""
         return [*(self._sent[id].token for id in verdict.path), verdict.bonus]
 
     def commit(self, tokens: list[int], now: float) -> Outcome:
         """Move the root to the last of `tokens`."""
-        outcome = self.cache.advance(tokens)
         self.tokens += tokens
         self._lookup.extend(tokens)
         self.round += 1
@@ -207,9 +196,7 @@ class Sequence:
         self.outstanding = None
         self._sent = {}
         self.free_since = now
-        if not outcome.hit and len(self._missed) < _MISSES_KEPT:
-            self._missed[self.round] = now
-        return outcome
+        return self.speculation.advance(tokens, self.round, now)
 
     def reroot(self, tokens: list[int], missed: bool, plan: Plan | None) -> Reroot:
         """What the draft needs to follow the last commit of `tokens`."""
@@ -234,7 +221,7 @@ class Sequence:
             suffix = [*suffix, best[0][0]]
         return guesses
 
-    def _learn_lookup(self, path: list[Node], chosen: list[int]) -> None:
+    def _learn_lookup(self, chosen: list[int]) -> None:
         """What the first free guess would have been worth, whether or not it was sent."""
         guesses = self._lookup.continuations(self.tokens[-8:], 1)
         if guesses:
