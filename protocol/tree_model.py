@@ -6,7 +6,7 @@ it takes a position per token, and the cache it is given answers with the tree's
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -44,14 +44,19 @@ class TreeModel:
         self.vocabulary, self.layout = self._prove()
 
     @classmethod
-    def load(cls, folder: Path) -> "TreeModel":
-        """The model in a folder of config.json and model*.safetensors; code in the folder is never run."""
+    def load(cls, folder: Path, divide: Callable[[Any], None] | None = None) -> Self:
+        """The model in a folder of config.json and model*.safetensors; code in the folder is never run.
+
+        `divide` may leave this process a share of the network, before weights are read.
+        """
         try:
             model, _ = load_model(folder, lazy=True, trust_remote_code=False)
             if mx.default_device() == mx.Device(mx.cpu):
                 # A processor has fast kernels for float32 alone; quantized products are many times slower.
                 model = dequantize_model(model)
                 model.set_dtype(mx.float32)
+            if divide is not None:
+                divide(model)
             mx.eval(model.parameters())
         except FileNotFoundError as error:
             raise InputError(

@@ -19,6 +19,7 @@ from protocol.link import Link
 from protocol.messages import Fault, Ping, Pong, Role, Shutdown, ToWorker
 from protocol.pacing import DevicePace
 from protocol.replay import replay, settle
+from protocol.target_hosts import TargetHosts
 from protocol.traced_worker import traced
 from protocol.worker_logic import Worker
 
@@ -46,6 +47,8 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Process whose end makes this worker's shared memory garbage; None to keep no KV there."""
     pace: DevicePace | None = None
     """The device to be as slow as; None for the speed of this one."""
+    hosts: TargetHosts | None = None
+    """Those that a target is divided among; this process is their rank 0."""
     trace: str = ""
     """Folder to write spans to at the end; empty records none."""
     replay: str = ""
@@ -61,7 +64,7 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if setup.life is not None:
-        _die_with_parent(setup.life)
+        die_with_parent(setup.life)
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)
     if setup.replay:
@@ -115,7 +118,7 @@ def run(worker: Worker, link: Link) -> None:
             gc.collect()
 
 
-def _die_with_parent(life: int) -> None:
+def die_with_parent(life: int) -> None:
     """End this process at once when the parent's end of `life` closes, however the parent ended."""
 
     def watch() -> None:

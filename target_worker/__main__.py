@@ -5,8 +5,6 @@ import sys
 import time
 from pathlib import Path
 
-import mlx.core as mx
-
 from protocol.errors import InputError
 from protocol.fingerprint import tokenizer_fingerprint
 from protocol.kv_exchange import KvExchange
@@ -15,13 +13,10 @@ from protocol.model_fingerprint import model_fingerprint
 from protocol.pacing import Pacer
 from protocol.tree_model import TreeModel
 from protocol.worker_process import WorkerSetup, serve
+from target_worker.device import device, wire
 from target_worker.engine import TargetEngine
+from target_worker.ranks import leading
 from target_worker.worker import TargetWorker
-
-_HEADROOM = 4 << 30
-"""Bytes wired beyond the weights, for KV. More would starve the rest of the machine."""
-_KEPT_BUFFERS = 1 << 30
-"""Bytes of freed buffers that MLX may hold on to."""
 
 
 def main() -> int:
@@ -33,8 +28,8 @@ def _built(setup: WorkerSetup) -> TargetWorker:
     if setup.engine != "mlx":
         raise InputError(f"The target has no engine named {setup.engine!r}: choose mlx.")
     folder = Path(setup.model)
-    model = TreeModel.load(folder)
-    _wire()
+    model = TreeModel.load(folder) if setup.hosts is None else leading(folder, setup.hosts)
+    wire()
     introduction = Hello(
         role="target",
         engine="mlx",
@@ -43,7 +38,7 @@ def _built(setup: WorkerSetup) -> TargetWorker:
         vocabulary=model.vocabulary,
         context=model.context,
         tokenizer=tokenizer_fingerprint(folder),
-        device=_device(),
+        device=device(),
         pid=os.getpid(),
     )
     engine = TargetEngine(model, setup.prefill_chunk, _exchange(setup, model))
@@ -51,26 +46,11 @@ def _built(setup: WorkerSetup) -> TargetWorker:
 
 
 def _exchange(setup: WorkerSetup, model: TreeModel) -> KvExchange | None:
-    if setup.owner is None or model.layout is None:
+    if setup.owner is None or model.layout is None or setup.hosts is not None:
+        # A divided model's KV lies in slices on all ranks: none of them has what an arena holds.
         return None
     fingerprint = model_fingerprint(Path(setup.model))
     return KvExchange(model.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner)
-
-
-def _device() -> str:
-    """The device's kind and, where MLX knows it, its name."""
-    name = str(mx.device_info().get("device_name", "")).strip()
-    kind = "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
-    return f"{kind} ({name})" if name else kind
-
-
-def _wire() -> None:
-    """Keep the loaded weights resident on Apple GPUs, where macOS would otherwise page them out between rounds."""
-    if not mx.metal.is_available():
-        return
-    recommended = int(mx.device_info()["max_recommended_working_set_size"])
-    mx.set_wired_limit(min(recommended, mx.get_active_memory() + _HEADROOM))
-    mx.set_cache_limit(_KEPT_BUFFERS)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,73 @@
+"""What rank 0 tells the other ranks to do, and its bytes. Knows no model and opens no sockets.
+
+A call is named after the method of `TreeSequence` that every rank runs with the same arguments.
+"""
+
+import socket
+from typing import TypeAlias
+
+import msgspec
+
+from protocol.errors import WireError
+
+_LENGTH_BYTES = 4
+_MOST_BYTES = 16 << 20
+
+
+class Prefill(msgspec.Struct, frozen=True, tag="prefill", array_like=True):
+    sequence: int
+    tokens: tuple[int, ...]
+
+
+class Evaluate(msgspec.Struct, frozen=True, tag="evaluate", array_like=True):
+    sequence: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+
+
+class Keep(msgspec.Struct, frozen=True, tag="keep", array_like=True):
+    """Commit the rows of `path`; all others are forgotten."""
+
+    sequence: int
+    path: tuple[int, ...]
+
+
+class Truncate(msgspec.Struct, frozen=True, tag="truncate", array_like=True):
+    sequence: int
+    length: int
+
+
+class Close(msgspec.Struct, frozen=True, tag="close", array_like=True):
+    """The sequence is not needed any more."""
+
+    sequence: int
+
+
+Call: TypeAlias = Prefill | Evaluate | Keep | Truncate | Close
+_DECODER = msgspec.msgpack.Decoder(Call)
+
+
+def encoded(call: Call) -> bytes:
+    body = msgspec.msgpack.encode(call)
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+def received(connection: socket.socket) -> Call:
+    """The next call. Raises EOFError when the other end is gone, WireError for what is no call."""
+    length = int.from_bytes(_exactly(connection, _LENGTH_BYTES), "big")
+    if length > _MOST_BYTES:
+        raise WireError(f"Rank 0 announced a call of {length:,} bytes; at most {_MOST_BYTES:,} are allowed.")
+    try:
+        return _DECODER.decode(_exactly(connection, length))
+    except msgspec.MsgspecError as error:
+        raise WireError(f"Rank 0 sent something that is no call ({error}).") from error
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)

@@ -1,0 +1,48 @@
+"""The process of a sharded target's rank 1 or more."""
+
+import os
+import signal
+import sys
+import time
+
+from protocol.errors import InputError
+from protocol.replay import settle
+from protocol.target_hosts import RankSetup
+from protocol.worker_process import die_with_parent
+from target_worker.device import wire
+from target_worker.ranks import serve_rank
+
+REFUSED = 2
+"""Exit code for what another try would not mend."""
+_AFTERTHOUGHT = 2.0
+"""Seconds before a rank ends that can't load its model, so that rank 0, which can't either, says why first."""
+
+
+def main() -> int:
+    setup = RankSetup.from_arguments()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    if setup.life is not None:
+        die_with_parent(setup.life)
+
+    def ready() -> None:
+        wire()
+        settle()
+
+    def say(text: str) -> None:
+        sys.stderr.write(f"Rank {setup.rank}: {text}.\n")
+        sys.stderr.flush()
+
+    try:
+        serve_rank(setup, ready=ready, say=say)
+    except InputError as error:
+        say(str(error).rstrip("."))
+        time.sleep(_AFTERTHOUGHT)
+        return REFUSED
+    except (EOFError, OSError, RuntimeError) as error:
+        say(f"the other ranks are gone ({str(error) or 'end of file'})")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
