@@ -301,9 +301,10 @@ def test_pins_that_others_may_have_written_are_refused(folder: Path, door: Door)
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4", "*", "[::]", "example.org"])
 def test_nobody_listens_beyond_this_machine_without_keys_and_guard(door: Door, host: str):
-    for missing in ({}, {"keys": SERVER}, {"guard": door.guard}):
+    halves: list[dict[str, Any]] = [{}, {"keys": SERVER}, {"guard": door.guard}]
+    for half in halves:
         with pytest.raises(InputError, match=r"sockets need keys|is no address"):
-            Hub(door.context, f"tcp://{host}:5570", FromWorker, **missing)
+            Hub(door.context, f"tcp://{host}:5570", FromWorker, **half)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has no second loopback address")
