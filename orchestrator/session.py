@@ -38,6 +38,11 @@ class Session:
     def worker_address(self) -> str:
         return f"ipc://{self.folder}/workers"
 
+    @property
+    def owner_address(self) -> str:
+        """Where the commands of this user speak to a pipeline that workers of other machines may come to."""
+        return f"ipc://{self.folder}/owner"
+
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
@@ -69,12 +74,14 @@ def sessions_home() -> Path:
     return Path("/tmp") / f"launch-pipeline-{os.getuid()}"  # noqa: S108 - private: mode 0700, checked by sweep
 
 
+def running_sessions() -> list[Path]:
+    """Folders whose owner lives."""
+    return [folder for folder in _sessions() if _alive(_owner(folder))]
+
+
 def stale_sessions() -> list[Path]:
     """Folders whose owner is gone."""
-    home = sessions_home()
-    if not home.is_dir() or home.stat().st_uid != os.getuid():
-        return []
-    return [folder for folder in home.glob(f"{_PREFIX}*") if not _alive(_owner(folder))]
+    return [folder for folder in _sessions() if not _alive(_owner(folder))]
 
 
 def sweep() -> list[Path]:
@@ -83,6 +90,11 @@ def sweep() -> list[Path]:
     for folder in stale:
         shutil.rmtree(folder, ignore_errors=True)
     return stale
+
+
+def _sessions() -> list[Path]:
+    home = sessions_home()
+    return sorted(home.glob(f"{_PREFIX}*")) if home.is_dir() and home.stat().st_uid == os.getuid() else []
 
 
 def _owner(folder: Path) -> int:

@@ -15,6 +15,7 @@ import zmq
 
 from protocol.codec import Stamp
 from protocol.errors import PipelineError
+from protocol.keys import own_keys
 from protocol.link import Link
 from protocol.messages import Fault, Ping, Pong, Role, Shutdown, ToWorker
 from protocol.pacing import DevicePace
@@ -32,6 +33,12 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     address: str
     epoch: int
     incarnation: int
+    server: str = ""
+    """The orchestrator's public key, Z85, if it is on another machine."""
+    keys: str = ""
+    """Folder with the keys of this machine, for the same case."""
+    patience: float | None = None
+    """Seconds without a word from the orchestrator after which it is taken for gone; None to wait for ever."""
     life: int | None = None
     """A socket shared with the parent; its end of file means that the parent is gone."""
     engine: str
@@ -71,7 +78,7 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
         replay(build, Path(setup.replay), Path(setup.trace))
         return 0
     context = zmq.Context[zmq.Socket[bytes]]()
-    link = Link(context, setup.address, Stamp(setup.epoch, setup.incarnation), ToWorker)
+    link = _connect(context, setup)
     try:
         worker = build()
         hello = worker.hello()
@@ -79,7 +86,7 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
         settle()
         _leave_setup(setup, hello.role)
         with traced(worker, setup.trace, f"{hello.role}-{setup.incarnation}") as watched:
-            run(watched, link)
+            run(watched, link, setup.patience)
         return 0
     except PipelineError as error:
         link.send(Fault(kind="fatal", text=str(error)))
@@ -93,16 +100,30 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
         context.term()
 
 
+def _connect(context: zmq.Context[zmq.Socket[bytes]], setup: WorkerSetup) -> Link:
+    keys = own_keys(Path(setup.keys)) if setup.keys else None
+    stamp = Stamp(setup.epoch, setup.incarnation)
+    return Link(context, setup.address, stamp, ToWorker, server=setup.server.encode(), keys=keys)
+
+
 def _leave_setup(setup: WorkerSetup, role: Role) -> None:
     """A traced worker's set-up is what its replay needs besides its script."""
     if setup.trace:
         (Path(setup.trace) / f"{role}-{setup.incarnation}.setup").write_bytes(msgspec.json.encode(setup))
 
 
-def run(worker: Worker, link: Link) -> None:
-    """Read what has arrived, do one unit of work, repeat; sleep only when there is nothing to do."""
+def run(worker: Worker, link: Link, patience: float | None = None) -> None:
+    """Read what has arrived, do one unit of work, repeat; sleep only when there is nothing to do.
+
+    Returns when told to, or when nothing was heard for `patience` seconds.
+    """
+    heard = time.monotonic()
     while True:
         messages = link.receive(0 if worker.has_work else _IDLE_SECONDS)
+        if messages:
+            heard = time.monotonic()
+        elif patience is not None and time.monotonic() - heard > patience:
+            return
         for message in messages:
             if isinstance(message, Shutdown):
                 return
