@@ -109,8 +109,8 @@ class Orchestrator:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case Tell(role, message):
-                self._tell(role, message)
+            case Tell(role, message, incarnation):
+                self._tell(role, message, incarnation)
             case Emit(sequence, tokens):
                 ended = self._desk.emit(sequence, tokens)
                 if ended is not None:
@@ -154,9 +154,10 @@ class Orchestrator:
             case _:
                 self._step(news)
 
-    def _tell(self, role: Role, message: ToWorker) -> None:
-        if role in self._serving:
-            self._local.tell(self._serving[role], message)
+    def _tell(self, role: Role, message: ToWorker, incarnation: int | None) -> None:
+        to = self._serving.get(role) if incarnation is None else incarnation
+        if to is not None:
+            self._local.tell(to, message)
 
     # State ------------------------------------------------------------------------------------
 

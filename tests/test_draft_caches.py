@@ -123,7 +123,7 @@ def test_a_draft_that_could_not_use_it_is_counted():
     machine.step(Submitted(ONE, Request((1, 2, 3), Sampling(), 10)), 0.0)
     machine.step(Arrived("draft", 2, Prefilled(ONE, 0, 2, 0.0, 0, "torn")), 0.1)
 
-    assert machine.draft_caches.warnings == 1
+    assert machine.drafting.warnings == 1
 
 
 def test_the_end_of_a_request_gives_its_arena_to_others():

@@ -323,7 +323,7 @@ def test_a_tree_that_the_target_refuses_costs_the_draft_and_not_the_request():
 
     assert bench.tokens[1] == reference(PROMPT, 20, seed=1)
     assert sum(len(verify.tokens) > 1 for verify in told(bench, Verify)) == 1
-    assert Tell("draft", Stop(SequenceId(1))) in bench.log
+    assert Tell("draft", Stop(SequenceId(1)), bench.incarnations["draft"]) in bench.log
 
 
 def test_a_root_that_the_target_refuses_ends_the_request():

@@ -8,10 +8,12 @@ from protocol.messages import Role, SequenceId, Statistics, ToWorker
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Send a message to the present worker of a role."""
+    """Send a message to the present worker of a role; of several drafts, to this incarnation."""
 
     role: Role
     message: ToWorker
+    incarnation: int | None = None
+    """Always given for a draft."""
 
 
 @dataclass(frozen=True, slots=True)

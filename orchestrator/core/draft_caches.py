@@ -46,6 +46,11 @@ class DraftCaches:
             self.warnings += 1
             self._offered.pop(message.sequence, None)
 
+    def forgotten(self) -> list[Command]:
+        """No life will come that could go on from here."""
+        self._offered, self._left = {}, {}
+        return self.left()
+
     def ended(self, sequence: SequenceId) -> None:
         self._offered.pop(sequence, None)
         self._left.pop(sequence, None)

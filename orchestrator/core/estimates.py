@@ -133,6 +133,10 @@ class Estimates:
     """a: the draft's main child of an accepted node is the target's choice. Begins as eight observations of 0.6."""
     hits: HitModel = field(default_factory=HitModel)
 
+    def with_another_draft(self) -> "Estimates":
+        """Nothing is known yet of that draft; what belongs to the target is one and the same."""
+        return Estimates(target=self.target, hop=self.hop, lookup=self.lookup)
+
 
 def _likelihood_slope(fan: int, exponent: float, hits: float, misses: float) -> float:
     miss = fan**-exponent

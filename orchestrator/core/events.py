@@ -41,6 +41,8 @@ class WorkerUp:
 
     incarnation: int
     hello: Hello
+    guest: bool = False
+    """It runs on a machine of somebody else's choice: it may help, and must not forbid anything."""
 
 
 @dataclass(frozen=True, slots=True)

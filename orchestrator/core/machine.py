@@ -9,15 +9,15 @@ from typing import Literal, assert_never
 
 from orchestrator.core.admission import refusal
 from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Replace, Tell
-from orchestrator.core.draft_caches import DraftCaches
-from orchestrator.core.estimates import Estimates
+from orchestrator.core.draft_election import MOST_DRAFTS, Standing
+from orchestrator.core.drafting import Drafting
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.handoff import Handoff
 from orchestrator.core.options import Options
 from orchestrator.core.roster import Roster
 from orchestrator.core.sequence import Phase, Sequence, cut
 from orchestrator.core.strategies import STRATEGIES, Send, Wait
-from protocol.messages import Fault, FromWorker, Grow, Hello, KvOffer, Prefilled, Role, SequenceId, Stop, Verdict
+from protocol.messages import Fault, Grow, KvOffer, Prefilled, Role, SequenceId, Stop, Verdict, Verify
 
 _ANSWER_SECONDS = 5.0
 """After this long without an answer the target is asked again; its answers are idempotent."""
@@ -37,12 +37,11 @@ class Machine:
         """Messages that were not acted on: another life, an old round, an unknown sequence."""
         self._workers = Roster()
         self.handoff = Handoff(options)
-        self.draft_caches = DraftCaches()
         self._waiting: deque[SequenceId] = deque()
         """Sequences in the order in which the target serves them."""
         self._under_verification: SequenceId | None = None
         self._wake_at: float | None = None
-        self._estimates = {"greedy": Estimates(), "sampled": Estimates()}
+        self.drafting = Drafting(self.strategy, self.sequences, self._workers)
 
     def step(self, event: Event, now: float) -> list[Command]:
         """Fold one event into the state; return what the shell must now do, in this order."""
@@ -62,6 +61,10 @@ class Machine:
             case _:
                 assert_never(event)
 
+    def standings(self) -> dict[int, Standing]:
+        """Of every draft that is up, by its incarnation."""
+        return self.drafting.standings()
+
     def deadline(self) -> float | None:
         """When the next Tick is due at the latest; None if nothing is waited for."""
         owed = [sequence.asked_at + _ANSWER_SECONDS for sequence in self._owed()]
@@ -71,11 +74,11 @@ class Machine:
     # Requests ---------------------------------------------------------------------------------
 
     def _on_submitted(self, event: Submitted, now: float) -> list[Command]:
-        kind = "greedy" if event.request.sampling.temperature == 0 else "sampled"
-        sequence = Sequence(event.sequence, event.request, self._estimates[kind], self.strategy.drafts, now)
+        estimates = self.drafting.estimates(event.request)
+        sequence = Sequence(event.sequence, event.request, estimates, self.strategy.drafts, now)
         self.sequences[sequence.id] = sequence
         self._waiting.append(sequence.id)
-        return [*self._start("target", sequence, now), *self._start("draft", sequence, now)]
+        return self._start(sequence, now)
 
     def _on_ended(self, event: Ended, now: float) -> list[Command]:
         sequence = self.sequences.get(event.sequence)
@@ -94,91 +97,88 @@ class Machine:
         if self._under_verification == sequence.id:
             self._under_verification = None
         self.handoff.ended(sequence.id)
-        self.draft_caches.ended(sequence.id)
-        return [Tell(role, Stop(sequence.id)) for role in self._workers.roles]
+        told: list[Command] = [Tell(role, Stop(sequence.id)) for role in ("target", "prefill") if role in self._workers]
+        return [*told, *self.drafting.ended(sequence.id)]
 
     # Workers ----------------------------------------------------------------------------------
 
     def _on_worker_up(self, event: WorkerUp, now: float) -> list[Command]:
-        role = event.hello.role
+        match event.hello.role:
+            case "draft":
+                return self._on_draft_up(event, now)
+            case "prefill":
+                self._workers.join(event, now)
+                self.handoff.joined()
+                return []
+            case "target":
+                commands: list[Command] = []
+                for draft, mismatch in self._workers.mismatches(event.hello).items():
+                    commands += [
+                        Dismiss("draft", draft, mismatch),
+                        *self._on_worker_down(WorkerDown("draft", draft), now),
+                    ]
+                self._workers.join(event, now)
+                return [*commands, *(c for one in list(self.sequences.values()) for c in self._start(one, now))]
+
+    def _on_draft_up(self, event: WorkerUp, now: float) -> list[Command]:
         mismatch = self._workers.mismatch(event.hello)
+        if mismatch is None and self.drafting.full:
+            mismatch = f"{MOST_DRAFTS} drafts are attached, which is the most: detach one of them first."
         if mismatch is not None:
-            return [Dismiss(role, event.incarnation, mismatch)]
+            return [Dismiss("draft", event.incarnation, mismatch)]
         self._workers.join(event, now)
-        if role == "prefill":
-            self.handoff.joined()
-            return []
-        commands: list[Command] = []
-        for sequence in list(self.sequences.values()):
-            commands += self._start(role, sequence, now)
-            if role == "target" and not sequence.speculation.drafting:
-                # A draft is told of a sequence only when the target's vocabulary is known.
-                commands += self._start("draft", sequence, now)
-        return commands
+        return self.drafting.joined(event, now)
 
     def _on_worker_down(self, event: WorkerDown, now: float) -> list[Command]:
         if not self._workers.leave(event):
             return []
-        if event.role == "prefill":
-            return self.handoff.left(now)
-        for sequence in self.sequences.values():
-            if event.role == "draft":
-                sequence.speculation.drafting = False
-            else:
-                sequence.phase = Phase.PREFILLING
-                sequence.outstanding = None
-        if event.role == "target":
-            self._under_verification = None
-            return self._schedule(now)
-        return [*self.draft_caches.left(), *self._schedule(now)]
+        match event.role:
+            case "prefill":
+                return self.handoff.left(now)
+            case "draft":
+                return [*self.drafting.left(event.incarnation, now), *self._schedule(now)]
+            case "target":
+                for sequence in self.sequences.values():
+                    sequence.phase = Phase.PREFILLING
+                    sequence.outstanding = None
+                self._under_verification = None
+                return self._schedule(now)
 
-    def _start(self, role: Role, sequence: Sequence, now: float) -> list[Command]:
-        """Tell a worker of a sequence, if the worker is there and can be of use."""
+    def _start(self, sequence: Sequence, now: float) -> list[Command]:
+        """Tell the target of a sequence, if there is one, and then the drafts that can be of use."""
         target = self._workers.target
-        if target is None or sequence.id not in self.sequences:
+        if target is None:
             return []
-        if role == "target":
-            return self._start_target(target, sequence, now)
-        if "draft" not in self._workers or not sequence.speculation.wanted:
-            return []
-        sequence.speculation.drafting = True
-        sequence.speculation.grown_at = now
-        plan = self.strategy.plan(sequence.estimates)
-        return [Tell("draft", sequence.start(plan, target.vocabulary, self.draft_caches.find(sequence.id)))]
-
-    def _start_target(self, target: Hello, sequence: Sequence, now: float) -> list[Command]:
-        reason = refusal(sequence.request, target, self._workers.draft)
+        reason = refusal(sequence.request, target, self._workers.chosen_draft)
         if reason is not None:
             return [*self._forget(sequence), Reject(sequence.id, reason)]
         sequence.fit(target.context)
         sequence.outstanding = None
-        return [self.handoff.begin(sequence, now)]
+        return [self.handoff.begin(sequence, now), *self.drafting.begin(sequence, now)]
 
     # Messages ---------------------------------------------------------------------------------
 
     def _on_arrived(self, event: Arrived, now: float) -> list[Command]:
         if not self._workers.hear(event, now):
             return self._drop()
-        return self._on_message(event.role, event.message, now)
-
-    def _on_message(self, role: Role, message: FromWorker, now: float) -> list[Command]:
-        match role, message:
-            case "target", Verdict():
-                return self._on_verdict(message, now)
-            case "target", Prefilled():
-                return self._on_prefilled(message, now)
-            case "draft", Grow():
-                return self._on_growth(message, now)
-            case "draft", KvOffer():
-                self.draft_caches.offered(message, live=message.sequence in self.sequences)
+        match event.role, event.message:
+            case "target", Verdict() as verdict:
+                return self._on_verdict(verdict, now)
+            case "target", Prefilled() as prefilled:
+                return self._on_prefilled(prefilled, now)
+            case "draft", Grow() as growth:
+                useful = self.drafting.grew(event.incarnation, growth, now)
+                return self._schedule(now) if useful else self._drop()
+            case "draft", KvOffer() as offer:
+                self.drafting.offered(event.incarnation, offer)
                 return []
-            case "draft", Prefilled():
-                self.draft_caches.adopted(message)
+            case "draft", Prefilled() as adopted:
+                self.drafting.adopted(event.incarnation, adopted)
                 return []
-            case "target" | "prefill", KvOffer():
-                return self.handoff.offered(role, self.sequences.get(message.sequence), message, now)
-            case _, Fault():
-                return self._on_fault(role, message, now)
+            case "target" | "prefill" as role, KvOffer() as offer:
+                return self.handoff.offered(role, self.sequences.get(offer.sequence), offer, now)
+            case _, Fault() as fault:
+                return self._on_fault(event.role, event.incarnation, fault, now)
             case _:
                 return []
 
@@ -192,15 +192,6 @@ class Machine:
         sequence.tally.pace(message.paced)
         sequence.tally.decoding(now)
         return [*self._schedule(now), *self.handoff.prefilled(sequence, message)]
-
-    def _on_growth(self, message: Grow, now: float) -> list[Command]:
-        sequence = self.sequences.get(message.sequence)
-        if sequence is None or not sequence.speculation.wanted:
-            return self._drop()
-        sequence.speculation.merge(message, self._workers.vocabulary, now)
-        sequence.tally.growth(message.evaluated, message.seconds)
-        sequence.tally.pace(message.paced)
-        return self._schedule(now)
 
     def _on_verdict(self, verdict: Verdict, now: float) -> list[Command]:
         sequence = self.sequences.get(verdict.sequence)
@@ -221,42 +212,38 @@ class Machine:
             sequence.tokens += last.tokens
             emit = Emit(sequence.id, tuple(last.tokens))
             return [emit, *self._finish(sequence, last.reason, now), *self._schedule(now)]
-        return self._commit(sequence, last.tokens, now)
+        return self._commit(sequence, last.tokens, asked, now)
 
-    def _commit(self, sequence: Sequence, tokens: list[int], now: float) -> list[Command]:
-        """Go on: the target first, then the draft, then the client."""
+    def _commit(self, sequence: Sequence, tokens: list[int], asked: Verify, now: float) -> list[Command]:
+        """Go on: the target first, then the drafts, then the client."""
+        waited = sequence.waited
         outcome = sequence.commit(tokens, now)
         sequence.tally.outcome(outcome.hit)
         sequence.estimates.hits.observe(outcome.fan, outcome.guessed)
         self._waiting.remove(sequence.id)
         self._waiting.append(sequence.id)
         commands = self._schedule(now)
-        if sequence.speculation.wanted and "draft" in self._workers:
-            plan = self.strategy.plan(sequence.estimates)
-            commands.append(Tell("draft", sequence.reroot(tokens, not outcome.hit, plan)))
+        commands += self.drafting.follow(sequence, tokens, asked, waited, outcome.hit, now)
         commands.append(Emit(sequence.id, tuple(tokens)))
         return commands
 
-    def _on_fault(self, role: Role, fault: Fault, now: float) -> list[Command]:
+    def _on_fault(self, role: Role, incarnation: int, fault: Fault, now: float) -> list[Command]:
         sequence = None if fault.sequence is None else self.sequences.get(fault.sequence)
         if sequence is None:
             return self._drop()
         if role == "prefill":
             return self.handoff.failed(sequence.id, now)
         if role == "draft":
-            sequence.speculation.drafting = False
-            sequence.speculation.wanted = fault.kind == "lost"
-            return [*self._start("draft", sequence, now), *self._schedule(now)]
+            return [*self.drafting.refused(incarnation, fault, sequence, now), *self._schedule(now)]
         if self._under_verification == sequence.id:
             self._under_verification = None
         if fault.kind == "refused" and sequence.speculating:
             # The prompt was fine, so the tree is what the target can't take: this draft grows nonsense.
-            sequence.distrust(now)
-            told: list[Command] = [Tell("draft", Stop(sequence.id))] if "draft" in self._workers else []
+            told = self.drafting.distrusted(sequence, now) if sequence.distrust(now) else []
             return [*told, *self._schedule(now)]
-        if fault.kind == "refused":
+        if fault.kind == "refused" and sequence.hopeless():
             return [*self._forget(sequence), Reject(sequence.id, fault.text), *self._schedule(now)]
-        return [*self._start("target", sequence, now), *self._schedule(now)]
+        return [*self._start(sequence, now), *self._schedule(now)]
 
     def _drop(self) -> list[Command]:
         self.stale += 1
@@ -300,7 +287,9 @@ class Machine:
                     self._under_verification = id
                     sequence.speculation.drafting = sequence.speculation.drafting and not gave_up
                     self._wake_at = None
-                    return [Tell("target", sequence.verify(nodes, now))]
+                    verify = sequence.verify(nodes, now)
+                    self.drafting.sent(sequence, now)
+                    return [Tell("target", verify)]
                 case Wait(until):
                     self._wake_at = until if self._wake_at is None else min(until, self._wake_at)
         return []

@@ -11,67 +11,66 @@ from protocol.messages import Hello, Role
 class _Present:
     incarnation: int
     hello: Hello
+    guest: bool
     heard_at: float
 
 
 class Roster:
-    """At most one worker a role."""
+    """At most one target and one prefill worker, and any number of drafts."""
 
     def __init__(self) -> None:
-        self._present: dict[Role, _Present] = {}
+        self._present: dict[tuple[Role, int], _Present] = {}
 
     def __contains__(self, role: Role) -> bool:
-        return role in self._present
-
-    @property
-    def roles(self) -> list[Role]:
-        return list(self._present)
+        return any(present == role for present, _ in self._present)
 
     @property
     def target(self) -> Hello | None:
-        return self._hello("target")
+        return next((present.hello for present in self._of("target")), None)
 
     @property
-    def draft(self) -> Hello | None:
-        return self._hello("draft")
+    def chosen_draft(self) -> Hello | None:
+        """The one draft there is, where the user chose it; None where one is a guest's or may be exchanged."""
+        drafts = self._of("draft")
+        return drafts[0].hello if len(drafts) == 1 and not drafts[0].guest else None
 
     @property
     def vocabulary(self) -> int:
         """The target's; 0 without a target."""
         return 0 if self.target is None else self.target.vocabulary
 
-    def mismatch(self, hello: Hello) -> str | None:
-        """Why this worker can't work with the ones that are up, as a sentence, or None."""
-        partner: dict[Role, Role] = {"draft": "target", "target": "draft"}
-        other = self._present.get(partner[hello.role]) if hello.role in partner else None
-        return None if other is None else disagreement(hello, other.hello)
+    def mismatch(self, draft: Hello) -> str | None:
+        """Why this draft can't work with the target that is up, as a sentence, or None."""
+        return None if self.target is None else disagreement(draft, self.target)
+
+    def mismatches(self, target: Hello) -> dict[int, str]:
+        """The drafts that can't work with this target, by incarnation, each with a sentence that says why."""
+        reasons = {draft.incarnation: disagreement(draft.hello, target) for draft in self._of("draft")}
+        return {incarnation: reason for incarnation, reason in reasons.items() if reason is not None}
 
     def join(self, event: WorkerUp, now: float) -> None:
-        self._present[event.hello.role] = _Present(event.incarnation, event.hello, now)
+        role = event.hello.role
+        if role != "draft":
+            self._present = {key: present for key, present in self._present.items() if key[0] != role}
+        self._present[role, event.incarnation] = _Present(event.incarnation, event.hello, event.guest, now)
 
     def leave(self, event: WorkerDown) -> bool:
-        """Whether this was the present worker of its role."""
-        present = self._present.get(event.role)
-        if present is None or present.incarnation != event.incarnation:
-            return False
-        del self._present[event.role]
-        return True
+        """Whether this worker was present."""
+        return self._present.pop((event.role, event.incarnation), None) is not None
 
     def hear(self, event: Arrived, now: float) -> bool:
-        """Whether the message comes from the present worker of its role."""
-        present = self._present.get(event.role)
-        if present is None or present.incarnation != event.incarnation:
-            return False
-        present.heard_at = now
-        return True
+        """Whether the message comes from a present worker."""
+        present = self._present.get((event.role, event.incarnation))
+        if present is not None:
+            present.heard_at = now
+        return present is not None
 
     def silence(self, role: Role, now: float) -> float:
         """Seconds since the present worker of a role was last heard."""
-        return now - self._present[role].heard_at
+        return now - self._of(role)[0].heard_at
 
     def incarnation(self, role: Role) -> int:
-        return self._present[role].incarnation
+        return self._of(role)[0].incarnation
 
-    def _hello(self, role: Role) -> Hello | None:
-        present = self._present.get(role)
-        return None if present is None else present.hello
+    def _of(self, role: Role) -> list[_Present]:
+        return [present for key, present in self._present.items() if key[0] == role]

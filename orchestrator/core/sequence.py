@@ -15,6 +15,7 @@ from protocol.prompt_lookup import PromptLookup
 from protocol.token_tree import Node, flatten, node_id
 
 _GUESSES = 4
+_MOST_REFUSALS = 3
 _FIRST_ROOT = NodeId(0)
 
 
@@ -54,10 +55,14 @@ class Sequence:
         self.free_since = now
         self.waited = 0.0
         """Seconds of this round that were spent waiting for growth on purpose."""
+        self._refusals = 0
+        """By the target, since its last verdict."""
         self._most_tokens = request.max_tokens
         self._lookup = PromptLookup()
         self._lookup.extend(self.tokens)
         self._sent: dict[NodeId, Node] = {}
+        self._asked_by = self.speculation
+        """Whose tree is under verification, or was last."""
 
     @property
     def cache(self) -> SpeculationCache:
@@ -82,13 +87,23 @@ class Sequence:
         """The target was told to verify more than the root."""
         return self.outstanding is not None and len(self.outstanding.tokens) > 1
 
-    def distrust(self, now: float) -> None:
-        """Take back what is under verification, and go on by plain decoding."""
-        self.speculation.distrust()
+    def distrust(self, now: float) -> bool:
+        """Take back what is under verification, and go on by plain decoding if that was the present draft's; returns
+        whether it was."""
+        blamed = self._asked_by is self.speculation
+        if blamed:
+            self.speculation.distrust()
         self.phase = Phase.FREE
         self.outstanding = None
         self._sent = {}
         self.free_since = now
+        return blamed
+
+    def hopeless(self) -> bool:
+        """The target has refused it: for good, if it never took the prompt or keeps refusing plain rounds. A tree
+        may be refused twice, and the second answer come when the tree is no longer asked about."""
+        self._refusals += 1
+        return self.tally.decode_began_at is None or self._refusals > _MOST_REFUSALS
 
     def fit(self, context: int) -> None:
         """Generate no more than a context of so many tokens has room for."""
@@ -149,6 +164,7 @@ class Sequence:
             parents=parents,
             distributions=self.cache.distributions(nodes) if rejecting else (),
         )
+        self._asked_by = self.speculation
         self.phase = Phase.VERIFYING
         self.waited = now - self.free_since
         self.asked_at = now
@@ -192,6 +208,7 @@ class Sequence:
         self.tokens += tokens
         self._lookup.extend(tokens)
         self.round += 1
+        self._refusals = 0
         self.phase = Phase.FREE
         self.outstanding = None
         self._sent = {}

@@ -171,7 +171,9 @@ class Adaptive:
         step = estimates.step.get(0.0)
         # After a miss a step in flight grows the old root: its rest passes before the new root's begins.
         due = view.free_since + estimates.recovery.get(1.5 * step) if view.cache.empty else view.grown_at + step
-        if due + step <= view.now:
+        # A draft may claim any time for its steps: past the due time no more than patience is spent on it.
+        late = due + min(step, _PATIENCE)
+        if late <= view.now:
             return None
         open_paths = [path for node, path in zip(nodes, paths, strict=True) if not node.children]
         if view.cache.empty:
@@ -179,7 +181,7 @@ class Adaptive:
         later = with_growth(paths, open_paths[: self._options.draft_width], estimates.acceptance.get(0.0))
         wait = max(0.0, due - view.now)
         best = best_count(later[: self._options.max_verify], estimates.target, estimates.hop.get(0.0) + wait)
-        return due + step if best.rate > rate * self._MARGIN else None
+        return late if best.rate > rate * self._MARGIN else None
 
 
 STRATEGIES: dict[str, type[Autoregressive | Sequential | Published | Adaptive]] = {
@@ -208,10 +210,15 @@ def await_chain(view: View, depth: int) -> Decision:
     chain = view.cache.chain(depth)
     if len(chain) >= depth or not view.drafting:
         return Send(chain)
-    patience = min(_MOST_PATIENCE, max(_PATIENCE, _PATIENT_STEPS * view.estimates.step.get(0.0)))
+    patience = patience_with(view.estimates)
     # Growth renews the patience, but a draft that never gets to the chain can't renew it for ever.
     until = min(max(view.grown_at, view.free_since) + patience, view.free_since + depth * patience)
     return Wait(until) if view.now < until else Send(chain, gave_up=True)
+
+
+def patience_with(estimates: Estimates) -> float:
+    """Seconds after which a draft that owes growth and is silent is not waited for."""
+    return min(_MOST_PATIENCE, max(_PATIENCE, _PATIENT_STEPS * estimates.step.get(0.0)))
 
 
 def free_choice(view: View) -> Choice:
