@@ -1,9 +1,31 @@
 """The orchestrator: keeps the speculation cache, starts the workers, serves clients."""
 
-from orchestrator.client import AsyncClient, Client, Stream
-from orchestrator.pipeline import Pipeline
-from orchestrator.reply import Result
-from orchestrator.sampling_params import SamplingParams
-from protocol.errors import InputError, PipelineError
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestrator.client import AsyncClient, Client, Stream
+    from orchestrator.pipeline import Pipeline
+    from orchestrator.reply import Result
+    from orchestrator.sampling_params import SamplingParams
+    from protocol.errors import InputError, PipelineError
 
 __all__ = ["AsyncClient", "Client", "InputError", "Pipeline", "PipelineError", "Result", "SamplingParams", "Stream"]
+
+_HOMES = {
+    "AsyncClient": "orchestrator.client",
+    "Client": "orchestrator.client",
+    "InputError": "protocol.errors",
+    "Pipeline": "orchestrator.pipeline",
+    "PipelineError": "protocol.errors",
+    "Result": "orchestrator.reply",
+    "SamplingParams": "orchestrator.sampling_params",
+    "Stream": "orchestrator.client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when they are first used: a command must be ready for Ctrl-C before it imports much."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -16,6 +16,7 @@ from orchestrator.calibrate_command import calibrate
 from orchestrator.client import Client
 from orchestrator.conversion_bar import ConversionBar
 from orchestrator.convert_command import convert
+from orchestrator.drill_command import drill
 from orchestrator.pace_option import pace_option
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan_command import plan
@@ -185,6 +186,7 @@ def completion(shell: str) -> None:
 cli.add_command(bench)
 cli.add_command(calibrate)
 cli.add_command(convert)
+cli.add_command(drill)
 cli.add_command(plan)
 cli.add_command(profile_command(pipeline_options))
 
