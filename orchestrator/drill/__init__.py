@@ -1,0 +1,1 @@
+"""What a pipeline promises to survive, put to the proof: real processes, real faults, figures."""
