@@ -8,13 +8,28 @@ import msgspec
 from orchestrator.core.options import Options
 from orchestrator.device_profile import Profile
 from orchestrator.link_emulation import EmulatedLink
+from protocol.target_hosts import TargetHosts
 
 DraftEngine = Literal["mlx", "coreml", "ngram", "none", "random"]
 """coreml is for the Neural Engine, and runs by an executor where there is none; random guesses blindly at the
 cost of mlx: for measuring what a useless draft costs."""
 
+TargetEngine = Literal["mlx", "none"]
+"""none: a target of another machine is waited for."""
+
 PrefillEngine = Literal["none", "mlx", "coreml"]
 """What reads prompts in a process of its own."""
+
+
+class Listening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Workers of other machines may come."""
+
+    address: str
+    """tcp://HOST:PORT; port 0 picks one."""
+    folder: str
+    """Where this machine's keys and the pins of its guests are."""
+    announce: str = ""
+    """Name to be found by on the local network; empty to announce nothing."""
 
 
 class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,11 +42,15 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     target: str
     draft: str
     """Model folder; what the n-gram engine takes its vocabulary from."""
+    target_engine: TargetEngine = "mlx"
     draft_engine: DraftEngine = "mlx"
     prefill_engine: PrefillEngine = "none"
     prefill: str = ""
     """Folder of the target's conversion that reads prompts; empty if the target's own is used."""
+    target_hosts: TargetHosts | None = None
+    """Hosts that share the target among them."""
     options: Options = Options()
+    listening: Listening | None = None
     life: int | None = None
     """A socket shared with the parent; its end of file means that the parent is gone."""
     prefill_chunk: int = 512

@@ -4,20 +4,18 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import get_args
 
-import msgspec
-
 from orchestrator.core.restarts import RestartPolicy
 from orchestrator.device_profile import worker_pace
 from orchestrator.machine_facts import partition_cores, worker_environment
 from orchestrator.session import Session
 from orchestrator.setup import OrchestratorSetup
+from orchestrator.worker_launch import launch, worker_command
 from protocol.messages import Role
 from protocol.pacing import DevicePace
 from protocol.worker_process import WorkerSetup
@@ -61,7 +59,7 @@ class Supervisor:
         self._setup = setup
         self._session = session
         self._epoch = epoch
-        self._cores = partition_cores() if cores is None else cores
+        self._cores = _shares(setup) if cores is None else cores
         self._incarnations = 0
         self._policies: dict[Role, RestartPolicy] = {role: RestartPolicy() for role in get_args(Role)}
         self._due: dict[Role, float] = {}
@@ -69,21 +67,18 @@ class Supervisor:
 
     def start(self, role: Role) -> Child:
         """Start a new life of a role's worker."""
-        self._incarnations += 1
-        ours, theirs = socket.socketpair()
-        log = f"{role}-{self._incarnations}"
-        with theirs, self._session.log(log).open("wb") as output:
-            process = subprocess.Popen(
-                [*self._command(role), msgspec.json.encode(self._worker_setup(role, theirs.fileno())).decode()],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env={**os.environ, **self._environment(role)},
-            )
-        self.children[role] = Child(role, self._incarnations, process, ours, log)
+        incarnation = self.next_incarnation()
+        log = f"{role}-{incarnation}"
+        process, life = launch(
+            self._command(role), self._worker_setup(role), self._session.log(log), self._environment(role)
+        )
+        self.children[role] = Child(role, incarnation, process, life, log)
         return self.children[role]
+
+    def next_incarnation(self) -> int:
+        """A number that no worker's life had before."""
+        self._incarnations += 1
+        return self._incarnations
 
     def bury(self, role: Role, now: float) -> Death:
         """The worker's life socket ended: collect it and plan its next start. `given_up(role)` if there is none."""
@@ -94,6 +89,7 @@ class Supervisor:
         except subprocess.TimeoutExpired:
             child.process.kill()
             code = child.process.wait()
+        _end_family(child)
         delay = self._policies[role].died(now)
         if delay is not None:
             self._due[role] = now + delay
@@ -135,6 +131,7 @@ class Supervisor:
             if self._all_ended(time.monotonic() + _GRACE):
                 break
         for child in self.children.values():
+            _end_family(child)
             child.life.close()
         self.children.clear()
 
@@ -147,24 +144,21 @@ class Supervisor:
         return True
 
     def _command(self, role: Role) -> tuple[str, ...]:
-        if role == "draft" and self._setup.draft_command:
-            return self._setup.draft_command
-        if role == "prefill":
-            return (sys.executable, "-m", "draft_worker.prefill_process")
-        return (sys.executable, "-m", f"{role}_worker")
+        own = self._setup.draft_command if role == "draft" else ()
+        return own or worker_command(role)
 
-    def _worker_setup(self, role: Role, life: int) -> WorkerSetup:
+    def _worker_setup(self, role: Role) -> WorkerSetup:
         return WorkerSetup(
             address=self._session.worker_address,
             epoch=self._epoch,
             incarnation=self._incarnations,
-            life=life,
             engine=self._engine(role),
             model=self._model(role),
             source=self._setup.target if role == "prefill" else "",
             cores=self._cores_of(role),
             prefill_chunk=self._setup.prefill_chunk,
             pace=self._pace(role),
+            hosts=self._setup.target_hosts if role == "target" else None,
             owner=os.getpid() if self._setup.options.kv_memory else None,
             trace=self._setup.trace,
         )
@@ -190,6 +184,18 @@ class Supervisor:
 
     def _last_words(self, child: Child) -> str:
         return self._session.last_words(child.log) or "none."
+
+
+def _shares(setup: OrchestratorSetup) -> Mapping[Role, tuple[int, ...]]:
+    """Ranks on one core would wait a time slice for one another in each collective: they may go where they like."""
+    hosts = setup.target_hosts
+    return {} if hosts is not None and hosts.local else partition_cores()
+
+
+def _end_family(child: Child) -> None:
+    """End what an ended worker had started, too: a process of its that was stopped does not see that it is gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.process.pid, signal.SIGKILL)
 
 
 def _cause(code: int) -> str:
