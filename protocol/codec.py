@@ -1,18 +1,18 @@
-"""Messages to bytes and back, with every size bounded before anything is built from it."""
+"""Messages to bytes and back. What arrives is parsed straight into the types that its direction allows, so
+that nothing is ever built from bytes that are no message."""
 
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-import msgpack
 import msgspec
 
 from protocol.errors import WireError
-from protocol.messages import MAX_CONTEXT, VERSION, Message
+from protocol.messages import VERSION, Message
 
 MAX_FRAME = 16 << 20
 """Bytes. A Start with a million tokens is the largest message; control traffic stays under 64 KiB."""
 MAX_WORKER_FRAME = 1 << 20
 """Bytes of the largest frame that comes from a worker: a full Grow with all its distributions has 0.95 MiB."""
-_MAX_MAP = 64
 
 M = TypeVar("M")
 
@@ -25,10 +25,8 @@ class Stamp(NamedTuple):
 
 
 def encode(message: Message, stamp: Stamp) -> bytes:
-    """One frame: [version, epoch, incarnation, body]."""
-    frame = msgpack.packb([VERSION, stamp.epoch, stamp.incarnation, msgspec.to_builtins(message)])
-    assert frame is not None
-    return frame
+    """One frame of msgpack: [version, epoch, incarnation, body]."""
+    return _ENCODER.encode((VERSION, stamp.epoch, stamp.incarnation, message))
 
 
 def decode(frame: bytes, expected: type[M] | Any, limit: int = MAX_FRAME) -> tuple[Stamp, M]:
@@ -39,21 +37,21 @@ def decode(frame: bytes, expected: type[M] | Any, limit: int = MAX_FRAME) -> tup
     if len(frame) > limit:
         raise WireError(f"A peer sent a frame of {len(frame):,} bytes; the limit is {limit:,}.")
     try:
-        parts = msgpack.unpackb(
-            frame,
-            max_str_len=limit,
-            max_bin_len=0,
-            max_array_len=MAX_CONTEXT,
-            max_map_len=_MAX_MAP,
-            max_ext_len=0,
-        )
-        version, epoch, incarnation, body = parts
+        version, epoch, incarnation, body = _ENVELOPE.decode(frame)
         if version != VERSION:
             raise WireError(
-                f"A peer speaks protocol version {version!r}, this side {VERSION}: install the same release on both."
+                f"A peer speaks protocol version {version}, this side {VERSION}: install the same release on both."
             )
-        if not (isinstance(epoch, int) and isinstance(incarnation, int)):
-            raise WireError("A peer sent a frame without a proper stamp.")
-        return Stamp(epoch, incarnation), msgspec.convert(body, expected)
-    except (ValueError, TypeError, RecursionError, msgspec.ValidationError, msgpack.UnpackException) as error:
+        return Stamp(epoch, incarnation), _decoder(expected).decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise WireError(f"A peer sent a frame that this protocol does not allow: {error}.") from error
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_ENVELOPE = msgspec.msgpack.Decoder(tuple[int, int, int, msgspec.Raw])
+"""The body is looked at only when the version is known to be ours."""
+
+
+@cache
+def _decoder(expected: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(expected)
