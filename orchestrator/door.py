@@ -16,7 +16,7 @@ from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.guests import Guests, RemoteWorker, without_shared_memory
 from orchestrator.reachable import reachable_host
 from orchestrator.session import Session
-from orchestrator.setup import Listening
+from orchestrator.setup import OrchestratorSetup
 from protocol.address import endpoint
 from protocol.attach_messages import (
     Attach,
@@ -53,21 +53,20 @@ class Door:
     def __init__(
         self,
         context: zmq.Context[Any],
-        listening: Listening,
-        session: Session,
+        setup: OrchestratorSetup,
         epoch: int,
         guests: Guests,
         roll: Callable[[], list[WorkerEntry]],
     ) -> None:
         """`roll` tells of the pipeline's own workers. Raises InputError where it can't listen."""
-        folder = Path(listening.folder)
+        assert setup.listening is not None
+        folder = Path(setup.listening.folder)
         self._keys = own_keys(folder)
         self._guard = Guard(context, folder)
         self._hub = Hub(
-            context, listening.address, FromGuest, guard=self._guard, keys=self._keys, limit=MAX_WORKER_FRAME
+            context, setup.listening.address, FromGuest, guard=self._guard, keys=self._keys, limit=MAX_WORKER_FRAME
         )
-        self._owner = Hub(context, session.owner_address, FromOwner)
-        self._session = session
+        self._owner = Hub(context, Session(Path(setup.session)).owner_address, FromOwner)
         self._epoch = epoch
         self._guests = guests
         self._roll = roll
@@ -101,7 +100,7 @@ class Door:
         """Every few seconds: ask for signs of life, and tell guests how their workers stand."""
         for worker in self._guests:
             if worker.hello is not None:
-                worker.standing = places.get(worker.incarnation, "standing by")
+                worker.standing = places.get(worker.incarnation, worker.standing)
                 self._send(worker, self._guests.ping(worker, time.perf_counter_ns()))
             heard = self._say(worker, Standing(worker.life, worker.standing, worker.round_trip))
             if worker.hello is None and not heard:
@@ -183,7 +182,7 @@ class Door:
                     self.dismiss(worker.incarnation, f"A {hello.role} worker came as the {worker.role}.")
                 elif not known:
                     log.info("worker up", role=hello.role, guest=worker.name, model=hello.model, device=hello.device)
-                    yield WorkerUp(worker.incarnation, hello)
+                    yield WorkerUp(worker.incarnation, hello, guest=True)
                     self._probe(worker)
             case Fault(kind="fatal", text=text):
                 self._refuse(worker.control, PipelineError(text or "The worker ended without a word."))

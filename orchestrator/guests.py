@@ -12,8 +12,8 @@ from protocol.attach_messages import Attach, Place, WorkerEntry
 from protocol.clock import RecentProbes
 from protocol.messages import Hello, Ping, Pong, Role, Start, ToWorker
 
-_MOST = 32
-"""Workers that may be attached at once."""
+_MOST = 15
+"""Workers that may be attached at once: of sixteen drafts that the state machine takes, one may be our own."""
 _LOADING_SECONDS = 900.0
 """For a model to be loaded; then the stamp is void."""
 _SILENCE_SECONDS: Mapping[Role, float] = {"draft": 10.0, "target": 60.0, "prefill": 60.0}
@@ -111,7 +111,8 @@ class Guests:
         """A worker said Hello; False for one that plays another part than it was admitted for."""
         if hello.role != worker.role:
             return False
-        worker.peer, worker.hello, worker.standing = peer, hello, "standing by"
+        worker.peer, worker.hello = peer, hello
+        worker.standing = "standing by" if hello.role == "draft" else "at work"
         return True
 
     def drop(self, worker: RemoteWorker) -> None:

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import zmq
 from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Release, Replace, Tell
 from orchestrator.core.events import Event, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
+from orchestrator.crew import Crew
 from orchestrator.desk import Desk
 from orchestrator.journal import Journal
-from orchestrator.local_workers import LocalWorkers, News
+from orchestrator.local_workers import News
 from orchestrator.session import Session
 from orchestrator.setup import OrchestratorSetup
 from orchestrator.tokenizer import TextCodec
@@ -43,13 +45,14 @@ class Orchestrator:
         self._machine = Machine(setup.options, setup.pace.name if setup.pace else "")
         self._journal = Journal.to(setup.record)
         self._desk = Desk(context, setup, self._codec, self._state)
-        self._local = LocalWorkers(context, setup, self._epoch)
-        self._trace = self._local.trace
+        self._crew = Crew(context, setup, self._epoch, self._machine.strategy.drafts)
+        self._trace = self._crew.trace
         self._poller = zmq.Poller()
         self._hellos: dict[Role, Hello] = {}
         self._serving: dict[Role, int] = {}
         """Which worker the state machine means by a role, by incarnation."""
         self._failure: PipelineError | None = None
+        self._was_ready = False
         self._next_ping = 0.0
         self._stopping = False
 
@@ -59,7 +62,8 @@ class Orchestrator:
         self._poller.register(self._desk.socket, zmq.POLLIN)
         if self._setup.life is not None:
             self._poller.register(self._setup.life, zmq.POLLIN)
-        self._local.start(self._roles(), self._poller)
+        self._crew.start(self._poller)
+        self._became_ready()
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -73,8 +77,7 @@ class Orchestrator:
         """Wait for something to happen, and let it."""
         ready = {source for source, _ in self._poller.poll(self._patience())}
         self._trace.woke()
-        for news in self._local.receive(ready):
-            self._on_news(news)
+        self._on_all(self._crew.receive(ready))
         for event in self._desk.receive():
             self._step(event)
         if self._setup.life in ready:
@@ -83,8 +86,8 @@ class Orchestrator:
 
     def _patience(self) -> int:
         """Milliseconds until something is due."""
-        due = [self._machine.deadline(), self._local.deadline(), self._next_ping]
-        wait = self._local.patience(min(at for at in due if at is not None) - time.monotonic())
+        due = [self._machine.deadline(), self._crew.deadline(), self._next_ping]
+        wait = self._crew.patience(min(at for at in due if at is not None) - time.monotonic())
         # Rounded up, so that a turn never comes just before what it is for.
         return max(0, int(wait * 1000) + 1)
 
@@ -93,10 +96,10 @@ class Orchestrator:
         deadline = self._machine.deadline()
         if deadline is not None and now >= deadline:
             self._step(Tick())
-        self._local.restart_due(now)
+        self._on_all(self._crew.on_time(now))
         if now >= self._next_ping:
             self._next_ping = now + _PING_SECONDS
-            self._local.ping()
+            self._crew.ping(self._machine.standings())
             if self._desk.idle:
                 gc.collect()
 
@@ -119,24 +122,19 @@ class Orchestrator:
                 self._desk.finish(command)
             case Reject(sequence, text):
                 self._desk.refuse(sequence, InputError(text))
-            case Replace(role, _, reason):
+            case Replace(role, incarnation, reason):
                 log.warning("worker replaced", role=role, reason=reason)
-                self._local.supervisor.kill(role)
-            case Dismiss(role, _, text):
-                self._local.supervisor.forget(role)
-                self._fail(InputError(text))
+                self._on_all(self._crew.replace(role, incarnation, reason))
+            case Dismiss(role, incarnation, text):
+                self._on_all(self._crew.dismiss(role, incarnation, text))
             case Release(name):
                 unlink_segment(name)
 
     # Workers ----------------------------------------------------------------------------------
 
-    def _roles(self) -> tuple[Role, ...]:
-        roles: list[Role] = ["target"]
-        if self._setup.draft_engine != "none" and self._machine.strategy.drafts:
-            roles.append("draft")
-        if self._setup.prefill_engine != "none":
-            roles.append("prefill")
-        return tuple(roles)
+    def _on_all(self, news: Iterable[News]) -> None:
+        for one in news:
+            self._on_news(one)
 
     def _on_news(self, news: News) -> None:
         match news:
@@ -157,7 +155,7 @@ class Orchestrator:
     def _tell(self, role: Role, message: ToWorker, incarnation: int | None) -> None:
         to = self._serving.get(role) if incarnation is None else incarnation
         if to is not None:
-            self._local.tell(to, message)
+            self._crew.tell(to, message)
 
     # State ------------------------------------------------------------------------------------
 
@@ -165,7 +163,7 @@ class Orchestrator:
         target, draft = self._hellos.get("target"), self._hellos.get("draft")
         return State(
             session=self._setup.session,
-            ready=self._failure is None and all(role in self._hellos for role in self._roles()),
+            ready=self._failure is None and all(role in self._hellos for role in self._crew.roles),
             failure=None if self._failure is None else str(self._failure)[:4000],
             blame="pipeline" if self._failure is None else blame_of(self._failure),
             target=target.model if target else self._setup.target,
@@ -176,8 +174,9 @@ class Orchestrator:
         )
 
     def _became_ready(self) -> None:
-        if self._state().ready and not self._local.settled:
-            self._local.settled = True
+        if not self._was_ready and self._state().ready:
+            self._was_ready = True
+            self._crew.settled()
             self._desk.tell_inquirers()
 
     def _fail(self, error: PipelineError) -> None:
@@ -191,7 +190,7 @@ class Orchestrator:
     def _close(self) -> None:
         stopped = PipelineError("The pipeline was stopped while it served this request: start it and ask again.")
         self._desk.refuse_all(stopped)
-        self._local.stop()
+        self._crew.stop()
         unlink_owned()
         self._desk.close()
         self._journal.close()

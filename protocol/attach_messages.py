@@ -14,8 +14,8 @@ PublicKey: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-zA-Z.\-:+=^!/*?&<>(
 GuestName: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Life: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
 """One life of a worker, by a number that the guest chose."""
-Place = Literal["loading", "at work", "standing by"]
-"""Of an attached worker: before its Hello, in use, or held in reserve."""
+Place = Literal["loading", "at work", "drafting", "on trial", "standing by"]
+"""Of an attached worker: before its Hello; a target in use; a draft by what was decided between several."""
 
 
 # Guests to the server ----------------------------------------------------------------------------

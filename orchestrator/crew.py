@@ -1,0 +1,112 @@
+"""All workers of a pipeline: its own, and those of other machines. What it yields are events of the state machine."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import zmq
+
+from orchestrator.door import Door
+from orchestrator.guests import Guests
+from orchestrator.local_workers import LocalWorkers, News
+from orchestrator.setup import OrchestratorSetup
+from protocol.attach_messages import Place
+from protocol.errors import InputError
+from protocol.messages import Role, ToWorker
+
+
+class Crew:
+    """Each worker is known by its incarnation, wherever it is."""
+
+    def __init__(self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int, drafts: bool) -> None:
+        """`drafts`: whether the strategy has a use for any."""
+        self._setup = setup
+        self._drafts = drafts
+        self._local = LocalWorkers(context, setup, epoch)
+        self.trace = self._local.trace
+        self._door: Door | None = None
+        if setup.listening is not None:
+            guests = Guests(self._local.supervisor.next_incarnation, self._refusals())
+            self._door = Door(context, setup, epoch, guests, self._local.roll)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Of our own workers."""
+        wanted: dict[Role, bool] = {
+            "target": self._setup.target_engine != "none",
+            "draft": self._setup.draft_engine != "none" and self._drafts,
+            "prefill": self._setup.prefill_engine != "none",
+        }
+        return tuple(role for role, yes in wanted.items() if yes)
+
+    def start(self, poller: zmq.Poller) -> None:
+        """Start our own and let others come; all there is to wait for goes into `poller`."""
+        self._local.start(self.roles, poller)
+        for socket in [] if self._door is None else self._door.sockets:
+            poller.register(socket, zmq.POLLIN)
+
+    def receive(self, ready: Iterable[Any]) -> Iterator[News]:
+        """What workers said, and who is gone; `ready` is what the poller found."""
+        return chain(self._local.receive(ready), () if self._door is None else self._door.receive())
+
+    def settled(self) -> None:
+        """The pipeline is ready: from now on a worker that can't go on is no fault of what was asked for."""
+        self._local.settled = True
+
+    def tell(self, incarnation: int, message: ToWorker) -> None:
+        """Send to a worker, if it is up."""
+        if self._door is not None and self._door.has(incarnation):
+            self._door.tell(incarnation, message)
+        else:
+            self._local.tell(incarnation, message)
+
+    def ping(self, places: Mapping[int, Place]) -> None:
+        """Ask all for a sign of life; `places` are those of the drafts."""
+        self._local.ping()
+        if self._door is not None:
+            self._door.ping(places)
+
+    def on_time(self, now: float) -> Iterator[News]:
+        """What is due: our own are started again, others given up."""
+        self._local.restart_due(now)
+        if self._door is not None:
+            yield from self._door.patrol()
+
+    def deadline(self) -> float | None:
+        due = [self._local.deadline(), None if self._door is None else self._door.deadline()]
+        return min((at for at in due if at is not None), default=None)
+
+    def patience(self, wait: float) -> float:
+        return self._local.patience(wait)
+
+    def replace(self, role: Role, incarnation: int, reason: str) -> Iterator[News]:
+        """A worker answers no more."""
+        if self._door is not None and self._door.has(incarnation):
+            yield from self._door.give_up(incarnation, reason)
+        else:
+            self._local.supervisor.kill(role)
+
+    def dismiss(self, role: Role, incarnation: int, text: str) -> Iterator[News]:
+        """A worker can't serve here. Another machine's is sent away; without one of our own nothing goes on."""
+        if self._door is not None and self._door.has(incarnation):
+            self._door.dismiss(incarnation, text)
+        else:
+            self._local.supervisor.forget(role)
+            yield InputError(text)
+
+    def stop(self) -> None:
+        if self._door is not None:
+            self._door.close()
+        self._local.stop()
+
+    def _refusals(self) -> dict[Role, str]:
+        """Why workers of other machines may not come as what."""
+        refusals: dict[Role, str] = {
+            "prefill": "A prefill worker hands KV over in shared memory, which does not reach another machine: "
+            "start the pipeline with --prefill-engine there, or attach a draft.",
+        }
+        if self._setup.target_engine != "none":
+            refusals["target"] = "This pipeline has a target of its own: start it with --target-engine none."
+        if not self._drafts:
+            refusals["draft"] = f"This pipeline runs --strategy {self._setup.options.strategy}, which uses no draft."
+        return refusals
