@@ -1,22 +1,9 @@
 """The target process: load the model, then serve."""
 
-import os
 import sys
-import time
-from pathlib import Path
 
-from protocol.errors import InputError
-from protocol.fingerprint import tokenizer_fingerprint
-from protocol.kv_exchange import KvExchange
-from protocol.messages import Hello
-from protocol.model_fingerprint import model_fingerprint
-from protocol.pacing import Pacer
-from protocol.tree_model import TreeModel
+from protocol.worker_logic import Worker
 from protocol.worker_process import WorkerSetup, serve
-from target_worker.device import device, wire
-from target_worker.engine import TargetEngine
-from target_worker.ranks import leading
-from target_worker.worker import TargetWorker
 
 
 def main() -> int:
@@ -24,33 +11,11 @@ def main() -> int:
     return serve(setup, lambda: _built(setup))
 
 
-def _built(setup: WorkerSetup) -> TargetWorker:
-    if setup.engine != "mlx":
-        raise InputError(f"The target has no engine named {setup.engine!r}: choose mlx.")
-    folder = Path(setup.model)
-    model = TreeModel.load(folder) if setup.hosts is None else leading(folder, setup.hosts)
-    wire()
-    introduction = Hello(
-        role="target",
-        engine="mlx",
-        model=str(folder),
-        architecture=model.architecture,
-        vocabulary=model.vocabulary,
-        context=model.context,
-        tokenizer=tokenizer_fingerprint(folder),
-        device=device(),
-        pid=os.getpid(),
-    )
-    engine = TargetEngine(model, setup.prefill_chunk, _exchange(setup, model))
-    return TargetWorker(engine, time.perf_counter, introduction, Pacer(setup.pace))
+def _built(setup: WorkerSetup) -> Worker:
+    # Imported only now that the parent's end would be noticed.
+    from target_worker.assembly import assembled
 
-
-def _exchange(setup: WorkerSetup, model: TreeModel) -> KvExchange | None:
-    if setup.owner is None or model.layout is None or setup.hosts is not None:
-        # A divided model's KV lies in slices on all ranks: none of them has what an arena holds.
-        return None
-    fingerprint = model_fingerprint(Path(setup.model))
-    return KvExchange(model.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner)
+    return assembled(setup)
 
 
 if __name__ == "__main__":
