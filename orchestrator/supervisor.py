@@ -1,5 +1,6 @@
 """Starts, watches, restarts and stops the worker processes. Knows processes; knows no tokens."""
 
+import math
 import os
 import signal
 import socket
@@ -23,6 +24,8 @@ from protocol.worker_process import WorkerSetup
 _GRACE = 2.0
 """Seconds between a request to end and the next stronger one. A hard kill of a process with GPU
 memory wired can leak that memory on macOS, so it comes last."""
+_COLLECTING = 0.1
+"""Seconds that an ended process has to be collected; everything else waits meanwhile."""
 
 
 @dataclass(slots=True)
@@ -34,6 +37,14 @@ class Child:
     process: subprocess.Popen[bytes]
     life: socket.socket
     log: str
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """A process that was asked to end, and when it is made to."""
+
+    process: subprocess.Popen[bytes]
+    kill_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,7 @@ class Supervisor:
         self._incarnations = 0
         self._policies: dict[Role, RestartPolicy] = {role: RestartPolicy() for role in get_args(Role)}
         self._due: dict[Role, float] = {}
+        self._leaving: list[_Leaving] = []
         self.children: dict[Role, Child] = {}
 
     def start(self, role: Role) -> Child:
@@ -85,15 +97,15 @@ class Supervisor:
         child = self.children.pop(role)
         child.life.close()
         try:
-            code = child.process.wait(_GRACE)
+            cause = _cause(child.process.wait(_COLLECTING))
+            _end_family(child.process)
         except subprocess.TimeoutExpired:
-            child.process.kill()
-            code = child.process.wait()
-        _end_family(child)
+            self._urge(child.process)
+            cause = "let go of its connection to its parent and was told to end"
         delay = self._policies[role].died(now)
         if delay is not None:
             self._due[role] = now + delay
-        return Death(role, child.incarnation, f"{_cause(code)}. Its last words: {self._last_words(child)}")
+        return Death(role, child.incarnation, f"{cause}. Its last words: {self._last_words(child)}")
 
     def restarting(self, role: Role) -> bool:
         return role in self._due
@@ -103,20 +115,22 @@ class Supervisor:
         self._due.pop(role, None)
 
     def deadline(self) -> float | None:
-        """When the next restart is due."""
-        return min(self._due.values(), default=None)
+        """When the next restart or the end of somebody's grace is due."""
+        return min([*self._due.values(), *(leaving.kill_at for leaving in self._leaving)], default=None)
 
     def restart_due(self, now: float) -> list[Child]:
-        """Start what is due; returns the new children."""
+        """Start what is due; returns the new children. Whose grace is over is killed."""
+        self._insist(now)
         due: list[Role] = [role for role, at in self._due.items() if at <= now]
         for role in due:
             del self._due[role]
         return [self.start(role) for role in due]
 
     def kill(self, role: Role) -> None:
-        """End a worker that answers no more; its death is noticed like any other."""
-        with suppress(KeyError, ProcessLookupError):
-            self.children[role].process.kill()
+        """End a worker that answers no more, after a grace period by force; its death is noticed like any other."""
+        child = self.children.get(role)
+        if child is not None and all(child.process is not leaving.process for leaving in self._leaving):
+            self._urge(child.process)
 
     def stop(self, told: Collection[int]) -> None:
         """End all workers: the incarnations that were told to get a grace period before SIGTERM, then comes SIGKILL."""
@@ -131,9 +145,24 @@ class Supervisor:
             if self._all_ended(time.monotonic() + _GRACE):
                 break
         for child in self.children.values():
-            _end_family(child)
+            _end_family(child.process)
             child.life.close()
         self.children.clear()
+        self._insist(math.inf)
+
+    def _urge(self, process: subprocess.Popen[bytes]) -> None:
+        """Ask a process to end, also one that is stopped."""
+        for urge in (signal.SIGTERM, signal.SIGCONT):
+            process.send_signal(urge)
+        self._leaving.append(_Leaving(process, time.monotonic() + _GRACE))
+
+    def _insist(self, now: float) -> None:
+        """Kill whose grace is over, and forget who has gone."""
+        for leaving in self._leaving:
+            if leaving.kill_at <= now and leaving.process.poll() is None:
+                _end_family(leaving.process)
+                leaving.kill_at = now + _GRACE
+        self._leaving = [leaving for leaving in self._leaving if leaving.process.poll() is None]
 
     def _all_ended(self, until: float) -> bool:
         for child in self.children.values():
@@ -192,10 +221,10 @@ def _shares(setup: OrchestratorSetup) -> Mapping[Role, tuple[int, ...]]:
     return {} if hosts is not None and hosts.local else partition_cores()
 
 
-def _end_family(child: Child) -> None:
-    """End what an ended worker had started, too: a process of its that was stopped does not see that it is gone."""
+def _end_family(process: subprocess.Popen[bytes]) -> None:
+    """End a worker and what it had started, too: a process of its that was stopped does not see that it is gone."""
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _cause(code: int) -> str:
