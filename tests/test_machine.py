@@ -10,6 +10,7 @@ from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, R
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options, StrategyName
+from orchestrator.core.sequence import Phase
 from protocol.messages import (
     Fault,
     FromWorker,
@@ -376,3 +377,29 @@ def test_a_draft_too_far_away_to_help_after_a_miss_is_not_waited_for():
 
     assert bench.tokens[1] == plain.tokens[1]
     assert bench.finished[1].statistics.elapsed < 1.05 * plain.finished[1].statistics.elapsed
+
+
+@pytest.mark.parametrize("kind", ["lost", "refused"])
+def test_a_fault_of_a_target_that_owes_nothing_is_stale(kind):
+    bench = ready("sd")
+    bench.submit(1, max_tokens=200)
+    while bench.machine.sequences[SequenceId(1)].phase is not Phase.FREE:
+        bench.run(turns=1)
+    before, told = bench.machine.stale, len(bench.log)
+    bench.step(Arrived("target", bench.incarnations["target"], Fault(kind, "late", SequenceId(1))))
+
+    assert bench.machine.stale == before + 1
+    assert len(bench.log) == told
+
+
+def test_a_tree_that_is_refused_twice_does_not_end_the_request():
+    """The target was asked twice, and its second answer comes when only the root is asked about."""
+    bench = ready()
+    bench.workers["target"] = Fastidious()
+    bench.submit(max_tokens=20)
+    while not told(bench, Stop):
+        bench.run(turns=1)
+    bench.step(Arrived("target", bench.incarnations["target"], Fault("refused", "nonsense", SequenceId(1))))
+    bench.run()
+
+    assert bench.tokens[1] == reference(PROMPT, 20, seed=1)

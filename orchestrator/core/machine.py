@@ -24,6 +24,9 @@ _ANSWER_SECONDS = 5.0
 _SILENCE_SECONDS = 60.0
 """After this long without any sign of a target that owes an answer, it is replaced."""
 
+_OWING = (Phase.PREFILLING, Phase.VERIFYING)
+"""The target has been asked and has not answered."""
+
 
 class Machine:
     """All requests of one pipeline. Rounds of several requests interleave, one verification at a time."""
@@ -235,6 +238,8 @@ class Machine:
             return self.handoff.failed(sequence.id, now)
         if role == "draft":
             return [*self.drafting.refused(incarnation, fault, sequence, now), *self._schedule(now)]
+        if sequence.phase not in _OWING:
+            return self._drop()
         if self._under_verification == sequence.id:
             self._under_verification = None
         if fault.kind == "refused" and sequence.speculating:
@@ -262,8 +267,7 @@ class Machine:
         """Sequences that the present target owes an answer."""
         if "target" not in self._workers:
             return []
-        owing = (Phase.PREFILLING, Phase.VERIFYING)
-        return [sequence for sequence in self.sequences.values() if sequence.phase in owing]
+        return [sequence for sequence in self.sequences.values() if sequence.phase in _OWING]
 
     def _ask_again(self, sequence: Sequence, now: float) -> list[Command]:
         sequence.asked_at = now

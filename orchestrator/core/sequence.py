@@ -15,7 +15,7 @@ from protocol.prompt_lookup import PromptLookup
 from protocol.token_tree import Node, flatten, node_id
 
 _GUESSES = 4
-_MOST_REFUSALS = 3
+_PARDONS = 3
 _FIRST_ROOT = NodeId(0)
 
 
@@ -55,8 +55,8 @@ class Sequence:
         self.free_since = now
         self.waited = 0.0
         """Seconds of this round that were spent waiting for growth on purpose."""
-        self._refusals = 0
-        """By the target, since its last verdict."""
+        self._pardons = 0
+        """Refusals to come that a refused tree accounts for."""
         self._most_tokens = request.max_tokens
         self._lookup = PromptLookup()
         self._lookup.extend(self.tokens)
@@ -90,6 +90,7 @@ class Sequence:
     def distrust(self, now: float) -> bool:
         """Take back what is under verification, and go on by plain decoding if that was the present draft's; returns
         whether it was."""
+        self._pardons = _PARDONS
         blamed = self._asked_by is self.speculation
         if blamed:
             self.speculation.distrust()
@@ -100,10 +101,10 @@ class Sequence:
         return blamed
 
     def hopeless(self) -> bool:
-        """The target has refused it: for good, if it never took the prompt or keeps refusing plain rounds. A tree
-        may be refused twice, and the second answer come when the tree is no longer asked about."""
-        self._refusals += 1
-        return self.tally.decode_began_at is None or self._refusals > _MOST_REFUSALS
+        """The target has refused more than a tree. It may refuse one tree several times, when it was asked several
+        times, and be heard when the tree is no longer in question."""
+        self._pardons -= 1
+        return self._pardons < 0
 
     def fit(self, context: int) -> None:
         """Generate no more than a context of so many tokens has room for."""
@@ -208,7 +209,6 @@ class Sequence:
         self.tokens += tokens
         self._lookup.extend(tokens)
         self.round += 1
-        self._refusals = 0
         self.phase = Phase.FREE
         self.outstanding = None
         self._sent = {}
