@@ -11,8 +11,9 @@ from orchestrator.core.speculation_cache import SpeculationCache
 from protocol.messages import BestFirst, Chain, FanOut, Plan
 from protocol.token_tree import Node
 
-_PATIENCE = 0.25
-"""Seconds without any growth after which a draft that must deliver is given up for this round."""
+_PATIENCE = 0.2
+"""Seconds without any growth after which a draft that must deliver is given up for this round: with a forward of
+the target it makes a pause of at most 250 ms."""
 _PATIENT_STEPS = 8
 _MOST_PATIENCE = 2.0
 """Seconds, whatever a draft says that its steps take."""
