@@ -9,12 +9,14 @@ from contextlib import suppress
 from orchestrator.drill.command import Command
 from orchestrator.drill.outcome import OnStep, Outcome, milliseconds, spread, too_late
 from orchestrator.drill.processes import members, own_registry, remains
+from protocol.process_identity import start_time
 
 PROMISE = "orchestrator killed: all workers gone within 2 s, the next start finds nothing stale"
 _GONE = 2.0
 _SENTENCE = "Error: The orchestrator ended unexpectedly; start it again."
 _LONGEST_LIFE = 4.0
 """Seconds: about two of them pass while models load."""
+_LOOK = 0.002
 _ARGUMENTS = ("generate", "import os", "--max-tokens", "2000", "--quiet")
 
 
@@ -58,9 +60,13 @@ def _killed(command: Command, orchestrator: int, alone: bool) -> float:
     began = time.monotonic()
     with suppress(ProcessLookupError):
         os.kill(orchestrator, signal.SIGKILL)
-    while members(command.mark) and time.monotonic() < began + 2 * _GONE:
-        time.sleep(0.005)
-    return time.monotonic() - began
+    gone = 0.0
+    # Asking after a few processes is quicker than listing all, which is done again at the end: one may be new.
+    while gone < began + 2 * _GONE and (found := members(command.mark)):
+        while any(map(start_time, found.values())) and time.monotonic() < began + 2 * _GONE:
+            time.sleep(_LOOK)
+        gone = time.monotonic()
+    return (gone or time.monotonic()) - began
 
 
 def _last_word(command: Command, when: str) -> list[str]:
