@@ -34,12 +34,25 @@ WireSequence: TypeAlias = Annotated[SequenceId, Meta(ge=0, lt=1 << 53)]
 WireNode: TypeAlias = Annotated[NodeId, Meta(ge=0, le=(1 << 63) - 1)]
 Nodes: TypeAlias = Annotated[tuple[WireNode, ...], Meta(max_length=MAX_NODES)]
 TreeTokens: TypeAlias = Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_NODES)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]
+"""Of tokens or nodes."""
+Moment: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
+"""Seconds on some process's clock."""
 ShortText: TypeAlias = Annotated[str, Meta(max_length=4096)]
+PlainText: TypeAlias = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\x08\x0b-\x1f\x7f-\x9f]*\Z")]
+"""What a worker says of itself: it ends up in logs and on terminals, so it has no control characters; see `plain`."""
+Vocabulary: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
+"""Four times what any model has: noise is made by the row."""
 ArenaName: TypeAlias = Annotated[str, Meta(max_length=23, pattern=r"\Alp-[0-9a-f]{20}\Z")]
 """A name that `segment_registry.create_segment` gives; nothing else from the wire is ever opened."""
 
 Role = Literal["draft", "target", "prefill"]
 Verification = Literal["coupled", "rejection"]
+
+
+def plain(text: str) -> str:
+    """`text` as a PlainText."""
+    return "".join(c if c in "\t\n" or c.isprintable() else "?" for c in text[:4096])
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag=str.lower):
@@ -116,8 +129,8 @@ class KvReference(Part, frozen=True):
 class Paced(Part, frozen=True, kw_only=True):
     """Forwards of one worker that were held to a device's pace."""
 
-    forwards: Annotated[int, Meta(ge=0)] = 0
-    overruns: Annotated[int, Meta(ge=0)] = 0
+    forwards: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
+    overruns: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     """Forwards whose real work took longer than the device would."""
     seconds: Seconds = 0.0
     """What the device would have taken for all of them."""
@@ -140,14 +153,14 @@ class Hello(Message, frozen=True):
     """A worker that has loaded its model introduces itself."""
 
     role: Role
-    engine: ShortText
-    model: ShortText
-    architecture: ShortText
-    vocabulary: Annotated[int, Meta(ge=1, lt=1 << 31)]
+    engine: PlainText
+    model: PlainText
+    architecture: PlainText
+    vocabulary: Vocabulary
     context: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
-    tokenizer: ShortText
-    device: ShortText
-    pid: int
+    tokenizer: PlainText
+    device: PlainText
+    pid: Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
 class Prefilled(Message, frozen=True):
@@ -158,12 +171,12 @@ class Prefilled(Message, frozen=True):
 
     sequence: WireSequence
     round: Round
-    tokens: Annotated[int, Meta(ge=0)]
+    tokens: Count
     """Tokens that were evaluated for it (0 when all were already there)."""
     seconds: Seconds
-    adopted: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] = 0
+    adopted: Count = 0
     """Tokens whose KV came from the arena that the Start named."""
-    warning: ShortText = ""
+    warning: PlainText = ""
     """Why that arena could not be used, if it could not: its tokens were evaluated instead."""
     paced: Paced | None = None
 
@@ -195,7 +208,7 @@ class Grow(Message, frozen=True):
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_NODES)]
     probabilities: Annotated[tuple[Probability, ...], Meta(max_length=MAX_NODES)]
     """Conditional on the parent, as the draft believes."""
-    evaluated: Annotated[int, Meta(ge=0)]
+    evaluated: Count
     """Nodes that the draft's forward evaluated in this step (0 for a repeated publication)."""
     seconds: Seconds
     distributions: Annotated[tuple[Distribution, ...], Meta(max_length=MAX_NODES)] = ()
@@ -227,14 +240,14 @@ class Fault(Message, frozen=True):
     kind: Literal["lost", "fatal", "refused"]
     """lost: the sequence is unknown or out of step here, send Start; refused: this sequence can't be
     served; fatal: the worker ends."""
-    text: ShortText
+    text: PlainText
     sequence: WireSequence | None = None
 
 
 class Pong(Message, frozen=True):
     """Answer to Ping, between two units of work."""
 
-    sent: float
+    sent: Moment
     clock: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     """Nanoseconds on the worker's clock, the one of its spans; 0 from a worker that tells none."""
 
@@ -252,7 +265,7 @@ class Start(Message, frozen=True):
     sampling: Sampling
     plan: Plan | None = None
     """How to grow; None for a target."""
-    vocabulary: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    vocabulary: Vocabulary | None = None
     """The target's, for a draft: tokens at or above it are never drafted. None if it is the draft's own."""
     adopt: KvReference | None = None
     """Where a target, or a draft that was restarted, finds the KV of the first tokens, so that it need not evaluate
@@ -309,7 +322,7 @@ class Stop(Message, frozen=True):
 class Ping(Message, frozen=True):
     """Are you there? `sent` comes back unchanged."""
 
-    sent: float
+    sent: Moment
 
 
 class Shutdown(Message, frozen=True):

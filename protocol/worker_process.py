@@ -17,7 +17,7 @@ from protocol.codec import Stamp
 from protocol.errors import PipelineError
 from protocol.keys import own_keys
 from protocol.link import Link
-from protocol.messages import Fault, Ping, Pong, Role, Shutdown, ToWorker
+from protocol.messages import Fault, Ping, Pong, Role, Shutdown, ToWorker, plain
 from protocol.pacing import DevicePace
 from protocol.replay import replay, settle
 from protocol.target_hosts import TargetHosts
@@ -89,11 +89,11 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
             run(watched, link, setup.patience)
         return 0
     except PipelineError as error:
-        link.send(Fault(kind="fatal", text=str(error)))
+        link.send(Fault(kind="fatal", text=plain(str(error))))
         return 1
     except Exception as error:  # noqa: BLE001 - the border: the parent is told, whatever it was
         traceback.print_exc()
-        link.send(Fault(kind="fatal", text=f"{type(error).__name__}: {error}"[:4000]))
+        link.send(Fault(kind="fatal", text=plain(f"{type(error).__name__}: {error}")))
         return 1
     finally:
         link.close()

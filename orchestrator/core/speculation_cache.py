@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from protocol.messages import Distribution, Grow, NodeId
 from protocol.token_tree import Node, TokenTree, node_id
 
-_MOST_NODES = 1 << 16
-"""A draft that grows faster than the target verifies must not eat the memory."""
+_MOST_NODES = 1 << 13
+"""Twice what a draft keeps: one that grows faster than the target verifies must not eat the memory, nor the time that a
+commit takes."""
+_MOST_CHILDREN = 256
+"""Of one node: four times what any plan asks for. The most probable path is found past all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class SpeculationCache:
             parent = self.tree.get(parent_id)
             if parent is None:
                 self.orphans += 1
-            elif token < vocabulary and len(self.tree) < _MOST_NODES:
+            elif token < vocabulary and len(self.tree) < _MOST_NODES and len(parent.children) < _MOST_CHILDREN:
                 self.tree.add(parent, token, claimed, believe(claimed, len(parent.children)))
         for distribution in growth.distributions:
             if distribution.node in self.tree:
