@@ -38,3 +38,5 @@ class Handshake:
     def close(self) -> None:
         if not self._socket.closed:
             self._socket.disable_monitor()
+        # Otherwise the context would wait for it for ever.
+        self._events.close(linger=0)

@@ -1,0 +1,100 @@
+"""`launch-pipeline attach`: options to a worker that is lent to another machine, and one line about how it does."""
+
+import re
+import socket
+from typing import Any
+
+import click
+from rich.console import Console
+
+from orchestrator.attachment import Attachment, Lending
+from orchestrator.checkpoints import resolve
+from orchestrator.conversion_bar import ConversionBar
+from orchestrator.draft_choice import draft_choice
+from orchestrator.known_servers import Server, known_server
+from protocol.address import Endpoint
+from protocol.cache_folder import keys_folder
+from protocol.errors import InputError
+from protocol.keys import JoinLine
+from protocol.messages import Role
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
+
+
+@click.command()
+@click.argument("role", type=click.Choice(["draft", "target", "prefill"]))
+@click.argument("server", metavar="JOIN-LINE|HOST:PORT")
+@click.option("--draft", metavar="MODEL", help="Folder or Hugging Face id of the draft. Default: demo model.")
+@click.option("--target", metavar="MODEL", help="The same for a target.")
+@click.option(
+    "--draft-engine",
+    type=click.Choice(["mlx", "coreml", "ngram"]),
+    default="mlx",
+    show_default=True,
+    help="coreml is for the Neural Engine.",
+)
+@click.option("--name", help="What the other machine should call this one.  [default: its host name]")
+def attach(role: Role, server: str, name: str | None, **options: Any) -> None:
+    """Lend a worker of this machine to a pipeline on another one, until Ctrl-C.
+
+    The other machine runs `launch-pipeline serve-workers --listen HOST:PORT`, which prints the join line. It is good
+    for one machine and ten minutes; from then on HOST:PORT is enough.
+
+    \b
+    launch-pipeline attach draft lp1:mac-studio.local:5571:...
+    launch-pipeline attach draft mac-studio.local:5571 --draft-engine coreml
+    """
+    if role == "prefill":
+        raise InputError(
+            "A prefill worker hands keys and values over in shared memory, which does not reach another machine: "
+            "run it beside the target (`--prefill-engine`), or attach a draft."
+        )
+    folder = keys_folder()
+    line = JoinLine.parse(server) if server.startswith("lp1:") else None
+    known = known_server(folder, server) if line is None else Server(Endpoint(line.host, line.port), line.server)
+    engine, model = _model(role, options)
+    lending = Lending(role, engine, model, known, _checked(name), folder, line)
+    console = Console(stderr=True)
+    with console.status("Connecting ...") as status:
+        attachment = Attachment(lending, show=_shown(console, status.update))
+        attachment.run()
+
+
+def _model(role: Role, options: dict[str, Any]) -> tuple[str, str]:
+    """Engine and folder."""
+    if role == "draft":
+        with ConversionBar(False) as bar:
+            choice = draft_choice(options["draft_engine"], options["draft"], bar)
+        if choice.note:
+            click.echo(choice.note, err=True)
+        return choice.engine, str(choice.folder)
+    return "mlx", str(resolve(options["target"], "target"))
+
+
+def _checked(name: str | None) -> str:
+    if name is not None and not _NAME.fullmatch(name):
+        raise InputError(
+            f"--name {name[:100]} has other characters than letters, digits, '.', '_' and '-': choose one."
+        )
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", socket.gethostname()).strip("-._")[:48]
+    return name or plain or "guest"
+
+
+def _shown(console: Console, update: Any) -> Any:
+    """A line that stays where it is on a terminal; elsewhere each new one is printed."""
+    last = ""
+
+    def show(line: str) -> None:
+        nonlocal last
+        if console.is_terminal:
+            update(line)
+        elif _kind(line) != _kind(last):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        last = line
+
+    return show
+
+
+def _kind(line: str) -> str:
+    """Without its numbers, which change all the time."""
+    return re.sub(r"[0-9.]+", "", line)
