@@ -15,6 +15,7 @@ from protocol.messages import (
     Fault,
     FromWorker,
     Grow,
+    NodeId,
     Reroot,
     Role,
     Sampling,
@@ -403,3 +404,25 @@ def test_a_tree_that_is_refused_twice_does_not_end_the_request():
     bench.run()
 
     assert bench.tokens[1] == reference(PROMPT, 20, seed=1)
+
+
+class Stubborn(SimulatedTarget):
+    """Answers what it was never asked, again and again, until it is told to start anew."""
+
+    starts = 0
+
+    def handle(self, message: ToWorker) -> list[FromWorker]:
+        self.starts += isinstance(message, Start)
+        if isinstance(message, Verify) and self.starts == 1 and message.round == 2:
+            return [Verdict(message.sequence, message.round, (NodeId(5),), 1, 0.01)]
+        return super().handle(message)
+
+
+def test_a_target_that_holds_an_answer_to_no_question_is_told_to_start_anew():
+    bench = ready("ar")
+    target = bench.workers["target"] = Stubborn()
+    bench.submit(max_tokens=10)
+    bench.run()
+
+    assert bench.tokens[1] == reference(PROMPT, 10, seed=1)
+    assert target.starts == 2

@@ -21,6 +21,8 @@ from protocol.messages import Fault, Grow, KvOffer, Prefilled, Role, SequenceId,
 
 _ANSWER_SECONDS = 5.0
 """After this long without an answer the target is asked again; its answers are idempotent."""
+_MOST_REPEATS = 2
+"""Then the target is told to start the sequence anew: it may hold an answer that fits no question."""
 _SILENCE_SECONDS = 60.0
 """After this long without any sign of a target that owes an answer, it is replaced."""
 
@@ -189,6 +191,8 @@ class Machine:
         sequence = self.sequences.get(message.sequence)
         if sequence is None or sequence.phase is not Phase.PREFILLING or message.round != sequence.round:
             return self._drop()
+        if message.tokens + message.adopted > sequence.position:
+            return self._drop()
         sequence.phase = Phase.FREE
         sequence.free_since = now
         sequence.tally.prefill_seconds += message.seconds
@@ -198,7 +202,7 @@ class Machine:
 
     def _on_verdict(self, verdict: Verdict, now: float) -> list[Command]:
         sequence = self.sequences.get(verdict.sequence)
-        if sequence is None or not sequence.accepts(verdict):
+        if sequence is None or verdict.bonus >= self._workers.vocabulary or not sequence.accepts(verdict):
             return self._drop()
         asked = sequence.outstanding
         assert asked is not None
@@ -271,10 +275,14 @@ class Machine:
 
     def _ask_again(self, sequence: Sequence, now: float) -> list[Command]:
         sequence.asked_at = now
+        sequence.repeats += 1
         silence = self._workers.silence("target", now)
         if silence > _SILENCE_SECONDS:
             reason = f"The target has been silent for {silence:.0f} s."
             return [Replace("target", self._workers.incarnation("target"), reason)]
+        if sequence.repeats > _MOST_REPEATS and sequence.phase is Phase.VERIFYING:
+            self._under_verification = None
+            return self._start(sequence, now)
         return [self.handoff.again(sequence)]
 
     def _schedule(self, now: float) -> list[Command]:

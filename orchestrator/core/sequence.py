@@ -46,6 +46,8 @@ class Sequence:
         self.outstanding: Verify | None = None
         self.asked_at = now
         """When the target was last told something that it has to answer."""
+        self.repeats = 0
+        """How often the target was asked the present question again."""
         self.patient_until = now
         """When a prefill worker that reads the prompt should be done."""
         self.prefilled_arena = ""
@@ -169,6 +171,7 @@ class Sequence:
         self.phase = Phase.VERIFYING
         self.waited = now - self.free_since
         self.asked_at = now
+        self.repeats = 0
         return self.outstanding
 
     def accepts(self, verdict: Verdict) -> bool:
