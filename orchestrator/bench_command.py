@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from orchestrator.pace_option import pace_option
+from orchestrator.target_rank_command import target_hosts_option
 
 _FAILED = 1
 _GROWING = "ar,adaptive"
@@ -33,6 +34,7 @@ _GROWING = "ar,adaptive"
     show_default=True,
     help="rejection: also sd and ssd with rejection sampling, above temperature 0.",
 )
+@target_hosts_option
 @pace_option
 @click.option("--growth", is_flag=True, help="Instead: longer and longer prompts, more and more requests at once.")
 @click.option("--micro", is_flag=True, help="Instead: what single steps of the workers take, each alone.")

@@ -24,6 +24,7 @@ from orchestrator.profile.command import profile_command
 from orchestrator.reply import Result
 from orchestrator.requests import require_compatible
 from orchestrator.sampling_params import SamplingParams
+from orchestrator.target_rank_command import target_hosts_option, target_rank
 from protocol.errors import InputError, PipelineError
 
 _INTERRUPTED = 130
@@ -66,6 +67,7 @@ _PIPELINE_OPTIONS = [
     ),
     click.option("--prefill", type=click.Choice(["auto", "always"]), help="When: if it is faster, or always."),
     click.option("--kv-memory", type=int, help="MiB of shared memory for KV that outlives a request.  [default: 2048]"),
+    target_hosts_option,
     click.option("--record", type=click.Path(dir_okay=False, writable=True), help="Write the event log to a file."),
     pace_option,
 ]
@@ -189,6 +191,7 @@ cli.add_command(convert)
 cli.add_command(drill)
 cli.add_command(plan)
 cli.add_command(profile_command(pipeline_options))
+cli.add_command(target_rank)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -15,6 +16,7 @@ from orchestrator.client import STAMP, Client
 from orchestrator.converted_draft import OnProgress, converted_draft
 from orchestrator.core.options import Options
 from orchestrator.device_profile import load_profile
+from orchestrator.division import division
 from orchestrator.draft_choice import draft_choice
 from orchestrator.link_emulation import EmulatedLink
 from orchestrator.ranges import out_of_range
@@ -24,6 +26,7 @@ from protocol.errors import InputError, PipelineError, blaming
 from protocol.link import Link, require_local
 from protocol.messages import Inquire, State, ToClient
 from protocol.segment_registry import free_shared_memory
+from protocol.target_hosts import TargetHosts
 
 _CLOSING_SECONDS = 7.0
 
@@ -44,6 +47,7 @@ class Pipeline(Client):
         prefill_engine: PrefillEngine = "none",
         address: str | None = None,
         draft_command: tuple[str, ...] = (),
+        target_hosts: str | TargetHosts | None = None,
         record: str = "",
         on_progress: OnProgress = lambda _: None,
         pace: str | None = None,
@@ -57,6 +61,7 @@ class Pipeline(Client):
 
         `pace`: a shipped device profile's name or the path of one's own; the workers are then as slow as its devices.
         `draft_link`: delays what goes to the draft and comes from it, as a link between machines would.
+        `target_hosts`: a hosts file, or what it says: divide the target among these hosts.
         `trace`: a folder that every process writes its spans to at the end, for `orchestrator.profile`.
         """
         self._options = affordable(checked_options(options))
@@ -68,6 +73,11 @@ class Pipeline(Client):
         self._prefill_engine: PrefillEngine = prefill_engine
         if prefill_engine != "none" and not self._options.kv_memory:
             raise InputError("A prefill engine hands KV over in shared memory: set --kv-memory above 0.")
+        self._target_hosts = (
+            division(target_hosts, Path(self._paths["target"]), prefill_engine)
+            if isinstance(target_hosts, str)
+            else target_hosts
+        )
         if prefill_engine == "coreml":
             self._paths["prefill"] = str(converted_draft(self._paths["target"], on_progress))
         self._draft_command = draft_command
@@ -134,6 +144,7 @@ class Pipeline(Client):
             draft_engine=self._draft_engine,
             prefill_engine=self._prefill_engine,
             prefill=self._paths.get("prefill", ""),
+            target_hosts=self._target_hosts,
             options=self._options,
             life=theirs.fileno(),
             draft_command=self._draft_command,

@@ -15,6 +15,7 @@ EXAMPLE = '[["10.0.0.1:5711"], ["10.0.0.2:5711"]]'
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*):(?P<port>[0-9]{1,5})")
 _FIRST_PORT = 32_323
 """mlx.distributed_config leaves ports out; mlx.launch counts up from here, and so do we."""
+_LAST_PORT = (1 << 16) - 1
 _MOST_HOSTS = 64
 _MOST_BYTES = 1 << 20
 _DIVIDED = {
@@ -44,13 +45,15 @@ class TargetHosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """All ranks are processes of one machine."""
         return all(_is_local(address) for addresses in self.addresses for address in addresses)
 
-    def shifted(self, ports: int) -> "TargetHosts":
-        """The same hosts with every port so much higher."""
-        higher = tuple(
-            tuple(f"{host}:{port + ports}" for host, port in map(host_and_port, addresses))
-            for addresses in self.addresses
+    def apart(self, index: int) -> "TargetHosts":
+        """The same hosts with ports that neither these nor those of another index use."""
+        ports = [host_and_port(address)[1] for addresses in self.addresses for address in addresses]
+        shift = index * (max(ports) - min(ports) + 1)
+        if max(ports) + shift > _LAST_PORT:
+            raise InputError(f"There are not enough ports behind {max(ports)}: choose lower ones in the hosts file.")
+        return msgspec.structs.replace(
+            self, addresses=tuple(tuple(_higher(address, shift) for address in each) for each in self.addresses)
         )
-        return msgspec.structs.replace(self, addresses=higher)
 
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +76,11 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def _higher(address: str, ports: int) -> str:
+    host, port = host_and_port(address)
+    return f"{host}:{port + ports}"
+
+
 def read_hosts(path: Path) -> TargetHosts:
     """What a hosts file says: a list as MLX's ring reads it, or the object that mlx.distributed_config writes,
     in which "silence" may be given too. Raises InputError saying what is wrong with it."""
@@ -90,7 +98,7 @@ def read_hosts(path: Path) -> TargetHosts:
     silence = given.get("silence", 10.0)
     if not isinstance(silence, int | float) or not 2.0 <= silence <= 600.0:
         raise _wrong(path, "must have from 2 to 600 seconds as its silence")
-    ports = iter(range(_FIRST_PORT, 1 << 16))
+    ports = iter(range(_FIRST_PORT, _LAST_PORT + 1))
     addresses = tuple(tuple(_addresses(path, host, ports)) for host in listed)
     _require_sound(path, addresses)
     return TargetHosts(addresses, _devices(path, listed), float(silence))
@@ -118,7 +126,7 @@ def _addresses(path: Path, host: object, ports: Iterator[int]) -> Iterator[str]:
     for entry in entries:
         text = f"{entry}:{next(ports)}" if isinstance(host, dict) and ":" not in str(entry) else str(entry)
         parts = _ADDRESS.fullmatch(text)
-        if parts is None or not 1 <= int(parts["port"]) < 1 << 16:
+        if parts is None or not 1 <= int(parts["port"]) <= _LAST_PORT:
             raise _wrong(path, f"has {text[:80]!r}, which is no HOST:PORT")
         yield text
 

@@ -22,7 +22,7 @@ def _keep(connection: socket.socket, silence: float, lost: Callable[[str], objec
     heard = time.monotonic()
     due = heard
     connection.settimeout(_BEAT_SECONDS / 2)
-    with suppress(ConnectionError):
+    with suppress(OSError):
         while (now := time.monotonic()) - heard < silence:
             if now >= due:
                 connection.sendall(b".")

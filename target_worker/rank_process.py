@@ -9,8 +9,6 @@ from protocol.errors import InputError
 from protocol.replay import settle
 from protocol.target_hosts import RankSetup
 from protocol.worker_process import die_with_parent
-from target_worker.device import wire
-from target_worker.ranks import serve_rank
 
 REFUSED = 2
 """Exit code for what another try would not mend."""
@@ -24,6 +22,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if setup.life is not None:
         die_with_parent(setup.life)
+    # Imported only now that the parent's end would be noticed: MLX takes a second.
+    from target_worker.device import wire
+    from target_worker.ranks import serve_rank
 
     def ready() -> None:
         wire()

@@ -72,12 +72,13 @@ def meet(hosts: TargetHosts, model: str, check: Callable[[], None]) -> list[Peer
 def join(hosts: TargetHosts, rank: int, model: str) -> Peer:
     """Another rank: its connections to rank 0, once all are there. Raises InputError if rank 0 refuses,
     ConnectionError if it goes away meanwhile, TimeoutError if it falls silent."""
-    calls, pulse = (_dialled(hosts, Greeting(_VERSION, rank, hosts.ranks, model, use)) for use in ("calls", "pulse"))
+    greeting = Greeting(_VERSION, rank, hosts.ranks, model, "calls")
+    calls = _dialled(hosts, greeting)
+    # A refusal comes on the first connection: nobody may listen any more for the second.
+    _await(calls, _WAIT, hosts.silence)
+    pulse = _dialled(hosts, msgspec.structs.replace(greeting, use="pulse"))
     for connection in (calls, pulse):
-        connection.settimeout(hosts.silence)
-        while (line := _line(connection)) != _GO:
-            if line != _WAIT:
-                raise InputError(line.decode(errors="replace").strip() or "Rank 0 hung up.")
+        _await(connection, _GO, hosts.silence)
         connection.settimeout(None)
     return Peer(0, calls, pulse)
 
@@ -141,6 +142,14 @@ def _dialled(hosts: TargetHosts, greeting: Greeting) -> socket.socket:
             return connection
         except OSError:
             time.sleep(_LOOK_SECONDS)
+
+
+def _await(connection: socket.socket, awaited: bytes, silence: float) -> None:
+    """Read up to this line. Raises InputError for what is neither it nor a word to wait."""
+    connection.settimeout(silence)
+    while (line := _line(connection)) != awaited:
+        if line != _WAIT:
+            raise InputError(line.decode(errors="replace").strip())
 
 
 def _line(connection: socket.socket) -> bytes:
