@@ -27,9 +27,8 @@ case "$1 $2" in
 "-m pip")
     echo pip >>log
     if [ -e gate ]; then read -r _ <gate; fi
-    if [ -e broken ]; then echo "ERROR: no network"; exit 1; fi
-    printf '#!/bin/bash\\necho "ran $*"\\n' >.venv/bin/launch-pipeline
-    chmod +x .venv/bin/launch-pipeline ;;
+    if [ -e broken ]; then echo "ERROR: no network"; exit 1; fi ;;
+"-P -S") shift 3; echo "ran $*" ;;
 esac
 """
 

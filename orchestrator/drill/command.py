@@ -72,6 +72,8 @@ class Command:
 
 
 def _program() -> list[str]:
-    """The installed command beside this interpreter, or the module where there is none."""
-    installed = Path(sys.executable).with_name("launch-pipeline")
-    return [str(installed)] if installed.is_file() else [sys.executable, "-m", "orchestrator.entry"]
+    """What `bin/launch-pipeline` runs, or the installed command where there is no checkout."""
+    start = Path(__file__).parents[2] / "bin" / ".start.py"
+    if start.is_file():
+        return [sys.executable, "-P", "-S", str(start)]
+    return [str(Path(sys.executable).with_name("launch-pipeline"))]

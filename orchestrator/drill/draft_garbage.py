@@ -17,7 +17,7 @@ _STRATEGIES = ("adaptive", "ssd", "adaptive", "sd")
 def run(count: int, seed: int, on_step: OnStep) -> Outcome:
     """`count` requests in all, some to a pipeline of every kind of garbage."""
     source = random.Random(seed)  # noqa: S311 - no secret
-    known = questions(seed, max_tokens=60)
+    known = questions(seed)
     failures: list[str] = []
     late: list[str] = []
     gaps: list[float] = []

@@ -21,7 +21,7 @@ _STRATEGIES = ("adaptive", "ssd", "adaptive", "sd")
 def run(count: int, seed: int, on_step: OnStep) -> Outcome:
     """Kill `count` drafts, three a pipeline, each somewhere in a request."""
     source = random.Random(seed)  # noqa: S311 - no secret
-    known = questions(seed, max_tokens=160)
+    known = questions(seed)
     failures: list[str] = []
     stalls: list[float] = []
     calm: list[Exchange] = []

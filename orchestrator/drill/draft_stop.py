@@ -17,7 +17,7 @@ _STRATEGIES = ("adaptive", "ssd", "sd")
 def run(count: int, seed: int, on_step: OnStep) -> Outcome:
     """Stop the draft in `count` requests; it wakes up when the request is over."""
     source = random.Random(seed)  # noqa: S311 - no secret
-    known = questions(seed, max_tokens=120)
+    known = questions(seed)
     failures: list[str] = []
     late: list[str] = []
     gaps: list[float] = []

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 
 from orchestrator.client import Client
@@ -12,8 +13,14 @@ from orchestrator.pipeline import Pipeline
 from orchestrator.sampling_params import SamplingParams
 from protocol.errors import PipelineError
 
-_PROMPTS = ("def quicksort(items):", "import os\n\n\ndef walk(", "class Stack:\n    def __init__(self):")
-_TEMPERATURES = (0.0, 0.7, 1.0)
+_ASKED = (
+    ("def quicksort(items):", 0.0),
+    ("import os\n\n\ndef walk(", 0.7),
+    ("class Stack:\n    def __init__(self):", 1.0),
+    ("def quicksort(items):", 1.0),
+)
+"""Prompts and temperatures."""
+_TOKENS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +56,13 @@ class Exchange:
         return max(self.gaps(since), default=None)
 
 
-def questions(seed: int, max_tokens: int) -> list[Question]:
-    """Every prompt at every temperature, answered by target-only decoding."""
+@cache
+def questions(seed: int) -> list[Question]:
+    """What is asked, with answers by target-only decoding."""
     source = random.Random(seed)  # noqa: S311 - no secret
     asked = [
-        (prompt, SamplingParams(temperature=temperature, seed=source.randrange(1 << 30), max_tokens=max_tokens))
-        for prompt in _PROMPTS
-        for temperature in _TEMPERATURES
+        (prompt, SamplingParams(temperature=temperature, seed=source.randrange(1 << 30), max_tokens=_TOKENS))
+        for prompt, temperature in _ASKED
     ]
     with Pipeline(strategy="ar") as pipeline:
         return [Question(prompt, params, pipeline.generate(prompt, params).tokens) for prompt, params in asked]

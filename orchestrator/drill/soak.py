@@ -45,7 +45,7 @@ class Asker:
 def run(count: int, seed: int, on_step: OnStep) -> Outcome:
     """`count` faults, one every five seconds."""
     with own_registry():
-        known = questions(seed, max_tokens=100)
+        known = questions(seed)
         with Pipeline() as pipeline:
             place = mark(pipeline.address)
             askers = [Asker(pipeline.address, known, first) for first in range(_CLIENTS)]

@@ -25,7 +25,7 @@ _STRATEGIES = ("adaptive", "ar", "ssd")
 def run(count: int, seed: int, on_step: OnStep) -> Outcome:
     """Kill `count` targets, two a pipeline, each somewhere in a request; each pipeline's third ends it."""
     source = random.Random(seed)  # noqa: S311 - no secret
-    known = questions(seed, max_tokens=120)
+    known = questions(seed)
     failures: list[str] = []
     stalls: list[float] = []
     opened = done = 0
