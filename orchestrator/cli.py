@@ -11,6 +11,7 @@ from click.shell_completion import get_completion_class
 from rich.console import Console
 
 from orchestrator import report
+from orchestrator.attach_command import attach
 from orchestrator.bench_command import bench
 from orchestrator.calibrate_command import calibrate
 from orchestrator.client import Client
@@ -24,7 +25,9 @@ from orchestrator.profile.command import profile_command
 from orchestrator.reply import Result
 from orchestrator.requests import require_compatible
 from orchestrator.sampling_params import SamplingParams
+from orchestrator.serve_command import serve_commands
 from orchestrator.target_rank_command import target_hosts_option, target_rank
+from orchestrator.workers_command import workers
 from protocol.errors import InputError, PipelineError
 
 _INTERRUPTED = 130
@@ -131,23 +134,6 @@ def generate(
 
 
 @cli.command()
-@click.option("--address", default="tcp://127.0.0.1:5570", show_default=True, help="Where clients connect.")
-@pipeline_options
-def start(address: str, **options: Any) -> None:
-    """Start a pipeline and keep it running for clients until Ctrl-C.
-
-    \b
-    launch-pipeline start --address tcp://127.0.0.1:5570
-    launch-pipeline generate "import os" --address tcp://127.0.0.1:5570
-    """
-    with _started(options, quiet=False, address=address) as pipeline:
-        click.echo(
-            f"Ready at {pipeline.address}. In Python: orchestrator.Client({pipeline.address!r}). Ctrl-C ends it."
-        )
-        pipeline.wait()
-
-
-@cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--neural-engine", is_flag=True, help="Examine instead whether a draft can run on the Neural Engine.")
 @click.option("--draft", metavar="MODEL", help="With --neural-engine: which one. Default: the demo draft.")
@@ -185,12 +171,14 @@ def completion(shell: str) -> None:
     click.echo(kind(cli, {}, "launch-pipeline", "_LAUNCH_PIPELINE_COMPLETE").source())
 
 
+cli.add_command(attach)
 cli.add_command(bench)
 cli.add_command(calibrate)
 cli.add_command(convert)
 cli.add_command(drill)
 cli.add_command(plan)
 cli.add_command(profile_command(pipeline_options))
+cli.add_command(workers)
 cli.add_command(target_rank)
 
 
@@ -263,13 +251,13 @@ def _sampling(options: dict[str, Any]) -> SamplingParams:
     return params
 
 
-def _started(options: dict[str, Any], *, quiet: bool, address: str | None = None) -> Any:
+def _started(options: dict[str, Any], *, quiet: bool) -> Any:
     """A pipeline that shows a spinner on stderr while it starts."""
     given = {name: value for name, value in options.items() if value is not None}
-    if given["draft_engine"] == "none":
+    if given["draft_engine"] == "none" and "listen" not in given:
         given["strategy"] = "ar"
     with ConversionBar(quiet) as bar:
-        pipeline = Pipeline(address=address, on_progress=bar, **given)
+        pipeline = Pipeline(on_progress=bar, **given)
     if pipeline.note:
         click.echo(pipeline.note, err=True)
     return report.Starting(pipeline, quiet)
@@ -289,6 +277,10 @@ def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet
     click.echo()
     if not quiet:
         Console(stderr=True).print(report.summary(result, sampled=params.temperature > 0))
+
+
+for command in serve_commands(pipeline_options, _started):
+    cli.add_command(command)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,11 @@ from orchestrator.device_profile import load_profile
 from orchestrator.division import division
 from orchestrator.draft_choice import draft_choice
 from orchestrator.link_emulation import EmulatedLink
+from orchestrator.listening import listening, require_served
+from orchestrator.owner import Owner
 from orchestrator.ranges import out_of_range
 from orchestrator.session import Session
-from orchestrator.setup import DraftEngine, OrchestratorSetup, PrefillEngine
+from orchestrator.setup import DraftEngine, OrchestratorSetup, PrefillEngine, TargetEngine
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.link import Link, require_local
 from protocol.messages import Inquire, State, ToClient
@@ -43,9 +45,12 @@ class Pipeline(Client):
         target: str | None = None,
         draft: str | None = None,
         *,
+        target_engine: TargetEngine = "mlx",
         draft_engine: DraftEngine = "mlx",
         prefill_engine: PrefillEngine = "none",
         address: str | None = None,
+        listen: str | None = None,
+        announce: str = "",
         draft_command: tuple[str, ...] = (),
         target_hosts: str | TargetHosts | None = None,
         record: str = "",
@@ -59,6 +64,8 @@ class Pipeline(Client):
         """`on_progress` is called while a draft is converted for Core ML, which happens once, in here; `on_wait`
         several times a second while models load, with the seconds so far.
 
+        `listen`: HOST:PORT where workers of other machines may come (`.owner` invites them); with `target_engine`
+        "none" one of them is the target. `announce`: a name to be found by on the local network.
         `pace`: a shipped device profile's name or the path of one's own; the workers are then as slow as its devices.
         `draft_link`: delays what goes to the draft and comes from it, as a link between machines would.
         `target_hosts`: a hosts file, or what it says: divide the target among these hosts.
@@ -80,6 +87,9 @@ class Pipeline(Client):
         )
         if prefill_engine == "coreml":
             self._paths["prefill"] = str(converted_draft(self._paths["target"], on_progress))
+        self._listening = None if listen is None else listening(listen, announce)
+        self._target_engine: TargetEngine = target_engine
+        require_served(target_engine, prefill_engine, self._listening)
         self._draft_command = draft_command
         self._record = record
         self._draft_link = draft_link
@@ -127,6 +137,13 @@ class Pipeline(Client):
             if session is not None:
                 session.remove()
 
+    @property
+    def owner(self) -> Owner:
+        """Invites workers of other machines, lists and revokes them; of a pipeline that listens."""
+        if self._session is None or self._listening is None:
+            raise InputError('No worker of another machine can come: open the pipeline with listen="HOST:PORT".')
+        return Owner(self._session)
+
     def wait(self) -> None:
         """Until the orchestrator ends; raises PipelineError saying why."""
         assert self._process is not None
@@ -141,11 +158,13 @@ class Pipeline(Client):
             address=self.address,
             target=self._paths["target"],
             draft=self._paths["draft"],
+            target_engine=self._target_engine,
             draft_engine=self._draft_engine,
             prefill_engine=self._prefill_engine,
             prefill=self._paths.get("prefill", ""),
             target_hosts=self._target_hosts,
             options=self._options,
+            listening=self._listening,
             life=theirs.fileno(),
             draft_command=self._draft_command,
             record=self._record,
