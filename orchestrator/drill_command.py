@@ -24,10 +24,19 @@ _SENTENCES_SHOWN = 5
 @click.option("--count", type=click.IntRange(min=1), help="Faults of each drill.  [default: a few]")
 @click.option("--minutes", type=click.FloatRange(min=0.1), help="How long the soak takes.")
 @click.option("--full", is_flag=True, help="As many faults as the promises speak of; about an hour for all.")
+@click.option("--simulate", type=click.IntRange(min=1), help="Instead: so many hours on a virtual clock, one a seed.")
+@click.option("--hours", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Of each simulated seed.")
 @click.option("--seed", type=click.IntRange(min=0), help="Equal seeds give equal faults.  [default: a fresh one]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def drill(
-    names: tuple[str, ...], count: int | None, minutes: float | None, full: bool, seed: int | None, as_json: bool
+    names: tuple[str, ...],
+    count: int | None,
+    minutes: float | None,
+    full: bool,
+    simulate: int | None,
+    hours: float,
+    seed: int | None,
+    as_json: bool,
 ) -> None:
     """Break a pipeline on purpose, and see whether it keeps its promises.
 
@@ -40,7 +49,11 @@ def drill(
     launch-pipeline drill draft-kill target-kill --count 20 --seed 1
     launch-pipeline drill soak --minutes 20
     launch-pipeline drill --full --json > promises.json
+    launch-pipeline drill --simulate 1000 --seed 0
     """
+    if simulate is not None:
+        _simulate(simulate, hours, seed or 0, as_json)
+        return
     from orchestrator.drill.drills import DRILLS
     from orchestrator.drill.soak import FAULT_SECONDS
 
@@ -57,6 +70,20 @@ def drill(
     with _progress(quiet=as_json) as progress:
         for name, one in chosen.items():
             outcomes[name] = one.run(counts[name], seed, _stepper(progress, name, counts[name]))
+    _tell(outcomes, seed, as_json)
+
+
+def _simulate(count: int, hours: float, seed: int, as_json: bool) -> None:
+    """Seeds from `seed` on, so that a count of one shows that seed again."""
+    from orchestrator.drill.simulated import simulate
+
+    with _progress(quiet=as_json) as progress:
+        outcome = simulate(count, seed, _stepper(progress, "simulated hours", count), hours)
+    _tell({"simulate": outcome}, seed, as_json)
+
+
+def _tell(outcomes: Mapping[str, "Outcome"], seed: int, as_json: bool) -> None:
+    """Print what came of it, and end with exit code 1 unless all was kept."""
     if as_json:
         click.echo(json.dumps(_to_json(outcomes, seed)))
     else:

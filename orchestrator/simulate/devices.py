@@ -40,7 +40,7 @@ class Devices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """The way between the orchestrator and one worker, each direction. Order is kept."""
+    """The way between the orchestrator and one worker, each direction. Order is kept unless `overtaking` says so."""
 
     delay: float = 0.00015
     """Seconds a message travels, its encoding, reading and the decision about it included."""
@@ -50,6 +50,10 @@ class Wire:
     """Share of messages that don't get through at first."""
     resend: float | None = 0.2
     """Seconds until a lost one is sent again, as TCP does; None: it is lost for good."""
+    doubled: float = 0.0
+    """Share of messages that come twice, the second time late."""
+    overtaking: float = 0.0
+    """Share of messages that nothing holds back, as across a reconnection."""
 
 
 @dataclass(frozen=True, slots=True)

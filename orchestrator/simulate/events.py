@@ -36,7 +36,8 @@ class Carrier:
     def __init__(self, agenda: Agenda, wire: Wire, *key: int) -> None:
         """`key` tells this direction's chance from all others'."""
         self._agenda = agenda
-        self._wire = wire
+        self.wire = wire
+        """May be exchanged; what is on its way stays as it is."""
         self._key = key
         self._sent = 0
         self._clear_at = 0.0
@@ -44,8 +45,9 @@ class Carrier:
 
     def send(self, at: float, deliver: Callable[[], None]) -> None:
         """Deliver something that leaves at `at`, unless the wire loses it for good."""
-        wire = self._wire
+        wire = self.wire
         arrival = at + wire.delay + wire.jitter * self._chance(0)
+        doubled, overtaking = self._chance(-1) < wire.doubled, self._chance(-2) < wire.overtaking
         tries = 1
         while self._chance(tries) < wire.loss:
             if wire.resend is None:
@@ -54,8 +56,13 @@ class Carrier:
             arrival += wire.resend
             tries += 1
         self._sent += 1
-        self._clear_at = max(self._clear_at, arrival)
-        self._agenda.at(self._clear_at, deliver)
+        if not overtaking:
+            arrival = self._clear_at = max(self._clear_at, arrival)
+        self._agenda.at(arrival, deliver)
+        if doubled:
+            self._agenda.at(arrival + 20 * wire.delay, deliver)
 
     def _chance(self, purpose: int) -> float:
-        return uniform(*self._key, self._sent, purpose) if self._wire.jitter or self._wire.loss else 1.0
+        wire = self.wire
+        certain = not (wire.jitter or wire.loss or wire.doubled or wire.overtaking)
+        return 1.0 if certain else uniform(*self._key, self._sent, purpose)

@@ -8,6 +8,9 @@ from orchestrator.simulate.events import Agenda, Carrier
 from orchestrator.simulate.work import ModelledWorker, Work
 from protocol.messages import FromWorker, ToWorker
 
+_LOOK_AGAIN = 1.0
+"""Seconds after which a unit of work that was stopped is looked at once more."""
+
 
 class Site:
     """Reads what has arrived, does one unit of work, repeats, as the real worker's loop does."""
@@ -29,18 +32,32 @@ class Site:
         self._heard = heard
         self._inbox: deque[ToWorker] = deque()
         self._busy = False
+        self._frozen = False
         self._there = Carrier(agenda, wire, *key, 0)
         self._back = Carrier(agenda, wire, *key, 1)
 
     def tell(self, message: ToWorker) -> None:
         self._there.send(self._agenda.now, lambda: self._hear(message))
 
+    def rewire(self, wire: Wire) -> None:
+        """What leaves from now on goes over another wire."""
+        self._there.wire = self._back.wire = wire
+
+    def freeze(self) -> None:
+        """Stop in the middle of whatever it is; messages queue up."""
+        self._frozen = True
+
+    def thaw(self) -> None:
+        """Go on as if nothing had been."""
+        self._frozen = False
+        self._go_on()
+
     def _hear(self, message: ToWorker) -> None:
         self._inbox.append(message)
         self._go_on()
 
     def _go_on(self) -> None:
-        while self.alive and not self._busy:
+        while self.alive and not self._busy and not self._frozen:
             work = self.worker.handle(self._inbox.popleft()) if self._inbox else self.worker.work()
             if work is None:
                 return
@@ -51,6 +68,9 @@ class Site:
                 self._reply(work)
 
     def _done(self, work: Work) -> None:
+        if self._frozen and self.alive:
+            self._agenda.at(self._agenda.now + _LOOK_AGAIN, lambda: self._done(work))
+            return
         self._busy = False
         self._reply(work)
         self._go_on()
