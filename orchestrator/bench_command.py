@@ -34,6 +34,10 @@ _GROWING = "ar,adaptive"
     show_default=True,
     help="rejection: also sd and ssd with rejection sampling, above temperature 0.",
 )
+@click.option("--link-delay", metavar="MS[,MS...]", help="Also with the draft so far away, one way.")
+@click.option(
+    "--link-loss", type=click.FloatRange(0.0, 0.5), default=0.0, show_default=True, help="Share of packets lost there."
+)
 @target_hosts_option
 @pace_option
 @click.option("--growth", is_flag=True, help="Instead: longer and longer prompts, more and more requests at once.")
@@ -51,6 +55,7 @@ def bench(growth: bool, micro: bool, **options: Any) -> None:
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b --verification rejection --plot m4.png
     launch-pipeline bench --prompts prompts.jsonl --random-draft --json > figures.json
     launch-pipeline bench --growth --max-tokens 32
+    launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01 --strategies ar,adaptive --draft-tokens 0
     """
     if micro:
         _micro(options["as_json"])
@@ -62,6 +67,7 @@ def bench(growth: bool, micro: bool, **options: Any) -> None:
 
 def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     from orchestrator.bench import table
+    from orchestrator.bench.distance import draw_distances
     from orchestrator.bench.figures import rows
     from orchestrator.bench.plot import draw
     from orchestrator.bench.prompts import read_prompts
@@ -78,7 +84,11 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
     else:
         table.wide_enough().print(table.tables(figures, plan, len(texts)))
     if plot is not None:
-        draw(figures, f"{plan.pace or 'this machine'}, {len(texts)} prompts, {plan.max_tokens} tokens", plot)
+        subtitle = f"{plan.pace or 'this machine'}, {len(texts)} prompts, {plan.max_tokens} tokens"
+        if plan.links:
+            draw_distances(figures, plan.strategies, plan.links, subtitle, plot)
+        else:
+            draw(figures, subtitle, plot)
     _complain(table.invalid(figures))
     wrong = table.failures(figures)
     _complain(wrong)

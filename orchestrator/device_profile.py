@@ -104,14 +104,17 @@ def parse_profile(content: str, origin: str) -> Profile:
     return profile
 
 
-def worker_pace(profile: Profile, role: Role, strategy: StrategyName, draft_engine: str) -> DevicePace | None:
+def worker_pace(
+    profile: Profile, role: Role, strategy: StrategyName, draft_engine: str, apart: bool = False
+) -> DevicePace | None:
     """The pace of one worker of ours, whose draft has a device of its own; None for one that has none to be like.
 
-    The slow-down holds where a strategy lets both devices work at once.
+    The slow-down holds where a strategy lets both devices work at once, unless they are `apart`: in two machines,
+    which share no memory.
     """
     if role == "prefill" or (role == "draft" and draft_engine == "ngram"):
         return None
-    both = draft_engine not in ("none", "ngram") and STRATEGIES[strategy].caches
+    both = not apart and draft_engine not in ("none", "ngram") and STRATEGIES[strategy].caches
     times = profile.draft if role == "draft" else profile.target
     return times.pace(profile.both_busy.factor if both else 1.0)
 

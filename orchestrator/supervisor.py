@@ -157,9 +157,9 @@ class Supervisor:
         self._leaving.append(_Leaving(process, time.monotonic() + _GRACE))
 
     def _insist(self, now: float) -> None:
-        """Kill whose grace is over, and forget who has gone."""
+        """Kill whose grace is over, and forget who has gone, after ending what it had started."""
         for leaving in self._leaving:
-            if leaving.kill_at <= now and leaving.process.poll() is None:
+            if leaving.kill_at <= now or leaving.process.poll() is not None:
                 _end_family(leaving.process)
                 leaving.kill_at = now + _GRACE
         self._leaving = [leaving for leaving in self._leaving if leaving.process.poll() is None]
@@ -206,7 +206,9 @@ class Supervisor:
 
     def _pace(self, role: Role) -> DevicePace | None:
         setup = self._setup
-        return setup.pace and worker_pace(setup.pace, role, setup.options.strategy, setup.draft_engine)
+        return setup.pace and worker_pace(
+            setup.pace, role, setup.options.strategy, setup.draft_engine, apart=setup.draft_link is not None
+        )
 
     def _environment(self, role: Role) -> Mapping[str, str]:
         return worker_environment(role, self._cores_of(role))

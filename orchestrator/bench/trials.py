@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import msgspec
+
 from orchestrator.bench.contender import Contender, Task, takes_part
 from orchestrator.bench.measurement import Measurement
 from orchestrator.bench.mlx_lm import MlxLmContender, running
@@ -15,6 +17,7 @@ from orchestrator.checkpoints import resolve
 from orchestrator.core.options import StrategyName
 from orchestrator.device_profile import load_profile
 from orchestrator.division import division
+from orchestrator.link_emulation import EmulatedLink
 from orchestrator.pipeline import Pipeline
 from orchestrator.setup import DraftEngine
 from orchestrator.tokenizer import TextCodec
@@ -44,13 +47,24 @@ class Plan:
     random_draft: bool
     verification: Verification = "coupled"
     """rejection adds the strategies that can verify so, above temperature 0."""
+    links: tuple[EmulatedLink, ...] = ()
+    """Every strategy with a draft also competes with its draft at the other end of each of these."""
     pace: str | None = None
     """A profile's name or path: be as slow as its devices."""
     target_hosts: str | None = None
     """A hosts file of this machine's own addresses: our pipelines divide their targets."""
 
     @classmethod
-    def of(cls, *, draft_tokens: str, strategies: str, temperature: Sequence[float], **others: Any) -> "Plan":
+    def of(
+        cls,
+        *,
+        draft_tokens: str,
+        strategies: str,
+        temperature: Sequence[float],
+        link_delay: str | None = None,
+        link_loss: float = 0.0,
+        **others: Any,
+    ) -> "Plan":
         """From the command line's words. Raises InputError naming the one that is wrong."""
         temperatures = tuple(dict.fromkeys(temperature)) or (0.0, 1.0)
         for each in temperatures:
@@ -59,12 +73,14 @@ class Plan:
             draft_tokens=parse_draft_tokens(draft_tokens),
             strategies=parse_strategies(strategies),
             temperatures=temperatures,
+            links=parse_links(link_delay, link_loss),
             **others,
         )
 
     def generations(self, prompts: int) -> int:
         """How many are measured."""
-        exact = 1 + len(self.draft_tokens) + len(self.strategies) + self.random_draft
+        far = len(self.links) * sum(strategy != "ar" for strategy in self.strategies)
+        exact = 1 + len(self.draft_tokens) + len(self.strategies) + far + self.random_draft
         in_law = len(self.rejecting) * sum(temperature > 0 for temperature in self.temperatures)
         return (exact * len(self.temperatures) + in_law) * self.repeats * prompts
 
@@ -108,6 +124,7 @@ def opened(plan: Plan, longest: int, on_start: Notice) -> Iterator[list[Contende
                     draft_engine=entry.engine,
                     strategy=entry.strategy,
                     pace=plan.pace,
+                    draft_link=entry.link,
                     kv_memory=0,
                     target_hosts=hosts and hosts.apart(index),
                 )
@@ -133,11 +150,14 @@ class _Entry(NamedTuple):
     strategy: StrategyName
     engine: DraftEngine = "mlx"
     verification: Verification = "coupled"
+    link: EmulatedLink | None = None
 
 
 def _entries(plan: Plan) -> Iterator[_Entry]:
     for strategy in plan.strategies:
         yield _Entry(strategy, strategy)
+        for link in plan.links if strategy != "ar" else ():
+            yield _Entry(far_name(strategy, link), strategy, link=link)
     for strategy in plan.rejecting:
         # Of its own: what one rule of verification accepts would spoil the estimates of the other.
         yield _Entry(f"{strategy} rejection", strategy, verification="rejection")
@@ -182,6 +202,23 @@ def parse_strategies(text: str) -> tuple[StrategyName, ...]:
             f"There is no strategy {', '.join(unknown) or text!r}: choose of {','.join(known)}, separated by commas."
         )
     return tuple(known[name] for name in dict.fromkeys(names))
+
+
+def far_name(strategy: str, link: EmulatedLink) -> str:
+    """What a strategy is called whose draft is that far away."""
+    return f"{strategy}, {1000 * link.delay:g} ms"
+
+
+def parse_links(delays: str | None, loss: float) -> tuple[EmulatedLink, ...]:
+    """Links of these milliseconds one way, separated by commas. Raises InputError for what is no delay."""
+    try:
+        milliseconds = [float(delay) for delay in delays.split(",")] if delays else []
+        links = [EmulatedLink(delay=delay / 1000, loss=loss) for delay in dict.fromkeys(milliseconds)]
+        return msgspec.convert(msgspec.to_builtins(links), tuple[EmulatedLink, ...])
+    except (ValueError, msgspec.ValidationError) as error:
+        raise InputError(
+            f"{delays!r} names no link: give milliseconds one way up to 10,000, like 0.3,2,10,50, and a loss up to 0.5."
+        ) from error
 
 
 def parse_draft_tokens(text: str) -> tuple[int, ...]:

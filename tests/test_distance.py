@@ -1,0 +1,59 @@
+"""A bench of drafts that seem far away: what is asked for, who competes, what is drawn."""
+
+import pytest
+
+from orchestrator.bench import trials
+from orchestrator.bench.contender import Generation
+from orchestrator.bench.distance import draw_distances
+from orchestrator.bench.figures import rows
+from orchestrator.bench.measurement import Measurement
+from orchestrator.bench.schedule import Setting
+from orchestrator.bench.trials import Plan, parse_links
+from orchestrator.device_profile import load_profile, worker_pace
+from orchestrator.link_emulation import EmulatedLink
+from protocol.errors import InputError
+
+LINKS = (EmulatedLink(delay=0.0003, loss=0.01), EmulatedLink(delay=0.05, loss=0.01))
+
+
+def plan(**options) -> Plan:
+    usual = {"target": None, "draft": None, "repeats": 1, "max_tokens": 8, "random_draft": False}
+    return Plan.of(draft_tokens="0", strategies="ar,adaptive", temperature=(0.0,), **(usual | options))
+
+
+def test_delays_are_milliseconds():
+    assert parse_links("0.3,50", 0.01) == LINKS
+    assert parse_links(None, 0.01) == ()
+
+
+@pytest.mark.parametrize("words", ["far", "-1", "0.3;2", "1e9"])
+def test_what_is_no_delay_is_refused_with_a_sentence(words):
+    with pytest.raises(InputError, match="names no link: give milliseconds"):
+        parse_links(words, 0.0)
+
+
+def test_every_strategy_with_a_draft_competes_at_every_distance():
+    wanted = plan(link_delay="0.3,50", link_loss=0.01)
+    entries = {entry.name: entry.link for entry in trials._entries(wanted)}
+
+    assert entries == {"ar": None, "adaptive": None, "adaptive, 0.3 ms": LINKS[0], "adaptive, 50 ms": LINKS[1]}
+    # mlx-lm's plain decoding competes too.
+    assert wanted.generations(prompts=3) == 3 * (1 + len(entries))
+
+
+def test_machines_apart_do_not_slow_each_other_down():
+    profile = load_profile("m4-16gb-qwen2.5-3b")
+    near, far = (worker_pace(profile, "target", "adaptive", "mlx", apart=apart) for apart in (False, True))
+
+    assert near is not None
+    assert near.slow_down > 1.0
+    assert far == worker_pace(profile, "target", "ar", "mlx")
+
+
+def test_the_picture_has_a_line_a_strategy(tmp_path):
+    names = ["ar", "adaptive", "adaptive, 0.3 ms", "adaptive, 50 ms"]
+    said = Generation(tokens=(1, 2), tokens_per_second=10.0, tokens_per_round=1.0)
+    measured = [Measurement(Setting(0, 0, 0.0), name, "ours", said) for name in names]
+    draw_distances(rows(measured, names), ("ar", "adaptive"), LINKS, "a test", tmp_path / "distance.png")
+
+    assert (tmp_path / "distance.png").read_bytes().startswith(b"\x89PNG")
