@@ -110,6 +110,8 @@ class Guard:
 
     def close(self) -> None:
         """Without a guard, the sockets that it guarded let nobody in."""
+        # At once, where closing alone leaves handshakes to wait for an answer.
+        self.socket.unbind(_ENDPOINT)
         self.socket.close()
 
     def _answer(self, request: Sequence[bytes]) -> list[bytes]:

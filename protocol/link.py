@@ -25,7 +25,7 @@ _MOST_AT_ONCE = 256
 """Frames handled before the caller has its turn again."""
 _MOST_BYTES_AT_ONCE = 1 << 16
 """As many bytes: a large frame takes longer to handle than a small one."""
-_HIGH_WATER_ABROAD = 256
+_HIGH_WATER_ABROAD = 64
 """The same for a peer on another machine, so that one which floods us fills no more than this many frames."""
 
 

@@ -67,7 +67,8 @@ class Door:
         for link in self.links:
             link.socket.close(linger=0)
         self.hub.close()
-        self.guard.close()
+        if not self.guard.socket.closed:
+            self.guard.close()
         self.context.destroy(linger=0)
 
 
