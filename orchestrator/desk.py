@@ -47,7 +47,7 @@ class Desk:
         for arrival in self._hub.receive():
             match arrival.message:
                 case Inquire():
-                    self._inquirers[arrival.peer] = arrival.stamp
+                    self._note_inquirer(arrival)
                     self._hub.send(arrival.peer, self._state(), arrival.stamp)
                 case Submit() as submit:
                     yield from self._submit(arrival, submit)
@@ -57,6 +57,13 @@ class Desk:
                             yield Ended(conversation.sequence, "cancelled")
                 case _:
                     pass
+
+    def _note_inquirer(self, arrival: Arrival) -> None:
+        """Clients come and go without a word: only the latest are told when something changes."""
+        self._inquirers.pop(arrival.peer, None)
+        self._inquirers[arrival.peer] = arrival.stamp
+        if len(self._inquirers) > _MOST_REQUESTS:
+            del self._inquirers[next(iter(self._inquirers))]
 
     def _submit(self, arrival: Arrival, submit: Submit) -> Iterable[Submitted]:
         sequence = SequenceId(next(self._sequences))
