@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from orchestrator.core.commands import Command, Tell
 from orchestrator.core.draft_election import Election, Standing
 from orchestrator.core.draft_experience import Experience, Experiences
@@ -133,6 +135,9 @@ class Drafting:
         draft = self._drafts[incarnation]
         draft.owes_since = None
         draft.reading.discard(growth.sequence)
+        if growth.distributions and sequence.request.sampling.verification != "rejection":
+            # Nobody will ask for them, and they are the largest thing that a draft can send.
+            growth = structs.replace(growth, distributions=())
         speculation.merge(growth, self._workers.vocabulary, now)
         if incarnation == self._leader:
             sequence.tally.growth(growth.evaluated, growth.seconds)
