@@ -210,8 +210,10 @@ class Door:
         return WorkerDown(worker.role, worker.incarnation)
 
     def _send(self, worker: RemoteWorker, message: ToWorker) -> None:
+        crowded = self._hub.crowded
         if not self._hub.send(worker.peer, message, Stamp(self._epoch, worker.incarnation)):
-            worker.lost = True
+            # A queue that is full empties, or silence tells.
+            worker.lost = worker.lost or self._hub.crowded == crowded
 
     def _say(self, worker: RemoteWorker, message: Message) -> bool:
         """Tell the guest's own command."""

@@ -67,6 +67,8 @@ class Hub:
         self._limit = limit
         self._expected = expected
         self.rejected = 0
+        self.crowded = 0
+        """Messages that were dropped because their peer's queue was full; the peer may well be there."""
         self.strangers = 0
         """Messages of keys that are not, or no longer, admitted."""
         self.socket = _configured(context.socket(zmq.ROUTER), where, limit)
@@ -100,6 +102,9 @@ class Hub:
         """Queue a message; False if the peer is gone or its queue is full."""
         try:
             self.socket.send_multipart([peer, encode(message, stamp)], zmq.NOBLOCK)
+        except zmq.Again:
+            self.crowded += 1
+            return False
         except zmq.ZMQError:
             return False
         return True
