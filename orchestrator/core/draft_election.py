@@ -3,12 +3,14 @@
 Whoever wins, the tokens are the same.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 MOST_DRAFTS = 16
-_GAIN = 1.02
-"""A newcomer must promise this much more: a change costs the round in which it happens."""
+_GAIN = 1.05
+"""A newcomer must promise this much more: a trial flatters whoever is on it, since it goes on growing while the one
+that drafts pays for its own misses."""
 _FIRST_PAUSE = 256
 _LONGEST_PAUSE = 8192
 """Rounds until one that was not chosen is tried again: texts and links change. Each time twice as many."""
@@ -42,6 +44,8 @@ class Election:
         self._candidates: dict[int, _Candidate] = {}
         """In order of arrival."""
         self._rounds = 0
+        self._promise: float | None = None
+        """What the one that drafts promised on its own trial, while its predecessor is tried out beside it in turn."""
 
     @property
     def full(self) -> bool:
@@ -64,6 +68,8 @@ class Election:
     def left(self, id: int) -> None:
         """It died, fell silent to the shell, or was revoked."""
         self._candidates.pop(id, None)
+        if id in (self.drafting, self.on_trial):
+            self._promise = None
         if self.on_trial == id:
             self.on_trial = None
         if self.drafting == id:
@@ -78,6 +84,7 @@ class Election:
         if not any(candidate.worth > (0, 0.0) for candidate in rivals):
             return False
         failed.rating = 0.0
+        self._promise = None
         self._put_off(failed)
         self._succeed()
         self._try_next()
@@ -92,16 +99,22 @@ class Election:
         """The trial is over: with the newcomer decoding is `ratio` times as fast as with the one that drafts."""
         assert self.drafting is not None
         assert self.on_trial is not None
-        former, newcomer = self._candidates[self.drafting], self._candidates[self.on_trial]
-        newcomer.rating = ratio * (former.rating or 1.0)
-        if ratio > _GAIN:
-            former.pause = _FIRST_PAUSE
-            self._put_off(former)
-            self.drafting = self.on_trial
+        incumbent, newcomer = self._candidates[self.drafting], self._candidates[self.on_trial]
+        if self._promise is not None:
+            # Both were flattered alike, so that their quotient tells who is better.
+            ratio = math.sqrt(ratio / self._promise)
+            self._promise = None
+            change = ratio > 1.0
         else:
-            self._put_off(newcomer)
-        self.on_trial = None
-        self._try_next()
+            change = ratio > _GAIN
+            self._promise = ratio if change else None
+        newcomer.rating = ratio * (incumbent.rating or 1.0)
+        if change:
+            self.drafting, self.on_trial = self.on_trial, self.drafting
+        if self._promise is None:
+            self._put_off(incumbent if change else newcomer)
+            self.on_trial = None
+            self._try_next()
 
     def _standing(self, id: int) -> Standing:
         if id == self.drafting:

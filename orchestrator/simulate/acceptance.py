@@ -92,6 +92,8 @@ class InventedLanguage:
     acceptance: Acceptance
     seed: int = 0
     prompt_tokens: int = 128
+    draft: tuple[int, ...] = ()
+    """Which draft guesses: what one of them finds hard, another one need not."""
 
     def prompt(self, request: int) -> tuple[int, ...]:
         return tuple(made_up(self.seed, request, _PROMPT, position) for position in range(self.prompt_tokens))
@@ -113,7 +115,7 @@ class InventedLanguage:
 
     def rank_at(self, request: int, position: int, accept: float) -> float:
         """Which of the draft's guesses is the target's token."""
-        return self.acceptance.rank(accept, uniform(self.seed, request, _RANK, position))
+        return self.acceptance.rank(accept, uniform(self.seed, request, _RANK, position, *self.draft))
 
     def _accept_off(self, node: NodeId) -> float:
         return self._accept(node, _EASE)

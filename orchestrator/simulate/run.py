@@ -4,14 +4,14 @@ The same arguments give the same run, event by event.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.core.commands import Command, Emit, Finish, Reject, Replace, Tell
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.journal import Journal
-from orchestrator.simulate.devices import Devices, Wires
+from orchestrator.simulate.devices import Devices, Wire, Wires
 from orchestrator.simulate.draft import ModelledDraft
 from orchestrator.simulate.events import Agenda
 from orchestrator.simulate.language import Language
@@ -19,6 +19,7 @@ from orchestrator.simulate.site import Site
 from orchestrator.simulate.target import ModelledTarget
 from orchestrator.simulate.work import ModelledWorker
 from protocol.messages import Role, Sampling, SequenceId, Statistics
+from protocol.pacing import DevicePace
 
 _CONTEXT = 1 << 17
 _RESTART_SECONDS = 1.0
@@ -31,6 +32,21 @@ class Outage:
     role: Role
     at: float
     seconds: float = _RESTART_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guest:
+    """A draft of another machine, beside the pipeline's own or instead of it; times in seconds."""
+
+    pace: DevicePace
+    language: Language | None = None
+    """Whose guesses it makes, where it is better or worse than the pipeline's own draft."""
+    wire: Wire = field(default_factory=Wire)
+    at: float = 0.0
+    until: float = float("inf")
+    """When it is detached."""
+    silent_from: float = float("inf")
+    """When it stops in the middle of whatever it does, which nobody is told."""
 
 
 @dataclass(slots=True)
@@ -55,8 +71,11 @@ class Simulation:
         outages: Iterable[Outage] = (),
         seed: int = 0,
         journal: Journal | None = None,
+        guests: Iterable[Guest] = (),
+        draft: bool = True,
     ) -> None:
-        """`seed`: of what the wires do to messages; `journal`: takes down what happens to the machine."""
+        """`draft`: the pipeline has one of its own.
+        `seed`: of what the wires do to messages; `journal`: takes down what happens to the machine."""
         self.machine = Machine(options)
         self.served: dict[SequenceId, Served] = {}
         self._agenda = Agenda()
@@ -66,11 +85,15 @@ class Simulation:
         self._seed = seed
         self._journal = journal or Journal(None)
         self._incarnations = 0
-        self._sites: dict[Role, Site] = {}
+        self._sites: dict[int, Site] = {}
+        self._own: dict[Role, int] = {}
+        """Incarnations of the pipeline's own workers that were raised last."""
         self._unfinished = 0
-        roles: tuple[Role, ...] = ("target", "draft") if self.machine.strategy.drafts else ("target",)
+        roles: tuple[Role, ...] = ("target", "draft") if draft and self.machine.strategy.drafts else ("target",)
         for role in roles:
             self._raise(role)
+        for guest in guests:
+            self._agenda.at(guest.at, lambda guest=guest: self._attach(guest))
         for outage in outages:
             self._agenda.at(outage.at, lambda outage=outage: self._fell(outage))
 
@@ -117,8 +140,8 @@ class Simulation:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case Tell(role, message):
-                self._sites[role].tell(message)
+            case Tell(role, message, incarnation):
+                self._sites[incarnation or self._own[role]].tell(message)
             case Emit(sequence, tokens):
                 self.served[sequence].tokens += tokens
             case Finish(sequence, _, statistics):
@@ -132,27 +155,40 @@ class Simulation:
                 raise AssertionError(f"modelled workers give no reason for {command}")
 
     def _raise(self, role: Role) -> None:
-        """A new worker of this role is ready."""
-        self._incarnations += 1
-        incarnation = self._incarnations
+        """A new worker of the pipeline's own is ready."""
         wire = self._wires.target if role == "target" else self._wires.draft
-        worker = self._worker(role)
-        self._sites[role] = Site(
+        self._own[role] = self._incarnations + 1
+        self._join(self._worker(role), wire)
+
+    def _join(self, worker: ModelledWorker, wire: Wire, guest: bool = False) -> Site:
+        self._incarnations += 1
+        incarnation, role = self._incarnations, worker.hello.role
+        site = Site(
             worker,
             self._agenda,
             wire,
             (self._seed, incarnation),
             lambda message: self._step(Arrived(role, incarnation, message)),
         )
-        self._step(WorkerUp(incarnation, worker.hello))
+        self._sites[incarnation] = site
+        self._step(WorkerUp(incarnation, worker.hello, guest))
+        return site
+
+    def _attach(self, guest: Guest) -> None:
+        site = self._join(ModelledDraft(guest.language or self._language, guest.pace, _CONTEXT), guest.wire, guest=True)
+        for at, happen in ((guest.until, lambda: self._gone("draft", site)), (guest.silent_from, site.freeze)):
+            if at < float("inf"):
+                self._agenda.at(at, happen)
 
     def _fell(self, outage: Outage) -> None:
-        site = self._sites.get(outage.role)
-        if site is None or not site.alive:
-            return
+        site = self._sites.get(self._own.get(outage.role, 0))
+        if site is not None and site.alive:
+            self._gone(outage.role, site)
+            self._agenda.at(self.now + outage.seconds, lambda: self._raise(outage.role))
+
+    def _gone(self, role: Role, site: Site) -> None:
         site.alive = False
-        self._step(WorkerDown(outage.role, site.incarnation))
-        self._agenda.at(self.now + outage.seconds, lambda: self._raise(outage.role))
+        self._step(WorkerDown(role, site.incarnation))
 
     def _worker(self, role: Role) -> ModelledWorker:
         devices = self._devices.shared() if self.machine.strategy.caches else self._devices
