@@ -14,7 +14,8 @@ from protocol.messages import KvReference, NodeId, Plan, Reroot, SequenceId, Sta
 from protocol.prompt_lookup import PromptLookup
 from protocol.token_tree import Node, flatten, node_id
 
-_GUESSES = 4
+_SUFFIX = 8
+"""Tokens that prompt lookup looks at, and more."""
 _PARDONS = 3
 _FIRST_ROOT = NodeId(0)
 
@@ -150,7 +151,8 @@ class Sequence:
             grown_at=speculation.grown_at,
             room=0 if speculation.plain else self.remaining - 1,
             drafting=speculation.drafting,
-            guesses=self._guesses() if speculation.cache.empty else [],
+            ready_at=speculation.ready_at,
+            guess=self._guesses,
         )
 
     def verify(self, nodes: list[Node], now: float) -> Verify:
@@ -230,20 +232,27 @@ class Sequence:
             plan=plan,
         )
 
-    def _guesses(self) -> list[tuple[int, float]]:
-        suffix = self.tokens[-8:]
+    def _guesses(self, leaf: Node, most: int) -> list[tuple[int, float]]:
+        """A chain of at most `most` free guesses (token, belief) of what follows the path from the root to `leaf`."""
+        path: list[int] = []
+        node: Node | None = leaf
+        while node is not None and node.parent is not None and len(path) < _SUFFIX:
+            path.append(node.token)
+            node = node.parent
+        suffix = [*self.tokens[-_SUFFIX:], *path[::-1]]
         guesses: list[tuple[int, float]] = []
-        for _ in range(_GUESSES):
+        while len(guesses) < most:
             best = self._lookup.continuations(suffix, 1)
             if not best:
                 break
-            guesses.append(best[0])
-            suffix = [*suffix, best[0][0]]
+            token, claimed = best[0]
+            guesses.append((token, self.estimates.lookup(claimed, 0)))
+            suffix.append(token)
         return guesses
 
     def _learn_lookup(self, chosen: list[int]) -> None:
         """What the first free guess would have been worth, whether or not it was sent."""
-        guesses = self._lookup.continuations(self.tokens[-8:], 1)
+        guesses = self._lookup.continuations(self.tokens[-_SUFFIX:], 1)
         if guesses:
             self.estimates.lookup.observe(guesses[0][1], 0, guesses[0][0] == chosen[0])
 

@@ -1,5 +1,6 @@
 """What one draft grew below the root of one sequence, and what its guesses were worth. Pure."""
 
+import math
 from collections.abc import Sequence
 
 from orchestrator.core.estimates import Estimates
@@ -7,6 +8,8 @@ from orchestrator.core.speculation_cache import Outcome, SpeculationCache
 from protocol.messages import Grow, NodeId
 from protocol.token_tree import Node
 
+_TELLING = 64
+"""Fewer tokens are read too fast to say how fast."""
 _MISSES_KEPT = 64
 """Rounds of a draft that is far behind; of one that is gone, none need be known."""
 
@@ -25,16 +28,28 @@ class Speculation:
         """A draft can be of use: the strategy wants one, and it has not refused this sequence."""
         self.drafting = False
         """The draft was told of this sequence and has not fallen silent."""
+        self.ready_at = now
+        """When the draft will have read what it was told to start with; infinite if nobody knows."""
+        self._reading: tuple[int, float] | None = None
+        """Tokens that it reads and since when, until it grows."""
         self.plain = False
         """Nothing but the root may be verified."""
         self._missed: dict[int, float] = {}
         """When a round began with a miss, for those below whose root the draft has yet to grow."""
+
+    def start(self, unread: int, now: float) -> None:
+        """The draft was told to begin here, which makes it read so many tokens."""
+        self.drafting = True
+        self.grown_at = now
+        self.ready_at = now + unread * self.estimates.reading.get(math.inf)
+        self._reading = (unread, now)
 
     def merge(self, growth: Grow, vocabulary: int, now: float) -> None:
         """Take in what the draft grew; no token from `vocabulary` on."""
         self.cache.merge(growth, self.estimates.calibration, vocabulary)
         if growth.evaluated:
             self.estimates.step.observe(growth.seconds)
+            self._read(growth.seconds, now)
             self._recover(growth.round, now)
         self.grown_at = now
         self.drafting = True
@@ -62,6 +77,17 @@ class Speculation:
         """The target can't take what this draft grows."""
         self.plain = True
         self.drafting = self.wanted = False
+
+    def _read(self, step: float, now: float) -> None:
+        """The first growth, which took `step` seconds, has come."""
+        if self._reading is None:
+            return
+        unread, since = self._reading
+        self._reading, self.ready_at = None, now
+        # Rounds that missed meanwhile tell nothing of how fast a draft that has read recovers.
+        self._missed.clear()
+        if unread >= _TELLING:
+            self.estimates.reading.observe(max(0.0, now - since - step) / unread)
 
     def _recover(self, round: int, now: float) -> None:
         """The draft grew below the root of `round`."""

@@ -1,5 +1,6 @@
 """The speculation cache of one sequence: the token tree that the draft grows and the target walks down. Pure."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -62,12 +63,15 @@ class SpeculationCache:
                 self._distributions[distribution.node] = distribution
         return len(self.tree) - before
 
-    def loose_chain(self, tokens: Sequence[int]) -> list[Node]:
-        """A chain below the root that can be verified but is not the draft's, so the tree does not hold it."""
+    def loose_chain(self, leaf: Node, guesses: Sequence[tuple[int, float]]) -> list[Node]:
+        """A chain of (token, belief) below `leaf` that can be verified but is not the draft's, so the tree does
+        not hold it."""
         nodes: list[Node] = []
-        for token in tokens:
-            parent = nodes[-1] if nodes else self.root
-            nodes.append(Node(node_id(parent.id, token), parent, token, 1.0, parent.log_path, parent.depth + 1))
+        parent = leaf
+        for token, belief in guesses:
+            log_path = parent.log_path + math.log(belief)
+            parent = Node(node_id(parent.id, token), parent, token, belief, log_path, parent.depth + 1)
+            nodes.append(parent)
         return nodes
 
     def chain(self, limit: int) -> list[Node]:

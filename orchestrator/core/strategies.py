@@ -1,6 +1,9 @@
 """The four strategies: what the draft should grow, and what the target should verify next. Pure."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import merge
 from typing import Protocol, TypeAlias
 
 from orchestrator.core.controller import Choice, best_count, with_growth
@@ -17,8 +20,8 @@ the target it makes a pause of at most 250 ms."""
 _PATIENT_STEPS = 8
 _MOST_PATIENCE = 2.0
 """Seconds, whatever a draft says that its steps take."""
-_GUESSES_FREE = 4
-"""Longest chain of free guesses (prompt lookup) sent on a miss."""
+_MOST_FREE = 4
+"""Longest chain of free guesses (prompt lookup)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,10 @@ class View:
     """Most tokens below the root that can still be used."""
     drafting: bool
     """A draft grows this sequence and has not fallen silent."""
-    guesses: list[tuple[int, float]]
-    """A chain of free guesses of what follows the root, each with its conditional claim."""
+    ready_at: float
+    """When the draft has read the prompt; infinite if nobody knows."""
+    guess: Callable[[Node, int], list[tuple[int, float]]]
+    """A chain of at most so many free guesses of what follows a node, each with its conditional belief."""
 
 
 class Strategy(Protocol):
@@ -122,7 +127,7 @@ class Published:
         if not missed or self._options.fallback == "neural":
             return await_chain(view, self._options.draft_tokens)
         if self._options.fallback == "fast":
-            return Send(free_chain(view, free_choice(view)))
+            return Send(self._free(view)[0])
         return self._weigh(view)
 
     def _weigh(self, view: View) -> Decision:
@@ -133,10 +138,16 @@ class Published:
         waiting = (depth + 0.5) * estimates.step.get(0.0)
         hop = estimates.hop.get(0.0)
         late = (1.0 + sum(chain)) / (waiting + estimates.target(1 + depth) + hop)
-        free = free_choice(view)
-        if view.drafting and estimates.step.count and late > free.rate:
+        free, rate = self._free(view)
+        if view.drafting and view.ready_at <= view.now and estimates.step.count and late > rate:
             return await_chain(view, depth)
-        return Send(free_chain(view, free))
+        return Send(free)
+
+    def _free(self, view: View) -> tuple[list[Node], float]:
+        """The free guesses that are worth verifying, and what rate they promise; none is plain decoding."""
+        chain = free_chain(view, view.cache.root)
+        choice = rated(view, chain)
+        return chain[: choice.nodes], choice.rate
 
 
 class Adaptive:
@@ -153,18 +164,13 @@ class Adaptive:
         return BestFirst(self._options.draft_width, self._options.draft_fan)
 
     def decide(self, view: View) -> Decision:
-        limit = self._options.max_verify
-        nodes = usable(view, limit)
-        paths = [view.cache.tree.path_probability(node) for node in nodes]
-        hop = view.estimates.hop.get(0.0)
-        now = best_count(paths, view.estimates.target, hop)
-        free = free_choice(view) if view.cache.empty else now
-        until = self._wait_until(view, nodes, paths, max(now.rate, free.rate))
-        if until is not None:
-            return Wait(until)
-        return Send(free_chain(view, free) if view.cache.empty else nodes[: now.nodes])
+        drafted = usable(view, self._options.max_verify)
+        nodes = extended(view, drafted)[: self._options.max_verify]
+        now = rated(view, nodes)
+        until = self._wait_until(view, drafted, now.rate)
+        return Send(nodes[: now.nodes]) if until is None else Wait(until)
 
-    def _wait_until(self, view: View, nodes: list[Node], paths: list[float], rate: float) -> float | None:
+    def _wait_until(self, view: View, nodes: list[Node], rate: float) -> float | None:
         """When the next growth should be there, if waiting for it promises a higher rate."""
         estimates = view.estimates
         if not view.drafting or not estimates.step.count or not estimates.target.known:
@@ -172,10 +178,12 @@ class Adaptive:
         step = estimates.step.get(0.0)
         # After a miss a step in flight grows the old root: its rest passes before the new root's begins.
         due = view.free_since + estimates.recovery.get(1.5 * step) if view.cache.empty else view.grown_at + step
+        due = max(due, view.ready_at + step) if view.ready_at > view.now else due
         # A draft may claim any time for its steps: past the due time no more than patience is spent on it.
         late = due + min(step, _PATIENCE)
-        if late <= view.now:
+        if late <= view.now or late == math.inf:
             return None
+        paths = [view.cache.tree.path_probability(node) for node in nodes]
         open_paths = [path for node, path in zip(nodes, paths, strict=True) if not node.children]
         if view.cache.empty:
             open_paths = [1.0]
@@ -222,19 +230,19 @@ def patience_with(estimates: Estimates) -> float:
     return min(_MOST_PATIENCE, max(_PATIENCE, _PATIENT_STEPS * estimates.step.get(0.0)))
 
 
-def free_choice(view: View) -> Choice:
-    """How many free guesses are worth verifying, and what rate they promise; none is plain decoding."""
-    return best_count(_free_paths(view), view.estimates.target, view.estimates.hop.get(0.0))
+def rated(view: View, nodes: list[Node]) -> Choice:
+    """How many of these nodes, which fall in probability, to verify, and what rate that promises."""
+    paths = [view.cache.tree.path_probability(node) for node in nodes]
+    return best_count(paths, view.estimates.target, view.estimates.hop.get(0.0))
 
 
-def free_chain(view: View, choice: Choice) -> list[Node]:
-    return view.cache.loose_chain([token for token, _ in view.guesses[: choice.nodes]])
+def extended(view: View, nodes: list[Node]) -> list[Node]:
+    """The draft's nodes and, behind the most probable leaf, free guesses: by falling path probability."""
+    leaf = next((node for node in nodes or [view.cache.root] if not node.children), None)
+    free = [] if leaf is None else free_chain(view, leaf)
+    return list(merge(nodes, free, key=lambda node: -node.log_path))
 
 
-def _free_paths(view: View) -> list[float]:
-    paths: list[float] = []
-    path = 1.0
-    for _, claimed in view.guesses[: min(_GUESSES_FREE, view.room)]:
-        path *= view.estimates.lookup(claimed, 0)
-        paths.append(path)
-    return paths
+def free_chain(view: View, leaf: Node) -> list[Node]:
+    most = min(_MOST_FREE, view.cache.root.depth + view.room - leaf.depth)
+    return view.cache.loose_chain(leaf, view.guess(leaf, most))
