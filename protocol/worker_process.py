@@ -129,14 +129,14 @@ def run(worker: Worker, link: Link, patience: float | None = None) -> None:
                 return
             if isinstance(message, Ping):
                 link.send(Pong(message.sent, time.perf_counter_ns()))
+                # Trees are cycles. A worker may never be idle, and this takes a millisecond.
+                gc.collect()
                 continue
             for reply in worker.handle(message):
                 link.send(reply)
         if worker.has_work:
             for reply in worker.work():
                 link.send(reply)
-        elif not messages:
-            gc.collect()
 
 
 def die_with_parent(life: int) -> None:
