@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from tests.test_ranks import free_ports
 PROMPT = "def quicksort(items):"
 SETTINGS = [SamplingParams(max_tokens=64), SamplingParams(temperature=1.0, seed=5, max_tokens=64)]
 _SILENCE = 3.0
+_CLI = f"{sys.executable} -m orchestrator.cli"
 
 
 @pytest.fixture
@@ -85,3 +88,23 @@ def test_a_stopped_rank_is_replaced_in_the_midst_of_a_request(pipeline: Pipeline
 
     assert result.tokens == reference(PROMPT, SETTINGS[0]).tokens
     assert stopped not in ranks(hosts).values()
+
+
+@pytest.mark.slow
+def test_a_rank_on_a_host_of_its_own_serves_one_pipeline_after_another(hosts: Path, reference: Reference):
+    """Two addresses of a network namespace of the test's own stand in for two hosts."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode:
+        pytest.skip("this system has no network namespaces for its users")
+    hosts.write_text(json.dumps([["10.77.0.1:5711"], ["10.77.0.2:5711"]]))
+    script = f"""
+ip link set lo up && ip addr add 10.77.0.1/32 dev lo && ip addr add 10.77.0.2/32 dev lo || exit 1
+{_CLI} target-rank --hosts {hosts} --rank 1 & rank=$!
+for run in 1 2; do {_CLI} generate '{PROMPT}' --target-hosts {hosts} --max-tokens 32 --json || exit 1; done
+kill -TERM $rank; wait $rank; test $? = 130
+"""
+    out = subprocess.run(["unshare", "-rn", "sh", "-c", script], capture_output=True, text=True, timeout=110)
+
+    assert out.returncode == 0, out.stderr
+    expected = reference(PROMPT, SamplingParams(max_tokens=32)).tokens
+    assert [tuple(json.loads(line)["tokens"]) for line in out.stdout.splitlines()] == [expected, expected]
+    assert out.stderr.count("Rank 1: at work.") == 2
