@@ -12,7 +12,7 @@ from protocol.fingerprint import tokenizer_fingerprint
 from protocol.messages import MAX_CONTEXT, Sampling
 from protocol.prompt_lookup import PromptLookup
 
-_ANY_TOKEN = (1 << 31) - 1
+_ANY_TOKEN = 1 << 20
 _LONGEST_RUN = 3
 
 
