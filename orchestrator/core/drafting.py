@@ -204,23 +204,26 @@ class Drafting:
     def _settle(self, now: float) -> list[Command]:
         """Do what the election's outcome asks for: hand over, stop, start."""
         leader, newcomer = self._election.drafting, self._election.on_trial
-        trial = self._trial
-        if leader != self._leader:
-            ready = trial.shadows if trial is not None and trial.incarnation == leader else {}
+        grown = {} if self._trial is None else {self._trial.incarnation: self._trial.shadows}
+        changed = leader != self._leader
+        if changed:
+            if self._leader is not None:
+                grown[self._leader] = {
+                    one.id: Shadow(one.speculation, compared=True) for one in self._sequences.values()
+                }
             self._leader = leader
+            ready = {} if leader is None else grown.get(leader, {})
             for sequence in self._sequences.values():
                 self._hand_over(sequence, ready.get(sequence.id), now)
-            trial = None if trial is None or trial.incarnation == leader else trial
-            self._trial = None
         if newcomer is None:
             self._trial = None
-        elif self._trial is None or self._trial.incarnation != newcomer:
-            kept = trial.shadows if trial is not None and trial.incarnation == newcomer else None
-            self._trial = Trial(newcomer, self._strategy, kept)
+        elif changed or self._trial is None or self._trial.incarnation != newcomer:
+            self._trial = Trial(newcomer, self._strategy, grown.get(newcomer))
         commands = [command for sequence in self._sequences.values() for command in self.begin(sequence, now)]
         idle = [id for id in self._drafts if id not in self._active()]
-        return commands + [
-            command for id in idle for told in list(self._drafts[id].told) for command in self._stop(id, told)
+        return [
+            *commands,
+            *(stop for id in idle for told in list(self._drafts[id].told) for stop in self._stop(id, told)),
         ]
 
     def _hand_over(self, sequence: Sequence, ready: Shadow | None, now: float) -> None:
@@ -238,10 +241,9 @@ class Drafting:
             return []
         draft.told[sequence.id] = sequence.round
         draft.reading.add(sequence.id)
-        speculation.drafting = True
-        speculation.grown_at = now
         plan = self._strategy.plan(speculation.estimates)
         adopt = draft.experience.caches.find(sequence.id)
+        speculation.start(len(sequence.tokens) - (adopt.tokens if adopt else 0), now)
         return [Tell("draft", sequence.start(plan, vocabulary, adopt), id)]
 
     def _stop(self, id: int, sequence: SequenceId) -> list[Command]:
