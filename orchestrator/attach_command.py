@@ -2,6 +2,7 @@
 
 import re
 import socket
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,20 +11,22 @@ from rich.console import Console
 from orchestrator.attachment import Attachment, Lending
 from orchestrator.checkpoints import resolve
 from orchestrator.conversion_bar import ConversionBar
+from orchestrator.discovery import discover as discovered
 from orchestrator.draft_choice import draft_choice
-from orchestrator.known_servers import Server, known_server
+from orchestrator.known_servers import Server, known_server, known_servers
 from protocol.address import Endpoint
 from protocol.cache_folder import keys_folder
 from protocol.errors import InputError
 from protocol.keys import JoinLine
 from protocol.messages import Role
 
+_DISCOVERY_SECONDS = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 
 
 @click.command()
 @click.argument("role", type=click.Choice(["draft", "target", "prefill"]))
-@click.argument("server", metavar="JOIN-LINE|HOST:PORT")
+@click.argument("server", metavar="[JOIN-LINE|HOST:PORT]", required=False)
 @click.option("--draft", metavar="MODEL", help="Folder or Hugging Face id of the draft. Default: demo model.")
 @click.option("--target", metavar="MODEL", help="The same for a target.")
 @click.option(
@@ -34,7 +37,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
     help="coreml is for the Neural Engine.",
 )
 @click.option("--name", help="What the other machine should call this one.  [default: its host name]")
-def attach(role: Role, server: str, name: str | None, **options: Any) -> None:
+@click.option("--discover", is_flag=True, help="Look for the address on the local network; the key must be known.")
+def attach(role: Role, server: str | None, name: str | None, discover: bool, **options: Any) -> None:
     """Lend a worker of this machine to a pipeline on another one, until Ctrl-C.
 
     The other machine runs `launch-pipeline serve-workers --listen HOST:PORT`, which prints the join line. It is good
@@ -50,14 +54,26 @@ def attach(role: Role, server: str, name: str | None, **options: Any) -> None:
             "run it beside the target (`--prefill-engine`), or attach a draft."
         )
     folder = keys_folder()
-    line = JoinLine.parse(server) if server.startswith("lp1:") else None
-    known = known_server(folder, server) if line is None else Server(Endpoint(line.host, line.port), line.server)
+    line = JoinLine.parse(server) if server is not None and server.startswith("lp1:") else None
+    known = _server(folder, server, line, discover)
     engine, model = _model(role, options)
     lending = Lending(role, engine, model, known, _checked(name), folder, line)
     console = Console(stderr=True)
     with console.status("Connecting ...") as status:
         attachment = Attachment(lending, show=_shown(console, status.update))
         attachment.run()
+
+
+def _server(folder: Path, text: str | None, line: JoinLine | None, discover: bool) -> Server:
+    """Whose key is known, by the join line or from before; its address may have changed since."""
+    if discover:
+        keys = [known.public for known in known_servers(folder)] if line is None else [line.server]
+        if not keys:
+            raise InputError("This machine has joined no pipeline yet: give a join line beside --discover.")
+        return discovered(keys, _DISCOVERY_SECONDS)
+    if text is None:
+        raise click.UsageError("Give a join line or HOST:PORT, or --discover.")
+    return known_server(folder, text) if line is None else Server(Endpoint(line.host, line.port), line.server)
 
 
 def _model(role: Role, options: dict[str, Any]) -> tuple[str, str]:

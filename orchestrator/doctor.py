@@ -5,9 +5,10 @@ import json
 import platform
 import re
 import shutil
+import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from orchestrator import machine_facts
 from orchestrator.checkpoints import demo_model
 from orchestrator.machine_facts import MlxDevice
+from orchestrator.reachable import own_host
 from orchestrator.session import sessions_home, stale_sessions
 from protocol.errors import PipelineError
 from protocol.fingerprint import tokenizer_fingerprint
@@ -43,7 +45,7 @@ def examine() -> list[Finding]:
         *(python(), packages(), mlx(machine_facts.mlx_device())),
         *_linux_processor(),
         *(cores(), memory(machine_facts.memory_bytes()), shared_memory(free_shared_memory())),
-        *(temporary_folder(), leftovers(), demo_pair()),
+        *(temporary_folder(), leftovers(), local_network(own_host()), demo_pair()),
         *neural_engine(),
     ]
 
@@ -147,6 +149,32 @@ def leftovers() -> Finding:
         return Finding("leftovers", "ok", "none of dead pipelines")
     text = f"{len(segments)} shared-memory segments and {len(sessions)} session folders of dead pipelines"
     return Finding("leftovers", "warn", text, "start a pipeline: it removes them")
+
+
+def local_network(own: str | None, system: str = sys.platform, reach: Callable[[], None] | None = None) -> Finding:
+    """Whether other machines can be reached. macOS asks its user first, for each program, and a program that may not
+    sees only that nobody is there; `reach` (default: a datagram to the network's own multicast group) raises OSError
+    then."""
+    if own is None:
+        return Finding("local network", "ok", "none: workers of other machines can't come, all else works")
+    if system != "darwin":
+        return Finding("local network", "ok", f"this machine is {own} there")
+    try:
+        (reach or _multicast)()
+    except OSError as error:
+        return Finding(
+            "local network",
+            "warn",
+            f"this machine is {own} there, but this program can't reach it ({error.strerror})",
+            "System Settings > Privacy & Security > Local Network: allow the terminal and Python, then start again",
+        )
+    return Finding("local network", "ok", f"this machine is {own} there, and may speak to others")
+
+
+def _multicast() -> None:
+    """An empty datagram to where mDNS lives (RFC 6762); nobody answers, but a system that forbids it says so."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.sendto(b"", ("224.0.0.251", 5353))
 
 
 def demo_pair() -> Finding:

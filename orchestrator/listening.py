@@ -9,7 +9,7 @@ from protocol.cache_folder import keys_folder
 from protocol.errors import InputError
 
 
-def listening(where: str, announce: str = "") -> Listening:
+def listening(where: str) -> Listening:
     """For `--listen HOST:PORT`. Raises InputError if this machine has no such address."""
     host, port = host_port(where, listening=True)
     try:
@@ -19,7 +19,7 @@ def listening(where: str, announce: str = "") -> Listening:
         raise InputError(
             f"--listen {where}: {host} has no address here ({error.strerror}): give an address."
         ) from error
-    return Listening(address=tcp_address(numeric, port, listening=True), folder=str(keys_folder()), announce=announce)
+    return Listening(address=tcp_address(numeric, port, listening=True), folder=str(keys_folder()))
 
 
 def require_served(target: TargetEngine, prefill: PrefillEngine, listening: Listening | None) -> None:

@@ -50,7 +50,6 @@ class Pipeline(Client):
         prefill_engine: PrefillEngine = "none",
         address: str | None = None,
         listen: str | None = None,
-        announce: str = "",
         draft_command: tuple[str, ...] = (),
         target_hosts: str | TargetHosts | None = None,
         record: str = "",
@@ -65,7 +64,7 @@ class Pipeline(Client):
         several times a second while models load, with the seconds so far.
 
         `listen`: HOST:PORT where workers of other machines may come (`.owner` invites them); with `target_engine`
-        "none" one of them is the target. `announce`: a name to be found by on the local network.
+        "none" one of them is the target.
         `pace`: a shipped device profile's name or the path of one's own; the workers are then as slow as its devices.
         `draft_link`: delays what goes to the draft and comes from it, as a link between machines would.
         `target_hosts`: a hosts file, or what it says: divide the target among these hosts.
@@ -87,7 +86,7 @@ class Pipeline(Client):
         )
         if prefill_engine == "coreml":
             self._paths["prefill"] = str(converted_draft(self._paths["target"], on_progress))
-        self._listening = None if listen is None else listening(listen, announce)
+        self._listening = None if listen is None else listening(listen)
         self._target_engine: TargetEngine = target_engine
         require_served(target_engine, prefill_engine, self._listening)
         self._draft_command = draft_command

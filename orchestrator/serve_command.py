@@ -1,12 +1,18 @@
 """`launch-pipeline start` and `serve-workers`: a pipeline that stays, with workers of other machines or without."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import click
 
+from orchestrator.discovery import announced
+from orchestrator.known_servers import Server
 from orchestrator.pipeline import Pipeline
 from orchestrator.workers_command import welcome
+from protocol.address import Endpoint
+from protocol.errors import InputError
+from protocol.keys import JoinLine
 
 _ADDRESS = click.option(
     "--address", default="tcp://127.0.0.1:5570", show_default=True, help="Where clients connect, on this machine."
@@ -64,11 +70,19 @@ def serve_commands(pipeline_options: Starter, started: Starter) -> list[click.Co
 
 
 def _serve(started: Starter, options: dict[str, Any]) -> None:
+    announce = options.pop("announce")
     listens = options["listen"] is not None
+    if announce and not listens:
+        raise InputError("--announce says where workers may come: add --listen HOST:PORT.")
     with started(options, quiet=False) as pipeline:
         assert isinstance(pipeline, Pipeline)
         address = pipeline.address
         click.echo(f"Ready at {address}. In Python: orchestrator.Client({address!r}). Ctrl-C ends it.")
-        if listens:
-            click.echo(welcome(pipeline.owner))
-        pipeline.wait()
+        with ExitStack() as stack:
+            if listens:
+                invitation = pipeline.owner.invite()
+                click.echo(welcome(invitation))
+                line = JoinLine.parse(invitation.line)
+                if announce:
+                    stack.enter_context(announced(announce, Server(Endpoint(line.host, line.port), line.server)))
+            pipeline.wait()

@@ -28,8 +28,6 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """tcp://HOST:PORT; port 0 picks one."""
     folder: str
     """Where this machine's keys and the pins of its guests are."""
-    announce: str = ""
-    """Name to be found by on the local network; empty to announce nothing."""
 
 
 class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

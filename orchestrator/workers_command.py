@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.owner import Owner, listening_pipelines, the_pipeline
-from protocol.attach_messages import WorkerEntry
+from protocol.attach_messages import Invitation, WorkerEntry
 
 _PID = click.option("--pid", type=int, help="Which pipeline, if several run: its process id.")
 
@@ -65,9 +65,8 @@ def revoke(name: str, pid: int | None) -> None:
     click.echo(f"{name} is gone. Requests go on without it.")
 
 
-def welcome(owner: Owner) -> str:
+def welcome(invitation: Invitation) -> str:
     """What the owner of a new pipeline is told about letting workers in."""
-    invitation = owner.invite()
     return (
         f"On the other machine, within {invitation.seconds / 60:.0f} minutes:\n\n"
         f"  launch-pipeline attach draft {invitation.line}\n\n"
@@ -88,6 +87,7 @@ def _table(entries: Iterable[WorkerEntry]) -> Table:
         ahead = ""
         if entry.clock_offset is not None and entry.round_trip is not None:
             ahead = f"{entry.clock_offset:.6f} s ± {entry.round_trip * 500:.2f} ms"
-        model = f"{entry.model} ({entry.engine})" if entry.engine else entry.model
+        name = entry.model.rstrip("/").rpartition("/")[2]
+        model = f"{name} ({entry.engine})" if entry.engine else name
         table.add_row(entry.name, entry.role or "", entry.place, model, entry.device, away, ahead)
     return table
