@@ -81,10 +81,11 @@ class Bench:
     def _perform(self, command: Command) -> None:
         self.log.append(command)
         match command:
-            case Tell(role, message):
+            case Tell(role, message, incarnation):
                 for reply in self.workers[role].handle(message):
                     at = self.now + getattr(reply, "seconds", 0.0) + self.delay.get(role, 0.0)
-                    heapq.heappush(self.queue, (at, next(self.order), role, self.incarnations[role], reply))
+                    sender = incarnation or self.incarnations[role]
+                    heapq.heappush(self.queue, (at, next(self.order), role, sender, reply))
             case Emit(sequence, tokens):
                 self.tokens.setdefault(sequence, []).extend(tokens)
             case Finish():

@@ -20,14 +20,20 @@ PROMPT = (3, 1, 4)
 class Disorder(RuleBasedStateMachine):
     """Messages wait in a bag in each direction; the rules deliver, lose and double them, and kill workers."""
 
-    @initialize(strategy=st.sampled_from(["ar", "sd", "ssd", "adaptive"]), errs=st.integers(1, 5))
-    def begin(self, strategy, errs):
+    @initialize(
+        strategy=st.sampled_from(["ar", "sd", "ssd", "adaptive"]),
+        errs=st.integers(1, 5),
+        drafts=st.sampled_from([1, 1, 3]),
+    )
+    def begin(self, strategy, errs, drafts=1):
         self.options = Options(strategy=strategy)
         self.machine = Machine(self.options)
         self.errs = errs
-        self.workers: dict[Role, SimulatedTarget | SimulatedDraft] = {}
+        self.most: dict[Role, int] = {"target": 1, "draft": drafts}
+        self.workers: dict[int, SimulatedTarget | SimulatedDraft] = {}
         self.incarnation = 0
-        self.alive: dict[Role, int] = {}
+        self.alive: dict[int, Role] = {}
+        """By incarnation."""
         self.inbox: list[tuple[Role, int, ToWorker]] = []
         self.outbox: list[tuple[Role, int, FromWorker]] = []
         self.now = 0.0
@@ -44,16 +50,21 @@ class Disorder(RuleBasedStateMachine):
 
     def perform(self, command: Command) -> None:
         match command:
-            case Tell(role, message):
-                self.inbox.append((role, self.alive[role], message))
+            case Tell(role, message, incarnation):
+                to = incarnation or self.living(role)[0]
+                assert self.alive[to] == role
+                self.inbox.append((role, to, message))
             case Emit(sequence, tokens):
                 assert sequence not in self.finished
                 self.tokens[sequence].extend(tokens)
             case Finish(sequence, reason, _):
                 assert sequence not in self.finished
                 self.finished[sequence] = reason
-            case Replace(role, _, _):
-                self.kill(role)
+            case Replace(_, incarnation, _):
+                self.kill(incarnation)
+
+    def living(self, role: Role) -> list[int]:
+        return [incarnation for incarnation, of in self.alive.items() if of == role]
 
     @rule(max_tokens=st.integers(1, 25), seed=st.integers(0, 5), temperature=st.sampled_from([0.0, 1.0]))
     def submit(self, max_tokens, seed, temperature):
@@ -65,25 +76,28 @@ class Disorder(RuleBasedStateMachine):
 
     @rule(role=st.sampled_from(ROLES))
     def start_worker(self, role):
-        if role not in self.alive:
+        if len(self.living(role)) < self.most[role]:
             self.incarnation += 1
-            self.alive[role] = self.incarnation
-            self.workers[role] = SimulatedTarget() if role == "target" else SimulatedDraft(self.errs)
+            self.alive[self.incarnation] = role
+            draft = SimulatedDraft(1 + (self.errs + self.incarnation) % 5)
+            self.workers[self.incarnation] = SimulatedTarget() if role == "target" else draft
             self.step(WorkerUp(self.incarnation, hello(role)))
 
-    @rule(role=st.sampled_from(ROLES))
-    def kill(self, role):
-        if role in self.alive:
-            incarnation = self.alive.pop(role)
-            self.step(WorkerDown(role, incarnation))
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def kill_one(self, data):
+        self.kill(data.draw(st.sampled_from(sorted(self.alive))))
+
+    def kill(self, incarnation: int) -> None:
+        self.step(WorkerDown(self.alive.pop(incarnation), incarnation))
 
     @precondition(lambda self: self.inbox)
     @rule(data=st.data(), fate=st.sampled_from(["deliver", "deliver", "deliver", "lose", "double"]))
     def worker_hears(self, data, fate):
         index = data.draw(st.integers(0, len(self.inbox) - 1))
         role, incarnation, message = self.inbox[index] if fate == "double" else self.inbox.pop(index)
-        if fate != "lose" and self.alive.get(role) == incarnation:
-            replies = self.workers[role].handle(message)
+        if fate != "lose" and incarnation in self.alive:
+            replies = self.workers[incarnation].handle(message)
             self.outbox.extend((role, incarnation, reply) for reply in replies)
 
     @precondition(lambda self: self.outbox)
@@ -117,8 +131,16 @@ class Disorder(RuleBasedStateMachine):
             assert phases.count(Phase.VERIFYING) <= 1
 
     @invariant()
+    def one_draft_drafts(self):
+        if hasattr(self, "machine"):
+            standings = self.machine.standings()
+            assert set(standings) == set(self.living("draft"))
+            assert list(standings.values()).count("drafting") == min(1, len(standings))
+            assert list(standings.values()).count("on trial") <= 1
+
+    @invariant()
     def what_is_owed_has_a_deadline(self):
-        if hasattr(self, "machine") and "target" in self.alive and self.machine.sequences:
+        if hasattr(self, "machine") and self.living("target") and self.machine.sequences:
             assert self.machine.deadline() is not None
 
     def teardown(self):
@@ -147,8 +169,8 @@ class Disorder(RuleBasedStateMachine):
             self.step(Arrived(*self.outbox.pop(0)))
         elif self.inbox:
             role, incarnation, message = self.inbox.pop(0)
-            if self.alive.get(role) == incarnation:
-                replies = self.workers[role].handle(message)
+            if incarnation in self.alive:
+                replies = self.workers[incarnation].handle(message)
                 self.outbox.extend((role, incarnation, reply) for reply in replies)
         else:
             self.now = max(self.now, self.machine.deadline() or self.now)
