@@ -26,7 +26,7 @@ _MOST_AT_ONCE = 256
 _MOST_BYTES_AT_ONCE = 1 << 16
 """As many bytes: a large frame takes longer to handle than a small one."""
 _HIGH_WATER_ABROAD = 64
-"""The same for a peer on another machine, so that one which floods us fills no more than this many frames."""
+"""The same for whoever comes by TCP, so that one who floods us fills no more than this many frames."""
 
 
 class Arrival(NamedTuple):
@@ -73,6 +73,8 @@ class Hub:
         """Messages of keys that are not, or no longer, admitted."""
         self.socket = _configured(context.socket(zmq.ROUTER), where, limit)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if where is not None:
+            self.socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_ABROAD)
         if guard is not None and keys is not None:
             self._shut(keys)
         try:
@@ -91,7 +93,6 @@ class Hub:
         # Otherwise libzmq lets everybody in while there is no guard to ask.
         self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self.socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_ABROAD)
-        self.socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_ABROAD)
 
     @property
     def address(self) -> str:

@@ -358,3 +358,10 @@ def test_sockets_have_limits():
     limits = {zmq.MAXMSGSIZE: MAX_FRAME, zmq.LINGER: 0, zmq.SNDHWM: 10_000, zmq.RCVHWM: 10_000}
     with zmq.Context[Any]() as context, configured_dealer(context, "ipc:///tmp/nobody") as dealer:
         assert {option: dealer.getsockopt(option) for option in limits} == limits
+
+
+def test_few_frames_wait_for_a_hub_that_more_than_its_owner_can_reach():
+    with zmq.Context[Any]() as context:
+        hub = Hub(context, "tcp://127.0.0.1:0", FromClient)
+        assert hub.socket.getsockopt(zmq.RCVHWM) == 64
+        hub.close()
