@@ -69,7 +69,8 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
     """Load, introduce, work until told to stop. Returns the exit code of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # There is nothing to tidy up yet, and libraries that are being imported swallow SystemExit.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if setup.life is not None:
         die_with_parent(setup.life)
     if setup.cores and hasattr(os, "sched_setaffinity"):
@@ -81,6 +82,7 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
     link = _connect(context, setup)
     try:
         worker = build()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         hello = worker.hello()
         link.send(hello)
         settle()
