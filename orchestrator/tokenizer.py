@@ -23,9 +23,9 @@ class TextCodec:
         added = self._tokenizer.get_added_tokens_decoder()
         self._silent = self.eos | {id for id, token in added.items() if token.special}
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`, with the special tokens (BOS, say) that tokenizer.json's post-processor adds."""
-        return self._tokenizer.encode(text).ids
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Ids of `text`, with the special tokens (BOS, say) that tokenizer.json's post-processor adds if `special`."""
+        return self._tokenizer.encode(text, add_special_tokens=special).ids
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of `tokens`, without special and end tokens; bytes that are no character become U+FFFD."""
