@@ -1,9 +1,10 @@
-"""Messages to bytes and back. What arrives is parsed straight into the types that its direction allows, so
+"""Messages to bytes and back: msgpack. What arrives is parsed straight into the types that its direction allows, so
 that nothing is ever built from bytes that are no message."""
 
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
+import msgpack
 import msgspec
 
 from protocol.errors import WireError
@@ -26,7 +27,9 @@ class Stamp(NamedTuple):
 
 def encode(message: Message, stamp: Stamp) -> bytes:
     """One frame of msgpack: [version, epoch, incarnation, body]."""
-    return _ENCODER.encode((VERSION, stamp.epoch, stamp.incarnation, message))
+    frame = msgpack.packb((VERSION, stamp.epoch, stamp.incarnation, msgspec.to_builtins(message)))
+    assert frame is not None
+    return frame
 
 
 def decode(frame: bytes, expected: type[M] | Any, limit: int = MAX_FRAME) -> tuple[Stamp, M]:
@@ -47,7 +50,6 @@ def decode(frame: bytes, expected: type[M] | Any, limit: int = MAX_FRAME) -> tup
         raise WireError(f"A peer sent a frame that this protocol does not allow: {error}.") from error
 
 
-_ENCODER = msgspec.msgpack.Encoder()
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[int, int, int, msgspec.Raw])
 """The body is looked at only when the version is known to be ours."""
 
