@@ -1,5 +1,7 @@
 """A bench of drafts that seem far away: what is asked for, who competes, what is drawn."""
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.bench import trials
@@ -11,6 +13,9 @@ from orchestrator.bench.schedule import Setting
 from orchestrator.bench.trials import Plan, parse_links
 from orchestrator.device_profile import load_profile, worker_pace
 from orchestrator.link_emulation import EmulatedLink
+from orchestrator.simulate.devices import Devices
+from orchestrator.simulate.plan import GREEDY, SAMPLED, Scene, simulated
+from orchestrator.simulate.sweep import with_draft_delay
 from protocol.errors import InputError
 
 LINKS = (EmulatedLink(delay=0.0003, loss=0.01), EmulatedLink(delay=0.05, loss=0.01))
@@ -57,3 +62,15 @@ def test_the_picture_has_a_line_a_strategy(tmp_path):
     draw_distances(rows(measured, names), ("ar", "adaptive"), LINKS, "a test", tmp_path / "distance.png")
 
     assert (tmp_path / "distance.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("acceptance", [GREEDY, SAMPLED, replace(SAMPLED, accept=0.02)], ids=["T = 0", "T = 1", "bad"])
+@pytest.mark.parametrize("delay", [0.3, 2.0, 10.0, 50.0, 300.0])
+def test_a_draft_far_away_never_slows_the_target_down(delay, acceptance):
+    """In virtual time, one message in a hundred lost; where it is too far to help it must not hinder."""
+    devices = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
+    scene = with_draft_delay(Scene(devices=devices, acceptance=acceptance, tokens=160, requests=1), delay)
+    wires = replace(scene.wires, draft=replace(scene.wires.draft, loss=0.01))
+    plain, far = (simulated(replace(scene, wires=wires), strategy) for strategy in ("ar", "adaptive"))
+
+    assert far.tokens_per_second >= 0.97 * plain.tokens_per_second

@@ -151,6 +151,7 @@ class Sequence:
             grown_at=speculation.grown_at,
             room=0 if speculation.plain else self.remaining - 1,
             drafting=speculation.drafting,
+            owing=speculation.owing(self.free_since),
             ready_at=speculation.ready_at,
             guess=self._guesses,
         )

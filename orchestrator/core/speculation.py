@@ -73,6 +73,11 @@ class Speculation:
             self._missed[round] = now
         return outcome
 
+    def owing(self, since: float) -> float:
+        """For how long the draft had not grown below a root that was missed when the present round began, `since`:
+        the present root takes it no less, since growth comes in order. 0 if it owed nothing."""
+        return since - min(self._missed.values(), default=since)
+
     def distrust(self) -> None:
         """The target can't take what this draft grows."""
         self.plain = True

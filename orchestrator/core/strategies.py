@@ -58,6 +58,8 @@ class View:
     """Most tokens below the root that can still be used."""
     drafting: bool
     """A draft grows this sequence and has not fallen silent."""
+    owing: float
+    """Seconds from the first miss below which the draft has yet to grow to when the root became known."""
     ready_at: float
     """When the draft has read the prompt; infinite if nobody knows."""
     guess: Callable[[Node, int], list[tuple[int, float]]]
@@ -177,7 +179,8 @@ class Adaptive:
             return None
         step = estimates.step.get(0.0)
         # After a miss a step in flight grows the old root: its rest passes before the new root's begins.
-        due = view.free_since + estimates.recovery.get(1.5 * step) if view.cache.empty else view.grown_at + step
+        recovery = max(estimates.recovery.get(1.5 * step), view.owing)
+        due = view.free_since + recovery if view.cache.empty else view.grown_at + step
         due = max(due, view.ready_at + step) if view.ready_at > view.now else due
         # A draft may claim any time for its steps: past the due time no more than patience is spent on it.
         late = due + min(step, _PATIENCE)

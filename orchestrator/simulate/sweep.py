@@ -69,11 +69,12 @@ def with_acceptance(scene: Scene, accept: float) -> Scene:
 
 
 def with_draft_delay(scene: Scene, milliseconds: float) -> Scene:
-    """A draft as far away as its messages take, each way."""
+    """A draft in another machine, as far away as its messages take, each way; it shares no memory with the target."""
     if milliseconds < 0:
         raise ValueError("a delay is not negative")
     wires = scene.wires
-    return replace(scene, wires=Wires(wires.target, replace(wires.draft, delay=milliseconds / 1000)))
+    apart = replace(scene.devices, slow_down=1.0)
+    return replace(scene, devices=apart, wires=Wires(wires.target, replace(wires.draft, delay=milliseconds / 1000)))
 
 
 def _with_option(name: str) -> Callable[[Scene, float], Scene]:
