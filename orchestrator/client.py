@@ -82,6 +82,16 @@ class Stream:
         """The whole generation with its figures, once the last piece has come."""
         return self._reply.result
 
+    @property
+    def tokens(self) -> int:
+        """How many have come so far."""
+        return self._reply.tokens
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Of the rounds so far; None where the strategy has no such thing."""
+        return self._reply.hit_rate
+
     def __iter__(self) -> Iterator[str]:
         return self._pieces
 
@@ -122,6 +132,19 @@ class AsyncClient:
     def __init__(self, address: str) -> None:
         self.address = address
         self._context = zmq.asyncio.Context()
+
+    async def state(self, wait: float = _ANSWER) -> State:
+        """What the pipeline is. Raises PipelineError if nobody answers within `wait` seconds."""
+        socket = configured_dealer(self._context, self.address)
+        try:
+            await socket.send(encode(Inquire(), STAMP))
+            while await socket.poll(int(wait * 1000)):
+                _, message = decode(await socket.recv(), ToClient)
+                if isinstance(message, State):
+                    return message
+        finally:
+            socket.close(linger=0)
+        raise _nobody(self.address)
 
     async def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Result:
         """Continue `prompt` and return all of it with its figures."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import zmq
 
-from orchestrator.core.commands import Finish
+from orchestrator.core.commands import Emit, Finish
 from orchestrator.core.events import Ended, Submitted
 from orchestrator.requests import Conversation, to_request
 from orchestrator.setup import OrchestratorSetup
@@ -81,16 +81,17 @@ class Desk:
         self._conversations[sequence] = conversation
         yield Submitted(sequence, request)
 
-    def emit(self, sequence: SequenceId, tokens: tuple[int, ...]) -> Ended | None:
+    def emit(self, command: Emit) -> Ended | None:
         """Hand over committed tokens; the end of the request if they were its last, or nobody takes them."""
+        sequence = command.sequence
         conversation = self._conversations[sequence]
         if conversation.stopped:
             return None
-        piece = conversation.piece(tokens)
+        piece = conversation.piece(command.tokens, command.hit)
         if not self._hub.send(conversation.peer, piece, conversation.stamp):
             return Ended(sequence, "cancelled")
         if conversation.stopped:
-            return Ended(sequence, "stop", surplus=len(tokens) - len(piece.tokens))
+            return Ended(sequence, "stop", surplus=len(command.tokens) - len(piece.tokens))
         return None
 
     def finish(self, command: Finish) -> None:

@@ -53,6 +53,7 @@ class Orchestrator:
         self._hellos: dict[Role, Hello] = {}
         self._serving: dict[Role, int] = {}
         """Which worker the state machine means by a role, by incarnation."""
+        self._lost = 0
         self._failure: PipelineError | None = None
         self._was_ready = False
         self._next_ping = self._next_collection = 0.0
@@ -117,8 +118,8 @@ class Orchestrator:
         match command:
             case Tell(role, message, incarnation):
                 self._tell(role, message, incarnation)
-            case Emit(sequence, tokens):
-                ended = self._desk.emit(sequence, tokens)
+            case Emit() as emit:
+                ended = self._desk.emit(emit)
                 if ended is not None:
                     self._step(ended)
             case Finish():
@@ -149,6 +150,7 @@ class Orchestrator:
                 self._step(news)
                 self._became_ready()
             case WorkerDown(role, incarnation):
+                self._lost += 1
                 if self._serving.get(role) == incarnation:
                     del self._serving[role]
                 self._step(news)
@@ -174,6 +176,8 @@ class Orchestrator:
             strategy=self._setup.options.strategy,
             context=target.context if target else 0,
             vocabulary=target.vocabulary if target else 0,
+            down=tuple(role for role in self._hellos if role not in self._machine.roster),
+            lost=self._lost,
         )
 
     def _became_ready(self) -> None:

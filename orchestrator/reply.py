@@ -39,6 +39,17 @@ class Reply:
         self._seed = seed
         self._texts: list[str] = []
         self._tokens: list[int] = []
+        self._hits: list[bool] = []
+
+    @property
+    def tokens(self) -> int:
+        """How many have come."""
+        return len(self._tokens)
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Of the rounds so far; None if there is no such thing, or not yet."""
+        return sum(self._hits) / len(self._hits) if self._hits else None
 
     def feed(self, message: ToClient) -> str:
         """The text that `message` adds, perhaps none. Raises PipelineError if the request was refused."""
@@ -46,6 +57,8 @@ class Reply:
             case Piece() if message.request == self._request:
                 self._texts.append(message.text)
                 self._tokens.extend(message.tokens)
+                if message.hit is not None:
+                    self._hits.append(message.hit)
                 return message.text
             case Done() if message.request == self._request:
                 self.result = Result(

@@ -31,7 +31,7 @@ class Conversation:
     def open(cls, sequence: SequenceId, peer: bytes, stamp: Stamp, submit: Submit, codec: TextCodec) -> "Conversation":
         return cls(sequence, peer, stamp, submit.request, codec.stream(), StopScanner(submit.stop))
 
-    def piece(self, tokens: tuple[int, ...]) -> Piece:
+    def piece(self, tokens: tuple[int, ...], hit: bool | None = None) -> Piece:
         """The text that `tokens` complete, up to a stop string if there is one."""
         texts: list[str] = []
         taken = 0
@@ -42,7 +42,7 @@ class Conversation:
             if self.stopped:
                 break
         self.told += taken
-        return Piece(self.request, "".join(texts), tokens[:taken])
+        return Piece(self.request, "".join(texts), tokens[:taken], hit)
 
     def rest(self) -> Piece | None:
         """Text that was held back in case more came, if any."""

@@ -374,6 +374,8 @@ class Piece(Message, frozen=True):
     request: ShortText
     text: Annotated[str, Meta(max_length=1 << 20)]
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_NODES)]
+    hit: bool | None = None
+    """Whether the next speculation was there already; None where there is no such thing."""
 
 
 class Pace(Part, frozen=True, kw_only=True):

@@ -122,6 +122,18 @@ def test_a_good_draft_saves_rounds(strategy):
     assert bench.finished[1].statistics.tokens_per_round > 1.4
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_hits_are_told_as_they_come(strategy):
+    bench = ready(strategy)
+    bench.submit(max_tokens=40)
+    bench.run()
+
+    told = [command.hit for command in bench.log if isinstance(command, Emit)]
+    hits = [hit for hit in told if hit is not None]
+    rate = bench.finished[SequenceId(1)].statistics.hit_rate
+    assert (sum(hits) / len(hits) if hits else None) == rate
+
+
 def test_requests_take_turns():
     bench = ready("ar")
     for id in (1, 2, 3):

@@ -22,6 +22,8 @@ class Emit:
 
     sequence: SequenceId
     tokens: tuple[int, ...]
+    hit: bool | None = None
+    """Whether the next speculation was there already; None where there is no such thing."""
 
 
 @dataclass(frozen=True, slots=True)

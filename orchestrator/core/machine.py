@@ -231,7 +231,7 @@ class Machine:
         self._waiting.append(sequence.id)
         commands = self._schedule(now)
         commands += self.drafting.follow(sequence, tokens, asked, waited, outcome.hit, now)
-        commands.append(Emit(sequence.id, tuple(tokens)))
+        commands.append(Emit(sequence.id, tuple(tokens), outcome.hit if self.strategy.caches else None))
         return commands
 
     def _on_fault(self, role: Role, incarnation: int, fault: Fault, now: float) -> list[Command]:
