@@ -53,6 +53,8 @@ class Orchestrator:
         self._hellos: dict[Role, Hello] = {}
         self._serving: dict[Role, int] = {}
         """Which worker the state machine means by a role, by incarnation."""
+        self._up: dict[int, Role] = {}
+        """Every worker that is there, by incarnation."""
         self._lost = 0
         self._failure: PipelineError | None = None
         self._was_ready = False
@@ -146,11 +148,12 @@ class Orchestrator:
                 self._fail(news)
             case WorkerUp(incarnation, hello):
                 self._hellos[hello.role] = hello
+                self._up[incarnation] = hello.role
                 self._serving[hello.role] = incarnation
                 self._step(news)
                 self._became_ready()
             case WorkerDown(role, incarnation):
-                self._lost += 1
+                self._lost += self._up.pop(incarnation, None) is not None
                 if self._serving.get(role) == incarnation:
                     del self._serving[role]
                 self._step(news)
@@ -176,7 +179,7 @@ class Orchestrator:
             strategy=self._setup.options.strategy,
             context=target.context if target else 0,
             vocabulary=target.vocabulary if target else 0,
-            down=tuple(role for role in self._hellos if role not in self._machine.roster),
+            down=tuple(role for role in self._hellos if role not in self._up.values()),
             lost=self._lost,
         )
 

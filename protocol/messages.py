@@ -366,6 +366,10 @@ class State(Message, frozen=True):
     strategy: ShortText
     context: int
     vocabulary: int
+    down: tuple[Role, ...] = ()
+    """Roles that were filled and are not now: the pipeline goes on as well as it can."""
+    lost: int = 0
+    """Workers that went down so far; local ones are restarted."""
 
 
 class Piece(Message, frozen=True):
