@@ -4,8 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,7 +25,7 @@ def launch(
     """The process, and our end of a socket pair: end of file there means that it has ended. If we end, it does too."""
     ours, theirs = socket.socketpair()
     told = msgspec.structs.replace(setup, life=theirs.fileno())
-    with theirs, log.open("wb") as output, _staying_on(setup.cores):
+    with theirs, log.open("wb") as output:
         process = subprocess.Popen(
             [*command, msgspec.json.encode(told).decode()],
             pass_fds=(theirs.fileno(),),
@@ -37,18 +36,3 @@ def launch(
             env={**os.environ, **environment},
         )
     return process, ours
-
-
-@contextmanager
-def _staying_on(cores: Sequence[int]) -> Iterator[None]:
-    """A process that is started within stays on `cores` from the first, where the OS allows: one that loads again
-    must not get in the way of those at work."""
-    if not cores or not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
