@@ -24,6 +24,7 @@ from orchestrator.plan_command import plan
 from orchestrator.profile.command import profile_command
 from orchestrator.reply import Result
 from orchestrator.requests import require_compatible
+from orchestrator.sampling_options import sampling, sampling_options
 from orchestrator.sampling_params import SamplingParams
 from orchestrator.serve_command import serve_commands
 from orchestrator.target_rank_command import target_hosts_option, target_rank
@@ -32,10 +33,6 @@ from protocol.errors import InputError, PipelineError
 
 _INTERRUPTED = 130
 _FAILED = 1
-_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-    *("seed", "verification", "max_tokens", "stop"),
-)
 _PIPELINE_OPTIONS = [
     click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model."),
     click.option("--draft", metavar="MODEL", help="The same for the draft; it needs the target's tokenizer."),
@@ -99,18 +96,10 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @cli.command()
 @click.argument("prompt", required=False)
 @click.option("--prompt-file", type=click.File("r", encoding="utf-8"), help="Read the prompt from a file; - is stdin.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most probable token.")
-@click.option("--top-p", type=float, default=1.0, show_default=True)
-@click.option("--top-k", type=int, default=0, help="0 keeps all tokens.  [default: 0]")
-@click.option("--min-p", type=float, default=0.0, show_default=True)
-@click.option("--repetition-penalty", type=float, default=1.0, show_default=True)
-@click.option("--seed", type=int, help="Equal seeds give equal text. Default: a fresh one, shown in the summary.")
-@click.option("--verification", type=click.Choice(["coupled", "rejection"]), default="coupled", show_default=True)
-@click.option("--max-tokens", type=int, default=256, show_default=True)
-@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times.")
 @click.option("--address", help="Ask a pipeline that already runs there, instead of starting one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text and summary.")
 @click.option("--quiet", is_flag=True, help="Only the text.")
+@sampling_options
 @pipeline_options
 def generate(
     prompt: str | None, prompt_file: Any, as_json: bool, quiet: bool, address: str | None, **options: Any
@@ -123,7 +112,7 @@ def generate(
     launch-pipeline generate "import os" --strategy ar --json
     """
     text = _prompt(prompt, prompt_file)
-    params = _sampling(options)
+    params = sampling(options)
     if address is not None:
         _run(Client(address), text, params, as_json, quiet)
         return
@@ -232,23 +221,6 @@ def _prompt(prompt: str | None, file: Any) -> str:
         return prompt if prompt is not None else file.read()
     except UnicodeDecodeError as error:
         raise InputError(f"The prompt file is not UTF-8 text ({error}): convert it first.") from error
-
-
-def _sampling(options: dict[str, Any]) -> SamplingParams:
-    names = (
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "seed",
-        "verification",
-        "max_tokens",
-        "stop",
-    )
-    params = SamplingParams(**{name: options.pop(name) for name in names})
-    params.submit("", "check")
-    return params
 
 
 def _started(options: dict[str, Any], *, quiet: bool) -> Any:

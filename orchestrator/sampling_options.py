@@ -1,0 +1,48 @@
+"""The options about sampling that several commands share, and what they become."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from orchestrator.presets import PRESETS, filled_in
+from orchestrator.sampling_params import SamplingParams
+
+Command = Callable[..., Any]
+_OPTIONS = [
+    click.option("--preset", type=click.Choice(list(PRESETS)), help="Values for the following five."),
+    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most probable token."),
+    click.option("--top-p", type=float, default=1.0, show_default=True),
+    click.option("--top-k", type=int, default=0, help="0 keeps all tokens.  [default: 0]"),
+    click.option("--min-p", type=float, default=0.0, show_default=True),
+    click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
+    click.option("--seed", type=int, help="Equal seeds give equal text. Default: a fresh one, shown in the summary."),
+    click.option("--verification", type=click.Choice(["coupled", "rejection"]), default="coupled", show_default=True),
+    click.option("--max-tokens", type=int, default=256, show_default=True),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
+]
+_NAMES = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("seed", "verification", "max_tokens", "stop"),
+)
+
+
+def sampling_options(command: Command) -> Command:
+    """Those that `sampling` takes, with a preset's values already in them."""
+
+    @functools.wraps(command)
+    def chosen(*arguments: Any, preset: str | None, **options: Any) -> Any:
+        values = PRESETS[preset] if preset is not None else {}
+        return command(*arguments, **filled_in(options, "preset", values))
+
+    for option in reversed(_OPTIONS):
+        chosen = option(chosen)
+    return chosen
+
+
+def sampling(options: dict[str, Any]) -> SamplingParams:
+    """Takes what belongs to it out of `options`. Raises InputError for a value out of range."""
+    params = SamplingParams(**{name: options.pop(name) for name in _NAMES})
+    params.submit("", "check")
+    return params
