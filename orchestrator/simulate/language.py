@@ -6,8 +6,9 @@ from typing import NamedTuple, Protocol
 from protocol.messages import NodeId
 from protocol.token_tree import node_id
 
-VOCABULARY = 1 << 30
-"""Of made-up tokens: so large that no two are alike by chance, and prompt lookup finds nothing."""
+VOCABULARY = 1 << 20
+"""Of made-up tokens, the most that a worker may claim: hardly any two are alike by chance, so that prompt lookup finds
+nothing."""
 
 
 class Guess(NamedTuple):
