@@ -18,6 +18,7 @@ from orchestrator.client import Client
 from orchestrator.conversion_bar import ConversionBar
 from orchestrator.convert_command import convert
 from orchestrator.drill_command import drill
+from orchestrator.http.command import serve_command
 from orchestrator.pace_option import pace_option
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan_command import plan
@@ -225,6 +226,11 @@ def _prompt(prompt: str | None, file: Any) -> str:
 
 def _started(options: dict[str, Any], *, quiet: bool) -> Any:
     """A pipeline that shows a spinner on stderr while it starts."""
+    return report.Starting(_opened(options, quiet=quiet), quiet)
+
+
+def _opened(options: dict[str, Any], *, quiet: bool) -> Pipeline:
+    """A pipeline that is not started yet; a draft may be converted for it."""
     given = {name: value for name, value in options.items() if value is not None}
     if given["draft_engine"] == "none" and "listen" not in given:
         given["strategy"] = "ar"
@@ -232,7 +238,7 @@ def _started(options: dict[str, Any], *, quiet: bool) -> Any:
         pipeline = Pipeline(on_progress=bar, **given)
     if pipeline.note:
         click.echo(pipeline.note, err=True)
-    return report.Starting(pipeline, quiet)
+    return pipeline
 
 
 def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet: bool) -> None:
@@ -251,6 +257,7 @@ def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet
         Console(stderr=True).print(report.summary(result, sampled=params.temperature > 0))
 
 
+cli.add_command(serve_command(pipeline_options, _opened))
 for command in serve_commands(pipeline_options, _started):
     cli.add_command(command)
 

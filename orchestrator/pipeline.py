@@ -145,10 +145,11 @@ class Pipeline(Client):
 
     def wait(self) -> None:
         """Until the orchestrator ends; raises PipelineError saying why."""
-        assert self._process is not None
-        assert self._session is not None
-        self._process.wait()
-        raise self._cause(self._session)
+        process, session = self._process, self._session
+        assert process is not None
+        assert session is not None
+        process.wait()
+        raise self._cause(session)
 
     def _spawn(self, session: Session) -> None:
         self._life, theirs = socket.socketpair()

@@ -1,0 +1,56 @@
+"""A pipeline of one's own behind the server: started while the server already answers, and watched to its end."""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from orchestrator.client import AsyncClient, AsyncStream
+from orchestrator.pipeline import Pipeline
+from orchestrator.sampling_params import SamplingParams
+from protocol.errors import PipelineError
+from protocol.messages import State
+
+
+class PipelineBackend:
+    """Speaks to `pipeline`, once it is there to be spoken to."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.ready = False
+        """It was there once, so that silence is no longer a matter of loading."""
+
+    async def state(self) -> State | None:
+        return await self._client.state() if self.ready else None
+
+    def stream(self, prompt: Sequence[int], params: SamplingParams) -> AsyncStream:
+        return self._client.stream(prompt, params)
+
+    def close(self) -> None:
+        if "_client" in self.__dict__:
+            self._client.close()
+
+    @cached_property
+    def _client(self) -> AsyncClient:
+        return AsyncClient(self._pipeline.address)
+
+
+class Keeper(threading.Thread):
+    """Starts a pipeline and waits for its end."""
+
+    def __init__(self, pipeline: Pipeline, on_ready: Callable[[], None], on_end: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._pipeline = pipeline
+        self._on_ready = on_ready
+        self._on_end = on_end
+        self.failure: PipelineError | None = None
+        """Why the pipeline ended."""
+
+    def run(self) -> None:
+        try:
+            self._pipeline.start()
+            self._on_ready()
+            self._pipeline.wait()
+        except PipelineError as error:
+            self.failure = error
+        finally:
+            self._on_end()

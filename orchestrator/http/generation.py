@@ -1,0 +1,91 @@
+"""The choices of one HTTP request as they come, merged. What a slow reader has not read is kept."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import structlog
+
+from orchestrator.http.errors import ApiError, of_pipeline
+from orchestrator.reply import Result
+from protocol.errors import PipelineError
+
+log = structlog.get_logger()
+
+
+class Pieces(Protocol):
+    """One choice: what `AsyncClient.stream` gives."""
+
+    @property
+    def result(self) -> Result | None: ...
+    def __aiter__(self) -> AsyncIterator[str]: ...
+
+
+@dataclass(frozen=True)
+class Text:
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class End:
+    index: int
+    result: Result
+
+
+Event: TypeAlias = Text | End
+
+
+class Generation:
+    """Reads every choice to its end in tasks of its own; `close` cancels what is unfinished."""
+
+    def __init__(self, choices: Sequence[Pieces]) -> None:
+        self._events: asyncio.Queue[Event | ApiError] = asyncio.Queue()
+        self._results: list[Result | None] = [None] * len(choices)
+        self._tasks = [asyncio.create_task(self._read(index, pieces)) for index, pieces in enumerate(choices)]
+
+    @property
+    def results(self) -> list[Result] | None:
+        """Of all choices, once the last has ended and was handed out by `next`."""
+        found = [result for result in self._results if result is not None]
+        return found if len(found) == len(self._results) else None
+
+    async def next(self, patience: float | None = None) -> Event | None:
+        """What comes next; None if nothing does for `patience` seconds. Raises ApiError."""
+        try:
+            async with asyncio.timeout(patience):
+                event = await self._events.get()
+        except TimeoutError:
+            return None
+        if isinstance(event, ApiError):
+            raise event
+        if isinstance(event, End):
+            self._results[event.index] = event.result
+        return event
+
+    async def collect(self) -> list[Result]:
+        """All of it."""
+        while self.results is None:
+            await self.next()
+        return self.results
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _read(self, index: int, pieces: Pieces) -> None:
+        try:
+            async for piece in pieces:
+                self._events.put_nowait(Text(index, piece))
+            result = pieces.result
+            assert result is not None
+            if result.finish_reason == "cancelled":
+                raise PipelineError("The pipeline ended this request before its time: ask again.")
+            self._events.put_nowait(End(index, result))
+        except PipelineError as error:
+            self._events.put_nowait(of_pipeline(error))
+        except Exception:
+            log.exception("a generation failed")
+            self._events.put_nowait(ApiError(500, "The server failed at this request: its log says why."))
+            raise

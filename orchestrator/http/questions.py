@@ -1,0 +1,186 @@
+"""What clients may ask: OpenAI's request bodies, checked and turned into sampling parameters. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.ranges import out_of_range
+from orchestrator.sampling_params import SamplingParams
+from protocol.errors import InputError
+from protocol.messages import Token
+
+MOST_CHOICES = 16
+_ANSWERED_WITH_TEXT = {"type": "text"}
+_IGNORED: tuple[object, ...] = (None, False, 0, [], {})
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class Question(msgspec.Struct, kw_only=True):
+    """What both kinds of completion have in common; None is what clients send for "not given"."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    seed: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    frequency_penalty: Any = None
+    presence_penalty: Any = None
+    logprobs: Any = None
+    user: Any = None
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def with_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens that the client wants at most."""
+        return self.max_tokens
+
+    def refuse_unsupported(self) -> None:
+        """Raises ApiError for what would change the answer, if this server could do it."""
+        for name in ("frequency_penalty", "presence_penalty"):
+            if getattr(self, name) not in _IGNORED:
+                raise unsupported(name, f"{name} is not supported: leave it out, or use repetition_penalty.")
+        # For completions logprobs 0 asks for those of the chosen tokens.
+        if self.logprobs is not None and self.logprobs is not False:
+            raise unsupported("logprobs", "logprobs are not supported: tokens, not probabilities, leave the target.")
+
+
+class Completion(Question, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | tuple[str | Token | tuple[Token, ...], ...]
+    echo: Any = None
+    suffix: Any = None
+    best_of: int | None = None
+
+    @property
+    def prompts(self) -> list[str | tuple[int, ...]]:
+        """Each one gets its own choices. A list of ids is one prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if any(isinstance(each, int) for each in self.prompt):
+            ids = tuple(each for each in self.prompt if isinstance(each, int))
+            if len(ids) < len(self.prompt):
+                raise ApiError(400, "prompt mixes token ids with texts or lists: send one kind.", param="prompt")
+            return [ids]
+        return [each for each in self.prompt if not isinstance(each, int)]
+
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
+        for name in ("echo", "suffix"):
+            if getattr(self, name) not in (*_IGNORED, ""):
+                raise unsupported(name, f"{name} is not supported: leave it out.")
+        if self.best_of is not None and self.best_of > self.choices:
+            raise unsupported("best_of", "best_of is not supported beyond n: no probabilities are kept to choose by.")
+
+
+class Chat(Question, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1)]
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    top_logprobs: Any = None
+    response_format: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
+        if self.top_logprobs not in _IGNORED:
+            raise unsupported("top_logprobs", "top_logprobs are not supported: only tokens leave the target.")
+        if self.response_format not in (*_IGNORED, _ANSWERED_WITH_TEXT):
+            raise unsupported(
+                "response_format",
+                "Only response_format {'type': 'text'} is supported: no grammar is enforced while decoding. "
+                "Ask for JSON in the messages, and check it.",
+            )
+        if self.tools not in _IGNORED and self.tool_choice != "none":
+            raise unsupported("tools", "tools are not supported: leave them out.")
+        for name in ("functions", "function_call", "audio"):
+            if getattr(self, name) not in (*_IGNORED, "none", "auto"):
+                raise unsupported(name, f"{name} is not supported: leave it out.")
+        if self.modalities not in (*_IGNORED, ["text"]):
+            raise unsupported("modalities", "Only text is supported.")
+
+
+Q = TypeVar("Q", bound=Question)
+
+
+def read(body: bytes, kind: type[Q]) -> Q:
+    """The question in a request's body. Raises ApiError naming what is wrong with it."""
+    try:
+        question = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, out_of_range(error), code="invalid_value", param=_param(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
+    question.refuse_unsupported()
+    return question
+
+
+def sampling(
+    question: Question, room: int, default_tokens: int | None, defaults: Mapping[str, float]
+) -> SamplingParams:
+    """Of the first choice. `room`: tokens that fit behind the prompt; `defaults`: for what the question leaves open."""
+    given = {
+        name: value
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty")
+        if (value := getattr(question, name)) is not None
+    }
+    params = SamplingParams(
+        **{**defaults, **given},
+        # Some clients send -1 for "all".
+        top_k=max(0, question.top_k or 0),
+        seed=None if question.seed is None else question.seed % (1 << 32),
+        stop=_stops(question.stop),
+        max_tokens=max(1, min(question.limit or default_tokens or room, room)),
+        logit_bias=_bias(question.logit_bias or {}),
+    )
+    try:
+        params.submit("", "check")
+    except InputError as error:
+        raise ApiError(400, str(error).partition(" See `")[0], code="invalid_value") from error
+    return params
+
+
+def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(each for each in ((stop,) if isinstance(stop, str) else stop or ()) if each)
+
+
+def _bias(bias: Mapping[str, float]) -> dict[int, float]:
+    if not all(token.isascii() and token.isdigit() and len(token) < 10 for token in bias):
+        raise ApiError(400, 'logit_bias maps token ids to numbers, for instance {"50": -100}.', param="logit_bias")
+    return {int(token): value for token, value in bias.items()}
+
+
+def _param(error: msgspec.ValidationError) -> str | None:
+    _, found, path = str(error).partition("`$.")
+    return path.rstrip("`").split(".")[0].split("[")[0] if found else None

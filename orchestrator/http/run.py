@@ -1,0 +1,82 @@
+"""The HTTP server and a pipeline of its own as one running thing."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import click
+import uvicorn
+
+from orchestrator.chat_template import ChatTemplate
+from orchestrator.http.app import application
+from orchestrator.http.backend import Keeper, PipelineBackend
+from orchestrator.http.settings import Settings, loopback
+from orchestrator.pipeline import Pipeline
+from orchestrator.tokenizer import TextCodec
+from protocol.errors import InputError
+
+_CONNECTIONS = 512
+_GRACE_SECONDS = 2
+"""For answers under way when the server is told to end."""
+
+
+def run(pipeline: Pipeline, folder: Path, settings: Settings, listener: socket.socket, made: bool) -> None:
+    codec = TextCodec(folder)
+    backend = PipelineBackend(pipeline)
+    app = application(backend, codec, ChatTemplate(folder, codec), settings)
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        limit_concurrency=_CONNECTIONS,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
+    server = uvicorn.Server(config)
+
+    def on_ready() -> None:
+        backend.ready = True
+        click.echo("Ready. Ctrl-C ends it.")
+
+    keeper = Keeper(pipeline, on_ready, on_end=lambda: setattr(server, "should_exit", True))
+    _greet(settings, listener, made)
+    keeper.start()
+    try:
+        asyncio.run(_serve(server, listener, backend))
+    finally:
+        pipeline.close()
+    if keeper.failure is not None:
+        raise keeper.failure
+
+
+async def _serve(server: uvicorn.Server, listener: socket.socket, backend: PipelineBackend) -> None:
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        backend.close()
+
+
+def _greet(settings: Settings, listener: socket.socket, made: bool) -> None:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"Serving {', '.join(settings.names)} at http://{shown}:{port}/v1")
+    if made:
+        click.echo(f"API key, until the server ends: {settings.key}")
+    if not loopback(host):
+        click.echo("Beyond this machine the key and all texts travel unencrypted: see docs/serving.md.", err=True)
+    click.echo("Loading models ...")
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Listening. Raises InputError if this machine has no such address, or it is taken."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=256)
+    except OSError as error:
+        raise InputError(
+            f"Can't listen at {host}, port {port} ({error.strerror}): choose others with --host and --port."
+        ) from error
