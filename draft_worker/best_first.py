@@ -9,7 +9,7 @@ from draft_worker.step import Step
 from protocol.messages import BestFirst
 from protocol.token_tree import Node
 
-MAX_ALIVE = 512
+MAX_ALIVE = 2048
 """Nodes of one sequence, root included: bounds memory and the time a re-root takes."""
 FLOOR = 1e-6
 """Path probability below which a node is not worth a forward."""

@@ -124,6 +124,8 @@ class Estimates:
     """Seconds of a round that are neither the target's forward nor deliberate waiting."""
     step: Mean = field(default_factory=Mean)
     """Seconds of one growth step."""
+    growth: WidthCost = field(default_factory=WidthCost)
+    """Of one growth step."""
     reading: Mean = field(default_factory=Mean)
     """Seconds that a token of a prompt takes the draft."""
     recovery: Mean = field(default_factory=Mean)

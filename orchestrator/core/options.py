@@ -16,9 +16,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     strategy: StrategyName = "adaptive"
     draft_tokens: Annotated[int, Meta(ge=1, le=64)] = 4
     """K: chain length of sd and ssd."""
-    draft_width: Annotated[int, Meta(ge=1, le=256)] = 8
-    """W: nodes a growth step evaluates (adaptive)."""
-    draft_fan: Annotated[int, Meta(ge=1, le=64)] = 4
+    draft_width: Annotated[int, Meta(ge=1, le=256)] = 16
+    """W: most nodes that a growth step evaluates (adaptive); half as many where so many are dear."""
+    draft_fan: Annotated[int, Meta(ge=1, le=64)] = 8
     """F: children a node gets (adaptive)."""
     max_verify: Annotated[int, Meta(ge=1, le=256)] = 16
     """Most draft nodes the target verifies in one round."""

@@ -8,8 +8,8 @@ from protocol.messages import Distribution, Grow, NodeId
 from protocol.token_tree import Node, TokenTree, node_id
 
 _MOST_NODES = 1 << 13
-"""Twice what a draft keeps: one that grows faster than the target verifies must not eat the memory, nor the time that a
-commit takes."""
+"""Twice what any plan keeps: a draft that grows faster than the target verifies must not eat the memory, nor the
+time that a commit takes."""
 _MOST_CHILDREN = 256
 """Of one node: four times what any plan asks for. The most probable path is found past all of them."""
 

@@ -158,12 +158,19 @@ class Adaptive:
     drafts = caches = True
     _MARGIN = 1.02
     """Waiting must promise this much more: its gain is a guess, its cost is not."""
+    _DEAR = 1.2
 
     def __init__(self, options: Options) -> None:
         self._options = options
 
     def plan(self, estimates: Estimates) -> Plan | None:
-        return BestFirst(self._options.draft_width, self._options.draft_fan)
+        return BestFirst(self._width(estimates), self._options.draft_fan)
+
+    def _width(self, estimates: Estimates) -> int:
+        """Half of what is allowed if the other half was measured to be dear: it holds the less probable nodes."""
+        most, cost = self._options.draft_width, estimates.growth
+        half = max(1, most // 2)
+        return half if cost.known and cost(most) > self._DEAR * cost(half) else most
 
     def decide(self, view: View) -> Decision:
         drafted = usable(view, self._options.max_verify)
@@ -190,7 +197,7 @@ class Adaptive:
         open_paths = [path for node, path in zip(nodes, paths, strict=True) if not node.children]
         if view.cache.empty:
             open_paths = [1.0]
-        later = with_growth(paths, open_paths[: self._options.draft_width], estimates.acceptance.get(0.0))
+        later = with_growth(paths, open_paths[: self._width(estimates)], estimates.acceptance.get(0.0))
         wait = max(0.0, due - view.now)
         best = best_count(later[: self._options.max_verify], estimates.target, estimates.hop.get(0.0) + wait)
         return late if best.rate > rate * self._MARGIN else None

@@ -12,7 +12,7 @@ from protocol.calibration import Calibration
 from protocol.messages import MAX_NODES, BestFirst, Chain, FanOut, NodeId, Plan
 from protocol.token_tree import Node, TokenTree
 
-_BEST_FIRST_ALIVE = 512
+_BEST_FIRST_ALIVE = 2048
 _FAN_OUT_ALIVE = 4096
 _LEAST = math.log(1e-6)
 """Log path probability below which a node is not worth a forward."""
