@@ -22,7 +22,7 @@ Message = Mapping[str, Any]
 """`role` and `content`, as OpenAI's API has them; content is text, or a list of text parts."""
 
 _NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
-_FALLBACK_STOPS = ("\nUser:", "\nSystem:", "\nTool:")
+_FALLBACK_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:", "\nTool:")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 

@@ -14,6 +14,7 @@ from orchestrator import report
 from orchestrator.attach_command import attach
 from orchestrator.bench_command import bench
 from orchestrator.calibrate_command import calibrate
+from orchestrator.chat.command import chat_command
 from orchestrator.client import Client
 from orchestrator.conversion_bar import ConversionBar
 from orchestrator.convert_command import convert
@@ -100,7 +101,7 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--address", help="Ask a pipeline that already runs there, instead of starting one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text and summary.")
 @click.option("--quiet", is_flag=True, help="Only the text.")
-@sampling_options
+@sampling_options(max_tokens=256)
 @pipeline_options
 def generate(
     prompt: str | None, prompt_file: Any, as_json: bool, quiet: bool, address: str | None, **options: Any
@@ -258,6 +259,7 @@ def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet
 
 
 cli.add_command(serve_command(pipeline_options, _opened))
+cli.add_command(chat_command(pipeline_options, _started))
 for command in serve_commands(pipeline_options, _started):
     cli.add_command(command)
 

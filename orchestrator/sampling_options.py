@@ -19,7 +19,6 @@ _OPTIONS = [
     click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
     click.option("--seed", type=int, help="Equal seeds give equal text. Default: a fresh one, shown in the summary."),
     click.option("--verification", type=click.Choice(["coupled", "rejection"]), default="coupled", show_default=True),
-    click.option("--max-tokens", type=int, default=256, show_default=True),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
 ]
 _NAMES = (
@@ -28,17 +27,21 @@ _NAMES = (
 )
 
 
-def sampling_options(command: Command) -> Command:
-    """Those that `sampling` takes, with a preset's values already in them."""
+def sampling_options(max_tokens: int) -> Callable[[Command], Command]:
+    """Those that `sampling` takes, with a preset's values already in them; `max_tokens` unless it is said."""
 
-    @functools.wraps(command)
-    def chosen(*arguments: Any, preset: str | None, **options: Any) -> Any:
-        values = PRESETS[preset] if preset is not None else {}
-        return command(*arguments, **filled_in(options, "preset", values))
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def chosen(*arguments: Any, preset: str | None, **options: Any) -> Any:
+            values = PRESETS[preset] if preset is not None else {}
+            return command(*arguments, **filled_in(options, "preset", values))
 
-    for option in reversed(_OPTIONS):
-        chosen = option(chosen)
-    return chosen
+        limit = click.option("--max-tokens", type=int, default=max_tokens, show_default=True)
+        for option in reversed([*_OPTIONS, limit]):
+            chosen = option(chosen)
+        return chosen
+
+    return decorate
 
 
 def sampling(options: dict[str, Any]) -> SamplingParams:

@@ -15,7 +15,7 @@ def private_folder(folder: Path) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except OSError as error:
-        raise InputError(f"The folder {folder} for keys can't be made ({error.strerror}): choose another.") from error
+        raise InputError(f"The folder {folder} can't be made ({error.strerror}): choose another.") from error
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InputError(f"The folder {folder} must be yours alone: run `chmod 700 {folder}`, or choose another.")
     return folder

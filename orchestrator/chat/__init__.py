@@ -1,0 +1,1 @@
+"""`launch-pipeline chat`: a conversation in the terminal. Knows the pipeline only as a client."""
