@@ -152,7 +152,7 @@ def test_a_recorded_run_gives_back_what_was_guessed_and_said(tmp_path):
     for request, one in zip((1, 2), recorded, strict=True):
         for at, position in enumerate(one.positions, start=20):
             if position.guesses is not None:
-                guesses = language.guesses(request, NodeId(0), at, True, 4)
+                guesses = language.guesses(request, NodeId(0), at, True, Options().draft_fan)
                 assert claims_and_truth(position.guesses, position.token) == claims_and_truth(guesses, position.token)
 
 
