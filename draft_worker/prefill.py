@@ -1,4 +1,4 @@
-"""Reads prompts in the target's stead and leaves their KV in shared memory. Pure over an engine; knows no sockets.
+"""Reads prompts in the target's stead and hands their KV on. Pure over an engine; knows no sockets.
 
 The engine runs the target's own model, or a conversion of it, on a device that the target does not use.
 """
@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import structs
+
 from draft_worker.loaded_model import LoadedModel, introduction
-from protocol.arena import Arena, LayerRows
-from protocol.kv_exchange import KvExchange
-from protocol.messages import Fault, FromWorker, Hello, KvOffer, Prefill, SequenceId, Stop, ToWorker
+from draft_worker.prefill_outlet import OpenOutlet, Outlet
+from protocol.arena import LayerRows
+from protocol.arena_header import ArenaLayout
+from protocol.kv_block import kv_form
+from protocol.messages import Fault, Hello, Prefill, SequenceId, Stop, ToWorker
 from protocol.segment_registry import SegmentError
+from protocol.worker_logic import Reply
 
 
 class PrefillSequence(Protocol):
@@ -26,6 +31,9 @@ class PrefillSequence(Protocol):
 class PrefillEngine(LoadedModel, Protocol):
     """The target's model, or a conversion of it."""
 
+    @property
+    def layout(self) -> ArenaLayout: ...
+
     def open(self) -> PrefillSequence: ...
 
 
@@ -33,25 +41,36 @@ class PrefillEngine(LoadedModel, Protocol):
 class _Reading:
     asked: Prefill
     sequence: PrefillSequence
-    arena: Arena
+    outlet: Outlet
+    read: int = 0
     seconds: float = 0.0
 
 
 class PrefillWorker:
     """Reads one prompt after the other, a chunk at a time, so that others' messages are heard in between."""
 
-    def __init__(self, engine: PrefillEngine, exchange: KvExchange, clock: Callable[[], float], chunk: int) -> None:
-        """`clock` in seconds, monotonic; `chunk` bounds the tokens of one call of the engine."""
+    def __init__(
+        self,
+        engine: PrefillEngine,
+        open_outlet: OpenOutlet,
+        clock: Callable[[], float],
+        chunk: int,
+        fingerprint: str = "",
+    ) -> None:
+        """`clock` in seconds, monotonic; `chunk` bounds the tokens of one call of the engine; `fingerprint`: of the
+        target's model."""
         self._engine = engine
-        self._exchange = exchange
+        self._open_outlet = open_outlet
+        self._fingerprint = fingerprint
         self._clock = clock
         self._chunk = chunk
         self._readings: dict[SequenceId, _Reading] = {}
 
     def hello(self) -> Hello:
-        return introduction("prefill", self._engine)
+        plain = introduction("prefill", self._engine)
+        return structs.replace(plain, kv=kv_form(self._engine.layout), weights=self._fingerprint)
 
-    def handle(self, message: ToWorker) -> Iterable[FromWorker]:
+    def handle(self, message: ToWorker) -> Iterable[Reply]:
         match message:
             case Prefill():
                 return self._begin(message)
@@ -63,16 +82,19 @@ class PrefillWorker:
     def has_work(self) -> bool:
         return bool(self._readings)
 
-    def work(self) -> Iterator[FromWorker]:
+    def work(self) -> Iterator[Reply]:
         """Read one chunk of the prompt that has waited longest; offer the whole when it is read."""
         reading = next(iter(self._readings.values()))
         began = self._clock()
-        done = self._read(reading)
+        tokens = reading.asked.tokens[reading.read : reading.read + self._chunk]
+        yield from reading.outlet.put(reading.read, *reading.sequence.prefill(tokens))
+        reading.read += len(tokens)
         reading.seconds += self._clock() - began
-        if done:
-            yield self._offer(reading)
+        if reading.read == len(reading.asked.tokens):
+            del self._readings[reading.asked.sequence]
+            yield from reading.outlet.done(reading.seconds)
 
-    def _begin(self, asked: Prefill) -> Iterator[FromWorker]:
+    def _begin(self, asked: Prefill) -> Iterator[Reply]:
         held = self._readings.get(asked.sequence)
         if held is not None and held.asked == asked:
             return
@@ -81,28 +103,13 @@ class PrefillWorker:
             yield Fault("refused", "The prompt is beyond what the prefill engine knows.", asked.sequence)
             return
         try:
-            arena = self._exchange.create(len(asked.tokens))
+            outlet = self._open_outlet(asked)
         except SegmentError as error:
             yield Fault("refused", str(error), asked.sequence)
             return
-        self._readings[asked.sequence] = _Reading(asked, self._engine.open(), arena)
-
-    def _read(self, reading: _Reading) -> bool:
-        begin = reading.arena.committed
-        tokens = reading.asked.tokens[begin : begin + self._chunk]
-        reading.arena.write_rows(begin, *reading.sequence.prefill(tokens))
-        reading.arena.commit(begin + len(tokens))
-        return reading.arena.committed == len(reading.asked.tokens)
-
-    def _offer(self, reading: _Reading) -> KvOffer:
-        """From here on the arena is the orchestrator's to unlink."""
-        arena, asked = reading.arena, reading.asked
-        del self._readings[asked.sequence]
-        arena.close()
-        return KvOffer(asked.sequence, arena.name, len(asked.tokens), arena.layout.segment_bytes, reading.seconds)
+        self._readings[asked.sequence] = _Reading(asked, self._engine.open(), outlet)
 
     def _forget(self, sequence: SequenceId) -> None:
         reading = self._readings.pop(sequence, None)
         if reading is not None:
-            reading.arena.close()
-            reading.arena.unlink()
+            reading.outlet.drop()

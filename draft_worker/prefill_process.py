@@ -2,10 +2,12 @@
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draft_worker.prefill import PrefillWorker
+from draft_worker.prefill_outlet import ArenaOutlet, OpenOutlet, RemoteOutlet
 from protocol.errors import InputError
 from protocol.kv_exchange import KvExchange
 from protocol.model_fingerprint import model_fingerprint
@@ -22,12 +24,15 @@ def main() -> int:
 
 
 def _built(setup: WorkerSetup) -> PrefillWorker:
-    if setup.owner is None:
-        raise InputError("A prefill worker needs shared memory: set --kv-memory above 0, or --prefill-engine none.")
     engine = _open(setup)
     fingerprint = model_fingerprint(Path(setup.source or setup.model))
-    exchange = KvExchange(engine.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner)
-    return PrefillWorker(engine, exchange, time.perf_counter, setup.prefill_chunk)
+    outlet: OpenOutlet = RemoteOutlet
+    if not setup.server:
+        if setup.owner is None:
+            raise InputError("A prefill worker needs shared memory: set --kv-memory above 0, or --prefill-engine none.")
+        exchange = KvExchange(engine.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner)
+        outlet = partial(ArenaOutlet, exchange)
+    return PrefillWorker(engine, outlet, time.perf_counter, setup.prefill_chunk, fingerprint)
 
 
 def _open(setup: WorkerSetup) -> "MlxPrefillEngine | CoreMlPrefillEngine":

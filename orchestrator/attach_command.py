@@ -11,6 +11,7 @@ from rich.console import Console
 from orchestrator.attachment import Attachment, Lending
 from orchestrator.checkpoints import resolve
 from orchestrator.conversion_bar import ConversionBar
+from orchestrator.converted_draft import converted_draft
 from orchestrator.discovery import discover as discovered
 from orchestrator.draft_choice import draft_choice
 from orchestrator.known_servers import Server, known_server, known_servers
@@ -36,6 +37,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
     show_default=True,
     help="coreml is for the Neural Engine.",
 )
+@click.option(
+    "--prefill-engine",
+    type=click.Choice(["mlx", "coreml"]),
+    default="mlx",
+    show_default=True,
+    help="The same for a prefill worker, which runs the other machine's target.",
+)
 @click.option("--name", help="What the other machine should call this one.  [default: its host name]")
 @click.option("--discover", is_flag=True, help="Look for the address on the local network; the key must be known.")
 def attach(role: Role, server: str | None, name: str | None, discover: bool, **options: Any) -> None:
@@ -47,17 +55,13 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, **o
     \b
     launch-pipeline attach draft lp1:mac-studio.local:5571:...
     launch-pipeline attach draft mac-studio.local:5571 --draft-engine coreml
+    launch-pipeline attach prefill mac-studio.local:5571 --target MODEL       where --prefill-engine guest was given
     """
-    if role == "prefill":
-        raise InputError(
-            "A prefill worker hands keys and values over in shared memory, which does not reach another machine: "
-            "run it beside the target (`--prefill-engine`), or attach a draft."
-        )
     folder = keys_folder()
     line = JoinLine.parse(server) if server is not None and server.startswith("lp1:") else None
     known = _server(folder, server, line, discover)
-    engine, model = _model(role, options)
-    lending = Lending(role, engine, model, known, _checked(name), folder, line)
+    engine, model, source = _model(role, options)
+    lending = Lending(role, engine, model, known, _checked(name), folder, source, line)
     console = Console(stderr=True)
     with console.status("Connecting ...") as status:
         attachment = Attachment(lending, show=_shown(console, status.update))
@@ -76,15 +80,19 @@ def _server(folder: Path, text: str | None, line: JoinLine | None, discover: boo
     return known_server(folder, text) if line is None else Server(Endpoint(line.host, line.port), line.server)
 
 
-def _model(role: Role, options: dict[str, Any]) -> tuple[str, str]:
-    """Engine and folder."""
+def _model(role: Role, options: dict[str, Any]) -> tuple[str, str, str]:
+    """Engine, folder, and the folder that it was converted from where that matters."""
     if role == "draft":
         with ConversionBar(False) as bar:
             choice = draft_choice(options["draft_engine"], options["draft"], bar)
         if choice.note:
             click.echo(choice.note, err=True)
-        return choice.engine, str(choice.folder)
-    return "mlx", str(resolve(options["target"], "target"))
+        return choice.engine, str(choice.folder), ""
+    target = str(resolve(options["target"], "target"))
+    if role == "prefill" and options["prefill_engine"] == "coreml":
+        with ConversionBar(False) as bar:
+            return "coreml", str(converted_draft(target, bar)), target
+    return "mlx", target, ""
 
 
 def _checked(name: str | None) -> str:

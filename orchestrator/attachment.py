@@ -51,6 +51,8 @@ class Lending:
     """What this machine would like to be called there."""
     folder: Path
     """Where its keys are."""
+    source: str = ""
+    """Folder of the model that a conversion in `model` stands in for, where that matters."""
     line: JoinLine | None = None
     """For a server that does not know this machine yet."""
 
@@ -216,6 +218,7 @@ class Attachment:
             patience=_SERVER_SILENCE,
             engine=lending.engine,
             model=lending.model,
+            source=lending.source,
         )
         environment = worker_environment(lending.role, usable_cores())
         log = self._session.log(lending.role)

@@ -6,6 +6,7 @@ from typing import Any
 
 import zmq
 
+from orchestrator.core.events import WorkerUp
 from orchestrator.door import Door
 from orchestrator.guests import Guests
 from orchestrator.local_workers import LocalWorkers, News
@@ -26,7 +27,8 @@ class Crew:
         self.trace = self._local.trace
         self._door: Door | None = None
         if setup.listening is not None:
-            guests = Guests(self._local.supervisor.next_incarnation, self._refusals())
+            self._refused = self._refusals()
+            guests = Guests(self._local.supervisor.next_incarnation, self._refused)
             self._door = Door(context, setup, epoch, guests, self._local.roll)
 
     @property
@@ -35,7 +37,7 @@ class Crew:
         wanted: dict[Role, bool] = {
             "target": self._setup.target_engine != "none",
             "draft": self._setup.draft_engine != "none" and self._drafts,
-            "prefill": self._setup.prefill_engine != "none",
+            "prefill": self._setup.prefill_engine not in ("none", "guest"),
         }
         return tuple(role for role, yes in wanted.items() if yes)
 
@@ -47,7 +49,9 @@ class Crew:
 
     def receive(self, ready: Iterable[Any]) -> Iterator[News]:
         """What workers said, and who is gone; `ready` is what the poller found."""
-        return chain(self._local.receive(ready), () if self._door is None else self._door.receive())
+        if self._door is None:
+            return self._local.receive(ready)
+        return chain(self._noted(self._door, self._local.receive(ready)), self._door.receive())
 
     def settled(self) -> None:
         """The pipeline is ready: from now on a worker that can't go on is no fault of what was asked for."""
@@ -99,11 +103,22 @@ class Crew:
             self._door.close()
         self._local.stop()
 
+    def _noted(self, door: Door, local: Iterable[News]) -> Iterator[News]:
+        """A prefill worker of another machine can come once our target has said what its KV is like."""
+        for news in local:
+            if isinstance(news, WorkerUp) and news.hello.role == "target":
+                door.intake.serve(news.hello)
+                if self._setup.prefill_engine == "guest":
+                    self._refused.pop("prefill", None)
+            yield news
+
     def _refusals(self) -> dict[Role, str]:
         """Why workers of other machines may not come as what."""
         refusals: dict[Role, str] = {
-            "prefill": "A prefill worker hands KV over in shared memory, which does not reach another machine: "
-            "start the pipeline with --prefill-engine there, or attach a draft.",
+            "prefill": "The target of this pipeline is still being loaded."
+            if self._setup.prefill_engine == "guest"
+            else "This pipeline takes no prefill worker, which could change its text: "
+            "its owner has to start it with --prefill-engine guest.",
         }
         if self._setup.target_engine != "none":
             refusals["target"] = "This pipeline has a target of its own: start it with --target-engine none."

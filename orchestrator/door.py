@@ -14,6 +14,7 @@ import zmq
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.guests import Guests, RemoteWorker, without_shared_memory
+from orchestrator.kv_intake import KvIntake
 from orchestrator.reachable import reachable_host
 from orchestrator.session import Session
 from orchestrator.setup import OrchestratorSetup
@@ -38,8 +39,9 @@ from protocol.codec import MAX_WORKER_FRAME, Stamp
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.guard import INVITATION_SECONDS, Guard
 from protocol.keys import JoinLine, own_keys
+from protocol.kv_block import KvBlock
 from protocol.link import Arrival, Hub
-from protocol.messages import Fault, Hello, KvOffer, Message, Pong, Refused, Shutdown, ToWorker
+from protocol.messages import Fault, Hello, KvOffer, Message, Pong, Prefill, Refused, Shutdown, Stop, ToWorker
 
 _NO_LIFE = Stamp(0, 0)
 log = structlog.get_logger()
@@ -70,6 +72,9 @@ class Door:
         self._epoch = epoch
         self._guests = guests
         self._roll = roll
+        self.intake = KvIntake(epoch, setup.options.kv_memory << 20)
+        self._unasked: list[Arrived] = []
+        """What a prefill worker could not be asked, to be told at the next `patrol`."""
         self.stale = 0
         """Messages of admitted guests with a stamp that is not theirs, or that a guest has no business to send."""
 
@@ -88,11 +93,22 @@ class Door:
     def tell(self, incarnation: int, message: ToWorker) -> None:
         """Send to a worker; one that can't be reached is given up at the next `patrol`."""
         worker = self._guests.get(incarnation)
-        if worker is not None and worker.hello is not None:
-            self._send(worker, without_shared_memory(message))
+        if worker is None or worker.hello is None:
+            return
+        if isinstance(message, Prefill):
+            asked = self.intake.ask(message)
+            if isinstance(asked, Fault):
+                self._unasked.append(Arrived(worker.role, incarnation, asked))
+                return
+            message = asked
+        elif isinstance(message, Stop) and worker.role == "prefill":
+            self.intake.end(message.sequence)
+        self._send(worker, without_shared_memory(message))
 
     def patrol(self) -> Iterator[WorkerEvent]:
-        """Give up who is out of reach."""
+        """Tell what could not be asked, and give up who is out of reach."""
+        unasked, self._unasked = self._unasked, []
+        yield from unasked
         for worker in self._guests.gone(time.monotonic()):
             yield self._part(worker, "out of reach" if worker.lost else "silent")
 
@@ -107,7 +123,7 @@ class Door:
                 worker.lost = True
 
     def deadline(self) -> float | None:
-        return self._guests.deadline()
+        return 0.0 if self._unasked else self._guests.deadline()
 
     def has(self, incarnation: int) -> bool:
         return self._guests.get(incarnation) is not None
@@ -152,7 +168,7 @@ class Door:
                     self.stale += 1
                     return
                 worker.heard_at = now
-                yield from self._on_worker(worker, arrival.peer, message)
+                yield from self._on_worker(worker, arrival.peer, message, arrival.payload)
 
     def _join(self, arrival: Arrival, join: Join, now: float) -> None:
         try:
@@ -174,12 +190,15 @@ class Door:
             return
         self._say(admitted, Welcome(attach.life, self._epoch, admitted.incarnation))
 
-    def _on_worker(self, worker: RemoteWorker, peer: bytes, message: Message) -> Iterator[WorkerEvent]:
+    def _on_worker(self, worker: RemoteWorker, peer: bytes, message: Message, payload: bytes) -> Iterator[WorkerEvent]:
         match message:
             case Hello() as hello:
                 known = worker.hello is not None
+                mismatch = self.intake.mismatch(hello) if hello.role == worker.role == "prefill" else None
                 if not self._guests.introduce(worker, peer, hello):
                     self.dismiss(worker.incarnation, f"A {hello.role} worker came as the {worker.role}.")
+                elif mismatch is not None:
+                    self.dismiss(worker.incarnation, mismatch)
                 elif not known:
                     log.info("worker up", role=hello.role, guest=worker.name, model=hello.model, device=hello.device)
                     yield WorkerUp(worker.incarnation, hello, guest=True)
@@ -194,6 +213,12 @@ class Door:
             case _ if worker.hello is None or isinstance(message, KvOffer):
                 # No worker speaks before its Hello, and names of shared memory mean nothing from elsewhere.
                 self.stale += 1
+            case KvBlock() as block if worker.role == "prefill":
+                answer = self.intake.take(block, payload)
+                if answer is not None:
+                    yield Arrived(worker.role, worker.incarnation, answer)
+            case KvBlock():
+                self.stale += 1
             case _:
                 worker.peer = peer
                 yield Arrived(worker.role, worker.incarnation, message)  # pyright: ignore[reportArgumentType]
@@ -206,6 +231,8 @@ class Door:
         if worker.hello is not None:
             self._send(worker, Shutdown())
         self._guests.drop(worker)
+        if worker.role == "prefill":
+            self.intake.clear()
         log.warning("worker gone", role=worker.role, guest=worker.name, reason=reason)
         return WorkerDown(worker.role, worker.incarnation)
 

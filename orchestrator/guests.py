@@ -87,8 +87,9 @@ class Guests:
                 return worker
         if wanted.role in self._refusals:
             return self._refusals[wanted.role]
-        if wanted.role == "target" and any(worker.role == "target" for worker in self._workers.values()):
-            return "This pipeline has a target from another machine already; it is taken when that one is gone."
+        if wanted.role != "draft" and any(worker.role == wanted.role for worker in self._workers.values()):
+            what = "target" if wanted.role == "target" else "prefill worker"
+            return f"This pipeline has a {what} from another machine already; this one is taken when that one is gone."
         if len(self._workers) >= _MOST:
             return f"This pipeline has {_MOST} workers of other machines already: end one of them first."
         worker = RemoteWorker(name, identity, control, wanted.role, wanted.life, self._incarnations(), now)

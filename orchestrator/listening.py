@@ -31,3 +31,5 @@ def require_served(target: TargetEngine, prefill: PrefillEngine, listening: List
             "A prefill engine hands KV over in shared memory, which a target elsewhere can't reach: "
             "leave --prefill-engine away, or use a target on this machine."
         )
+    if prefill == "guest" and listening is None:
+        raise InputError("--prefill-engine guest waits for a worker of another machine: add --listen HOST:PORT.")

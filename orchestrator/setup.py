@@ -17,8 +17,8 @@ cost of mlx: for measuring what a useless draft costs."""
 TargetEngine = Literal["mlx", "none"]
 """none: a target of another machine is waited for."""
 
-PrefillEngine = Literal["none", "mlx", "coreml"]
-"""What reads prompts in a process of its own."""
+PrefillEngine = Literal["none", "mlx", "coreml", "guest"]
+"""What reads prompts in a process of its own; guest: one of another machine, which is trusted with the text."""
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
+from protocol.kv_block import KvBlock
 from protocol.messages import FromWorker, Message, Part, Refused, Role, Seconds, ShortText
 
 PublicKey: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\Z")]
@@ -113,7 +114,7 @@ class Invitation(Message, frozen=True):
     """How long it can be used."""
 
 
-FromGuest: TypeAlias = FromWorker | Join | Attach | Leave
+FromGuest: TypeAlias = FromWorker | KvBlock | Join | Attach | Leave
 ToGuest: TypeAlias = Joined | Welcome | Standing | Refused
 FromOwner: TypeAlias = Roll | Invite | Revoke
 ToOwner: TypeAlias = Workers | Invitation | Refused

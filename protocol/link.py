@@ -15,6 +15,7 @@ from protocol.errors import InputError, WireError
 from protocol.guard import ZAP_DOMAIN, Guard
 from protocol.handshake import Handshake, Standing
 from protocol.keys import KeyPair
+from protocol.kv_block import KvBlock, Shipment
 from protocol.messages import Message
 
 S = TypeVar("S", bound=zmq.Socket[Any])
@@ -37,6 +38,8 @@ class Arrival(NamedTuple):
     message: Any
     identity: bytes = b""
     """The sender's public key, proved by CURVE; empty where there is no guard."""
+    payload: bytes = b""
+    """The raw frame of a KvBlock."""
 
 
 class Hub:
@@ -128,15 +131,13 @@ class Hub:
                 self.strangers += 1
                 continue
             try:
-                if len(frames) != 1:
-                    raise WireError("A peer sent a message of several frames.")
-                stamp, message = decode(frames[0], self._expected, self._limit)
+                stamp, message = _parsed(frames, self._expected, self._limit)
             except WireError as error:
                 self.rejected += 1
                 if self._on_reject is not None:
                     self._on_reject(peer, str(error))
                 continue
-            yield Arrival(peer, stamp, message, identity)
+            yield Arrival(peer, stamp, message, identity, b"".join(frames[1:]))
 
     def _next(self) -> tuple[bytes, list[bytes], bytes]:
         """The next message: who sent it, its frames, and the sender's key where there is a guard."""
@@ -155,6 +156,18 @@ class Hub:
         self.socket.close(linger)
         if self._file is not None:
             self._file.unlink(missing_ok=True)
+
+
+def _parsed(frames: list[bytes], expected: Any, limit: int) -> tuple[Stamp, Any]:
+    """One frame is a message; only blocks of KV have a second one. Raises WireError."""
+    if not 1 <= len(frames) <= 2:
+        raise WireError("A peer sent a message of several frames.")
+    stamp, message = decode(frames[0], expected, limit)
+    if len(frames) == 2 and not isinstance(message, KvBlock):
+        raise WireError("A peer sent a message of several frames.")
+    if len(frames) == 1 and isinstance(message, KvBlock):
+        raise WireError("A peer sent a block of KV without its bytes.")
+    return stamp, message
 
 
 class Link:
@@ -181,8 +194,11 @@ class Link:
         self.stale = 0
         self.rejected = 0
 
-    def send(self, message: Message) -> None:
-        self.socket.send(encode(message, self._stamp))
+    def send(self, message: Message | Shipment) -> None:
+        if isinstance(message, Shipment):
+            self.socket.send_multipart([encode(message.block, self._stamp), message.payload])
+        else:
+            self.socket.send(encode(message, self._stamp))
 
     def receive(self, wait: float | None) -> list[Any]:
         """Messages that have arrived, in order; waits up to `wait` seconds (None: for ever) for the first.

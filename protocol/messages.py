@@ -126,6 +126,16 @@ class KvReference(Part, frozen=True):
     tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
 
 
+class KvForm(Part, frozen=True):
+    """What a model's keys, and equally its values, are like; see ArenaLayout."""
+
+    layers: Annotated[int, Meta(ge=1, le=1024)]
+    kv_heads: Annotated[int, Meta(ge=1, le=1024)]
+    head_size: Annotated[int, Meta(ge=1, le=4096)]
+    element: Annotated[int, Meta(ge=1, le=3)]
+    """An ElementType."""
+
+
 class Paced(Part, frozen=True, kw_only=True):
     """Forwards of one worker that were held to a device's pace."""
 
@@ -161,6 +171,10 @@ class Hello(Message, frozen=True):
     tokenizer: PlainText
     device: PlainText
     pid: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    kv: KvForm | None = None
+    """Of a target or prefill worker whose KV can be handed on."""
+    weights: PlainText = ""
+    """Its model's fingerprint, then."""
 
 
 class Prefilled(Message, frozen=True):
@@ -277,6 +291,8 @@ class Prefill(Message, frozen=True):
 
     sequence: WireSequence
     tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_CONTEXT)]
+    question: Round = 0
+    """Comes back with every block of a worker that sends its KV over a network."""
 
 
 class KvRelease(Message, frozen=True):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.messages import FromWorker, Start, ToWorker
+from protocol.messages import Start, ToWorker
 from protocol.traced_worker import Script, load_script, traced
-from protocol.worker_logic import Worker
+from protocol.worker_logic import Reply, Worker
 
 
 def replay(build: Callable[[], Worker], script: Path, folder: Path) -> None:
@@ -52,6 +52,6 @@ def _alone(message: ToWorker) -> ToWorker:
     return message
 
 
-def _drain(replies: Iterable[FromWorker]) -> None:
+def _drain(replies: Iterable[Reply]) -> None:
     for _ in replies:
         pass

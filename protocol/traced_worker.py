@@ -12,7 +12,6 @@ from typing import TypeAlias
 import msgspec
 
 from protocol.messages import (
-    FromWorker,
     Grow,
     Hello,
     KvOffer,
@@ -25,7 +24,7 @@ from protocol.messages import (
     Verify,
 )
 from protocol.spans import Kind, SpanRing
-from protocol.worker_logic import Worker
+from protocol.worker_logic import Reply, Worker
 
 Script: TypeAlias = list[ToWorker | None]
 """What a worker did, in order: a message that it handled, or None for one unit of work."""
@@ -65,24 +64,24 @@ class TracedWorker:
     def has_work(self) -> bool:
         return self._worker.has_work
 
-    def handle(self, message: ToWorker) -> Iterator[FromWorker]:
+    def handle(self, message: ToWorker) -> Iterator[Reply]:
         self._remember(message)
         if isinstance(message, Start):
             self._unread.add(message.sequence)
         elif isinstance(message, Stop):
             self._unread.discard(message.sequence)
         began = self._ring.now()
-        answer: FromWorker | None = None
+        answer: Reply | None = None
         for answer in self._worker.handle(message):
             self._answered(answer, began, len(message.tokens) if isinstance(message, Verify) else 0)
             yield answer
             began = self._ring.now()
         self._tidied(answer, began)
 
-    def work(self) -> Iterator[FromWorker]:
+    def work(self) -> Iterator[Reply]:
         self._remember(None)
         began = self._ring.now()
-        answer: FromWorker | None = None
+        answer: Reply | None = None
         for answer in self._worker.work():
             self._answered(answer, began)
             yield answer
@@ -97,7 +96,7 @@ class TracedWorker:
         if len(self.script) < MOST_STEPS:
             (folder / f"{name}.script").write_bytes(msgspec.json.encode(self.script))
 
-    def _answered(self, answer: FromWorker, began: int, asked: int = 0) -> None:
+    def _answered(self, answer: Reply, began: int, asked: int = 0) -> None:
         """Record the work that ended in this answer; `asked` tokens were to be verified."""
         end = self._ring.now()
         match answer:
@@ -113,7 +112,7 @@ class TracedWorker:
                 if answer.evaluated:
                     self._ring.add(Kind.GROW, began, end, answer.sequence, answer.round, answer.evaluated, self._grows)
 
-    def _tidied(self, answer: FromWorker | None, began: int) -> None:
+    def _tidied(self, answer: Reply | None, began: int) -> None:
         """Record the work that came after it."""
         if isinstance(answer, Verdict | Prefilled):
             self._ring.add(Kind.TIDY, began, self._ring.now(), answer.sequence, answer.round)

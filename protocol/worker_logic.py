@@ -1,9 +1,12 @@
 """What a worker process runs: the interface between its logic and the loop around it."""
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from protocol.kv_block import Shipment
 from protocol.messages import FromWorker, Hello, ToWorker
+
+Reply: TypeAlias = FromWorker | Shipment
 
 
 class Worker(Protocol):
@@ -12,11 +15,11 @@ class Worker(Protocol):
 
     def hello(self) -> Hello: ...
 
-    def handle(self, message: ToWorker) -> Iterable[FromWorker]: ...
+    def handle(self, message: ToWorker) -> Iterable[Reply]: ...
 
     @property
     def has_work(self) -> bool: ...
 
-    def work(self) -> Iterable[FromWorker]:
+    def work(self) -> Iterable[Reply]:
         """One unit of work: a prefill chunk, a growth step, a verification."""
         ...

@@ -25,6 +25,7 @@ def assembled(setup: WorkerSetup) -> TargetWorker:
     folder = Path(setup.model)
     model = TreeModel.load(folder) if setup.hosts is None else leading(folder, setup.hosts)
     wire()
+    exchange = _exchange(setup, model)
     introduction = Hello(
         role="target",
         engine="mlx",
@@ -35,8 +36,10 @@ def assembled(setup: WorkerSetup) -> TargetWorker:
         tokenizer=tokenizer_fingerprint(folder),
         device=device(),
         pid=os.getpid(),
+        kv=exchange and exchange.form,
+        weights=exchange.fingerprint if exchange else "",
     )
-    engine = TargetEngine(model, setup.prefill_chunk, _exchange(setup, model))
+    engine = TargetEngine(model, setup.prefill_chunk, exchange)
     return TargetWorker(engine, time.perf_counter, introduction, Pacer(setup.pace))
 
 

@@ -255,7 +255,7 @@ def test_who_is_at_work_is_told_as_json(server: Pipeline, guest: Callable[..., M
     [
         (("draft", "127.0.0.1:9"), "This machine has not joined a pipeline at 127.0.0.1:9"),
         (("draft", "lp1:127.0.0.1:9:short"), "This join line lacks a part"),
-        (("prefill", "127.0.0.1:9"), "A prefill worker hands keys and values over in shared memory"),
+        (("prefill", "127.0.0.1:9"), "This machine has not joined a pipeline at 127.0.0.1:9"),
     ],
 )
 def test_what_cannot_be_attached_is_refused_with_a_sentence(arguments: tuple[str, ...], sentence: str, homes: Path):

@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 
 from draft_worker.engines.mlx_prefill import MlxPrefillEngine
 from draft_worker.prefill import PrefillWorker
+from draft_worker.prefill_outlet import ArenaOutlet
 from protocol.errors import InputError
 from protocol.kv_exchange import KvExchange
-from protocol.messages import Fault, FromWorker, KvOffer, KvReference, Prefill, SequenceId, Stop, ToWorker
+from protocol.messages import Fault, KvOffer, KvReference, Prefill, SequenceId, Stop, ToWorker
 from protocol.segment_registry import SegmentError, open_segment
+from protocol.worker_logic import Reply
 from tests.test_kv_checkpoint import HELLO, Talk, exchange, expected, model, start, target
 from tests.tiny_models import VOCABULARY
 
@@ -23,14 +26,15 @@ PROMPT = start().tokens
 
 def worker(sharing: KvExchange | None = None) -> PrefillWorker:
     ticks = count()
-    return PrefillWorker(MlxPrefillEngine(model(), "t"), sharing or exchange(), lambda: float(next(ticks)), 32)
+    outlet = partial(ArenaOutlet, sharing or exchange())
+    return PrefillWorker(MlxPrefillEngine(model(), "t"), outlet, lambda: float(next(ticks)), 32)
 
 
 def asked(tokens: Sequence[int] = PROMPT[:-1], sequence: int = 1) -> Prefill:
     return Prefill(SequenceId(sequence), tuple(tokens))
 
 
-def answers(reader: PrefillWorker, message: ToWorker) -> list[FromWorker]:
+def answers(reader: PrefillWorker, message: ToWorker) -> list[Reply]:
     replies = list(reader.handle(message))
     while reader.has_work:
         replies += reader.work()
