@@ -26,7 +26,7 @@ from protocol.attach_messages import Attach, Join, Joined, Leave, Standing, ToGu
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.keys import JoinLine, KeyPair, own_keys
 from protocol.link import Link
-from protocol.messages import Refused, Role
+from protocol.messages import Refused, Role, plain
 from protocol.worker_process import WorkerSetup
 
 _GLANCE = 0.2
@@ -189,7 +189,7 @@ class Attachment:
             was_up = up
         for message in control.receive(_EXPLANATION_SECONDS):
             if isinstance(message, Refused) and not worker.worked:
-                raise blaming(message.blame, message.text)
+                raise blaming(message.blame, plain(message.text))
             if isinstance(message, Refused):
                 _heed(message)
         self._after(worker)
@@ -255,9 +255,10 @@ _WAITING = {
 def _heed(message: Any) -> None:
     """A refusal that is the guest's to mend ends it; any other one may pass."""
     if isinstance(message, Refused):
+        # Another machine's words on this one's terminal.
         if message.blame == "input":
-            raise InputError(message.text)
-        raise _NotNow(message.text)
+            raise InputError(plain(message.text))
+        raise _NotNow(plain(message.text))
 
 
 def _end(worker: _Worker) -> None:

@@ -22,10 +22,17 @@ def listening(where: str) -> Listening:
     return Listening(address=tcp_address(numeric, port, listening=True), folder=str(keys_folder()))
 
 
-def require_served(target: TargetEngine, prefill: PrefillEngine, listening: Listening | None) -> None:
+def require_served(
+    target: TargetEngine, prefill: PrefillEngine, listening: Listening | None, divided: bool = False
+) -> None:
     """Without a target of its own a pipeline must let one come, and can't hand it KV in shared memory."""
     if target == "none" and listening is None:
         raise InputError("--target-engine none waits for a target of another machine: add --listen HOST:PORT.")
+    if target == "none" and divided:
+        raise InputError(
+            "--target-hosts divides a target that this machine leads, and --target-engine none starts none: "
+            "leave one of them out."
+        )
     if target == "none" and prefill != "none":
         raise InputError(
             "A prefill engine hands KV over in shared memory, which a target elsewhere can't reach: "

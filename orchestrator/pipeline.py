@@ -88,7 +88,7 @@ class Pipeline(Client):
             self._paths["prefill"] = str(converted_draft(self._paths["target"], on_progress))
         self._listening = None if listen is None else listening(listen)
         self._target_engine: TargetEngine = target_engine
-        require_served(target_engine, prefill_engine, self._listening)
+        require_served(target_engine, prefill_engine, self._listening, target_hosts is not None)
         self._draft_command = draft_command
         self._record = record
         self._draft_link = draft_link

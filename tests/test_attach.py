@@ -149,7 +149,8 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "end", ["kill", "stop", "revoke", pytest.param("Ctrl-C", marks=SLOW), pytest.param("kill the worker", marks=SLOW)]
+    "end",
+    ["kill", "revoke", *(pytest.param(way, marks=SLOW) for way in ("stop", "Ctrl-C", "kill the worker"))],
 )
 def test_a_draft_that_goes_disturbs_no_request(
     end: str, server: Pipeline, guest: Callable[..., Machine], reference: Reference
@@ -194,6 +195,7 @@ def test_a_draft_that_stays_silent_is_given_up(server: Pipeline, guest: Callable
     lent.close()
 
 
+@SLOW
 def test_a_join_line_is_good_for_one_machine(server: Pipeline, homes: Path):
     line = server.owner.invite().line
     with machine(homes / "first", "draft", line, "--draft-engine", "ngram", "--name", "first") as first:
@@ -208,6 +210,7 @@ def test_a_join_line_is_good_for_one_machine(server: Pipeline, homes: Path):
     server.owner.revoke("first")
 
 
+@SLOW
 def test_a_draft_with_another_tokenizer_is_sent_away_and_the_pipeline_lives_on(
     server: Pipeline, homes: Path, reference: Reference
 ):
@@ -255,7 +258,6 @@ def test_who_is_at_work_is_told_as_json(server: Pipeline, guest: Callable[..., M
     [
         (("draft", "127.0.0.1:9"), "This machine has not joined a pipeline at 127.0.0.1:9"),
         (("draft", "lp1:127.0.0.1:9:short"), "This join line lacks a part"),
-        (("prefill", "127.0.0.1:9"), "This machine has not joined a pipeline at 127.0.0.1:9"),
     ],
 )
 def test_what_cannot_be_attached_is_refused_with_a_sentence(arguments: tuple[str, ...], sentence: str, homes: Path):

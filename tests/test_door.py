@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import zmq
 
+from orchestrator.attachment import _heed
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.door import Door, WorkerEvent
 from orchestrator.guests import Guests
 from orchestrator.setup import Listening, OrchestratorSetup
 from protocol.attach_messages import Attach, Join, Leave, ToGuest, Welcome
-from protocol.codec import Stamp
+from protocol.codec import Stamp, encode
+from protocol.errors import InputError
 from protocol.guard import Guard
 from protocol.keys import KeyPair, own_keys
+from protocol.kv_block import KvBlock, Shipment
 from protocol.link import Link
 from protocol.messages import Fault, Grow, Hello, KvOffer, NodeId, Refused, SequenceId, ToWorker, Verdict
 from tests.processes import until
@@ -106,6 +109,34 @@ def test_an_arena_named_by_another_machine_is_never_heard_of(house: House):
 
     assert kinds(house.events) == [WorkerUp, Grow]
     assert house.door.stale == 1
+
+
+def test_keys_and_values_of_a_draft_are_never_heard_of(house: House):
+    worker = house.worker(GUEST, house.welcome(GUEST))
+    worker.send(hello("draft"))
+    worker.send(Shipment(KvBlock(ONE, 0, 0, 1, 0), bytes(64)))
+    house.turn_until(lambda: house.door.stale == 1)
+
+    assert kinds(house.events) == [WorkerUp]
+    assert house.door.intake.dropped == 0
+
+
+def test_only_a_block_of_keys_and_values_has_a_second_frame_and_it_has_one(house: House):
+    worker = house.worker(GUEST, house.welcome(GUEST))
+    stamp = Stamp(EPOCH, 5)
+    block, grow = encode(KvBlock(ONE, 0, 0, 1, 0), stamp), encode(Fault("lost", "", ONE), stamp)
+    for frames in ([block], [block, b"a", b"b"], [grow, b"a"], [grow, block]):
+        worker.socket.send_multipart(frames)
+    worker.send(hello("draft"))
+    house.turn_until(lambda: WorkerUp in kinds(house.events))
+
+    assert kinds(house.events) == [WorkerUp]
+    assert house.door._hub.rejected == 4
+
+
+def test_a_refusal_can_not_play_with_the_guests_terminal():
+    with pytest.raises(InputError, match=r"^no \?\]0;root\?$"):
+        _heed(Refused("", "no \x1b]0;root\x07", "input"))
 
 
 def test_a_stamp_is_worth_nothing_to_another_guest(house: House):
