@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +17,8 @@ from orchestrator.bench_command import bench
 from orchestrator.calibrate_command import calibrate
 from orchestrator.chat.command import chat_command
 from orchestrator.client import Client
+from orchestrator.config_command import config
+from orchestrator.configuration import default_map, hear_environment, origin
 from orchestrator.conversion_bar import ConversionBar
 from orchestrator.convert_command import convert
 from orchestrator.drill_command import drill
@@ -31,6 +34,7 @@ from orchestrator.sampling_params import SamplingParams
 from orchestrator.serve_command import serve_commands
 from orchestrator.target_rank_command import target_hosts_option, target_rank
 from orchestrator.workers_command import workers
+from protocol.cache_folder import config_file
 from protocol.errors import InputError, PipelineError
 
 _INTERRUPTED = 130
@@ -77,7 +81,15 @@ _PIPELINE_OPTIONS = [
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="launch-pipeline")
-def cli() -> None:
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="LAUNCH_PIPELINE_CONFIG",
+    help="Settings in TOML.  [default: ~/.config/launch-pipeline/config.toml]",
+)
+@click.pass_context
+def cli(context: click.Context, file: Path | None) -> None:
     """Speculative decoding with draft and target at work at the same time, in separate processes.
 
     A small draft model guesses ahead while a big target model checks its guesses; what comes out is
@@ -87,6 +99,10 @@ def cli() -> None:
     launch-pipeline generate "def quicksort(items):"     with the demo models that come along
     launch-pipeline doctor                               what this machine has, and what is missing
     """
+    chosen = file or (config_file() if config_file().is_file() else None)
+    if chosen is not None:
+        context.meta["configuration"] = chosen
+        context.default_map = default_map(cli, chosen)
 
 
 def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,6 +181,7 @@ def completion(shell: str) -> None:
 cli.add_command(attach)
 cli.add_command(bench)
 cli.add_command(calibrate)
+cli.add_command(config)
 cli.add_command(convert)
 cli.add_command(drill)
 cli.add_command(plan)
@@ -201,6 +218,10 @@ def _usage(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if isinstance(context, click.Context) else "launch-pipeline"
     message = error.format_message()
+    parameter = getattr(error, "param", None)
+    source = origin(context, parameter) if isinstance(context, click.Context) and parameter is not None else ""
+    if source:
+        return f"{message.rstrip('.')} (from {source}). See `launch-pipeline config`."
     return f"{message}{'' if message.endswith(('.', '?')) else '.'} See `{command} --help`."
 
 
@@ -262,6 +283,7 @@ cli.add_command(serve_command(pipeline_options, _opened))
 cli.add_command(chat_command(pipeline_options, _started))
 for command in serve_commands(pipeline_options, _started):
     cli.add_command(command)
+hear_environment(cli)
 
 
 if __name__ == "__main__":

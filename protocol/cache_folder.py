@@ -19,6 +19,11 @@ def keys_folder() -> Path:
     return _by_custom("XDG_CONFIG_HOME", ".config") / "keys"
 
 
+def config_file() -> Path:
+    """Where this user's own settings are looked for, on macOS too: people write it by hand."""
+    return _by_custom("XDG_CONFIG_HOME", ".config") / "config.toml"
+
+
 def _by_custom(variable: str, default: str) -> Path:
     given = os.environ.get(variable, "")
     # The custom's own rule: a relative path there is to be ignored.

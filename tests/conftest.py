@@ -1,5 +1,6 @@
 """What several test modules share: what the target alone says, and shared memory that a test leaves to nobody."""
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from orchestrator import Pipeline, Result, SamplingParams
 from protocol.segment_registry import unlink_segment
 
+# The settings of whoever runs the tests are none of theirs.
+os.environ["LAUNCH_PIPELINE_CONFIG"] = os.devnull
 Reference = Callable[[str | Sequence[int], SamplingParams], Result]
 
 

@@ -1,0 +1,157 @@
+"""What options are when no flag says so: environment variables, then a TOML file. Knows commands only as click's."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from protocol.errors import InputError
+
+_PREFIX = "LAUNCH_PIPELINE"
+_NEVER = ("help", "version", "config")
+Settings = dict[str, Any]
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command that does something, with the words that call it."""
+    for name, command in sorted(group.commands.items()):
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def options(command: click.Command) -> dict[str, click.Option]:
+    """Its options by the name a file calls them by: the flag's, with underscores."""
+    found = {_name(option): option for option in command.params if isinstance(option, click.Option)}
+    return {name: option for name, option in found.items() if name not in _NEVER}
+
+
+def hear_environment(group: click.Group) -> None:
+    """LAUNCH_PIPELINE_COMMAND_OPTION is for one command, LAUNCH_PIPELINE_OPTION for every one that has the option."""
+    for path, command in commands(group):
+        for name, option in options(command).items():
+            given = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
+            ours = ["_".join((_PREFIX, *path, name)), f"{_PREFIX}_{name}"]
+            option.envvar = list(dict.fromkeys([*given, *(variable.upper().replace("-", "_") for variable in ours)]))
+
+
+def default_map(group: click.Group, file: Path) -> Settings:
+    """The file as click takes it. Raises InputError for one that can't be read, or says what no option knows."""
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"The configuration {file} can't be read ({error.strerror}): check the path.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"The configuration {file} is no TOML: {error}.") from error
+    return _group_map(group, content, {}, f"The configuration {file}")
+
+
+def origin(context: click.Context, option: click.Parameter) -> str:
+    """Where the value of `option` in force comes from, in words; empty for flags and defaults."""
+    match context.get_parameter_source(option.name or ""):
+        case ParameterSource.ENVIRONMENT:
+            return next((name for name in _variables(option) if os.environ.get(name)), "")
+        case ParameterSource.DEFAULT_MAP:
+            return str(context.find_root().meta.get("configuration", "the configuration"))
+        case _:
+            return ""
+
+
+def unheard(group: click.Group) -> list[str]:
+    """Environment variables that look as if they were ours, and that no option hears."""
+    heard = {name for _, command in commands(group) for option in command.params for name in _variables(option)}
+    return sorted(
+        name for name in os.environ if name.startswith(f"{_PREFIX}_") and name not in heard | {f"{_PREFIX}_CONFIG"}
+    )
+
+
+def _group_map(group: click.Group, content: Mapping[str, Any], inherited: Settings, where: str) -> Settings:
+    """`inherited`: settings of the levels above, for whichever command knows them."""
+    below = [options(command) for _, command in commands(group)]
+    names = {name for known in below for name in known}
+    own: Settings = {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if isinstance(value, dict):
+            if key not in group.commands:
+                raise _unknown(key, [*group.commands, *names], where)
+        elif name not in names:
+            raise _unknown(key, [*names, *group.commands], where)
+        elif not any(_chooses(known[name], value) for known in below if name in known):
+            raise InputError(f"{where} gives {key} the value {value!r}, which no command takes: see their --help.")
+        else:
+            own[name] = value
+    settings = {**inherited, **own}
+    made: Settings = {}
+    for word, command in group.commands.items():
+        table, place = content.get(word, {}), f"{where}, [{word}]"
+        if not isinstance(table, dict):
+            table = {}
+        if isinstance(command, click.Group):
+            made[word] = _group_map(command, table, settings, place)
+        else:
+            made[word] = _command_map(command, table, settings, where, place)
+    return made
+
+
+def _command_map(
+    command: click.Command, table: Mapping[str, Any], inherited: Settings, above: str, where: str
+) -> Settings:
+    known = options(command)
+    own = {key.replace("-", "_"): value for key, value in table.items()}
+    for key in own:
+        if key not in known:
+            raise _unknown(key, known, where)
+    left = {name: value for name, value in inherited.items() if name in known and name not in own}
+    # `draft_engine = "ngram"` for all is not for calibrate, which has no such engine.
+    common = {name: value for name, value in left.items() if _chooses(known[name], value)}
+    return {
+        known[name].name or name: _fitting(known[name], value, place)
+        for settings, place in ((common, above), (own, where))
+        for name, value in settings.items()
+    }
+
+
+def _fitting(option: click.Option, value: Any, where: str) -> Any:
+    """`value` in the form that click takes. Raises InputError for one of another kind."""
+    flag = max(option.opts, key=len)
+    if option.is_flag:
+        wanted, fits = "true or false", isinstance(value, bool)
+    elif option.multiple:
+        value = value if isinstance(value, list) else [value]
+        wanted, fits = "a list of texts or numbers", all(map(_scalar, value))
+    else:
+        wanted, fits = "a text or a number", _scalar(value)
+    if not fits:
+        raise InputError(f"{where} gives {flag} the value {value!r}, and it takes {wanted}.")
+    return value
+
+
+def _chooses(option: click.Option, value: Any) -> bool:
+    """Whether `value` is among the option's choices, if it has any."""
+    return not isinstance(option.type, click.Choice) or value in option.type.choices
+
+
+def _scalar(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _unknown(key: str, known: Any, where: str) -> InputError:
+    names = sorted(known)
+    nearest = difflib.get_close_matches(key.replace("-", "_"), names, 1, 0.0) or names
+    return InputError(f"{where} says {key!r}, which nothing here is called: did you mean {nearest[0]!r}?")
+
+
+def _name(option: click.Option) -> str:
+    return max(option.opts, key=len).lstrip("-").replace("-", "_")
+
+
+def _variables(option: click.Parameter) -> list[str]:
+    given = option.envvar
+    return [given] if isinstance(given, str) else list(given or ())
