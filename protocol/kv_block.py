@@ -10,8 +10,8 @@ from protocol.arena import LayerRows
 from protocol.arena_header import ArenaLayout
 from protocol.messages import Count, KvForm, Message, Round, WireSequence
 
-MAX_PAYLOAD = 1 << 20
-"""Bytes of the raw frame."""
+MAX_PAYLOAD = 1 << 19
+"""Bytes of the raw frame. CURVE adds to them, and the whole has to stay under a worker's largest frame."""
 
 
 class KvBlock(Message, frozen=True):

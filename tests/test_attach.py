@@ -150,7 +150,7 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "end",
-    ["kill", "revoke", *(pytest.param(way, marks=SLOW) for way in ("stop", "Ctrl-C", "kill the worker"))],
+    ["revoke", *(pytest.param(way, marks=SLOW) for way in ("kill", "stop", "Ctrl-C", "kill the worker"))],
 )
 def test_a_draft_that_goes_disturbs_no_request(
     end: str, server: Pipeline, guest: Callable[..., Machine], reference: Reference

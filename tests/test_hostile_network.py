@@ -23,6 +23,7 @@ from protocol.codec import MAX_WORKER_FRAME, Stamp, decode, encode
 from protocol.errors import WireError
 from protocol.guard import Guard
 from protocol.keys import KeyPair
+from protocol.kv_block import MAX_PAYLOAD, KvBlock, Shipment
 from protocol.link import Arrival, Hub, Link, configured_dealer
 from protocol.messages import (
     Fault,
@@ -172,6 +173,15 @@ def test_a_peer_without_keys_costs_nothing_but_its_own_connection(fort: Fort):
     assert fort.lies.total() == fort.hub.rejected == 0
     for dealer in naked:
         dealer.close(linger=0)
+
+
+def test_a_block_of_keys_and_values_as_large_as_they_come_passes(fort: Fort):
+    block = KvBlock(ONE, 1, 0, 1, 0)
+    fort.good.send(Shipment(block, bytes(MAX_PAYLOAD)))
+    arrivals: list[Arrival] = []
+    until(lambda: arrivals.extend(fort.turn()) or arrivals)
+
+    assert [(arrival.message, len(arrival.payload)) for arrival in arrivals] == [(block, MAX_PAYLOAD)]
 
 
 def test_a_frame_beyond_the_cap_costs_the_guest_its_connection_only(fort: Fort):
