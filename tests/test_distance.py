@@ -65,11 +65,11 @@ def test_the_picture_has_a_line_a_strategy(tmp_path):
 
 
 @pytest.mark.parametrize("acceptance", [GREEDY, SAMPLED, replace(SAMPLED, accept=0.02)], ids=["T = 0", "T = 1", "bad"])
-@pytest.mark.parametrize("delay", [0.3, 2.0, 10.0, 50.0, 300.0])
+@pytest.mark.parametrize("delay", [2.0, 50.0, 300.0])
 def test_a_draft_far_away_never_slows_the_target_down(delay, acceptance):
     """In virtual time, one message in a hundred lost; where it is too far to help it must not hinder."""
     devices = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
-    scene = with_draft_delay(Scene(devices=devices, acceptance=acceptance, tokens=160, requests=1), delay)
+    scene = with_draft_delay(Scene(devices=devices, acceptance=acceptance, tokens=120, requests=1), delay)
     wires = replace(scene.wires, draft=replace(scene.wires.draft, loss=0.01))
     plain, far = (simulated(replace(scene, wires=wires), strategy) for strategy in ("ar", "adaptive"))
 
