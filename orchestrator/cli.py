@@ -66,10 +66,10 @@ _PIPELINE_OPTIONS = [
     click.option("--saguaro", type=float, help="C in [0, 1]: Saguaro sampling of ssd with rejection verification."),
     click.option(
         "--prefill-engine",
-        type=click.Choice(["none", "mlx", "coreml"]),
+        type=click.Choice(["none", "mlx", "coreml", "guest"]),
         default="none",
         show_default=True,
-        help="Read prompts in a process of their own.",
+        help="Read prompts in a process of their own; guest: by `attach prefill`, which is then trusted with the text.",
     ),
     click.option("--prefill", type=click.Choice(["auto", "always"]), help="When: if it is faster, or always."),
     click.option("--kv-memory", type=int, help="MiB of shared memory for KV that outlives a request.  [default: 2048]"),
