@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from orchestrator.pace_option import pace_option
+from orchestrator.pair_option import pair_option
 from orchestrator.target_rank_command import target_hosts_option
 
 _FAILED = 1
@@ -17,6 +18,7 @@ _GROWING = "ar,adaptive"
 
 
 @click.command()
+@pair_option
 @click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model.")
 @click.option("--draft", metavar="MODEL", help="The same for the draft; it needs the target's tokenizer.")
 @click.option("--prompts", "path", type=click.Path(path_type=Path), help='Lines of {"prompt": "..."}. Default: Python.')

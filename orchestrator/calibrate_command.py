@@ -10,10 +10,12 @@ from rich.table import Table
 
 from orchestrator.calibration_file import calibration_file
 from orchestrator.device_profile import DeviceTimes, Profile
+from orchestrator.pair_option import pair_option
 from protocol.errors import InputError
 
 
 @click.command()
+@pair_option
 @click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model.")
 @click.option("--draft", metavar="MODEL", help="The same for the draft.")
 @click.option("--draft-engine", "engine", type=click.Choice(["mlx", "coreml"]), default="mlx", show_default=True)

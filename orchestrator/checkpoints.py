@@ -74,12 +74,11 @@ def _missing_shards(folder: Path) -> list[str]:
 
 
 def _downloaded(name: str) -> Path:
-    cached = _cached(name)
-    return cached if cached else _fetched(name)
+    return cached(name) or _fetched(name)
 
 
-def _cached(name: str) -> Path | None:
-    """The complete copy of an earlier download, or None."""
+def cached(name: str) -> Path | None:
+    """The complete copy of an earlier download of a Hugging Face id, or None."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -24,6 +24,8 @@ from orchestrator.convert_command import convert
 from orchestrator.drill_command import drill
 from orchestrator.http.command import serve_command
 from orchestrator.pace_option import pace_option
+from orchestrator.pair_option import pair_option
+from orchestrator.pairs_command import pairs_command
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan_command import plan
 from orchestrator.profile.command import profile_command
@@ -108,7 +110,7 @@ def cli(context: click.Context, file: Path | None) -> None:
 def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_PIPELINE_OPTIONS):
         command = option(command)
-    return command
+    return pair_option(command)
 
 
 @cli.command()
@@ -184,6 +186,7 @@ cli.add_command(calibrate)
 cli.add_command(config)
 cli.add_command(convert)
 cli.add_command(drill)
+cli.add_command(pairs_command)
 cli.add_command(plan)
 cli.add_command(profile_command(pipeline_options))
 cli.add_command(workers)

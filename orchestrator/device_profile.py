@@ -50,6 +50,8 @@ class DeviceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prefill: PrefillRate
     steps: Annotated[tuple[Step, ...], Meta(min_length=1, max_length=64)]
     """By rising width, the first of width 1; linear in between, and on behind the last."""
+    weights: Annotated[int, Meta(gt=0)] | None = None
+    """Bytes of the model that a forward reads, if known."""
 
     def pace(self, slow_down: float = 1.0) -> DevicePace:
         steps = tuple((step.width, step.milliseconds / 1000) for step in self.steps)

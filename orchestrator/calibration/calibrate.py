@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 from orchestrator import machine_facts
@@ -12,6 +13,7 @@ from orchestrator.checkpoints import resolve
 from orchestrator.converted_draft import converted_draft
 from orchestrator.core.options import Options
 from orchestrator.device_profile import Profile
+from orchestrator.pairs import weights_in
 from orchestrator.session import Session
 from orchestrator.setup import OrchestratorSetup
 from protocol.messages import Role
@@ -34,13 +36,14 @@ def calibrate(
     apart, beside, factor = _measured(folders, engine, cores, samples, notice)
     notice("draft on the target's device")
     shared = _on_target_device(folders, cores, samples, notice)
+    target_size, draft_size = (weights_in(Path(folder), bool(cores)) for folder in folders)
     source = f"measured on {machine_facts.chip()}, {date}"
     return Profile(
         name="this-machine",
         description=f"{machine_facts.chip()}: {folders[0]} and {folders[1]} ({engine})",
-        target=device_times(apart, source),
-        draft=device_times(beside, source),
-        draft_on_target_device=device_times(shared, source),
+        target=device_times(apart, source, target_size),
+        draft=device_times(beside, source, draft_size),
+        draft_on_target_device=device_times(shared, source, draft_size),
         both_busy=slowed(factor, source),
     )
 

@@ -6,13 +6,14 @@ from orchestrator.calibration.measure import Times
 from orchestrator.device_profile import DeviceTimes, PrefillRate, Profile, SlowDown, Step
 
 
-def device_times(times: Times, source: str) -> DeviceTimes:
-    """What was measured, each number with the same source."""
+def device_times(times: Times, source: str, weights: int | None = None) -> DeviceTimes:
+    """What was measured, each number with the same source, of a model with so many bytes of weights."""
     steps = tuple(
         Step(width=width, milliseconds=round(seconds * 1000, 4), source=source)
         for width, seconds in sorted(times.steps.items())
     )
-    return DeviceTimes(prefill=PrefillRate(tokens_per_second=round(times.prefill_rate, 1), source=source), steps=steps)
+    rate = PrefillRate(tokens_per_second=round(times.prefill_rate, 1), source=source)
+    return DeviceTimes(prefill=rate, steps=steps, weights=weights)
 
 
 def slowed(factor: float, source: str) -> SlowDown:
@@ -36,7 +37,8 @@ def _device(times: DeviceTimes) -> list[str]:
         f"    {{ width = {step.width}, milliseconds = {step.milliseconds}, source = {_text(step.source)} }},"
         for step in times.steps
     ]
-    return [f"prefill = {{ {rate} }}", "steps = [", *steps, "]"]
+    weights = [] if times.weights is None else [f"weights = {times.weights}"]
+    return [*weights, f"prefill = {{ {rate} }}", "steps = [", *steps, "]"]
 
 
 def _text(value: str) -> str:
