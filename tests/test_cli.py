@@ -217,7 +217,10 @@ UNUSABLE: dict[tuple[str, ...], str] = {
     ("--target", "/nowhere"): "There is no folder '/nowhere': check the path of the target",
     ("--target", "/tmp"): "/tmp has no config.json",
     ("--draft", "no such"): "'no such' is neither a folder nor a Hugging Face id",
-    ("--address", "tcp://8.8.8.8:1"): "tcp://8.8.8.8:1 is beyond this machine, where sockets need keys: use ipc:///path",
+    (
+        "--address",
+        "tcp://8.8.8.8:1",
+    ): "tcp://8.8.8.8:1 is beyond this machine, where sockets need keys: use ipc:///path",
     ("--address", "tcp://127.0.0.1:0"): "has no possible port: choose one",
     ("--verification", "rejection"): "add --strategy sd or --strategy ssd",
     ("--record", "/nowhere/record"): "The record /nowhere/record can't be written (No such file or directory): choose",
