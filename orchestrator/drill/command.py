@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.drill.processes import members, remains, until
 
-_ALL_GONE = 5.0
+_ALL_GONE = 15.0
 """Seconds until all that a command started must be gone, too."""
 
 

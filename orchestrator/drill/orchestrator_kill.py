@@ -17,6 +17,8 @@ _SENTENCE = "Error: The orchestrator ended unexpectedly; start it again."
 _LONGEST_LIFE = 4.0
 """Seconds: about two of them pass while models load."""
 _LOOK = 0.002
+_PATIENCE = 60.0
+"""Seconds for what has no promised time: a busy machine takes long."""
 _ARGUMENTS = ("generate", "import os", "--max-tokens", "2000", "--quiet")
 
 
@@ -32,7 +34,7 @@ def run(count: int, seed: int, on_step: OnStep) -> Outcome:
             when, alone = f"seed {seed}, kill {number}", source.random() < 0.5
             command = Command(*_ARGUMENTS)
             try:
-                pid = command.find("orchestrator", 20.0)
+                pid = command.find("orchestrator", _PATIENCE)
                 failures += _stale(before, when)
                 if pid is None:
                     failures.append(f"{when}: no orchestrator came up. {command.words()}")
@@ -46,7 +48,7 @@ def run(count: int, seed: int, on_step: OnStep) -> Outcome:
             before = command.mark
             on_step()
         last = Command("generate", "import os", "--max-tokens", "1", "--quiet")
-        failures += [] if last.code(60.0) == 0 else [f"The start after the last kill failed: {last.words()}"]
+        failures += [] if last.code(_PATIENCE) == 0 else [f"The start after the last kill failed: {last.words()}"]
         last.close()
         failures += _stale(before, "at the end")
     measured = f"{count} kills, {len(failures)} failures; workers gone after p50 / p99 / most {milliseconds(times)}"
@@ -71,7 +73,7 @@ def _killed(command: Command, orchestrator: int, alone: bool) -> float:
 
 def _last_word(command: Command, when: str) -> list[str]:
     """A command whose orchestrator died, or that had just ended well, ends by itself and takes everything with it."""
-    code = command.code(5.0)
+    code = command.code(_PATIENCE)
     if code == 0:
         return []
     if code != 1 or not command.words().startswith(_SENTENCE):
