@@ -25,7 +25,28 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 
+SCOPE = {
+    "type": "http",
+    "method": "POST",
+    "path": CHAT,
+    "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+    "query_string": b"",
+}
+
 T = TypeVar("T")
+
+
+def receiving(body: Any, gone: asyncio.Event) -> Callable[[], Awaitable[Any]]:
+    """What a client sends that goes away when `gone` is set."""
+    coming = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive() -> Any:
+        if not coming:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+        return coming.pop()
+
+    return receive
 
 
 def talk(
@@ -319,6 +340,23 @@ def test_a_streamed_completion_is_the_whole_one_in_chunks():
     assert {chunk["object"] for chunk in plain} == {"text_completion"}
 
 
+def test_who_has_read_the_end_of_a_stream_finds_the_place_free():
+    async def twice() -> int:
+        app = application(FakePipeline(), CODEC, TEMPLATE, Settings(names=("demo",), most_open=1))
+        transport = httpx.ASGITransport(app=app)
+        statuses: list[int] = []
+
+        async def send(message: Any) -> None:
+            if message.get("body") == b"data: [DONE]\n\n":
+                async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                    statuses.append((await client.post(CHAT, json=HELLO)).status_code)
+
+        await app(SCOPE, receiving({**HELLO, "stream": True}, asyncio.Event()), send)
+        return statuses.pop()
+
+    assert asyncio.run(twice()) == 200
+
+
 def test_what_fails_at_once_has_a_status_and_what_fails_later_an_error_in_the_stream():
     at_once = FakePipeline(lambda _: [InputError("No.")])
     later = FakePipeline(lambda _: ["Hel", PipelineError("Oh.")])
@@ -397,23 +435,20 @@ def test_who_goes_away_is_not_generated_for(stream: bool):
     async def go_away() -> bytes:
         app = application(pipeline, CODEC, TEMPLATE, Settings(names=("demo",), keep_alive=0.02))
         said: list[bytes] = []
-        body = json.dumps({**HELLO, "stream": stream}).encode()
-        coming = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Any:
-            if coming:
-                return coming.pop()
-            await pipeline.stuck.wait()
-            while stream and not any(part.startswith(b":") for part in said):
-                await asyncio.sleep(0)
-            return {"type": "http.disconnect"}
+        gone = asyncio.Event()
 
         async def send(message: Any) -> None:
             said.append(message.get("body", b""))
+            if said[-1].startswith(b":"):
+                gone.set()
 
-        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": headers, "query_string": b""}
-        await app(scope, receive, send)
+        async def go() -> None:
+            await pipeline.stuck.wait()
+            gone.set()
+
+        going = None if stream else asyncio.create_task(go())
+        await app(SCOPE, receiving({**HELLO, "stream": stream}, gone), send)
+        assert going is None or going.done()
         await pipeline.cancelled.wait()
         return b"".join(said)
 

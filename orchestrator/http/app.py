@@ -128,8 +128,8 @@ class Server:
             patience = self._settings.keep_alive
             # What fails at once gets a status of its own; afterwards it is too late for that.
             first = await _unless_gone(request, generation.next(patience))
-            chunks = frames(generation, answer, count, first, patience)
-            return EventStream(chunks, stack.pop_all().close)
+            close = stack.pop_all().close
+            return EventStream(frames(generation, answer, count, first, patience, close), close)
 
     def _wanted(
         self, question: Question, prompts: Sequence[Sequence[int]], state: State, kind: Kind

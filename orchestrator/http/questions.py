@@ -152,13 +152,14 @@ def sampling(
     """Of the first choice. `room`: tokens that fit behind the prompt; `defaults`: for what the question leaves open."""
     given = {
         name: value
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty")
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         if (value := getattr(question, name)) is not None
     }
+    if given.get("top_k") == -1:
+        # What some clients send for "all".
+        given["top_k"] = 0
     params = SamplingParams(
         **{**defaults, **given},
-        # Some clients send -1 for "all".
-        top_k=max(0, question.top_k or 0),
         seed=None if question.seed is None else question.seed % (1 << 32),
         stop=_stops(question.stop),
         max_tokens=max(1, min(question.limit or default_tokens or room, room)),

@@ -77,6 +77,8 @@ def bound(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=256)
     except OSError as error:
+        # Python adds the address to what the system says.
+        reason = (error.strerror or str(error)).partition(" (")[0]
         raise InputError(
-            f"Can't listen at {host}, port {port} ({error.strerror}): choose others with --host and --port."
+            f"Can't listen at {host}, port {port} ({reason}): choose others with --host and --port."
         ) from error

@@ -4,6 +4,7 @@ import ipaddress
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class Settings:
     """Of a request's body."""
     keep_alive: float = 5.0
     """Seconds without anything to say after which a stream says that it lives."""
-    defaults: Mapping[str, float] = field(default_factory=lambda: {"temperature": 1.0})
+    defaults: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 1.0})
     """For what requests leave open."""
 
 

@@ -17,7 +17,7 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class EventStream(StreamingResponse):
-    """Calls `close` at its end, however it ends, and even if it never began."""
+    """Calls `close` at its end, however it ends, and even if it never began; more than once is to do no harm."""
 
     def __init__(self, frames: AsyncIterator[bytes], close: Callable[[], None]) -> None:
         super().__init__(frames, headers=_HEADERS, media_type="text/event-stream")
@@ -31,9 +31,17 @@ class EventStream(StreamingResponse):
 
 
 async def frames(
-    generation: Generation, answer: Answer, choices: int, first: Event | None, patience: float
+    generation: Generation,
+    answer: Answer,
+    choices: int,
+    first: Event | None,
+    patience: float,
+    close: Callable[[], None],
 ) -> AsyncIterator[bytes]:
-    """`first`: what came before the stream was opened, None if nothing did for `patience` seconds."""
+    """`first`: what came before the stream was opened, None if nothing did for `patience` seconds.
+
+    `close` is called when nothing more is generated: whoever has read the end finds the place free.
+    """
     for chunk in answer.opening(choices):
         yield _frame(chunk)
     event = first
@@ -47,6 +55,7 @@ async def frames(
         # The status has gone out already; clients look for this key.
         yield _frame(error.body())
         return
+    close()
     if answer.with_usage:
         yield _frame(answer.last(generation.results))
     yield _DONE
