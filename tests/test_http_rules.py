@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 from msgspec.structs import replace
+from starlette.applications import Starlette
 
 from orchestrator.chat_template import ChatTemplate
-from orchestrator.http.app import application
+from orchestrator.http.app import Server, application
 from orchestrator.http.settings import Settings
 from orchestrator.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError
@@ -49,6 +50,10 @@ def receiving(body: Any, gone: asyncio.Event) -> Callable[[], Awaitable[Any]]:
     return receive
 
 
+def served(pipeline: FakePipeline, settings: Settings) -> Starlette:
+    return application(Server(pipeline, CODEC, TEMPLATE, settings), settings)
+
+
 def talk(
     conversation: Callable[[httpx.AsyncClient], Awaitable[T]],
     pipeline: FakePipeline | None = None,
@@ -61,7 +66,7 @@ def talk(
 
     async def held() -> T:
         given = Settings(**{"names": ("demo",), "key": KEY, "keep_alive": 0.02, **settings})
-        app = application(pipeline or FakePipeline(), CODEC, TEMPLATE, given)
+        app = served(pipeline or FakePipeline(), given)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         sent = {"authorization": f"Bearer {KEY}"} if headers is None else headers
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}", headers=sent) as client:
@@ -342,7 +347,7 @@ def test_a_streamed_completion_is_the_whole_one_in_chunks():
 
 def test_who_has_read_the_end_of_a_stream_finds_the_place_free():
     async def twice() -> int:
-        app = application(FakePipeline(), CODEC, TEMPLATE, Settings(names=("demo",), most_open=1))
+        app = served(FakePipeline(), Settings(names=("demo",), most_open=1))
         transport = httpx.ASGITransport(app=app)
         statuses: list[int] = []
 
@@ -433,7 +438,7 @@ def test_who_goes_away_is_not_generated_for(stream: bool):
     pipeline = FakePipeline(lambda _: ["a", None])
 
     async def go_away() -> bytes:
-        app = application(pipeline, CODEC, TEMPLATE, Settings(names=("demo",), keep_alive=0.02))
+        app = served(pipeline, Settings(names=("demo",), keep_alive=0.02))
         said: list[bytes] = []
         gone = asyncio.Event()
 
@@ -456,6 +461,28 @@ def test_who_goes_away_is_not_generated_for(stream: bool):
 
     assert pipeline.running == 0
     assert (b": keep-alive\n\n" in said) == stream
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_server_that_is_stopped_says_so_to_whoever_waits(stream: bool):
+    pipeline = FakePipeline(lambda _: ["a", None])
+
+    async def stopped() -> httpx.Response:
+        settings = Settings(names=("demo",))
+        server = Server(pipeline, CODEC, TEMPLATE, settings)
+        transport = httpx.ASGITransport(app=application(server, settings))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            waiting = asyncio.create_task(client.post(CHAT, json={**HELLO, "stream": stream}))
+            await pipeline.stuck.wait()
+            server.stop()
+            return await waiting
+
+    response = asyncio.run(stopped())
+
+    assert response.status_code == (200 if stream else 503)
+    assert "The server was stopped" in response.text
+    assert "[DONE]" not in response.text
+    assert pipeline.running == 0
 
 
 def test_figures_of_what_was_generated_can_be_read():

@@ -43,8 +43,8 @@ class Backend(Knowing, Protocol):
     def stream(self, prompt: Sequence[int], params: SamplingParams) -> Pieces: ...
 
 
-def application(backend: Backend, codec: TextCodec, template: ChatTemplate, settings: Settings) -> Starlette:
-    server = Server(backend, codec, template, settings)
+def application(server: "Server", settings: Settings) -> Starlette:
+    """Its routes, behind the gates."""
     routes = [
         Route("/health", server.health),
         Route("/metrics", server.metrics),
@@ -78,6 +78,7 @@ class Server:
         self._seats = Seats(settings.most_open)
         self.figures = Metrics(self._seats)
         self._created = int(time.time())
+        self._open: set[Generation] = set()
 
     async def health(self, request: Request) -> Response:
         condition = await self._health.look()
@@ -121,7 +122,8 @@ class Server:
                 raise of_pipeline(error) from error
             wanted = self._wanted(question, prompts, state, kind)
             generation = Generation([Measured(self._backend.stream(*each), self.figures) for each in wanted])
-            stack.callback(generation.close)
+            self._open.add(generation)
+            stack.callback(self._end, generation)
             answer = Answer(kind, name, len(prompts), question.with_usage)
             if not question.stream:
                 return JSONResponse(answer.whole(await _unless_gone(request, generation.collect())))
@@ -130,6 +132,15 @@ class Server:
             first = await _unless_gone(request, generation.next(patience))
             close = stack.pop_all().close
             return EventStream(frames(generation, answer, count, first, patience, close), close)
+
+    def stop(self) -> None:
+        """End what is being generated, with an answer that says why."""
+        for generation in self._open:
+            generation.abort(ApiError(503, "The server was stopped while it served this request: ask again later."))
+
+    def _end(self, generation: Generation) -> None:
+        generation.close()
+        self._open.discard(generation)
 
     def _wanted(
         self, question: Question, prompts: Sequence[Sequence[int]], state: State, kind: Kind

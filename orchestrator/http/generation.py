@@ -70,6 +70,11 @@ class Generation:
             await self.next()
         return self.results
 
+    def abort(self, error: ApiError) -> None:
+        """End it; whoever waits for it is told why."""
+        self._events.put_nowait(error)
+        self.close()
+
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()

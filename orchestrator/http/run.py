@@ -2,13 +2,14 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import uvicorn
 
 from orchestrator.chat_template import ChatTemplate
-from orchestrator.http.app import application
+from orchestrator.http.app import Server, application
 from orchestrator.http.backend import Keeper, PipelineBackend
 from orchestrator.http.settings import Settings, loopback
 from orchestrator.pipeline import Pipeline
@@ -23,9 +24,9 @@ _GRACE_SECONDS = 2
 def run(pipeline: Pipeline, folder: Path, settings: Settings, listener: socket.socket, made: bool) -> None:
     codec = TextCodec(folder)
     backend = PipelineBackend(pipeline)
-    app = application(backend, codec, ChatTemplate(folder, codec), settings)
+    api = Server(backend, codec, ChatTemplate(folder, codec), settings)
     config = uvicorn.Config(
-        app,
+        application(api, settings),
         http="h11",
         ws="none",
         lifespan="off",
@@ -36,7 +37,7 @@ def run(pipeline: Pipeline, folder: Path, settings: Settings, listener: socket.s
         timeout_keep_alive=30,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
-    server = uvicorn.Server(config)
+    server = _Listener(config, api.stop)
 
     def on_ready() -> None:
         backend.ready = True
@@ -51,6 +52,18 @@ def run(pipeline: Pipeline, folder: Path, settings: Settings, listener: socket.s
         pipeline.close()
     if keeper.failure is not None:
         raise keeper.failure
+
+
+class _Listener(uvicorn.Server):
+    """Ends what is being generated before it waits for its connections to end."""
+
+    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._stop = stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stop()
+        await super().shutdown(sockets)
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket, backend: PipelineBackend) -> None:
@@ -75,7 +88,16 @@ def bound(host: str, port: int) -> socket.socket:
     """Listening. Raises InputError if this machine has no such address, or it is taken."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=256)
+        # asyncio sends small answers at once only on sockets that say they are TCP's; create_server's do not.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_CONNECTIONS)
+        except OSError:
+            listener.close()
+            raise
+        return listener
     except OSError as error:
         # Python adds the address to what the system says.
         reason = (error.strerror or str(error)).partition(" (")[0]
