@@ -26,6 +26,10 @@ _KV_BYTES = 1 << 30
 _PROCESSOR_BITS = 32
 """On a processor weights are unpacked to float32."""
 _TOKENS = 128
+_FURTHEST = 20.0
+"""Times the weights of the calibrated model: beyond, what a forward takes besides reading them is a guess."""
+_SLOWEST = 2000.0
+"""Milliseconds of a forward that anybody would wait for; far slower targets are taken for dead."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,7 +98,8 @@ def tokenizers(pair: Pair) -> tuple[bool, bool]:
 def forecast(pair: Pair, profile: Profile, on_processor: bool) -> Forecast | None:
     """What `plan` says for a device whose forwards take as much longer as the weights are bigger.
 
-    None if the profile does not say what weights it was measured with. The draft guesses as the demo pair's does.
+    None if the profile does not say what weights it was measured with, or they were too different. The draft
+    guesses as the demo pair's does.
     """
     measured = profile.target.weights, profile.draft.weights
     if measured[0] is None or measured[1] is None:
@@ -104,7 +109,11 @@ def forecast(pair: Pair, profile: Profile, on_processor: bool) -> Forecast | Non
         (with_target_step, scene.devices.target, pair.target, measured[0]),
         (with_draft_step, scene.devices.draft, pair.draft, measured[1]),
     ):
-        scene = change(scene, 1000 * pace.forward(1) * model.weights(on_processor) / known)
+        factor = model.weights(on_processor) / known
+        milliseconds = 1000 * pace.forward(1) * factor
+        if not 1 / _FURTHEST <= factor <= _FURTHEST or milliseconds > _SLOWEST:
+            return None
+        scene = change(scene, milliseconds)
     return Forecast(plain(scene).tokens_per_second, simulated(scene, "adaptive").tokens_per_second)
 
 

@@ -69,7 +69,8 @@ def _advice(profile: Profile | None) -> str:
     if profile.target.weights is None or profile.draft.weights is None:
         return "For a prediction of speed, run `launch-pipeline calibrate` again: it did not note sizes before."
     return (
-        "Speeds are extrapolated from `launch-pipeline calibrate` at temperature 0; calibrate with the pair to be sure."
+        "Speeds are extrapolated from `launch-pipeline calibrate`, at temperature 0, to pairs of similar size; "
+        "`launch-pipeline calibrate --pair NAME` measures one."
     )
 
 

@@ -94,6 +94,19 @@ def test_a_forecast_grows_with_the_weights():
     assert forecast(PAIR, load_profile("m4-16gb-qwen2.5-3b"), False) is None
 
 
+def test_nothing_is_forecast_from_a_pair_of_quite_another_size():
+    assert forecast(PAIR, measured(1 / 300, 1), False) is None
+    assert forecast(PAIR, measured(1, 30), False) is None
+
+    slow = measured(1 / 15, 1)
+    steps = tuple(msgspec.structs.replace(step, milliseconds=10 * step.milliseconds) for step in slow.target.steps)
+    assert forecast(PAIR, slow, False) is not None
+    assert (
+        forecast(PAIR, msgspec.structs.replace(slow, target=msgspec.structs.replace(slow.target, steps=steps)), False)
+        is None
+    )
+
+
 def test_a_calibration_keeps_what_weights_it_was_measured_with():
     profile = measured(1, 1)
 
