@@ -150,7 +150,7 @@ def test_a_package_says_what_it_is(demo: Converted):
     assert package.source == str(DEMO)
     assert package.tokenizer == tokenizer_fingerprint(DEMO)
     assert package.model == Checkpoint.load(DEMO).fingerprint()
-    assert (package.shape.layers, package.shape.heads, package.shape.key_heads, package.shape.head) == (2, 4, 2, 64)
+    assert (package.shape.layers, package.shape.heads, package.shape.key_heads, package.shape.head) == (3, 4, 2, 64)
     assert Package.decode({METADATA_KEY: package.encode()}, Path("elsewhere")) == package
 
 
@@ -341,7 +341,7 @@ def test_a_process_of_its_own_converts_and_reports(tmp_path: Path):
     finished = reports[-1]
     assert isinstance(finished, Finished)
     assert all(isinstance(report, Progress) for report in reports[:-1])
-    assert finished.operations["width_1"]["conv"] == 2 * 7 + 1
+    assert finished.operations["width_1"]["conv"] == 3 * 7 + 1
     assert finished.host_bytes == (tmp_path / "model" / HOST).stat().st_size
     assert not [finding for finding in finished.findings if finding.severity == "error"]
     assert Converted.open(tmp_path / "model").package.context == 32
