@@ -27,6 +27,11 @@ class StopScanner:
         self._held = text[keep:]
         return text[:keep], False
 
+    @property
+    def held(self) -> str:
+        """What may be the beginning of a stop string."""
+        return self._held
+
     def flush(self) -> str:
         """What was held back as the possible beginning of a stop string, when no more text comes."""
         held, self._held = self._held, ""

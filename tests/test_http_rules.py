@@ -50,8 +50,8 @@ def receiving(body: Any, gone: asyncio.Event) -> Callable[[], Awaitable[Any]]:
     return receive
 
 
-def served(pipeline: FakePipeline, settings: Settings) -> Starlette:
-    return application(Server(pipeline, CODEC, TEMPLATE, settings), settings)
+def served(pipeline: FakePipeline, settings: Settings, template: ChatTemplate = TEMPLATE) -> Starlette:
+    return application(Server(pipeline, CODEC, template, settings), settings)
 
 
 def talk(
@@ -60,13 +60,14 @@ def talk(
     *,
     headers: dict[str, str] | None = None,
     host: str = "localhost",
+    template: ChatTemplate = TEMPLATE,
     **settings: Any,
 ) -> T:
     """Hold a conversation with a server in this process."""
 
     async def held() -> T:
         given = Settings(**{"names": ("demo",), "key": KEY, "keep_alive": 0.02, **settings})
-        app = served(pipeline or FakePipeline(), given)
+        app = served(pipeline or FakePipeline(), given, template)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         sent = {"authorization": f"Bearer {KEY}"} if headers is None else headers
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}", headers=sent) as client:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from orchestrator.http.tools import parted
 from orchestrator.reply import Result
 
 Kind = Literal["chat", "text"]
@@ -23,6 +24,9 @@ class Answer:
     """How many there were: choices of one prompt count it once."""
     with_usage: bool = False
     """The client wants a last chunk with it."""
+    tools: bool = False
+    """The model was told of some."""
+    most_calls: int | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -39,8 +43,12 @@ class Answer:
     def piece(self, index: int, text: str) -> dict[str, Any]:
         return self._chunk(index, {"content": text} if self.kind == "chat" else text)
 
-    def end(self, index: int, result: Result) -> dict[str, Any]:
-        return self._chunk(index, {} if self.kind == "chat" else "", result.finish_reason)
+    def calls(self, index: int, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """All calls of tools of a choice, each whole."""
+        return self._chunk(index, {"tool_calls": [{"index": place, **call} for place, call in enumerate(calls)]})
+
+    def end(self, index: int, reason: str) -> dict[str, Any]:
+        return self._chunk(index, {} if self.kind == "chat" else "", reason)
 
     def last(self, results: Sequence[Result]) -> dict[str, Any]:
         """The chunk that has no choices, only usage."""
@@ -59,18 +67,26 @@ class Answer:
         }
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
-        said: Mapping[str, Any] = (
-            {"message": {"role": "assistant", "content": result.text, "refusal": None}}
-            if self.kind == "chat"
-            else {"text": result.text}
-        )
-        return {"index": index, **said, "logprobs": None, "finish_reason": result.finish_reason}
+        if self.kind == "text":
+            said: dict[str, Any] = {"text": result.text}
+            return {"index": index, **said, "logprobs": None, "finish_reason": result.finish_reason}
+        text, calls = parted(result.text, self.most_calls) if self.tools else (result.text, [])
+        message = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message = {**message, "content": text.strip() or None, "tool_calls": calls}
+        reason = ended(result, calls)
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": reason}
 
     def _chunk(self, index: int, said: Any, finish: str | None = None) -> dict[str, Any]:
         place = "delta" if self.kind == "chat" else "text"
         choice = {"index": index, place: said, "logprobs": None, "finish_reason": finish}
         chunk = {**self._head(self._streamed), "choices": [choice]}
         return {**chunk, "usage": None} if self.with_usage else chunk
+
+
+def ended(result: Result, calls: Sequence[Any]) -> str:
+    """Why a choice ended, in OpenAI's words."""
+    return "tool_calls" if calls and result.finish_reason == "stop" else result.finish_reason
 
 
 def usage(results: Sequence[Result], prompts: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from orchestrator.chat_template import ChatTemplate
 from orchestrator.http.answers import Answer, Kind, model_card
-from orchestrator.http.errors import ApiError, of_pipeline
+from orchestrator.http.errors import ApiError, of_pipeline, unsupported
 from orchestrator.http.gate import HostGate, KeyGate, refusal
 from orchestrator.http.generation import Generation, Pieces
 from orchestrator.http.health import Health, Knowing
@@ -26,6 +26,7 @@ from orchestrator.http.questions import Chat, Completion, Question, read, sampli
 from orchestrator.http.seats import Seats
 from orchestrator.http.settings import Settings
 from orchestrator.http.streaming import EventStream, frames
+from orchestrator.http.tools import readable, taught
 from orchestrator.sampling_params import SamplingParams
 from orchestrator.tokenizer import TextCodec
 from protocol.errors import PipelineError
@@ -74,6 +75,7 @@ class Server:
         self._codec = codec
         self._template = template
         self._settings = settings
+        self._taught = taught(template)
         self._health = Health(backend)
         self._seats = Seats(settings.most_open)
         self.figures = Metrics(self._seats)
@@ -101,7 +103,12 @@ class Server:
 
     async def chat(self, request: Request) -> Response:
         question = read(await _body(request), Chat)
-        return await self._answer(request, "chat", question, lambda: [self._template.tokens(question.messages)])
+        if question.offered and not self._taught:
+            raise unsupported("tools", "This model's chat template knows no tools that we can read: leave them out.")
+        return await self._answer(request, "chat", question, lambda: [self._conversation(question)])
+
+    def _conversation(self, question: Chat) -> Sequence[int]:
+        return self._template.tokens(readable(question.messages), question.offered or None)
 
     def _completion_prompts(self, question: Completion) -> list[Sequence[int]]:
         return [self._codec.encode(each) if isinstance(each, str) else each for each in question.prompts]
@@ -125,6 +132,8 @@ class Server:
             self._open.add(generation)
             stack.callback(self._end, generation)
             answer = Answer(kind, name, len(prompts), question.with_usage)
+            if isinstance(question, Chat) and question.offered:
+                answer = replace(answer, tools=True, most_calls=question.most_calls)
             if not question.stream:
                 return JSONResponse(answer.whole(await _unless_gone(request, generation.collect())))
             patience = self._settings.keep_alive

@@ -101,12 +101,22 @@ class Chat(Question, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     top_logprobs: Any = None
     response_format: Any = None
-    tools: Any = None
+    tools: Annotated[tuple[dict[str, Any], ...], Meta(max_length=256)] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
+
+    @property
+    def offered(self) -> tuple[dict[str, Any], ...]:
+        """Tools that the model is to know of."""
+        return () if self.tool_choice == "none" else self.tools or ()
+
+    @property
+    def most_calls(self) -> int | None:
+        return 1 if self.parallel_tool_calls is False else None
 
     @property
     def limit(self) -> int | None:
@@ -122,8 +132,10 @@ class Chat(Question, kw_only=True):
                 "Only response_format {'type': 'text'} is supported: no grammar is enforced while decoding. "
                 "Ask for JSON in the messages, and check it.",
             )
-        if self.tools not in _IGNORED and self.tool_choice != "none":
-            raise unsupported("tools", "tools are not supported: leave them out.")
+        if self.tool_choice not in (None, "auto", "none"):
+            raise unsupported(
+                "tool_choice", "Nothing can force a call: leave tool_choice out, or ask for auto or none."
+            )
         for name in ("functions", "function_call", "audio"):
             if getattr(self, name) not in (*_IGNORED, "none", "auto"):
                 raise unsupported(name, f"{name} is not supported: leave it out.")

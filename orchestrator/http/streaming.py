@@ -1,15 +1,16 @@
 """Server-sent events: chunks as they come, comments while nothing does."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import msgspec
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from orchestrator.http.answers import Answer
+from orchestrator.http.answers import Answer, ended
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import Event, Generation, Text
+from orchestrator.http.tools import Caller
 
 _KEEP_ALIVE = b": keep-alive\n\n"
 _DONE = b"data: [DONE]\n\n"
@@ -45,9 +46,14 @@ async def frames(
     for chunk in answer.opening(choices):
         yield _frame(chunk)
     event = first
+    callers = [Caller(answer.most_calls) if answer.tools else None for _ in range(choices)]
     try:
         while True:
-            yield _KEEP_ALIVE if event is None else _frame(_chunk(answer, event))
+            if event is None:
+                yield _KEEP_ALIVE
+            else:
+                for chunk in _chunks(answer, event, callers[event.index]):
+                    yield _frame(chunk)
             if generation.results is not None:
                 break
             event = await generation.next(patience)
@@ -61,8 +67,19 @@ async def frames(
     yield _DONE
 
 
-def _chunk(answer: Answer, event: Event) -> dict[str, Any]:
-    return answer.piece(event.index, event.text) if isinstance(event, Text) else answer.end(event.index, event.result)
+def _chunks(answer: Answer, event: Event, caller: Caller | None) -> Iterator[dict[str, Any]]:
+    """What an event is to the client; `caller` holds back what may be a call of a tool."""
+    if isinstance(event, Text):
+        text = event.text if caller is None else caller.push(event.text)
+        if text:
+            yield answer.piece(event.index, text)
+        return
+    rest, calls = ("", []) if caller is None else caller.finish()
+    if rest:
+        yield answer.piece(event.index, rest)
+    if calls:
+        yield answer.calls(event.index, calls)
+    yield answer.end(event.index, ended(event.result, calls))
 
 
 def _frame(chunk: dict[str, Any]) -> bytes:
