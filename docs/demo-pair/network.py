@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,22 @@ class Norm(nn.Module):
         return functional.rms_norm(rows, (rows.shape[-1],), self.weight, EPSILON)
 
 
+class Cache:
+    """Keys and values of what a layer has read, each (batch, kv heads, tokens, head size)."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._past: tuple[Tensor, Tensor] | None = None
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add tokens; all keys and values so far."""
+        if self._past is not None:
+            keys, values = torch.cat((self._past[0], keys), 2), torch.cat((self._past[1], values), 2)
+        self._past = keys, values
+        self.length = keys.shape[2]
+        return keys, values
+
+
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions, causal."""
 
@@ -55,16 +72,18 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden, shape.kv_heads * shape.head_size, bias=False)
         self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False)
 
-    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        queries = rotate(self._heads(self.q_proj(rows)), cosine, sine)
-        keys = rotate(self._heads(self.k_proj(rows)), cosine, sine)
+    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None) -> Tensor:
         values = self._heads(self.v_proj(rows))
+        queries = rotate(self._heads(self.q_proj(rows)), cosine, sine).to(values.dtype)
+        keys = rotate(self._heads(self.k_proj(rows)), cosine, sine).to(values.dtype)
+        if cache is not None:
+            keys, values = cache.extend(keys, values)
         group = self.shape.heads // self.shape.kv_heads
         mixed = functional.scaled_dot_product_attention(
-            queries.to(values.dtype),
-            keys.to(values.dtype).repeat_interleave(group, 1),
+            queries,
+            keys.repeat_interleave(group, 1),
             values.repeat_interleave(group, 1),
-            is_causal=True,
+            is_causal=rows.shape[1] > 1,
         )
         return self.o_proj(mixed.transpose(1, 2).reshape(rows.shape))
 
@@ -96,8 +115,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(shape.hidden)
         self.mlp = FeedForward(shape)
 
-    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        rows = rows + self.self_attn(self.input_layernorm(rows), cosine, sine)
+    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None) -> Tensor:
+        rows = rows + self.self_attn(self.input_layernorm(rows), cosine, sine, cache)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
 
@@ -116,11 +135,14 @@ class Network(nn.Module):
         self.register_buffer("sine", angles.sin(), persistent=False)
         self._initialise()
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        length = tokens.shape[1]
+    def forward(self, tokens: Tensor, caches: list[Cache] | None = None) -> Tensor:
+        """With `caches`, one a layer, tokens go behind those read before: all at once the first time, then singly."""
+        begin = caches[0].length if caches else 0
+        assert begin == 0 or tokens.shape[1] == 1, "the causal mask is made for no past or one token"
+        here = slice(begin, begin + tokens.shape[1])
         rows = self.embed_tokens(tokens)
-        for layer in self.layers:
-            rows = layer(rows, self.cosine[:length], self.sine[:length])
+        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
+            rows = layer(rows, self.cosine[here], self.sine[here], cache)
         return functional.linear(self.norm(rows), self.embed_tokens.weight)
 
     def _initialise(self) -> None:
@@ -143,6 +165,11 @@ def save(network: Network, folder: Path) -> None:
     state = {f"model.{name}": weight.detach().half().contiguous() for name, weight in network.state_dict().items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config(network.shape), indent=1))
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, folder)
 
 
 def load(folder: Path) -> Network:
