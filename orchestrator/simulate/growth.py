@@ -30,6 +30,8 @@ class GrownTree:
         self._calibration = calibration
         self.guesses: dict[NodeId, Sequence[Guess]] = {}
         self._horizon = horizon
+        self._frontier = [_entry(node) for node in tree]
+        """A heap of what was open when it was added."""
 
     def is_open(self, node: Node) -> bool:
         return node.id not in self.guesses and node.depth < self._horizon
@@ -39,16 +41,32 @@ class GrownTree:
         self._learn(tokens)
         committed = self.tree.advance(tokens)
         self.guesses = {id: found for id, found in self.guesses.items() if id in self.tree}
+        self._frontier = [_entry(node) for node in self.tree if self.is_open(node)]
+        heapq.heapify(self._frontier)
         return committed
 
     def adopt(self, node: Node, count: int) -> list[Node]:
         """Publish the first `count` guesses behind a node; returns those that are new."""
         best = enumerate(self.guesses.get(node.id, ())[:count])
-        return [
+        fresh = [
             self.tree.add(node, guess.token, guess.claim, self._calibration(guess.claim, rank))
             for rank, guess in best
             if guess.token not in node.children
         ]
+        for child in fresh:
+            heapq.heappush(self._frontier, _entry(child))
+        return fresh
+
+    def most_probable(self, count: int, least: float) -> list[Node]:
+        """At most `count` open nodes of at least this log path probability, the best first."""
+        best: list[tuple[float, int, Node]] = []
+        while len(best) < count and self._frontier and -self._frontier[0][0] >= least:
+            entry = heapq.heappop(self._frontier)
+            if self.is_open(entry[2]):
+                best.append(entry)
+        for entry in best:
+            heapq.heappush(self._frontier, entry)
+        return [node for *_, node in best]
 
     def surviving(self) -> Iterator[Node]:
         """All nodes below the root, level by level."""
@@ -102,11 +120,12 @@ def publish(grown: GrownTree, plan: Plan, fresh: Sequence[Node]) -> list[Node]:
 
 
 def _most_probable(grown: GrownTree, plan: BestFirst) -> list[Node]:
-    tree = grown.tree
-    room = (_BEST_FIRST_ALIVE - len(tree)) // plan.fan
-    least = tree.root.log_path + _LEAST
-    frontier = ((-node.log_path, node.id, node) for node in tree if grown.is_open(node) and node.log_path >= least)
-    return [node for *_, node in heapq.nsmallest(max(0, min(plan.width, room)), frontier)]
+    room = (_BEST_FIRST_ALIVE - len(grown.tree)) // plan.fan
+    return grown.most_probable(min(plan.width, room), grown.tree.root.log_path + _LEAST)
+
+
+def _entry(node: Node) -> tuple[float, int, Node]:
+    return (-node.log_path, node.id, node)
 
 
 def _chain_tips(grown: GrownTree, plan: FanOut) -> list[Node]:
