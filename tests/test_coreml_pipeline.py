@@ -114,9 +114,7 @@ def grow(worker: DraftWorker, tree: TokenTree, steps: int) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_acceptance_and_hits_are_those_of_the_mlx_draft(reference: Reference, temperature: float):
     params = SamplingParams(temperature=temperature, seed=4, max_tokens=64)
-    texts = {
-        tuple(CODEC.encode(text)): tuple(reference(text, params).tokens) for text in TEXTS[: 4 if temperature else 2]
-    }
+    texts = {tuple(CODEC.encode(text)): tuple(reference(text, params).tokens) for text in TEXTS[:2]}
     sampling = Sampling(temperature=temperature, seed=4)
 
     converted = rates(CoreMlEngine.load(converted_demo(), "executor"), texts, sampling)

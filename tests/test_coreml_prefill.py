@@ -66,7 +66,7 @@ def test_a_conversion_that_keeps_its_cache_is_refused(tmp_path):
         CoreMlPrefillEngine.load(tmp_path / "state", TARGET)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_tokens_equal_those_of_the_target_alone(temperature):
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=24)
     with Pipeline(strategy="ar", kv_memory=0) as alone:

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.drill.drills import DRILLS
 from orchestrator.drill.outcome import Outcome
 
-FEW = {"draft-kill": 2, "draft-stop": 1, "target-kill": 2, "orchestrator-kill": 1, "interrupt": 1, "segments": 4}
+FEW = {"draft-kill": 1, "draft-stop": 1, "target-kill": 1, "orchestrator-kill": 1, "interrupt": 1, "segments": 4}
 """Garbage: see tests/test_chaos.py. A soak of a few faults tells nothing."""
 
 
