@@ -237,7 +237,8 @@ class Drafting:
 
     def _start(self, id: int, speculation: Speculation, sequence: Sequence, now: float) -> list[Command]:
         draft, vocabulary = self._drafts[id], self._workers.vocabulary
-        if not vocabulary or not speculation.wanted or sequence.id in draft.told:
+        unwanted = not speculation.wanted or speculation.estimates.usefulness.resting
+        if not vocabulary or unwanted or sequence.id in draft.told:
             return []
         draft.told[sequence.id] = sequence.round
         draft.reading.add(sequence.id)
@@ -256,6 +257,9 @@ class Drafting:
         self, id: int, speculation: Speculation, sequence: Sequence, tokens: list[int], hit: bool, now: float
     ) -> list[Command]:
         draft = self._drafts[id]
+        if speculation.estimates.usefulness.resting:
+            speculation.drafting = False
+            return self._stop(id, sequence.id)
         if sequence.id not in draft.told:
             return self._start(id, speculation, sequence, now)
         if not hit and draft.owes_since is None:

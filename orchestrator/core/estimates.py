@@ -116,6 +116,34 @@ class HitModel:
 
 
 @dataclass(slots=True)
+class Usefulness:
+    """Lets a draft rest that never guesses right: its work only takes memory bandwidth from the target."""
+
+    _BARREN_ROUNDS = 32
+    _LONGEST_REST = 256
+    """Rounds. The first rest is as long as it takes to see that a draft is barren, each further one twice as long."""
+    _barren: int = 0
+    _rest: int = _BARREN_ROUNDS
+    _left: int = 0
+
+    @property
+    def resting(self) -> bool:
+        return self._left > 0
+
+    def observe(self, guessed: bool | None) -> None:
+        """A round is over; `guessed`: the target's next token was among the guesses, None if there were none."""
+        if self._left:
+            self._left -= 1
+        elif guessed:
+            self._barren, self._rest = 0, self._BARREN_ROUNDS
+        elif guessed is not None:
+            self._barren += 1
+            if self._barren >= self._BARREN_ROUNDS:
+                self._barren, self._left = 0, self._rest
+                self._rest = min(2 * self._rest, self._LONGEST_REST)
+
+
+@dataclass(slots=True)
 class Estimates:
     """What was measured so far, for all sequences of one kind of sampling."""
 
@@ -136,6 +164,7 @@ class Estimates:
     acceptance: Mean = field(default_factory=lambda: Mean(window=128, value=0.6, count=8))
     """a: the draft's main child of an accepted node is the target's choice. Begins as eight observations of 0.6."""
     hits: HitModel = field(default_factory=HitModel)
+    usefulness: Usefulness = field(default_factory=Usefulness)
 
     def with_another_draft(self) -> "Estimates":
         """Nothing is known yet of that draft; what belongs to the target is one and the same."""

@@ -57,6 +57,7 @@ class Speculation:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare what was believed with the `tokens` that the target chose below the root."""
+        self.estimates.usefulness.observe(None if self.cache.empty else tokens[0] in self.cache.root.children)
         node: Node | None = self.cache.root
         for token in tokens:
             if node is None:
