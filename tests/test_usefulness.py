@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.core.commands import Tell
 from orchestrator.core.estimates import Usefulness
-from orchestrator.core.options import Options
+from orchestrator.core.options import Options, StrategyName
 from orchestrator.device_profile import load_profile
 from orchestrator.simulate.acceptance import Acceptance, InventedLanguage
 from orchestrator.simulate.devices import Devices
@@ -24,7 +24,7 @@ class Watched(Simulation):
         super()._perform(command)
 
 
-def served(accept, strategy="adaptive", tokens=400):
+def served(accept: float, strategy: StrategyName = "adaptive", tokens: int = 400) -> Watched:
     simulation = Watched(Options(strategy=strategy), InventedLanguage(Acceptance(accept=accept), 1), DEVICES)
     sequence = simulation.submit(1, tokens)
     simulation.run()
