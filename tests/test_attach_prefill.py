@@ -57,13 +57,17 @@ def test_a_prompt_may_be_read_on_another_machine_and_its_death_is_survived(
     assert result.statistics.adopted_tokens == len(asked) - 1
     assert result.tokens == reference(asked, PARAMS).tokens
 
-    asked, before = prompt(62, 1500), known(server)
-    os.kill(reader.worker(), signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(server.generate, asked, PARAMS)
-        until(lambda: known(server) - before)
-        reader.process.kill()
-        result = answer.result()
+    asked, before, worker = prompt(62, 1500), known(server), reader.worker()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            answer = thread.submit(server.generate, asked, PARAMS)
+            until(lambda: known(server) - before)
+            reader.process.kill()
+            result = answer.result()
+    finally:
+        # It can't notice that its parent is gone.
+        os.kill(worker, signal.SIGKILL)
 
     assert result.tokens == reference(asked, PARAMS).tokens
     assert result.statistics.adopted_tokens == 0
