@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from starlette.applications import Starlette
 
 from orchestrator.chat_template import ChatTemplate
-from orchestrator.http.app import Server, application
+from orchestrator.http.app import application
+from orchestrator.http.server import Server
 from orchestrator.http.settings import Settings
 from orchestrator.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError

@@ -9,8 +9,9 @@ import click
 import uvicorn
 
 from orchestrator.chat_template import ChatTemplate
-from orchestrator.http.app import Server, application
+from orchestrator.http.app import application
 from orchestrator.http.backend import Keeper, PipelineBackend
+from orchestrator.http.server import Server
 from orchestrator.http.settings import Settings, loopback
 from orchestrator.pipeline import Pipeline
 from orchestrator.tokenizer import TextCodec

@@ -1,19 +1,14 @@
-"""Server-sent events: chunks as they come, comments while nothing does."""
+"""Server-sent events: what is generated as it comes, signs of life while nothing does. Knows no API's shape."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
 
-import msgspec
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from orchestrator.http.answers import Answer, ended
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import Event, Generation, Text
-from orchestrator.http.tools import Caller
+from orchestrator.http.generation import Event, Generation
+from orchestrator.http.shape import Shape
 
-_KEEP_ALIVE = b": keep-alive\n\n"
-_DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -32,55 +27,29 @@ class EventStream(StreamingResponse):
 
 
 async def frames(
-    generation: Generation,
-    answer: Answer,
-    choices: int,
-    first: Event | None,
-    patience: float,
-    close: Callable[[], None],
+    generation: Generation, shape: Shape, first: Event | None, patience: float, close: Callable[[], None]
 ) -> AsyncIterator[bytes]:
     """`first`: what came before the stream was opened, None if nothing did for `patience` seconds.
 
     `close` is called when nothing more is generated: whoever has read the end finds the place free.
     """
-    for chunk in answer.opening(choices):
-        yield _frame(chunk)
+    for each in shape.opening():
+        yield each
     event = first
-    callers = [Caller(answer.most_calls) if answer.tools else None for _ in range(choices)]
     try:
         while True:
             if event is None:
-                yield _KEEP_ALIVE
+                yield shape.idle
             else:
-                for chunk in _chunks(answer, event, callers[event.index]):
-                    yield _frame(chunk)
+                for each in shape.told(event):
+                    yield each
             if generation.results is not None:
                 break
             event = await generation.next(patience)
     except ApiError as error:
-        # The status has gone out already; clients look for this key.
-        yield _frame(error.body())
+        for each in shape.failed(error):
+            yield each
         return
     close()
-    if answer.with_usage:
-        yield _frame(answer.last(generation.results))
-    yield _DONE
-
-
-def _chunks(answer: Answer, event: Event, caller: Caller | None) -> Iterator[dict[str, Any]]:
-    """What an event is to the client; `caller` holds back what may be a call of a tool."""
-    if isinstance(event, Text):
-        text = event.text if caller is None else caller.push(event.text)
-        if text:
-            yield answer.piece(event.index, text)
-        return
-    rest, calls = ("", []) if caller is None else caller.finish()
-    if rest:
-        yield answer.piece(event.index, rest)
-    if calls:
-        yield answer.calls(event.index, calls)
-    yield answer.end(event.index, ended(event.result, calls))
-
-
-def _frame(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+    for each in shape.ending(generation.results):
+        yield each

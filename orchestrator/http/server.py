@@ -1,0 +1,177 @@
+"""What the routes share: who may ask for what, and the way from a question to its answer.
+
+Works over any pipeline that is spoken to like `AsyncClient`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Protocol, TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from orchestrator.chat_template import ChatTemplate
+from orchestrator.http.answers import Answer, model_card
+from orchestrator.http.chunks import Chunks
+from orchestrator.http.errors import ApiError, of_pipeline, unsupported
+from orchestrator.http.generation import Generation, Pieces
+from orchestrator.http.health import Health, Knowing
+from orchestrator.http.metrics import CONTENT_TYPE, Measured, Metrics
+from orchestrator.http.questions import Chat, Completion, Question, read, sampling
+from orchestrator.http.seats import Seats
+from orchestrator.http.settings import Settings
+from orchestrator.http.shape import Shape
+from orchestrator.http.streaming import EventStream, frames
+from orchestrator.http.tools import readable, taught
+from orchestrator.http.waiting import body, unless_gone
+from orchestrator.sampling_params import SamplingParams
+from orchestrator.tokenizer import TextCodec
+from protocol.errors import PipelineError
+from protocol.messages import State
+
+_COMPLETION_TOKENS = 16
+"""What OpenAI's completions generate if nothing is said; chats go on to the end of the context."""
+
+Shaped: TypeAlias = Callable[[int], Shape]
+
+
+class Backend(Knowing, Protocol):
+    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Pieces: ...
+
+
+class Server:
+    """Routes, and what they share."""
+
+    def __init__(self, backend: Backend, codec: TextCodec, template: ChatTemplate, settings: Settings) -> None:
+        self._backend = backend
+        self._codec = codec
+        self._template = template
+        self._settings = settings
+        self._taught = taught(template)
+        self._health = Health(backend)
+        self._seats = Seats(settings.most_open)
+        self.figures = Metrics(self._seats)
+        self._created = int(time.time())
+        self._open: set[Generation] = set()
+
+    async def health(self, request: Request) -> Response:
+        condition = await self._health.look()
+        body = {"status": condition.status, "reason": condition.reason}
+        return JSONResponse(body, 200 if condition.status == "ok" else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self.figures.text(await self._health.look()), media_type=CONTENT_TYPE)
+
+    async def models(self, request: Request) -> Response:
+        cards = [model_card(name, self._created) for name in self._settings.names]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def model(self, request: Request) -> Response:
+        return JSONResponse(model_card(self.named(request.path_params["name"]), self._created))
+
+    async def complete(self, request: Request) -> Response:
+        question = read(await body(request), Completion)
+        answer = Answer("text", self.named(question.model), len(question.prompts), question.with_usage)
+        shape = Chunks(answer, len(question.prompts) * question.choices)
+        return await self.answer(request, question, lambda: self._completion_prompts(question), lambda _: shape)
+
+    async def chat(self, request: Request) -> Response:
+        question = read(await body(request), Chat)
+        answer = Answer("chat", self.named(question.model), 1, question.with_usage)
+        if question.offered:
+            answer = replace(answer, tools=True, most_calls=question.most_calls)
+        return await self.converse(request, question, lambda _: Chunks(answer, question.choices))
+
+    async def converse(self, request: Request, question: Chat, shaped: Shaped) -> Response:
+        """An answer to a conversation, whichever API asked."""
+        return await self.answer(request, question, lambda: [self.conversation(question)], shaped)
+
+    def conversation(self, question: Chat) -> Sequence[int]:
+        """What the target is to continue. Raises ApiError for what its template does not know."""
+        if question.offered and not self._taught:
+            raise unsupported("tools", "This model's chat template knows no tools that we can read: leave them out.")
+        try:
+            return self._template.tokens(readable(question.messages), question.offered or None)
+        except PipelineError as error:
+            raise of_pipeline(error) from error
+
+    def _completion_prompts(self, question: Completion) -> list[Sequence[int]]:
+        return [self._codec.encode(each) if isinstance(each, str) else each for each in question.prompts]
+
+    async def answer(
+        self, request: Request, question: Question, to_prompts: Callable[[], list[Sequence[int]]], shaped: Shaped
+    ) -> Response:
+        """`shaped` makes the answer's shape from the number of the prompts' tokens."""
+        with ExitStack() as stack:
+            count = question.choices * (len(question.prompts) if isinstance(question, Completion) else 1)
+            self._seats.take(count)
+            stack.callback(self._seats.give_back, count)
+            state = await self._health.require()
+            # Long texts take a while, and others' tokens are not to wait for them.
+            prompts = await asyncio.to_thread(to_prompts)
+            wanted = self._wanted(question, prompts, state)
+            shape = shaped(sum(map(len, prompts)))
+            generation = Generation([Measured(self._backend.stream(*each), self.figures) for each in wanted])
+            self._open.add(generation)
+            stack.callback(self._end, generation)
+            if not question.stream:
+                return JSONResponse(shape.whole(await unless_gone(request, generation.collect())))
+            patience = self._settings.keep_alive
+            # What fails at once gets a status of its own; afterwards it is too late for that.
+            first = await unless_gone(request, generation.next(patience))
+            close = stack.pop_all().close
+            return EventStream(frames(generation, shape, first, patience, close), close)
+
+    def stop(self) -> None:
+        """End what is being generated, with an answer that says why."""
+        for generation in self._open:
+            generation.abort(ApiError(503, "The server was stopped while it served this request: ask again later."))
+
+    def _end(self, generation: Generation) -> None:
+        generation.close()
+        self._open.discard(generation)
+
+    def _wanted(
+        self, question: Question, prompts: Sequence[Sequence[int]], state: State
+    ) -> list[tuple[Sequence[int], SamplingParams]]:
+        """Every choice: what it continues, and how."""
+        if not prompts:
+            raise ApiError(400, "There is no prompt: give at least one.", param="prompt")
+        wanted = []
+        for tokens in prompts:
+            _require_fitting(tokens, state)
+            default = _COMPLETION_TOKENS if isinstance(question, Completion) else None
+            params = sampling(question, state.context - len(tokens), default, self._settings.defaults)
+            if not isinstance(question, Completion):
+                params = replace(params, stop=(*params.stop, *self._template.stops))
+            for index in range(question.choices):
+                # Equal seeds would give equal texts.
+                seed = None if params.seed is None else (params.seed + index) % (1 << 32)
+                wanted.append((tokens, replace(params, seed=seed)))
+        return wanted
+
+    def named(self, name: str | None) -> str:
+        """Only what was named at the start; a name is never a path or a download."""
+        if name is None:
+            return self._settings.names[0]
+        if name not in self._settings.names:
+            known = ", ".join(self._settings.names)
+            raise ApiError(404, f"There is no such model here: ask for {known}.", code="model_not_found", param="model")
+        return name
+
+
+def _require_fitting(tokens: Sequence[int], state: State) -> None:
+    if not tokens:
+        raise ApiError(400, "The prompt is empty: give at least one token to continue.", param="prompt")
+    if max(tokens) >= state.vocabulary:
+        raise ApiError(400, f"The prompt holds token {max(tokens)}: ids end at {state.vocabulary - 1}.", param="prompt")
+    if len(tokens) >= state.context:
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {state.context} tokens, and the prompt has {len(tokens)}: "
+            "shorten it.",
+            code="context_length_exceeded",
+        )
