@@ -18,6 +18,8 @@ class Result:
     finish_reason: Literal["stop", "length", "cancelled"]
     statistics: Statistics
     seed: int
+    stop: str | None = None
+    """The stop string that ended it; None for the model's own end."""
 
     def to_json(self) -> dict[str, Any]:
         """The object that `generate --json` prints."""
@@ -62,7 +64,12 @@ class Reply:
                 return message.text
             case Done() if message.request == self._request:
                 self.result = Result(
-                    "".join(self._texts), tuple(self._tokens), message.finish_reason, message.statistics, self._seed
+                    "".join(self._texts),
+                    tuple(self._tokens),
+                    message.finish_reason,
+                    message.statistics,
+                    self._seed,
+                    message.stop,
                 )
             case Refused() if message.request in (self._request, ""):
                 raise blaming(message.blame, message.text)

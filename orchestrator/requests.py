@@ -53,7 +53,7 @@ class Conversation:
         return Piece(self.request, text, ()) if text else None
 
     def done(self, reason: Literal["stop", "length", "cancelled"], statistics: Statistics) -> Done:
-        return Done(self.request, "stop" if self.stopped else reason, statistics)
+        return Done(self.request, "stop" if self.stopped else reason, statistics, self.stops.found)
 
 
 def to_request(submit: Submit, codec: TextCodec, options: Options) -> Request:

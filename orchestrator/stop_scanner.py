@@ -12,6 +12,8 @@ class StopScanner:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
+        self.found: str | None = None
+        """The stop string that ended the text."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Text that can't be part of a stop string, and whether one was found.
@@ -19,8 +21,9 @@ class StopScanner:
         Once one is found, the text ends before it, and what follows is dropped.
         """
         text = self._held + text
-        start = self._first(text)
-        if start is not None:
+        first = self._first(text)
+        if first is not None:
+            start, self.found = first
             self._held = ""
             return text[:start], True
         keep = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
@@ -37,10 +40,10 @@ class StopScanner:
         held, self._held = self._held, ""
         return held
 
-    def _first(self, text: str) -> int | None:
-        found = ((text.find(stop), len(stop)) for stop in self._stops)
-        ends = [(start + length, start) for start, length in found if start >= 0]
-        return min(ends)[1] if ends else None
+    def _first(self, text: str) -> tuple[int, str] | None:
+        found = ((text.find(stop), stop) for stop in self._stops)
+        ends = [(start + len(stop), start, stop) for start, stop in found if start >= 0]
+        return min(ends)[1:] if ends else None
 
 
 def _overlap(text: str, stop: str) -> int:

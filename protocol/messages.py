@@ -449,6 +449,8 @@ class Done(Message, frozen=True):
     request: ShortText
     finish_reason: Literal["stop", "length", "cancelled"]
     statistics: Statistics
+    stop: ShortText | None = None
+    """The stop string that ended it; None for the model's own end."""
 
 
 class Refused(Message, frozen=True):

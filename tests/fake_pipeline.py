@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from orchestrator.reply import Result
 from orchestrator.sampling_params import SamplingParams
@@ -63,7 +64,8 @@ class FakeStream:
                 yield piece or ""
             said = "".join(piece for piece in self._pipeline.pieces(self._params) if isinstance(piece, str))
             figures = statistics(len(self._prompt), len(said))
-            self.result = Result(said, (), "stop", figures, self._params.seed or 0)
+            reason, stop = self._pipeline.ends
+            self.result = Result(said, (), reason, figures, self._params.seed or 0, stop)
         finally:
             self._pipeline.running -= 1
             if self.result is None:
@@ -75,6 +77,8 @@ class FakePipeline:
     pieces: Callable[[SamplingParams], Sequence[str | PipelineError | None]] = lambda _: ["Hel", "lo"]
     condition: State | None = READY
     asked: list[tuple[Sequence[int], SamplingParams]] = field(default_factory=list)
+    ends: tuple[Literal["stop", "length"], str | None] = ("stop", None)
+    """Why every generation ends, and by which stop string."""
     running: int = 0
     stuck: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)

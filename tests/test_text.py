@@ -208,6 +208,13 @@ def test_a_false_beginning_is_given_out_with_what_follows():
     assert scanner.push("b") == ("\nb", False)
 
 
+def test_the_stop_string_that_was_complete_first_is_named():
+    scanner = StopScanner(["cd", "abcd", "x"])
+
+    assert (scanner.push("zabc"), scanner.found) == (("z", False), None)
+    assert (scanner.push("dx"), scanner.found) == (("", True), "abcd")
+
+
 def test_a_source_file_survives_random_batches(demo: TextCodec):
     rng = random.Random(5)
     tokens = demo.encode(Path(__file__).read_text())
