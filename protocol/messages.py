@@ -18,6 +18,8 @@ MAX_CONTEXT = 1 << 20
 """Most tokens a Start may carry."""
 MAX_NODES = 1024
 """Most tree nodes one message may carry."""
+MAX_TREES = 64
+"""Most trees of one Forest."""
 MAX_SUPPORT = 64
 """Tokens a draft distribution may put its mass on in rejection mode."""
 
@@ -329,6 +331,13 @@ class Verify(Message, frozen=True):
     distributions: Annotated[tuple[Distribution, ...], Meta(max_length=MAX_NODES)] = ()
 
 
+class Forest(Message, frozen=True):
+    """Evaluate the trees of several sequences in one forward. Each of them is answered as though it stood alone."""
+
+    trees: Annotated[tuple[Verify, ...], Meta(min_length=2, max_length=MAX_TREES)]
+    """One a sequence."""
+
+
 class Stop(Message, frozen=True):
     """Forget this sequence."""
 
@@ -462,6 +471,6 @@ class Refused(Message, frozen=True):
 
 
 FromWorker: TypeAlias = Hello | Prefilled | KvOffer | Grow | Verdict | Fault | Pong
-ToWorker: TypeAlias = Start | Prefill | Reroot | Verify | KvRelease | Stop | Ping | Shutdown
+ToWorker: TypeAlias = Start | Prefill | Reroot | Verify | Forest | KvRelease | Stop | Ping | Shutdown
 FromClient: TypeAlias = Submit | Cancel | Inquire
 ToClient: TypeAlias = State | Piece | Done | Refused

@@ -4,7 +4,7 @@ Two seams make that possible without touching a model's code: each attention's r
 it takes a position per token, and the cache it is given answers with the tree's mask.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from mlx_lm.utils import dequantize_model, load_model
 
 from protocol.arena_header import ArenaLayout
 from protocol.errors import InputError
+from protocol.joint_forward import Part, can_join, evaluate_together
 from protocol.messages import MAX_CONTEXT
 from protocol.slots import PREFIX
 from protocol.tree_sequence import Forward, TreeSequence
@@ -42,6 +43,8 @@ class TreeModel:
             if not isinstance(attention.rope, PositionedRope):
                 attention.rope = PositionedRope(attention.rope)
         self.vocabulary, self.layout = self._prove()
+        self.joins = self._prove_joint()
+        """One forward can evaluate several sequences."""
 
     @classmethod
     def load(cls, folder: Path, divide: Callable[[Any], None] | None = None) -> Self:
@@ -72,6 +75,12 @@ class TreeModel:
     def sequence(self) -> "TreeSequence":
         """A new, empty sequence."""
         return TreeSequence(self.network)
+
+    def evaluate_together(self, parts: Sequence[Part]) -> list[mx.array]:
+        """(L, V) logits of each part, not yet computed: in one forward, where this architecture allows it."""
+        if len(parts) == 1 or not self.joins:
+            return [part.sequence.evaluate(part.tokens, part.parents) for part in parts]
+        return evaluate_together(self.network, parts)
 
     def _attentions(self) -> Iterator[Any]:
         for layer in self.network.layers:
@@ -106,6 +115,22 @@ class TreeModel:
         except (TypeError, ValueError, AttributeError) as error:
             raise self._refusal(f"it uses positions or masks in its own way: {_reason(error)}") from error
         return fork.shape[-1], sequence.layout(self.context)
+
+    def _prove_joint(self) -> bool:
+        """Compare a joint forward of two forks with one alone. Without it, sequences are evaluated in turns."""
+        if not can_join(self._attentions()):
+            return False
+        fork = (0, 1, 2), (PREFIX, 0, 0)
+        alone = self.sequence().evaluate(*fork)
+        # One forward after the other, as ranks that share a model must have it.
+        mx.eval(alone)
+        try:
+            joint = evaluate_together(self.network, [Part(self.sequence(), *fork) for _ in range(2)])
+            mx.eval(joint)
+        except (TypeError, ValueError, AttributeError):
+            return False
+        most = _TOLERANCE * mx.std(alone)
+        return all((mx.abs(logits - alone).mean() < most).item() for logits in joint)
 
     def _refusal(self, reason: str) -> InputError:
         return InputError(

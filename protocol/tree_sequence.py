@@ -37,6 +37,7 @@ class SlotCache:
         self.keys: Any = None
         self.values: Any = None
         self.forward = Forward(0, None, None)
+        self._end = 0
 
     @property
     def offset(self) -> int | Forward:
@@ -56,7 +57,12 @@ class SlotCache:
         begin, end = self.forward.begin, self.forward.begin + keys.shape[2]
         self.keys = _written(self.keys, keys, begin, end)
         self.values = _written(self.values, values, begin, end)
-        return self.keys[..., :end, :], self.values[..., :end, :]
+        self._end = end
+        return self.fetch()
+
+    def fetch(self) -> tuple[mx.array, mx.array]:
+        """All slots up to the last that was written."""
+        return self.keys[..., : self._end, :], self.values[..., : self._end, :]
 
     def move(self, begin: int, slots: mx.array) -> None:
         """Bring the contents of `slots` to the slots from `begin` on."""
@@ -70,7 +76,8 @@ class TreeSequence:
 
     def __init__(self, network: Any) -> None:
         self._network = network
-        self._caches = [SlotCache() for _ in network.layers]
+        self.caches = [SlotCache() for _ in network.layers]
+        """One a layer."""
         self._table = SlotTable()
 
     @property
@@ -95,20 +102,26 @@ class TreeSequence:
             self._compact()
         begin = self._table.size
         self._table.append(len(tokens))
-        self._run(tokens, Forward(begin, None, "causal" if len(tokens) > 1 else None))
-        mx.eval([(cache.keys, cache.values) for cache in self._caches])
+        self._prepare(Forward(begin, None, "causal" if len(tokens) > 1 else None))
+        self._logits(tokens)
+        mx.eval([(cache.keys, cache.values) for cache in self.caches])
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
         """(L, V) logits, not yet computed, of tokens that become rows next_row, next_row + 1, ...
 
         A parent is a row's number, of an earlier call or of this one, or -1 for the committed tokens.
         """
+        self.begin(parents)
+        return self._logits(tokens)
+
+    def begin(self, parents: Sequence[int]) -> Forward:
+        """Make rows for a forward, which every layer's cache is now ready for; see `evaluate`."""
         rows = self._table.add(parents)
         if self._table.continues(rows):
-            return self._run(tokens, Forward(rows[0].slot, None, "causal" if len(rows) > 1 else None))
+            return self._prepare(Forward(rows[0].slot, None, "causal" if len(rows) > 1 else None))
         positions = mx.array([row.position for row in rows])
         mask: Any = self._table.mask(rows)
-        return self._run(tokens, Forward(rows[0].slot, positions, mx.array(mask)))
+        return self._prepare(Forward(rows[0].slot, positions, mx.array(mask)))
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         """Commit the rows of `path` in order, keep those in `surviving`, forget the others.
@@ -125,12 +138,12 @@ class TreeSequence:
 
     def layout(self, capacity: int) -> ArenaLayout | None:
         """The arena that holds `capacity` rows of this sequence, which has some; None if no arena can."""
-        shapes = {half.shape[1::2] for cache in self._caches for half in (cache.keys, cache.values)}
-        kind = element_type(self._caches[0].keys)
+        shapes = {half.shape[1::2] for cache in self.caches for half in (cache.keys, cache.values)}
+        kind = element_type(self.caches[0].keys)
         if len(shapes) != 1 or kind is None:
             return None
         ((heads, size),) = shapes
-        return ArenaLayout(len(self._caches), heads, capacity, size, kind)
+        return ArenaLayout(len(self.caches), heads, capacity, size, kind)
 
     def export(self, begin: int, end: int) -> tuple[LayerRows, LayerRows]:
         """Keys and values of committed tokens [begin, end), in the tokens' order.
@@ -141,9 +154,9 @@ class TreeSequence:
         slots = self._table.committed_slots(begin, end)
         first, last = int(slots[0]), int(slots[-1])
         where: Any = slice(first, last + 1) if last - first == end - begin - 1 else mx.array(slots)
-        halves = [cache.keys for cache in self._caches] + [cache.values for cache in self._caches]
+        halves = [cache.keys for cache in self.caches] + [cache.values for cache in self.caches]
         rows = to_numpy([half[0][:, where] for half in halves])
-        return rows[: len(self._caches)], rows[len(self._caches) :]
+        return rows[: len(self.caches)], rows[len(self.caches) :]
 
     def adopt(
         self, keys: Sequence[NDArray[Any]], values: Sequence[NDArray[Any]], tokens: int, kind: ElementType
@@ -153,20 +166,23 @@ class TreeSequence:
         Rows behind them, if the arrays have more, are room to grow into. The arrays are copied.
         """
         assert not self._table.size
-        for cache, layer_keys, layer_values in zip(self._caches, keys, values, strict=True):
+        for cache, layer_keys, layer_values in zip(self.caches, keys, values, strict=True):
             cache.keys, cache.values = to_mlx(layer_keys[None], kind), to_mlx(layer_values[None], kind)
         self._table.append(tokens)
 
-    def _run(self, tokens: Sequence[int], forward: Forward) -> mx.array:
-        for cache in self._caches:
+    def _prepare(self, forward: Forward) -> Forward:
+        for cache in self.caches:
             cache.forward = forward
-        return self._network(mx.array([tokens]), cache=self._caches)[0]
+        return forward
+
+    def _logits(self, tokens: Sequence[int]) -> mx.array:
+        return self._network(mx.array([tokens]), cache=self.caches)[0]
 
     def _compact(self) -> None:
         begin, slots = self._table.compact()
         if len(slots):
             moved = mx.array(slots)
-            for cache in self._caches:
+            for cache in self.caches:
                 cache.move(begin, moved)
 
 

@@ -1,6 +1,6 @@
 """What rank 0 tells the other ranks to do, and its bytes. Knows no model and opens no sockets.
 
-A call is named after the method of `TreeSequence` that every rank runs with the same arguments.
+A call is named after the method of `TreeSequence` or `TreeModel` that every rank runs with the same arguments.
 """
 
 import socket
@@ -25,6 +25,12 @@ class Evaluate(msgspec.Struct, frozen=True, tag="evaluate", array_like=True):
     parents: tuple[int, ...]
 
 
+class EvaluateTogether(msgspec.Struct, frozen=True, tag="evaluate_together", array_like=True):
+    """All of it in one forward."""
+
+    parts: tuple[Evaluate, ...]
+
+
 class Keep(msgspec.Struct, frozen=True, tag="keep", array_like=True):
     """Commit the rows of `path`; all others are forgotten."""
 
@@ -43,7 +49,7 @@ class Close(msgspec.Struct, frozen=True, tag="close", array_like=True):
     sequence: int
 
 
-Call: TypeAlias = Prefill | Evaluate | Keep | Truncate | Close
+Call: TypeAlias = Prefill | Evaluate | EvaluateTogether | Keep | Truncate | Close
 _DECODER = msgspec.msgpack.Decoder(Call)
 
 

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import mlx.core as mx
+
+from protocol.joint_forward import Part
 from protocol.kv_exchange import KvExchange
 from protocol.messages import NodeId, Sampling, Start, Verdict
 from protocol.sampling import Noise
@@ -36,6 +39,11 @@ class TargetEngine:
         previous.cache.truncate(shared)
         kept = previous.checkpoint if previous.saved <= shared else self._checkpoint()
         return TargetSequence(self, start, adoption._replace(cache=previous.cache), kept)
+
+    def verify(self, asked: Sequence[tuple["TargetSequence", Proposal]]) -> list[Walk]:
+        """One forward over the proposals of different sequences, and a walk down each."""
+        logits = self.model.evaluate_together([sequence.part(proposal) for sequence, proposal in asked])
+        return [sequence.walk(rows, proposal) for rows, (sequence, proposal) in zip(logits, asked, strict=True)]
 
     def _adopt(self, start: Start, shared: int) -> Adoption:
         reference = start.adopt
@@ -103,11 +111,13 @@ class TargetSequence:
         self.cache.prefill(chunk)
         self.prefilled += len(chunk)
 
-    def verify(self, proposal: Proposal) -> Walk:
-        """One forward over the proposal and a walk down it. Its rows wait for `advance`."""
+    def part(self, proposal: Proposal) -> Part:
+        """Its share of a forward over the proposal. The rows wait for `advance`."""
         first = self.cache.next_row
-        parents = [-1, *(first + parent for parent in proposal.parents[1:])]
-        logits = self.cache.evaluate(proposal.tokens, parents)
+        return Part(self.cache, proposal.tokens, [-1, *(first + parent for parent in proposal.parents[1:])])
+
+    def walk(self, logits: mx.array, proposal: Proposal) -> Walk:
+        """What of the proposal is accepted; `logits` is (L, V), a row an entry."""
         rule = coupled if self.sampling.verification == "coupled" else rejection
         return rule(logits, proposal, self.tokens, self.sampling, self._engine.noise)
 

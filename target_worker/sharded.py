@@ -12,9 +12,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from protocol.joint_forward import Part
 from protocol.tree_model import TreeModel
 from protocol.tree_sequence import TreeSequence
-from target_worker.calls import Call, Close, Evaluate, Keep, Prefill, Truncate, encoded
+from target_worker.calls import Call, Close, Evaluate, EvaluateTogether, Keep, Prefill, Truncate, encoded
 from target_worker.rendezvous import Peer
 
 Tell = Callable[[Call], None]
@@ -27,12 +28,20 @@ class LeadingModel(TreeModel):
 
     def lead(self, peers: Sequence[Peer]) -> None:
         self._tell = lambda call: tell(peers, call)
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
 
     def sequence(self) -> TreeSequence:
         if self._tell is None:
             return super().sequence()
-        return LeadingSequence(self.network, self._tell, next(self._numbers))
+        return LeadingSequence(self.network, self._tell, next(self.numbers))
+
+    def evaluate_together(self, parts: Sequence[Part]) -> list[mx.array]:
+        if self._tell is None or len(parts) == 1 or not self.joins:
+            return super().evaluate_together(parts)
+        self._tell(EvaluateTogether(tuple(_evaluate(*part) for part in parts)))
+        logits = super().evaluate_together(parts)
+        mx.eval(logits)
+        return logits
 
 
 class LeadingSequence(TreeSequence):
@@ -41,16 +50,17 @@ class LeadingSequence(TreeSequence):
     def __init__(self, network: Any, tell: Tell, number: int) -> None:
         super().__init__(network)
         self._tell = tell
-        self._number = number
+        self.number = number
+        """What all ranks know it by."""
         # Whoever lets go of a sequence need not know that it is one of these.
         weakref.finalize(self, tell, Close(number)).atexit = False
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        self._tell(Prefill(self._number, tuple(tokens)))
+        self._tell(Prefill(self.number, tuple(tokens)))
         super().prefill(tokens)
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
-        self._tell(Evaluate(self._number, tuple(tokens), tuple(parents)))
+        self._tell(_evaluate(self, tokens, parents))
         logits = super().evaluate(tokens, parents)
         # The ranks stay in step only if all of one forward's collectives run before those of the next.
         mx.eval(logits)
@@ -58,11 +68,11 @@ class LeadingSequence(TreeSequence):
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         assert not tuple(surviving), "a target keeps no rows beside the path"
-        self._tell(Keep(self._number, tuple(path)))
+        self._tell(Keep(self.number, tuple(path)))
         super().keep(path, ())
 
     def truncate(self, length: int) -> None:
-        self._tell(Truncate(self._number, length))
+        self._tell(Truncate(self.number, length))
         super().truncate(length)
 
 
@@ -72,6 +82,10 @@ def follow(model: TreeModel, calls: Iterable[Call]) -> None:
     for call in calls:
         if isinstance(call, Close):
             sequences.pop(call.sequence, None)
+            continue
+        if isinstance(call, EvaluateTogether):
+            parts = [Part(sequences[part.sequence], part.tokens, part.parents) for part in call.parts]
+            mx.eval(model.evaluate_together(parts))
             continue
         sequence = sequences.setdefault(call.sequence, model.sequence())
         match call:
@@ -83,6 +97,11 @@ def follow(model: TreeModel, calls: Iterable[Call]) -> None:
                 sequence.keep(path, ())
             case Truncate(length=length):
                 sequence.truncate(length)
+
+
+def _evaluate(sequence: TreeSequence, tokens: Sequence[int], parents: Sequence[int]) -> Evaluate:
+    assert isinstance(sequence, LeadingSequence)
+    return Evaluate(sequence.number, tuple(tokens), tuple(parents))
 
 
 def tell(peers: Sequence[Peer], call: Call) -> None:

@@ -1,10 +1,11 @@
 """The target's side of the conversation: messages in, messages out. Pure over its engine and clock."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from protocol.messages import (
     Fault,
+    Forest,
     FromWorker,
     Hello,
     KvOffer,
@@ -48,7 +49,9 @@ class TargetWorker:
             case Start():
                 yield from self._start(message)
             case Verify():
-                yield from self._verify(message)
+                yield from self._verify((message,))
+            case Forest(trees):
+                yield from self._verify(trees)
             case KvRelease(name):
                 self._release(name)
             case Stop(sequence):
@@ -143,32 +146,48 @@ class TargetWorker:
             )
         return None
 
-    def _verify(self, verify: Verify) -> Iterator[FromWorker]:
+    def _verify(self, trees: Sequence[Verify]) -> Iterator[FromWorker]:
+        """One forward over all trees that there is no other answer to."""
         began = self._clock()
-        sequence = self._sequences.get(verify.sequence)
-        if sequence is None:
-            yield Fault("lost", "The target does not know this sequence.", verify.sequence)
-        elif verify.round < sequence.round:
-            # Asked again, because the answer was lost or slow. Rounds before the last are settled.
-            if sequence.verdict is not None and sequence.verdict.round == verify.round:
-                yield sequence.verdict
-        elif misfit := _misfit(sequence, verify):
-            yield Fault("lost", misfit, verify.sequence)
-        elif refusal := flaw(verify, sequence.sampling, self._engine.model.vocabulary, self._engine.model.context):
-            yield Fault("refused", refusal, verify.sequence)
-        else:
-            proposal = Proposal(verify)
-            evaluating = self._clock()
-            walk = sequence.verify(proposal)
-            self._pacer.forward(evaluating, len(proposal.tokens))
+        asked: dict[SequenceId, Verify] = {}
+        for verify in trees:
+            answer = None if verify.sequence in asked else self._without_forward(verify)
+            if answer is None:
+                # Of two trees of one sequence the last counts.
+                asked[verify.sequence] = verify
+            else:
+                yield from answer
+        if not asked:
+            return
+        proposals = [(self._sequences[id], Proposal(verify)) for id, verify in asked.items()]
+        evaluating = self._clock()
+        walks = self._engine.verify(proposals)
+        self._pacer.forward(evaluating, sum(len(proposal.tokens) for _, proposal in proposals))
+        seconds = self._clock() - began
+        verdicts = []
+        for verify, (_, proposal), walk in zip(asked.values(), proposals, walks, strict=True):
             path = proposal.path(walk.accepted)
-            verdict = Verdict(
-                verify.sequence, verify.round, path, walk.bonus, self._clock() - began, self._pacer.take()
-            )
-            yield verdict
-            # The verdict is on its way; tidying up no longer delays anyone.
+            verdicts.append(Verdict(verify.sequence, verify.round, path, walk.bonus, seconds, self._pacer.take()))
+        yield from verdicts
+        # The verdicts are on their way; tidying up no longer delays anyone.
+        for (sequence, proposal), walk, verdict in zip(proposals, walks, verdicts, strict=True):
             sequence.advance(proposal, walk, verdict)
             self._note_unsaved(sequence)
+
+    def _without_forward(self, verify: Verify) -> tuple[FromWorker, ...] | None:
+        """What there is to say to a tree that is not to be evaluated; None if it is."""
+        sequence = self._sequences.get(verify.sequence)
+        if sequence is None:
+            return (Fault("lost", "The target does not know this sequence.", verify.sequence),)
+        if verify.round < sequence.round:
+            # Asked again, because the answer was lost or slow. Rounds before the last are settled.
+            last = sequence.verdict
+            return (last,) if last is not None and last.round == verify.round else ()
+        if misfit := _misfit(sequence, verify):
+            return (Fault("lost", misfit, verify.sequence),)
+        if refusal := flaw(verify, sequence.sampling, self._engine.model.vocabulary, self._engine.model.context):
+            return (Fault("refused", refusal, verify.sequence),)
+        return None
 
     def _forget(self, id: SequenceId) -> None:
         """What it saved stays, for others."""

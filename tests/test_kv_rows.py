@@ -148,6 +148,6 @@ def test_a_model_states_its_layout():
 
 def test_layers_that_differ_have_no_layout():
     sequence = prefilled(tree_model())
-    sequence._caches[1].values = mx.zeros((1, 2, 256, 16))
+    sequence.caches[1].values = mx.zeros((1, 2, 256, 16))
 
     assert sequence.layout(512) is None

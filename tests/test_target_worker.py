@@ -14,6 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from protocol.messages import (
     Distribution,
     Fault,
+    Forest,
     FromWorker,
     Hello,
     NodeId,
@@ -300,6 +301,40 @@ def test_interleaved_sequences_do_not_disturb_each_other():
 
     assert tuple(one.tokens) == _reference(_HOT)[: len(one.tokens)]
     assert tuple(other.tokens[: len(_reference(_FILTERED))]) == _reference(_FILTERED)[: len(other.tokens)]
+
+
+def test_trees_verified_together_give_the_tokens_of_each_alone():
+    worker = _worker()
+    requests = [
+        (sampling, _Orchestrator(worker, _start(sampling=sampling, sequence=number)))
+        for number, sampling in enumerate((_GREEDY, _HOT, _FILTERED), start=1)
+    ]
+
+    for depth in (3, 0, 2, 1):
+        asked = [one.verify(_oracle(sampling, depth)(one.tokens)) for sampling, one in requests]
+        verdicts = _answers(worker, Forest(tuple(asked)))
+        for (sampling, one), verify, verdict in zip(requests, asked, verdicts, strict=True):
+            one.fold(verify, verdict)
+            assert tuple(one.tokens) == _reference(sampling)[: len(one.tokens)]
+
+
+def test_a_tree_that_is_not_to_be_evaluated_does_not_disturb_the_others_of_its_forest():
+    worker = _worker()
+    good, settled, repeated, refused = (_Orchestrator(worker, _start(sequence=number)) for number in range(1, 5))
+    stale = settled.verify()
+    settled.step()
+    settled.step()
+    again = repeated.verify()
+    verdict = repeated.step()
+    unknown = msgspec.structs.replace(good.verify(), sequence=SequenceId(9))
+    bad = refused.verify(([1, 2], [0, 7]))
+
+    answers = _answers(worker, Forest((unknown, stale, again, bad, good.verify())))
+
+    lost, repeat, fault, fresh = answers
+    assert (_fault([lost]), repeat, _fault([fault])) == (("lost", 9), verdict, ("refused", 4))
+    good.fold(good.verify(), fresh)
+    assert tuple(good.tokens) == _reference(_GREEDY)[: len(good.tokens)]
 
 
 def test_a_repeated_verify_is_answered_with_the_same_verdict():

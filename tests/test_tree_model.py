@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from protocol import tree_model as tree_model_module
 from protocol import tree_sequence
 from protocol.errors import InputError
+from protocol.joint_forward import Part
 from protocol.tree_model import TreeModel
+from protocol.tree_sequence import TreeSequence
 from tests.tiny_models import ARCHITECTURES, VOCABULARY, network, stock_logits, tree_model
 
 _PROMPT = (5, 9, 2, 33, 41, 7)
@@ -38,6 +41,42 @@ def test_tree_logits_equal_those_of_each_path(architecture: str):
         assert _equal(logits[row], stock_logits(model.network, _PROMPT + path))
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_joint_logits_are_those_of_each_sequence_alone(architecture: str):
+    """Trees and chains behind prefixes of several lengths, the second time with dead slots between them."""
+    model = tree_model(architecture)
+    shapes = [(_TOKENS, _PARENTS), ((3, 4, 5), (-1, 0, 1)), ((6,), (-1,))]
+    alone, together = [[_prefilled(model, length) for length in (6, 3, 5)] for _ in range(2)]
+
+    for _ in range(2):
+        parts = [
+            Part(sequence, tokens, [-1 if parent < 0 else sequence.next_row + parent for parent in parents])
+            for sequence, (tokens, parents) in zip(together, shapes, strict=True)
+        ]
+        expected = [sequence.evaluate(part.tokens, part.parents) for sequence, part in zip(alone, parts, strict=True)]
+
+        assert all(map(_equal, model.evaluate_together(parts), expected))
+
+        for sequence, part in zip((*alone, *together), parts * 2, strict=True):
+            sequence.keep([sequence.next_row - len(part.tokens)], ())
+
+
+def test_a_model_whose_attention_cannot_be_joined_evaluates_in_turns(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tree_model_module, "can_join", lambda _: False)
+    monkeypatch.setattr(tree_model_module, "evaluate_together", None)
+    model = tree_model()
+
+    found = model.evaluate_together([Part(_prefilled(model, 4), _TOKENS, _PARENTS) for _ in range(2)])
+
+    assert all(_equal(logits, _prefilled(model, 4).evaluate(_TOKENS, _PARENTS)) for logits in found)
+
+
+def _prefilled(model: TreeModel, length: int) -> TreeSequence:
+    sequence = model.sequence()
+    sequence.prefill(_PROMPT[:length])
+    return sequence
+
+
 def test_a_tree_without_committed_tokens():
     model = tree_model()
 
@@ -60,7 +99,7 @@ def test_a_chain_costs_no_mask():
     sequence.keep([0], [])
     sequence.evaluate((3,), (-1,))
 
-    assert sequence._caches[0].forward == (len(_PROMPT) + 1, None, None)
+    assert sequence.caches[0].forward == (len(_PROMPT) + 1, None, None)
 
 
 def test_prefill_in_chunks_equals_prefill_at_once():
