@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.ranges import out_of_range
+from orchestrator.http.reading import decoded
 from orchestrator.sampling_params import SamplingParams
 from protocol.errors import InputError
 from protocol.messages import Token
@@ -148,12 +148,7 @@ Q = TypeVar("Q", bound=Question)
 
 def read(body: bytes, kind: type[Q]) -> Q:
     """The question in a request's body. Raises ApiError naming what is wrong with it."""
-    try:
-        question = msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise ApiError(400, out_of_range(error), code="invalid_value", param=_param(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
+    question = decoded(body, kind)
     question.refuse_unsupported()
     return question
 
@@ -192,8 +187,3 @@ def _bias(bias: Mapping[str, float]) -> dict[int, float]:
     if not all(token.isascii() and token.isdigit() and len(token) < 10 for token in bias):
         raise ApiError(400, 'logit_bias maps token ids to numbers, for instance {"50": -100}.', param="logit_bias")
     return {int(token): value for token, value in bias.items()}
-
-
-def _param(error: msgspec.ValidationError) -> str | None:
-    _, found, path = str(error).partition("`$.")
-    return path.rstrip("`").split(".")[0].split("[")[0] if found else None
