@@ -10,9 +10,10 @@ import zmq.asyncio
 from orchestrator.reply import Reply, Result
 from orchestrator.sampling_params import SamplingParams
 from protocol.codec import Stamp, decode, encode
-from protocol.errors import PipelineError
+from protocol.errors import PipelineError, blaming
 from protocol.link import Link, configured_dealer
-from protocol.messages import Cancel, Inquire, State, Submit, ToClient
+from protocol.messages import Cancel, Inquire, Refused, SequenceId, State, Submit, ToClient
+from protocol.watch_messages import Scene, ToVisitor, Watch
 
 STAMP = Stamp(0, 0)
 """Clients belong to no life of the orchestrator."""
@@ -157,6 +158,28 @@ class AsyncClient:
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> "AsyncStream":
         submit = (params or SamplingParams()).submit(uuid.uuid4().hex, prompt)
         return AsyncStream(self._context, self.address, submit)
+
+    async def watch(self, sequence: SequenceId | None = None) -> AsyncIterator[Scene]:
+        """What the pipeline does, in scenes: at most twenty a second, and one a second or so if nothing happens.
+
+        `sequence`: the request to look at; None is the latest. Whoever is slow to take a scene misses some. Raises
+        PipelineError if nobody answers, or the pipeline is not this user's alone.
+        """
+        socket = configured_dealer(self._context, self.address)
+        after = 0
+        try:
+            while True:
+                await socket.send(encode(Watch(after, sequence), STAMP))
+                if not await socket.poll(int(_ANSWER * 1000)):
+                    raise _nobody(self.address)
+                _, answer = decode(await socket.recv(), ToVisitor)
+                if isinstance(answer, Refused):
+                    raise blaming(answer.blame, answer.text)
+                if isinstance(answer, Scene):
+                    after = answer.serial
+                    yield answer
+        finally:
+            socket.close(linger=0)
 
     def close(self) -> None:
         self._context.destroy(linger=0)

@@ -1,35 +1,51 @@
 """Clients' side of the orchestrator: requests in, pieces of text and answers out. Knows no workers."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import zmq
 
 from orchestrator.core.commands import Emit, Finish
 from orchestrator.core.events import Ended, Submitted
+from orchestrator.core.watchers import Watchers
 from orchestrator.requests import Conversation, to_request
+from orchestrator.session import Session
 from orchestrator.setup import OrchestratorSetup
 from orchestrator.tokenizer import TextCodec
 from protocol.codec import Stamp
-from protocol.errors import PipelineError, blame_of, blaming
+from protocol.errors import InputError, PipelineError, blame_of, blaming
 from protocol.link import Arrival, Hub
-from protocol.messages import Cancel, FromClient, Inquire, Refused, SequenceId, State, Submit
+from protocol.messages import Cancel, Inquire, Refused, SequenceId, State, Submit
+from protocol.watch_messages import FromVisitor, Watch
 
 _MOST_REQUESTS = 256
+
+Visitor: TypeAlias = tuple[bytes, Stamp]
+"""Who asked, and the stamp that the answer is to have."""
 
 
 class Desk:
     """One socket and the conversations on it."""
 
     def __init__(
-        self, context: zmq.Context[Any], setup: OrchestratorSetup, codec: TextCodec, state: Callable[[], State]
+        self,
+        context: zmq.Context[Any],
+        setup: OrchestratorSetup,
+        codec: TextCodec,
+        state: Callable[[], State],
+        watchers: Watchers[Visitor],
     ) -> None:
         """`state` says what clients are told of the pipeline."""
         self._state = state
         self._options = setup.options
         self._codec = codec
-        self._hub = Hub(context, setup.address, FromClient, on_reject=self._reject_frame)
+        self._watchers = watchers
+        # Watchers see what others ask: only who may open a socket in the session's folder, which is its owner.
+        self._private = setup.address == Session(Path(setup.session)).client_address
+        self._hub = Hub(context, setup.address, FromVisitor, on_reject=self._reject_frame)
         self._conversations: dict[SequenceId, Conversation] = {}
         self._sequences = itertools.count(1)
         self._inquirers: dict[bytes, Stamp] = {}
@@ -55,8 +71,25 @@ class Desk:
                     for conversation in list(self._conversations.values()):
                         if (conversation.peer, conversation.request) == (arrival.peer, request):
                             yield Ended(conversation.sequence, "cancelled")
+                case Watch() as watch:
+                    self._watch(arrival, watch)
                 case _:
                     pass
+
+    def _watch(self, arrival: Arrival, watch: Watch) -> None:
+        if self._private:
+            self._watchers.ask((arrival.peer, arrival.stamp), watch, time.monotonic())
+            return
+        reason = (
+            "This pipeline's address is open to others, whose requests nobody may watch: use `launch-pipeline serve`."
+        )
+        refused = Refused("", reason, blame_of(InputError(reason)))
+        self._hub.send(arrival.peer, refused, arrival.stamp)
+
+    def tell_watchers(self, now: float) -> None:
+        """Show what is due to whoever watches."""
+        for (peer, stamp), scene in self._watchers.due(now):
+            self._hub.send(peer, scene, stamp)
 
     def _note_inquirer(self, arrival: Arrival) -> None:
         """Clients come and go without a word: only the latest are told when something changes."""

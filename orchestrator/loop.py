@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 import structlog
@@ -14,8 +15,10 @@ import zmq
 from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Release, Replace, Tell
 from orchestrator.core.events import Event, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
+from orchestrator.core.observation import Observation
+from orchestrator.core.watchers import Watchers
 from orchestrator.crew import Crew
-from orchestrator.desk import Desk
+from orchestrator.desk import Desk, Visitor
 from orchestrator.journal import Journal
 from orchestrator.local_workers import News
 from orchestrator.session import Session
@@ -33,6 +36,8 @@ from protocol.segment_registry import unlink_owned, unlink_segment
 _PING_SECONDS = 2.0
 _COLLECTION_SECONDS = 10.0
 """Trees are cycles, so a pipeline that is never idle has to collect garbage while it works: about 1 ms."""
+_TEXTS_KEPT = 1 << 14
+"""Of single tokens, while somebody watches."""
 log = structlog.get_logger()
 
 
@@ -46,7 +51,8 @@ class Orchestrator:
         self._codec = TextCodec(Path(setup.target))
         self._machine = Machine(setup.options, setup.pace.name if setup.pace else "")
         self._journal = Journal.to(setup.record)
-        self._desk = Desk(context, setup, self._codec, self._state)
+        self._watchers = Watchers[Visitor](Observation(self._machine, lru_cache(_TEXTS_KEPT)(self._codec.shown)))
+        self._desk = Desk(context, setup, self._codec, self._state, self._watchers)
         self._crew = Crew(context, setup, self._epoch, self._machine.strategy.drafts)
         self._trace = self._crew.trace
         self._poller = zmq.Poller()
@@ -91,7 +97,7 @@ class Orchestrator:
 
     def _patience(self) -> int:
         """Milliseconds until something is due."""
-        due = [self._machine.deadline(), self._crew.deadline(), self._next_ping]
+        due = [self._machine.deadline(), self._crew.deadline(), self._watchers.deadline(), self._next_ping]
         wait = self._crew.patience(min(at for at in due if at is not None) - time.monotonic())
         # Rounded up, so that a turn never comes just before what it is for.
         return max(0, int(wait * 1000) + 1)
@@ -102,6 +108,8 @@ class Orchestrator:
         if deadline is not None and now >= deadline:
             self._step(Tick())
         self._on_all(self._crew.on_time(now))
+        if self._watchers.watching:
+            self._desk.tell_watchers(now)
         if now >= self._next_ping:
             self._next_ping = now + _PING_SECONDS
             self._crew.ping(self._machine.standings())
@@ -112,8 +120,12 @@ class Orchestrator:
     def _step(self, event: Event) -> None:
         began, now = self._trace.now(), time.monotonic()
         self._journal.write(event, now)
-        for command in self._machine.step(event, now):
+        commands = self._machine.step(event, now)
+        for command in commands:
             self._perform(command)
+        if self._watchers.watching:
+            # Behind the commands, which a round waits for.
+            self._watchers.saw(event, commands, now)
         self._trace.stepped(began)
 
     def _perform(self, command: Command) -> None:

@@ -11,6 +11,8 @@ from protocol.errors import InputError
 
 _HALF = "\N{REPLACEMENT CHARACTER}"
 """What a decoder makes of bytes that are no character, or not yet one."""
+_BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
+"""How SentencePiece writes a blank."""
 
 
 class TextCodec:
@@ -30,6 +32,15 @@ class TextCodec:
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of `tokens`, without special and end tokens; bytes that are no character become U+FFFD."""
         return self._tokenizer.decode([token for token in tokens if token not in self._silent])
+
+    def shown(self, token: int) -> str:
+        """One token alone, for people to look at: special tokens by their names, half characters as U+FFFD."""
+        name = self._tokenizer.id_to_token(token) or ""
+        if token in self._silent:
+            return name
+        text = self._tokenizer.decode([token])
+        # Such tokenizers drop the blank before a text's first word.
+        return " " + text if name.startswith(_BLANK) and not text.startswith(" ") else text
 
     def stream(self) -> "TextStream":
         """A fresh stream, which begins like `decode` does."""

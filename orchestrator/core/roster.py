@@ -39,6 +39,10 @@ class Roster:
         """The target's; 0 without a target."""
         return 0 if self.target is None else self.target.vocabulary
 
+    def everyone(self) -> list[tuple[int, Hello, bool]]:
+        """Each worker that is up: incarnation, what it said of itself, whether it is a guest's."""
+        return [(one.incarnation, one.hello, one.guest) for one in self._present.values()]
+
     def mismatch(self, draft: Hello) -> str | None:
         """Why this draft can't work with the target that is up, as a sentence, or None."""
         return None if self.target is None else disagreement(draft, self.target)
