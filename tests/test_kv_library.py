@@ -26,12 +26,17 @@ class Library(RuleBasedStateMachine):
         self.sequences: dict[int, list[int]] = {}
         self.ended: set[int] = set()
         self.held: dict[str, tuple[int, list[int], int]] = {}
-        """Name: sequence, tokens and size."""
+        """Name: writer or the last one, tokens and size."""
         self.gone: set[str] = set()
+        self.lent: dict[int, str] = {}
         self.names = 0
+
+    def live(self) -> list[int]:
+        return sorted(set(self.sequences) - self.ended)
 
     def give_up(self, names: list[str]) -> None:
         for name in names:
+            assert name not in self.lent.values(), "it was to be adopted"
             self.held.pop(name, None)
             self.gone.add(name)
 
@@ -41,39 +46,78 @@ class Library(RuleBasedStateMachine):
 
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), max_size=6), size=st.integers(1, 60))
     def offered(self, data, more, size):
-        live = sorted(set(self.sequences) - self.ended)
-        if not live:
+        if not self.live():
             return
-        id = data.draw(st.sampled_from(live))
-        tokens = self.sequences[id]
-        tokens += more
-        self.names += 1
+        id = data.draw(st.sampled_from(self.live()))
+        self.sequences[id] += more
         again = [name for name, (writer, _, _) in self.held.items() if writer == id]
-        again += sorted(name for name in self.gone if name.startswith(f"{id}-"))
+        again += sorted(name for name in self.gone if name.startswith(f"{id}-") and name not in self.lent.values())
+        self.names += 1
         name = data.draw(st.sampled_from([*again, f"{id}-{self.names}"]))
-        count = data.draw(st.integers(1, len(tokens) + 2))
+        self.take_in(name, id, self.sequences[id], data.draw(st.integers(1, len(self.sequences[id]) + 2)), size)
+
+    @rule(data=st.data(), size=st.integers(1, 60))
+    def a_later_turn_goes_on_with_the_arena_of_an_earlier_one(self, data, size):
+        free = [(name, tokens) for name, (writer, tokens, _) in self.held.items() if writer in self.ended]
+        pairs = [(name, id) for name, held in free for id in self.live() if self.sequences[id][: len(held)] == held]
+        if pairs:
+            name, id = data.draw(st.sampled_from(pairs))
+            self.take_in(name, id, self.sequences[id], len(self.sequences[id]), size)
+
+    @rule(data=st.data(), size=st.integers(1, 60))
+    def saved_after_the_end(self, data, size):
+        if not self.ended:
+            return
+        id = data.draw(st.sampled_from(sorted(self.ended)))
+        self.names += 1
+        name = f"{id}-{self.names}"
+        given_up = self.library.late(offer(id, name, len(self.sequences[id]), size))
+        self.held[name] = (id, list(self.sequences[id]), size)
+        self.give_up(given_up)
+
+    def take_in(self, name: str, id: int, tokens: list[int], count: int, size: int) -> None:
         given_up = self.library.offer(offer(id, name, count, size), tokens)
-        self.held[name] = (id, tokens[:count], size)
+        self.held[name] = (id, tokens[: max(count, len(self.held.get(name, (id, [], 0))[1]))], size)
         self.give_up(given_up)
 
     @rule(data=st.data())
     def ends(self, data):
-        live = sorted(set(self.sequences) - self.ended)
-        if live:
-            id = data.draw(st.sampled_from(live))
+        if self.live():
+            id = data.draw(st.sampled_from(self.live()))
             self.ended.add(id)
-            self.library.end(SequenceId(id))
+            self.lent.pop(id, None)
+            self.give_up(self.library.end(SequenceId(id), self.sequences[id]))
 
     @rule(data=st.data())
     def unusable(self, data):
-        if self.held:
-            name = data.draw(st.sampled_from(sorted(self.held)))
+        free = sorted(set(self.held) - set(self.lent.values()))
+        if free:
+            name = data.draw(st.sampled_from(free))
             assert self.library.drop(name) == [name]
             self.give_up([name])
 
     @rule(tail=st.lists(st.integers(0, 1), min_size=1, max_size=14))
     def find(self, tail):
-        wanted = STEM + tail
+        self.check(STEM + tail)
+
+    @rule(data=st.data())
+    def adopt(self, data):
+        if self.live():
+            id = data.draw(st.sampled_from(self.live()))
+            found = self.check(self.sequences[id])
+            self.library.lend(SequenceId(id), found)
+            self.lent.pop(id, None)
+            if found:
+                self.lent[id] = found.name
+
+    @rule(data=st.data())
+    def has_adopted(self, data):
+        if self.lent:
+            id = data.draw(st.sampled_from(sorted(self.lent)))
+            del self.lent[id]
+            self.give_up(self.library.returned(SequenceId(id)))
+
+    def check(self, wanted: list[int]) -> KvReference | None:
         found = self.library.find(wanted)
 
         best = max((shared(tokens, wanted[:-1]) for _, tokens, _ in self.held.values()), default=0)
@@ -82,16 +126,22 @@ class Library(RuleBasedStateMachine):
             assert found.name not in self.gone
             assert self.held[found.name][1][: found.tokens] == wanted[: found.tokens]
             assert found.tokens < len(wanted)
+        return found
 
     @invariant()
-    def the_bound_holds(self):
-        assert self.library.size <= LIMIT
+    def the_bound_holds_but_for_what_is_being_adopted(self):
         assert self.library.size == sum(size for _, _, size in self.held.values())
+        assert self.lent or self.library.size <= LIMIT
 
     @invariant()
     def a_live_sequence_has_one_arena(self):
         writers = [writer for writer, _, _ in self.held.values() if writer not in self.ended]
         assert len(writers) == len(set(writers))
+
+    @invariant()
+    def the_index_holds_what_the_arenas_hold(self):
+        held = [tokens for _, tokens, _ in self.held.values()]
+        assert self.library.indexed == len({tuple(each[:end]) for each in held for end in range(1, len(each) + 1)})
 
 
 def shared(one: list[int], other: list[int]) -> int:

@@ -219,14 +219,46 @@ def test_without_memory_nothing_is_kept():
     assert bench.tokens[1] == reference(PROMPT, 40, seed=1)
 
 
-def test_an_arena_that_comes_after_its_sequence_ended_is_released():
+def test_an_arena_that_comes_after_its_sequence_ended_serves_the_next_one():
     bench = KvBench()
     bench.submit(1, max_tokens=40, prompt=PROMPT)
     bench.step(Ended(SequenceId(1), "cancelled"))
     bench.run()
+    bench.submit(2, max_tokens=40, prompt=PROMPT)
+    bench.run()
 
-    assert bench.shelf.tokens == {}
-    assert len(bench.released) == 1
+    assert prefilled(bench) == [(39, 0), (39, 39)]
+    assert bench.tokens[2] == reference(PROMPT, 40, seed=2)
+
+
+def test_of_a_conversation_only_the_last_turn_keeps_an_arena():
+    bench = KvBench()
+    prompt = PROMPT
+    for turn in range(1, 8):
+        bench.submit(turn, max_tokens=20, prompt=prompt)
+        bench.run()
+        assert bench.tokens[turn] == reference(prompt, 20, seed=turn)
+        prompt = (*prompt, *bench.tokens[turn], turn, 0, 1)
+
+    assert len(bench.shelf.tokens) == 1
+    assert [adopted >= before - 24 for before, adopted in prefilled(bench)[1:]] == [True] * 6
+
+
+def test_what_is_being_adopted_is_not_given_up_meanwhile():
+    bench = KvBench(kv_memory=1)
+    bench.submit(1, max_tokens=5, prompt=PROMPT)
+    bench.run()
+    (kept,) = bench.shelf.tokens
+    bench.submit(2, max_tokens=5, prompt=PROMPT)
+    waiting, bench.queue = bench.queue, []
+    bench.submit(3, max_tokens=5, prompt=(9, *PROMPT))
+    bench.run()
+    assert kept not in bench.released
+
+    bench.queue = waiting
+    bench.run()
+    assert bench.tokens[2] == reference(PROMPT, 5, seed=2)
+    assert len(bench.shelf.tokens) == 1
 
 
 def reading(mode: str = "always", **options) -> KvBench:
@@ -324,12 +356,11 @@ def test_a_target_that_dies_while_another_reads_starts_with_what_was_read():
     assert bench.tokens[1] == reference(LONG, 20, seed=1)
 
 
-def test_a_cancelled_request_is_read_no_further_and_leaves_nothing():
+def test_a_cancelled_request_is_read_no_further():
     bench = reading()
     bench.submit(1, max_tokens=20, prompt=LONG)
     commands = bench.step(Ended(SequenceId(1), "cancelled"))
     bench.run()
 
     assert Tell("prefill", Stop(SequenceId(1))) in commands
-    assert bench.shelf.tokens == {}
     assert bench.machine.deadline() is None

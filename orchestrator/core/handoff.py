@@ -5,7 +5,7 @@ from orchestrator.core.kv_library import KvLibrary
 from orchestrator.core.options import Options
 from orchestrator.core.prefill_choice import PrefillChoice
 from orchestrator.core.sequence import Phase, Sequence
-from protocol.messages import KvOffer, KvRelease, Prefill, Prefilled, Role, SequenceId, Stop
+from protocol.messages import KvOffer, KvReference, KvRelease, Prefill, Prefilled, Role, SequenceId, Stop
 
 
 class Handoff:
@@ -33,13 +33,13 @@ class Handoff:
 
     def again(self, sequence: Sequence) -> Command:
         """Ask a target that owes an answer once more."""
-        return Tell("target", sequence.outstanding or sequence.start(adopt=self._library.find(sequence.tokens)))
+        return Tell("target", sequence.outstanding or sequence.start(adopt=self._lent(sequence)))
 
     def offered(self, role: Role, sequence: Sequence | None, offer: KvOffer, now: float) -> list[Command]:
         """Take in an arena; a prefill worker's may be what its sequence waits for."""
         if sequence is None:
-            # Its sequence ended while it was on its way.
-            return [] if self._library.holds(offer.name) else [Release(offer.name)]
+            # Its sequence ended while it was on its way, or before it was saved.
+            return _given_up(self._library.late(offer))
         awaited = role == "prefill" and self._awaits(sequence.id)
         if awaited:
             del self._asked[sequence.id]
@@ -52,14 +52,15 @@ class Handoff:
         """The target is ready; learn from what it took, and from an arena that it could not use."""
         self._choice.observe_target(message.tokens, message.adopted, message.seconds)
         sequence.tally.adopted += message.adopted
+        commands = _given_up(self._library.returned(sequence.id))
         if not message.warning:
-            return []
+            return commands
         self.warnings += 1
         if sequence.adopting is None:
-            return []
+            return commands
         if sequence.adopting.name == sequence.prefilled_arena:
             self._choice.trusted = False
-        return _given_up(self._library.drop(sequence.adopting.name))
+        return [*commands, *_given_up(self._library.drop(sequence.adopting.name))]
 
     def joined(self) -> None:
         """A prefill worker is up."""
@@ -87,18 +88,25 @@ class Handoff:
         self._choice.trusted = self._choice.trusted and not late
         return [command for id in late for command in self.failed(id, now)]
 
-    def ended(self, sequence: SequenceId) -> None:
-        self._asked.pop(sequence, None)
-        self._library.end(sequence)
+    def ended(self, sequence: Sequence) -> list[Command]:
+        """A sequence is over."""
+        self._asked.pop(sequence.id, None)
+        return _given_up(self._library.end(sequence.id, sequence.tokens))
 
     def _awaits(self, id: SequenceId) -> bool:
         """Whether a sequence still waits for the prefill worker; a target that died ends that too."""
         return id in self._asked and self._asked[id].phase is Phase.ELSEWHERE
 
     def _read_here(self, sequence: Sequence, now: float) -> Command:
-        reference = self._library.find(sequence.tokens)
+        reference = self._lent(sequence)
         sequence.read_here(now, reference)
         return Tell("target", sequence.start(adopt=reference))
+
+    def _lent(self, sequence: Sequence) -> KvReference | None:
+        """What the target is to adopt, which nobody gives up before it has."""
+        reference = self._library.find(sequence.tokens)
+        self._library.lend(sequence.id, reference)
+        return reference
 
 
 def _given_up(names: list[str]) -> list[Command]:

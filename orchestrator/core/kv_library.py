@@ -3,21 +3,26 @@
 Names in, names out: whoever asks unlinks what is given up.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.messages import KvOffer, KvReference, SequenceId
+from protocol.token_radix_tree import TokenRadixTree
 
 LEAST = 32
 """Tokens: a shorter prefix is evaluated in the time that its adoption takes."""
+_REMEMBERED = 1024
+"""Names given up: an offer of one of them may still be on its way."""
+_LATE = 16
+"""Sequences that are over and whose arenas may still be on their way: a target saves when it has nothing else to do."""
 
 
 @dataclass(slots=True)
 class _Arena:
-    """One that was offered. `tokens` may grow; the first `count` of them are the ones it holds."""
+    """One that was offered, with the first `count` tokens of its sequence."""
 
     name: str
-    tokens: Sequence[int]
     count: int
     size: int
     writer: SequenceId | None
@@ -27,71 +32,108 @@ class _Arena:
 
 
 class KvLibrary:
-    """At most `limit` bytes of arenas; the ones that were not used for longest are given up first.
+    """At most `limit` bytes of arenas, beyond those that are being adopted.
 
-    A name that was given up is never referred to again.
+    An arena goes as soon as another one holds all of it, unless a live sequence writes it: of a conversation the last
+    turn's stays. Then the ones that were not used for longest go. A name that was given up is never referred to again.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._arenas: dict[str, _Arena] = {}
+        self._index: TokenRadixTree[str] = TokenRadixTree()
         self._uses = 0
-        self._gone: dict[str, SequenceId] = {}
-        """Names given up whose sequences are live: their writers may offer them once more."""
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._over: OrderedDict[SequenceId, Sequence[int]] = OrderedDict()
+        self._lent: dict[SequenceId, str] = {}
+        """What a starting sequence was told to adopt, until the target has."""
 
     @property
     def size(self) -> int:
         """Bytes of all arenas."""
         return sum(arena.size for arena in self._arenas.values())
 
+    @property
+    def indexed(self) -> int:
+        """Tokens that the index holds."""
+        return self._index.stored
+
     def offer(self, offer: KvOffer, tokens: Sequence[int]) -> list[str]:
         """Take in what belongs to a live sequence, which consists of `tokens` (append-only); names to give up.
 
-        A sequence has one arena, the one that holds more, and an arena never changes hands.
+        A sequence has one arena, the one that holds more. One whose sequence is over passes to another that begins
+        with all it holds: the target goes on where the earlier turn of a conversation stopped.
         """
-        known = self._arenas.get(offer.name)
-        if known is not None and known.writer != offer.sequence:
-            return []
-        count = min(offer.tokens, len(tokens))
-        rival = next((arena for arena in self._of(offer.sequence) if arena.name != offer.name), None)
-        if offer.name in self._gone:
-            return [offer.name]
-        if rival is not None and rival.count >= count:
-            self._arenas.pop(offer.name, None)
-            self._gone[offer.name] = offer.sequence
-            return [offer.name]
-        self._arenas[offer.name] = _Arena(offer.name, tokens, count, offer.size, offer.sequence)
-        self._touch(offer.name)
-        return [*([] if rival is None else self._give_up(rival)), *self._fit()]
+        return self._take_in(offer, tokens, offer.sequence)
+
+    def late(self, offer: KvOffer) -> list[str]:
+        """The same for what was saved of a sequence after its end; nobody knows the tokens of one long over."""
+        tokens = self._over.get(offer.sequence)
+        if tokens is None:
+            return [] if offer.name in self._arenas else [offer.name]
+        return self._take_in(offer, tokens, None)
 
     def find(self, tokens: Sequence[int]) -> KvReference | None:
-        """The arena that shares the longest prefix with `tokens`, if it is worth adopting.
+        """The arena that shares the longest prefix with `tokens`, if it is worth adopting; of several the one that
+        was used last, so that the others may grow old.
 
         The last token is never part of it: a start evaluates its root itself.
         """
-        wanted = list(tokens[:-1])
-        lengths = {name: _common_prefix(arena, wanted) for name, arena in self._arenas.items()}
-        best = max(lengths, key=lambda name: (lengths[name], name), default=None)
-        if best is None or lengths[best] < LEAST:
+        shared = self._index.longest(tokens[:-1])
+        if shared.tokens < LEAST:
             return None
+        best = max(shared.names, key=lambda name: self._arenas[name].used)
         self._touch(best)
-        return KvReference(best, lengths[best])
+        return KvReference(best, shared.tokens)
 
-    def end(self, sequence: SequenceId) -> None:
-        """The sequence is over; what was saved of it may serve others."""
-        self._gone = {name: writer for name, writer in self._gone.items() if writer != sequence}
+    def lend(self, sequence: SequenceId, reference: KvReference | None) -> None:
+        """This sequence is told to adopt that: it stays until the sequence has."""
+        self._lent.pop(sequence, None)
+        if reference is not None:
+            self._lent[sequence] = reference.name
+
+    def returned(self, sequence: SequenceId) -> list[str]:
+        """The sequence needs nothing lent any more; names to give up."""
+        self._lent.pop(sequence, None)
+        return self._settle()
+
+    def end(self, sequence: SequenceId, tokens: Sequence[int]) -> list[str]:
+        """The sequence, which consists of `tokens`, is over; what was saved of it serves others. Names to give up."""
+        self._over[sequence] = tokens
+        if len(self._over) > _LATE:
+            self._over.popitem(last=False)
         for arena in self._of(sequence):
-            # The rest of the tokens is of no use, and their sequence grows no more.
-            arena.tokens = list(arena.tokens[: arena.count])
             arena.writer = None
+        return self.returned(sequence)
 
     def drop(self, name: str) -> list[str]:
         """Give up an arena that turned out to be unusable; names to give up."""
-        arena = self._arenas.get(name)
-        return [] if arena is None else self._give_up(arena)
+        return self._give_up(name) if name in self._arenas else []
 
-    def holds(self, name: str) -> bool:
-        return name in self._arenas
+    def _take_in(self, offer: KvOffer, tokens: Sequence[int], writer: SequenceId | None) -> list[str]:
+        if offer.name in self._gone:
+            return [offer.name]
+        known = self._arenas.get(offer.name)
+        if known is not None and not self._continues(known, tokens, writer):
+            return []
+        count = min(offer.tokens, len(tokens))
+        rivals = [] if writer is None else [arena for arena in self._of(writer) if arena.name != offer.name]
+        if any(rival.count >= count for rival in rivals):
+            return self._give_up(offer.name)
+        self._hold(offer, tokens, max(count, known.count if known else 0), writer)
+        return [*(name for rival in rivals for name in self._give_up(rival.name)), *self._settle()]
+
+    def _continues(self, known: _Arena, tokens: Sequence[int], writer: SequenceId | None) -> bool:
+        """Whether a sequence may go on with an arena; one that another live sequence writes is no business of its."""
+        if known.writer is not None:
+            return known.writer == writer
+        return self._index.begins(known.name, tokens)
+
+    def _hold(self, offer: KvOffer, tokens: Sequence[int], count: int, writer: SequenceId | None) -> None:
+        known = self._arenas.get(offer.name)
+        self._index.extend(offer.name, tokens[known.count if known else 0 : count])
+        self._arenas[offer.name] = _Arena(offer.name, count, offer.size, writer)
+        self._touch(offer.name)
 
     def _of(self, sequence: SequenceId) -> list[_Arena]:
         return [arena for arena in self._arenas.values() if arena.writer == sequence]
@@ -100,29 +142,23 @@ class KvLibrary:
         self._uses += 1
         self._arenas[name].used = self._uses
 
-    def _fit(self) -> list[str]:
+    def _settle(self) -> list[str]:
+        """Give up what another one holds as well, and then what there is no room for."""
         given_up: list[str] = []
-        while self.size > self._limit:
-            oldest = min(self._arenas.values(), key=lambda arena: arena.used)
-            given_up += self._give_up(oldest)
+        lent = set(self._lent.values())
+        by_age = sorted((arena for arena in self._arenas.values() if arena.name not in lent), key=lambda one: one.used)
+        for arena in by_age:
+            if arena.writer is None and self._index.covered(arena.name):
+                given_up += self._give_up(arena.name)
+        for arena in by_age:
+            if self.size > self._limit and arena.name in self._arenas:
+                given_up += self._give_up(arena.name)
         return given_up
 
-    def _give_up(self, arena: _Arena) -> list[str]:
-        del self._arenas[arena.name]
-        if arena.writer is not None:
-            self._gone[arena.name] = arena.writer
-        return [arena.name]
-
-
-def _common_prefix(arena: _Arena, wanted: list[int]) -> int:
-    """By halves, since comparing lists is fast and counting equal tokens one by one is not."""
-    if wanted[:LEAST] != list(arena.tokens[: min(LEAST, arena.count)]):
-        return 0
-    low, high = 0, min(arena.count, len(wanted))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if wanted[low:middle] == list(arena.tokens[low:middle]):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    def _give_up(self, name: str) -> list[str]:
+        if self._arenas.pop(name, None) is not None:
+            self._index.remove(name)
+        self._gone[name] = None
+        if len(self._gone) > _REMEMBERED:
+            self._gone.popitem(last=False)
+        return [name]

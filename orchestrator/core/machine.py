@@ -105,9 +105,9 @@ class Machine:
         self._waiting.remove(sequence.id)
         if self._under_verification == sequence.id:
             self._under_verification = None
-        self.handoff.ended(sequence.id)
+        given_up = self.handoff.ended(sequence)
         told: list[Command] = [Tell(role, Stop(sequence.id)) for role in ("target", "prefill") if role in self._workers]
-        return [*told, *self.drafting.ended(sequence.id)]
+        return [*told, *given_up, *self.drafting.ended(sequence.id)]
 
     # Workers ----------------------------------------------------------------------------------
 
