@@ -64,17 +64,6 @@ class Library(RuleBasedStateMachine):
             name, id = data.draw(st.sampled_from(pairs))
             self.take_in(name, id, self.sequences[id], len(self.sequences[id]), size)
 
-    @rule(data=st.data(), size=st.integers(1, 60))
-    def saved_after_the_end(self, data, size):
-        if not self.ended:
-            return
-        id = data.draw(st.sampled_from(sorted(self.ended)))
-        self.names += 1
-        name = f"{id}-{self.names}"
-        given_up = self.library.late(offer(id, name, len(self.sequences[id]), size))
-        self.held[name] = (id, list(self.sequences[id]), size)
-        self.give_up(given_up)
-
     def take_in(self, name: str, id: int, tokens: list[int], count: int, size: int) -> None:
         given_up = self.library.offer(offer(id, name, count, size), tokens)
         self.held[name] = (id, tokens[: max(count, len(self.held.get(name, (id, [], 0))[1]))], size)
@@ -86,7 +75,7 @@ class Library(RuleBasedStateMachine):
             id = data.draw(st.sampled_from(self.live()))
             self.ended.add(id)
             self.lent.pop(id, None)
-            self.give_up(self.library.end(SequenceId(id), self.sequences[id]))
+            self.give_up(self.library.end(SequenceId(id)))
 
     @rule(data=st.data())
     def unusable(self, data):

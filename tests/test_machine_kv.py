@@ -219,16 +219,15 @@ def test_without_memory_nothing_is_kept():
     assert bench.tokens[1] == reference(PROMPT, 40, seed=1)
 
 
-def test_an_arena_that_comes_after_its_sequence_ended_serves_the_next_one():
+def test_an_arena_that_comes_after_its_sequence_ended_is_released():
     bench = KvBench()
     bench.submit(1, max_tokens=40, prompt=PROMPT)
     bench.step(Ended(SequenceId(1), "cancelled"))
     bench.run()
-    bench.submit(2, max_tokens=40, prompt=PROMPT)
-    bench.run()
 
-    assert prefilled(bench) == [(39, 0), (39, 39)]
-    assert bench.tokens[2] == reference(PROMPT, 40, seed=2)
+    assert bench.shelf.tokens == {}
+    assert len(bench.released) == 1
+    assert [message.name for message in told(bench, KvRelease)] == bench.released
 
 
 def test_of_a_conversation_only_the_last_turn_keeps_an_arena():
@@ -356,11 +355,12 @@ def test_a_target_that_dies_while_another_reads_starts_with_what_was_read():
     assert bench.tokens[1] == reference(LONG, 20, seed=1)
 
 
-def test_a_cancelled_request_is_read_no_further():
+def test_a_cancelled_request_is_read_no_further_and_leaves_nothing():
     bench = reading()
     bench.submit(1, max_tokens=20, prompt=LONG)
     commands = bench.step(Ended(SequenceId(1), "cancelled"))
     bench.run()
 
     assert Tell("prefill", Stop(SequenceId(1))) in commands
+    assert bench.shelf.tokens == {}
     assert bench.machine.deadline() is None

@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 
 from orchestrator.core.drafting import Drafting
-from orchestrator.core.handoff import Handoff
 from orchestrator.core.machine import Machine
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.strategies import Adaptive, Wait
@@ -53,7 +52,7 @@ def test_a_verdict_that_is_taken_without_a_look_is_found(monkeypatch):
 
 
 def test_a_request_that_is_remembered_is_found(monkeypatch):
-    assert breaks(monkeypatch, Handoff, "ended", lambda self, sequence: None)
+    assert breaks(monkeypatch, Drafting, "ended", lambda self, sequence: [])
 
 
 def test_a_machine_that_never_asks_again_is_found(monkeypatch):

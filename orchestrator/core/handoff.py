@@ -38,8 +38,8 @@ class Handoff:
     def offered(self, role: Role, sequence: Sequence | None, offer: KvOffer, now: float) -> list[Command]:
         """Take in an arena; a prefill worker's may be what its sequence waits for."""
         if sequence is None:
-            # Its sequence ended while it was on its way, or before it was saved.
-            return _given_up(self._library.late(offer))
+            # Its sequence ended while it was on its way. Nobody knows the tokens any more.
+            return [] if self._library.holds(offer.name) else _given_up([offer.name])
         awaited = role == "prefill" and self._awaits(sequence.id)
         if awaited:
             del self._asked[sequence.id]
@@ -91,7 +91,7 @@ class Handoff:
     def ended(self, sequence: Sequence) -> list[Command]:
         """A sequence is over."""
         self._asked.pop(sequence.id, None)
-        return _given_up(self._library.end(sequence.id, sequence.tokens))
+        return _given_up(self._library.end(sequence.id))
 
     def _awaits(self, id: SequenceId) -> bool:
         """Whether a sequence still waits for the prefill worker; a target that died ends that too."""

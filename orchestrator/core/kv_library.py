@@ -14,8 +14,6 @@ LEAST = 32
 """Tokens: a shorter prefix is evaluated in the time that its adoption takes."""
 _REMEMBERED = 1024
 """Names given up: an offer of one of them may still be on its way."""
-_LATE = 16
-"""Sequences that are over and whose arenas may still be on their way: a target saves when it has nothing else to do."""
 
 
 @dataclass(slots=True)
@@ -44,7 +42,6 @@ class KvLibrary:
         self._index: TokenRadixTree[str] = TokenRadixTree()
         self._uses = 0
         self._gone: OrderedDict[str, None] = OrderedDict()
-        self._over: OrderedDict[SequenceId, Sequence[int]] = OrderedDict()
         self._lent: dict[SequenceId, str] = {}
         """What a starting sequence was told to adopt, until the target has."""
 
@@ -64,14 +61,17 @@ class KvLibrary:
         A sequence has one arena, the one that holds more. One whose sequence is over passes to another that begins
         with all it holds: the target goes on where the earlier turn of a conversation stopped.
         """
-        return self._take_in(offer, tokens, offer.sequence)
-
-    def late(self, offer: KvOffer) -> list[str]:
-        """The same for what was saved of a sequence after its end; nobody knows the tokens of one long over."""
-        tokens = self._over.get(offer.sequence)
-        if tokens is None:
-            return [] if offer.name in self._arenas else [offer.name]
-        return self._take_in(offer, tokens, None)
+        if offer.name in self._gone:
+            return [offer.name]
+        known = self._arenas.get(offer.name)
+        if known is not None and not self._continues(known, tokens, offer.sequence):
+            return []
+        count = min(offer.tokens, len(tokens))
+        rivals = [arena for arena in self._of(offer.sequence) if arena.name != offer.name]
+        if any(rival.count >= count for rival in rivals):
+            return self._give_up(offer.name)
+        self._hold(offer, tokens, max(count, known.count if known else 0))
+        return [*(name for rival in rivals for name in self._give_up(rival.name)), *self._settle()]
 
     def find(self, tokens: Sequence[int]) -> KvReference | None:
         """The arena that shares the longest prefix with `tokens`, if it is worth adopting; of several the one that
@@ -97,42 +97,29 @@ class KvLibrary:
         self._lent.pop(sequence, None)
         return self._settle()
 
-    def end(self, sequence: SequenceId, tokens: Sequence[int]) -> list[str]:
-        """The sequence, which consists of `tokens`, is over; what was saved of it serves others. Names to give up."""
-        self._over[sequence] = tokens
-        if len(self._over) > _LATE:
-            self._over.popitem(last=False)
+    def end(self, sequence: SequenceId) -> list[str]:
+        """The sequence is over; what was saved of it may serve others. Names to give up."""
         for arena in self._of(sequence):
             arena.writer = None
         return self.returned(sequence)
+
+    def holds(self, name: str) -> bool:
+        return name in self._arenas
 
     def drop(self, name: str) -> list[str]:
         """Give up an arena that turned out to be unusable; names to give up."""
         return self._give_up(name) if name in self._arenas else []
 
-    def _take_in(self, offer: KvOffer, tokens: Sequence[int], writer: SequenceId | None) -> list[str]:
-        if offer.name in self._gone:
-            return [offer.name]
-        known = self._arenas.get(offer.name)
-        if known is not None and not self._continues(known, tokens, writer):
-            return []
-        count = min(offer.tokens, len(tokens))
-        rivals = [] if writer is None else [arena for arena in self._of(writer) if arena.name != offer.name]
-        if any(rival.count >= count for rival in rivals):
-            return self._give_up(offer.name)
-        self._hold(offer, tokens, max(count, known.count if known else 0), writer)
-        return [*(name for rival in rivals for name in self._give_up(rival.name)), *self._settle()]
-
-    def _continues(self, known: _Arena, tokens: Sequence[int], writer: SequenceId | None) -> bool:
+    def _continues(self, known: _Arena, tokens: Sequence[int], writer: SequenceId) -> bool:
         """Whether a sequence may go on with an arena; one that another live sequence writes is no business of its."""
         if known.writer is not None:
             return known.writer == writer
         return self._index.begins(known.name, tokens)
 
-    def _hold(self, offer: KvOffer, tokens: Sequence[int], count: int, writer: SequenceId | None) -> None:
+    def _hold(self, offer: KvOffer, tokens: Sequence[int], count: int) -> None:
         known = self._arenas.get(offer.name)
         self._index.extend(offer.name, tokens[known.count if known else 0 : count])
-        self._arenas[offer.name] = _Arena(offer.name, count, offer.size, writer)
+        self._arenas[offer.name] = _Arena(offer.name, count, offer.size, offer.sequence)
         self._touch(offer.name)
 
     def _of(self, sequence: SequenceId) -> list[_Arena]:
