@@ -22,6 +22,14 @@ MAX_TREES = 64
 """Most trees of one Forest."""
 MAX_SUPPORT = 64
 """Tokens a draft distribution may put its mass on in rejection mode."""
+MAX_ALTERNATIVES = 20
+"""Tokens whose probabilities may be asked for at each position."""
+MAX_SCHEMA = 1 << 16
+"""Characters of a JSON schema."""
+MAX_ENDS = 64
+"""End-of-sequence tokens a model may have."""
+LEAST_LOG_PROBABILITY = -9999.0
+"""What is less probable is told as this: JSON knows no infinity."""
 
 SequenceId = NewType("SequenceId", int)
 NodeId = NewType("NodeId", int)
@@ -30,6 +38,7 @@ Token: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Position: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]
 Round: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+LogProbability: TypeAlias = Annotated[float, Meta(ge=LEAST_LOG_PROBABILITY, le=0.0)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
 
 WireSequence: TypeAlias = Annotated[SequenceId, Meta(ge=0, lt=1 << 53)]
@@ -65,11 +74,25 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of what messages are made of."""
 
 
+class Grammar(Part, frozen=True):
+    """What generated text has to be: `before`, a JSON value that fits `schema`, `after`."""
+
+    schema: Annotated[str, Meta(min_length=1, max_length=MAX_SCHEMA)]
+    """A JSON schema, as JSON."""
+    before: Annotated[str, Meta(max_length=256)] = ""
+    after: Annotated[str, Meta(max_length=256)] = ""
+    repeats: bool = False
+    """All of it may come again, on a new line."""
+    optional: bool = False
+    """Any text may come first, and that may be all: only from the first `before` on it has to be so."""
+
+
 class Sampling(Part, frozen=True, kw_only=True):
     """How the target turns logits into a token. Temperature 0 is greedy.
 
-    The order is logit bias, repetition penalty (over the last `repetition_context` tokens of the
-    node's own path), top-k, top-p, min-p on the unscaled distribution, then division by temperature.
+    The order is frequency and presence penalty (over what was generated on the node's own path), grammar,
+    logit bias, repetition penalty (over the last `repetition_context` tokens of that path, the prompt
+    included), top-k, top-p, min-p on the unscaled distribution, then division by temperature.
     """
 
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
@@ -81,6 +104,13 @@ class Sampling(Part, frozen=True, kw_only=True):
     ] = ()
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
     repetition_context: Annotated[int, Meta(ge=0, le=4096)] = 20
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    """Taken from a token's logit as often as it was generated."""
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    """Taken from it once, if it was generated."""
+    grammar: Grammar | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)] | None = None
+    """Tell each chosen token's probability, and those of so many of the most probable ones; None tells none."""
     seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     verification: Verification = "coupled"
 
@@ -119,6 +149,18 @@ class Distribution(Part, frozen=True):
     node: WireNode
     tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_SUPPORT)]
     probabilities: Annotated[tuple[Probability, ...], Meta(min_length=1, max_length=MAX_SUPPORT)]
+
+
+class Likelihood(Part, frozen=True):
+    """How probable the target itself found a chosen token: the natural logarithm of its softmax over the bare logits,
+    before penalties, grammar, bias, filters and temperature."""
+
+    chosen: LogProbability
+    best: Annotated[tuple[tuple[Token, LogProbability], ...], Meta(max_length=MAX_ALTERNATIVES)] = ()
+    """The most probable tokens, best first, the chosen one perhaps among them."""
+
+
+Likelihoods: TypeAlias = Annotated[tuple[Likelihood, ...], Meta(max_length=MAX_NODES)]
 
 
 class KvReference(Part, frozen=True):
@@ -248,6 +290,8 @@ class Verdict(Message, frozen=True):
     seconds: Seconds
     """From the target's receipt of the Verify to the sending of this."""
     paced: Paced | None = None
+    likelihoods: Likelihoods = ()
+    """Of the path's tokens and of the bonus, if the sampling asks for them."""
 
 
 class Fault(Message, frozen=True):
@@ -286,6 +330,10 @@ class Start(Message, frozen=True):
     adopt: KvReference | None = None
     """Where a target, or a draft that was restarted, finds the KV of the first tokens, so that it need not evaluate
     them."""
+    prompt: Count = 0
+    """How many of the tokens are the prompt: the others were generated."""
+    ends: Annotated[tuple[Token, ...], Meta(max_length=MAX_ENDS)] = ()
+    """End-of-sequence tokens: what a grammar allows when it is fulfilled."""
 
 
 class Prefill(Message, frozen=True):
@@ -405,6 +453,8 @@ class Piece(Message, frozen=True):
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_NODES)]
     hit: bool | None = None
     """Whether the next speculation was there already; None where there is no such thing."""
+    likelihoods: Likelihoods = ()
+    """Of each of the tokens, if they were asked for."""
 
 
 class Pace(Part, frozen=True, kw_only=True):
