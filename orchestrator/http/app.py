@@ -13,7 +13,9 @@ from starlette.routing import Route
 
 from orchestrator.http.errors import ApiError
 from orchestrator.http.gate import HostGate, KeyGate, refusal
+from orchestrator.http.messages.routes import Messages
 from orchestrator.http.metrics import Counted
+from orchestrator.http.responses.routes import Responses
 from orchestrator.http.server import Server
 from orchestrator.http.settings import Settings
 
@@ -27,6 +29,8 @@ def application(server: Server, settings: Settings) -> Starlette:
         Route("/v1/models/{name:path}", server.model),
         Route("/v1/completions", server.complete, methods=["POST"]),
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
+        *Responses(server, settings).routes,
+        *Messages(server).routes,
     ]
     paths = frozenset(route.path for route in routes)
     middleware = [
@@ -41,22 +45,23 @@ def application(server: Server, settings: Settings) -> Starlette:
     return Starlette(routes=routes, middleware=middleware, exception_handlers=_HANDLERS)
 
 
-async def _on_api_error(_: Request, error: Exception) -> Response:
+async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return refusal(error)
+    return refusal(error, request.url.path)
 
 
 async def _on_wrong_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return refusal(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}."))
+    path = request.url.path
+    return refusal(ApiError(error.status_code, f"{request.method} {path}: {error.detail}."), path)
 
 
 async def _on_gone(*_: object) -> Response:
     return Response(status_code=499)
 
 
-async def _on_bug(*_: object) -> Response:
-    return refusal(ApiError(500, "The server failed at this request: its log says why."))
+async def _on_bug(request: Request, _: Exception) -> Response:
+    return refusal(ApiError(500, "The server failed at this request: its log says why."), request.url.path)
 
 
 _HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {

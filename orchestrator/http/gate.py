@@ -13,14 +13,18 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.http.errors import ApiError
+from orchestrator.http.messages import errors as anthropic
 
 OPEN = "/health"
 """The one route that needs no key."""
+MESSAGES = "/v1/messages"
+"""Anthropic's routes, whose clients read errors of another shape."""
 
 
-def refusal(error: ApiError) -> JSONResponse:
-    """The answer that an error is."""
-    return JSONResponse(error.body(), error.status, error.headers)
+def refusal(error: ApiError, path: str) -> JSONResponse:
+    """The answer that an error is to whoever asked for `path`."""
+    body = anthropic.shaped(error) if path.startswith(MESSAGES) else error.body()
+    return JSONResponse(body, error.status, error.headers)
 
 
 class HostGate:
@@ -35,7 +39,7 @@ class HostGate:
             error = ApiError(
                 403, "This server does not go by that name: add it with --allow-host NAME.", code="host_not_allowed"
             )
-            await refusal(error)(scope, receive, send)
+            await refusal(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -60,7 +64,7 @@ class KeyGate:
         try:
             self._check(scope)
         except ApiError as error:
-            await refusal(error)(scope, receive, send)
+            await refusal(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, _Bounded(receive, self._most_bytes), send)
 

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API over conversations: items for messages, and answers that can be referred to."""

@@ -1,0 +1,73 @@
+"""Items of the Responses API as messages of a chat. Pure.
+
+A call is an item of its own there and part of the assistant's message here, so neighbours are joined.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from orchestrator.http.errors import ApiError, unsupported
+
+Item = Mapping[str, Any]
+Message = dict[str, Any]
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+
+def messages(items: Iterable[Item]) -> list[Message]:
+    """Raises ApiError for an item that can't be read, or is no text."""
+    found: list[Message] = []
+    for item in items:
+        match item.get("type") or "message":
+            case "message":
+                found.append({"role": _text(item, "role"), "content": _content(item.get("content"))})
+            case "function_call":
+                _add_call(found, item)
+            case "function_call_output":
+                output = _content(item.get("output"))
+                found.append({"role": "tool", "tool_call_id": _text(item, "call_id"), "content": output})
+            case other:
+                raise unsupported(
+                    "input", f"input has an item of type {other!r}: send messages, function_call, function_call_output."
+                )
+    return found
+
+
+def function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as chats have it. Raises ApiError for one that OpenAI's own servers would run."""
+    if tool.get("type", "function") != "function":
+        raise unsupported("tools", f"Tools of type {tool.get('type')!r} are not run here: offer functions of your own.")
+    known = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in known if tool.get(name) is not None}}
+
+
+def _add_call(found: list[Message], item: Item) -> None:
+    made = {"name": _text(item, "name"), "arguments": _text(item, "arguments")}
+    call = {"id": _text(item, "call_id"), "type": "function", "function": made}
+    if found and found[-1]["role"] == "assistant":
+        found[-1].setdefault("tool_calls", []).append(call)
+    else:
+        found.append({"role": "assistant", "content": "", "tool_calls": [call]})
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise ApiError(400, "An item of input has neither a text nor a list of parts.", param="input")
+    return "".join(map(_part, content))
+
+
+def _part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in _TEXTS:
+        raise unsupported("input", f"input has a part of type {kind!r}, and these models read only text: leave it out.")
+    return _text(part, _TEXTS[kind])
+
+
+def _text(item: Item, name: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise ApiError(
+            400, f"An item or part of input has no text as its {name}: add it.", code="invalid_value", param="input"
+        )
+    return value

@@ -1,0 +1,85 @@
+"""Items of an answer, and the events that tell of each. Pure."""
+
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Told = dict[str, Any]
+"""An event but for its number."""
+
+
+class Message:
+    """What is said, as the only part of one item."""
+
+    def __init__(self, place: int) -> None:
+        """`place`: among the items of the answer."""
+        self._place = place
+        self._id = f"msg_{uuid.uuid4().hex}"
+        self._said: list[str] = []
+        self._status = "in_progress"
+
+    @property
+    def item(self) -> dict[str, Any]:
+        content = [] if self._status == "in_progress" else [self._part]
+        return {"id": self._id, "type": "message", "status": self._status, "role": "assistant", "content": content}
+
+    def begin(self) -> Iterator[Told]:
+        yield _item("added", self._place, self.item)
+        yield self._of_part("response.content_part.added", part=_text(""))
+
+    def add(self, text: str) -> Told:
+        self._said.append(text)
+        return self._of_part("response.output_text.delta", delta=text, logprobs=[])
+
+    def end(self, status: str) -> Iterator[Told]:
+        self._status = status
+        yield self._of_part("response.output_text.done", text=self._part["text"], logprobs=[])
+        yield self._of_part("response.content_part.done", part=self._part)
+        yield _item("done", self._place, self.item)
+
+    def cut(self) -> None:
+        """No more comes, and nobody is told."""
+        self._status = "incomplete"
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        return _text("".join(self._said))
+
+    def _of_part(self, kind: str, **more: Any) -> Told:
+        return {"type": kind, "item_id": self._id, "output_index": self._place, "content_index": 0, **more}
+
+
+class Call:
+    """One call of a tool, which comes whole."""
+
+    def __init__(self, place: int, call: Mapping[str, Any]) -> None:
+        """`call` as chats have it."""
+        self._place = place
+        function = call["function"]
+        self.item: dict[str, Any] = {
+            "id": f"fc_{uuid.uuid4().hex}",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call["id"],
+            "name": function["name"],
+            "arguments": function["arguments"],
+        }
+
+    def told(self) -> Iterator[Told]:
+        name, arguments = self.item["name"], self.item["arguments"]
+        yield _item("added", self._place, {**self.item, "status": "in_progress", "arguments": ""})
+        yield self._of_arguments("delta", delta=arguments)
+        yield self._of_arguments("done", name=name, arguments=arguments)
+        yield _item("done", self._place, self.item)
+
+    def _of_arguments(self, what: str, **more: Any) -> Told:
+        kind = f"response.function_call_arguments.{what}"
+        return {"type": kind, "item_id": self.item["id"], "output_index": self._place, **more}
+
+
+def _item(what: str, place: int, item: Mapping[str, Any]) -> Told:
+    return {"type": f"response.output_item.{what}", "output_index": place, "item": item}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
