@@ -103,6 +103,25 @@ def test_a_chat_is_what_the_target_says_to_the_template(serving: Serving, refere
     assert serving.streamed(CHAT, **asked, max_tokens=24) == expected.text
 
 
+def test_the_other_apis_say_what_a_chat_says(serving: Serving):
+    turn = {"messages": [{"role": "user", "content": "import"}]}
+    asked: dict[str, Any] = {"temperature": 0.7, "seed": 5}
+    said = serving.post(CHAT, **turn, **asked, max_tokens=24)["choices"][0]["message"]["content"]
+
+    response = serving.post("/v1/responses", input="import", **asked, max_output_tokens=24)
+    message = serving.post("/v1/messages", **turn, **asked, max_tokens=24)
+
+    assert response["output"][0]["content"][0]["text"] == message["content"][0]["text"] == said
+    cut = serving.post("/v1/messages", **turn, **asked, max_tokens=2)
+    assert (response["status"], message["stop_reason"], cut["stop_reason"]) == ("completed", "end_turn", "max_tokens")
+    first = said.split()[0]
+    stopped = serving.post("/v1/messages", **turn, **asked, max_tokens=24, stop_sequences=[first])
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", first)
+    streamed = serving.client.post("/v1/messages", json={**turn, **asked, "max_tokens": 24, "stream": True}).text
+    deltas = [json.loads(line[6:]).get("delta", {}) for line in streamed.splitlines() if line.startswith("data: ")]
+    assert "".join(delta.get("text", "") for delta in deltas) == said
+
+
 def test_a_client_that_goes_away_frees_its_place(serving: Serving):
     endless = {"temperature": 0.0, "logit_bias": {str(id): -100 for id in TextCodec(DEMO).eos}, "max_tokens": 1_000}
     asked = {"prompt": PROMPT, "stream": True, **endless}
