@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.configuration import commands, options, origin, unheard
+from orchestrator.configuration import commands, options, origin, secret, unheard
 from orchestrator.presets import PRESETS, yields
 from protocol.cache_folder import config_file
 from protocol.errors import InputError
@@ -77,7 +77,8 @@ def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) ->
             else option.get_default(context)
         )
         flag = max(option.opts, key=len)
-        found[option.name] = Row(" ".join(path), flag, _plain(flag, given), origin(context, option) or "default")
+        told = "(set)" if secret(option, given) else _plain(given)
+        found[option.name] = Row(" ".join(path), flag, told, origin(context, option) or "default")
     preset = str(found["preset"].value) if "preset" in found else ""
     for name, value in PRESETS.get(preset, {}).items():
         if name in found and yields(context, name, "preset"):
@@ -85,12 +86,10 @@ def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) ->
     return list(found.values())
 
 
-def _plain(flag: str, value: Any) -> Any:
-    """For a table and for JSON; what a key is stays untold."""
-    if value is not None and "key" in flag.split("-"):
-        return "(hidden)"
+def _plain(value: Any) -> Any:
+    """For a table and for JSON."""
     if isinstance(value, tuple | list):
-        return [_plain("", each) for each in value]
+        return [_plain(each) for each in value]
     return (
         value if isinstance(value, str | int | float | bool | None) else str(value) if isinstance(value, Path) else None
     )

@@ -52,6 +52,11 @@ def default_map(group: click.Group, file: Path) -> Settings:
     return _group_map(group, content, {}, f"The configuration {file}")
 
 
+def secret(option: click.Option, value: Any) -> bool:
+    """Whether `value` is a key, which is told to nobody."""
+    return isinstance(value, str | list | tuple) and "key" in _name(option).split("_")
+
+
 def origin(context: click.Context, option: click.Parameter) -> str:
     """Where the value of `option` in force comes from, in words; empty for flags and defaults."""
     match context.get_parameter_source(option.name or ""):
@@ -129,7 +134,8 @@ def _fitting(option: click.Option, value: Any, where: str) -> Any:
     else:
         wanted, fits = "a text or a number", _scalar(value)
     if not fits:
-        raise InputError(f"{where} gives {flag} the value {value!r}, and it takes {wanted}.")
+        given = "a value that is not shown" if secret(option, value) else f"the value {value!r}"
+        raise InputError(f"{where} gives {flag} {given}, and it takes {wanted}.")
     return value
 
 

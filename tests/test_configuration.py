@@ -151,10 +151,36 @@ def test_every_option_of_every_command_can_be_in_the_file_under_one_name():
         assert len({option.name for option in known.values()}) == len(known), path
 
 
-def test_no_setting_is_told_that_is_a_key(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("LAUNCH_PIPELINE_API_KEY", "secret-of-mine")
+@pytest.mark.parametrize("words", [(), ("serve",), ("--json",), ("serve", "--json")])
+@pytest.mark.parametrize("place", ["environment", "file"])
+def test_no_setting_is_told_that_is_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, words: tuple[str, ...]
+):
+    file = tmp_path / "config.toml"
+    file.write_text('[serve]\napi_key = "secret-of-mine"\n' if place == "file" else "")
+    monkeypatch.setenv("LAUNCH_PIPELINE_CONFIG", str(file))
+    if place == "environment":
+        monkeypatch.setenv("LAUNCH_PIPELINE_API_KEY", "secret-of-mine")
 
-    found = CliRunner().invoke(cli, ["config", "serve"], catch_exceptions=False)
+    found = CliRunner().invoke(cli, ["config", *words], catch_exceptions=False)
 
     assert "--api-key" in found.output
+    assert "(set)" in found.output
     assert "secret-of-mine" not in found.output
+
+
+def test_a_key_that_the_file_gives_in_the_wrong_form_is_not_told_either(tmp_path: Path):
+    file = tmp_path / "config.toml"
+    file.write_text('[serve]\napi_key = ["secret-of-mine"]\n')
+
+    with pytest.raises(InputError, match="gives --api-key a value that is not shown") as refused:
+        default_map(cli, file)
+
+    assert "secret-of-mine" not in str(refused.value)
+
+
+def test_that_no_key_is_asked_for_is_no_secret():
+    found = CliRunner().invoke(cli, ["config", "serve", "--json"], catch_exceptions=False)
+
+    values = {row["option"]: row["value"] for row in json.loads(found.output)["settings"]}
+    assert (values["--no-api-key"], values["--api-key"]) == (False, None)
