@@ -74,6 +74,9 @@ _PIPELINE_OPTIONS = [
         help="Read prompts in a process of their own; guest: by `attach prefill`, which is then trusted with the text.",
     ),
     click.option("--prefill", type=click.Choice(["auto", "always"]), help="When: if it is faster, or always."),
+    click.option(
+        "--concurrent", type=int, help="Requests decoded at the same time; others wait for their turn.  [default: 16]"
+    ),
     click.option("--kv-memory", type=int, help="MiB of shared memory for KV that outlives a request.  [default: 2048]"),
     target_hosts_option,
     click.option("--record", type=click.Path(dir_okay=False, writable=True), help="Write the event log to a file."),

@@ -13,6 +13,7 @@ import msgspec
 
 from protocol.clock import ClockProbes
 from protocol.messages import (
+    Forest,
     Grow,
     Hello,
     Message,
@@ -176,15 +177,21 @@ class Recording(Trace):
     def told(self, role: Role, incarnation: int, message: Message, began: int) -> None:
         match message:
             case Verify():
-                self._keep(began, role, incarnation, message)
-                since = self._free.pop(message.sequence, 0)
-                if since:
-                    self._ring.add(Kind.WAIT, since, began, message.sequence, message.round)
+                self._asked(message, began, role, incarnation)
+            case Forest(trees):
+                for verify in trees:
+                    self._asked(verify, began, role, incarnation)
             case Start() | Reroot():
                 self._keep(began, role, incarnation, message)
             case Stop():
                 self._free.pop(message.sequence, None)
         self._ring.add(Kind.MESSAGE, began, self._ring.now())
+
+    def _asked(self, verify: Verify, began: int, role: Role, incarnation: int) -> None:
+        self._keep(began, role, incarnation, verify)
+        since = self._free.pop(verify.sequence, 0)
+        if since:
+            self._ring.add(Kind.WAIT, since, began, verify.sequence, verify.round)
 
     def probe(self, incarnation: int) -> Ping | None:
         probes = self._probes.get(incarnation)

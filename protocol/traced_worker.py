@@ -12,6 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from protocol.messages import (
+    Forest,
     Grow,
     Hello,
     KvOffer,
@@ -72,10 +73,12 @@ class TracedWorker:
             self._unread.discard(message.sequence)
         began = self._ring.now()
         answer: Reply | None = None
+        asked = _tokens_to_verify(message)
         for answer in self._worker.handle(message):
-            self._answered(answer, began, len(message.tokens) if isinstance(message, Verify) else 0)
+            self._answered(answer, began, asked)
             yield answer
-            began = self._ring.now()
+            # What else one forward answers took no time of its own.
+            began, asked = self._ring.now(), 0
         self._tidied(answer, began)
 
     def work(self) -> Iterator[Reply]:
@@ -120,6 +123,16 @@ class TracedWorker:
     def _remember(self, step: ToWorker | None) -> None:
         if len(self.script) < MOST_STEPS:
             self.script.append(step)
+
+
+def _tokens_to_verify(message: ToWorker) -> int:
+    match message:
+        case Verify(tokens=tokens):
+            return len(tokens)
+        case Forest(trees):
+            return sum(len(verify.tokens) for verify in trees)
+        case _:
+            return 0
 
 
 def load_script(path: Path) -> Script:

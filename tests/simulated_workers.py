@@ -6,6 +6,7 @@ from protocol.messages import (
     Chain,
     FanOut,
     Fault,
+    Forest,
     FromWorker,
     Grow,
     Hello,
@@ -76,6 +77,8 @@ class SimulatedTarget:
                 return [Prefilled(message.sequence, message.round, len(message.tokens) - 1, 0.001)]
             case Verify():
                 return self._verify(message)
+            case Forest(trees):
+                return [reply for verify in trees for reply in self._verify(verify)]
             case Stop():
                 self.sequences.pop(message.sequence, None)
         return []

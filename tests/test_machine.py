@@ -134,17 +134,6 @@ def test_hits_are_told_as_they_come(strategy):
     assert (sum(hits) / len(hits) if hits else None) == rate
 
 
-def test_requests_take_turns():
-    bench = ready("ar")
-    for id in (1, 2, 3):
-        bench.submit(id, max_tokens=10)
-    bench.run()
-
-    order = [verify.sequence for verify in told(bench, Verify)]
-    assert order[:9] == [1, 2, 3] * 3
-    assert {id: bench.tokens[id] for id in (1, 2, 3)} == {id: reference(PROMPT, 10, seed=id) for id in (1, 2, 3)}
-
-
 def test_the_target_hears_first_then_the_draft_then_the_client():
     bench = ready("adaptive")
     bench.submit(max_tokens=60)

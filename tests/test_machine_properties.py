@@ -24,9 +24,10 @@ class Disorder(RuleBasedStateMachine):
         strategy=st.sampled_from(["ar", "sd", "ssd", "adaptive"]),
         errs=st.integers(1, 5),
         drafts=st.sampled_from([1, 1, 3]),
+        concurrent=st.sampled_from([1, 2, 16]),
     )
-    def begin(self, strategy, errs, drafts=1):
-        self.options = Options(strategy=strategy)
+    def begin(self, strategy, errs, drafts=1, concurrent=16):
+        self.options = Options(strategy=strategy, concurrent=concurrent, turn=7)
         self.machine = Machine(self.options)
         self.errs = errs
         self.most: dict[Role, int] = {"target": 1, "draft": drafts}
@@ -125,10 +126,17 @@ class Disorder(RuleBasedStateMachine):
             assert tokens == reference(PROMPT, request.max_tokens, request.sampling.seed)[: len(tokens)]
 
     @invariant()
-    def at_most_one_sequence_is_under_verification(self):
+    def only_what_was_asked_is_under_verification(self):
         if hasattr(self, "machine"):
-            phases = [sequence.phase for sequence in self.machine.sequences.values()]
-            assert phases.count(Phase.VERIFYING) <= 1
+            phases = {id: sequence.phase for id, sequence in self.machine.sequences.items()}
+            assert all(phases[id] is Phase.VERIFYING for id in self.machine.under_verification)
+
+    @invariant()
+    def no_more_requests_than_places_are_decoded_and_nobody_waits_for_a_free_one(self):
+        if hasattr(self, "machine"):
+            queued = [one for one in self.machine.sequences.values() if one.phase is Phase.QUEUED]
+            served = len(self.machine.sequences) - len(queued)
+            assert served == min(len(self.machine.sequences), self.options.concurrent)
 
     @invariant()
     def one_draft_drafts(self):

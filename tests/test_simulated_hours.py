@@ -4,10 +4,11 @@ from collections import Counter
 
 import pytest
 
+from orchestrator.core.adaptive import Adaptive
+from orchestrator.core.decision import Wait
 from orchestrator.core.drafting import Drafting
 from orchestrator.core.machine import Machine
 from orchestrator.core.sequence import Sequence
-from orchestrator.core.strategies import Adaptive, Wait
 from orchestrator.drill.simulated import simulate
 from orchestrator.simulate.hours import live
 
@@ -62,7 +63,9 @@ def test_a_machine_that_never_asks_again_is_found(monkeypatch):
 
 
 def test_a_wait_without_end_is_found(monkeypatch):
-    assert breaks(monkeypatch, Adaptive, "decide", lambda self, view: Wait(view.now + 1e4))
+    assert breaks(
+        monkeypatch, Adaptive, "decide_together", lambda self, views: [Wait(view.now + 1e4) for view in views]
+    )
 
 
 def test_a_draft_that_is_gone_and_told_something_is_found(monkeypatch):

@@ -1,5 +1,6 @@
 """The expected-rate rule: how many nodes to verify, and whether to wait for more growth. Pure arithmetic."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,15 +17,33 @@ class Choice:
     rate: float
 
 
-def best_count(probabilities: Sequence[float], cost: Cost, overhead: float) -> Choice:
-    """The number of nodes L that maximises (1 + sum of the first L path probabilities) / (T(1 + L) + overhead).
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Verify so many nodes of each request; expect so many tokens a second of all together."""
 
-    `probabilities` fall; `overhead` is the hop plus any wait, in seconds. L = 0 is plain decoding.
+    counts: list[int]
+    rate: float
+
+
+def best_count(probabilities: Sequence[float], cost: Cost, overhead: float, roots: int = 1) -> Choice:
+    """The number of nodes L that maximises (R + sum of the first L path probabilities) / (T(R + L) + overhead).
+
+    `probabilities` fall; `overhead` is the hop plus any wait, in seconds; R is the number of `roots`, one a request,
+    each of which yields a token. L = 0 is plain decoding.
     """
-    tokens = accumulate(probabilities, initial=1.0)
-    rates = [expected / (cost(1 + nodes) + overhead) for nodes, expected in enumerate(tokens)]
+    tokens = accumulate(probabilities, initial=float(roots))
+    rates = [expected / (cost(roots + nodes) + overhead) for nodes, expected in enumerate(tokens)]
     nodes = max(range(len(rates)), key=rates.__getitem__)
     return Choice(nodes, rates[nodes])
+
+
+def best_share(probabilities: Sequence[Sequence[float]], cost: Cost, overhead: float) -> Share:
+    """The same for several requests whose trees share a forward, given each one's falling path probabilities:
+    the most probable nodes of all trees together."""
+    ranked = sorted(((path, request) for request, paths in enumerate(probabilities) for path in paths), reverse=True)
+    best = best_count([path for path, _ in ranked], cost, overhead, len(probabilities))
+    chosen = Counter(request for _, request in ranked[: best.nodes])
+    return Share([chosen[request] for request in range(len(probabilities))], best.rate)
 
 
 def with_growth(probabilities: Sequence[float], open_paths: Sequence[float], acceptance: float) -> list[float]:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from orchestrator.core.decision import Send, Strategy
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
-from orchestrator.core.strategies import Send, Strategy
 from protocol.messages import NodeId, SequenceId
 from protocol.token_tree import node_id
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from orchestrator.core.commands import Command, Tell
+from orchestrator.core.decision import Strategy, patience_with
 from orchestrator.core.draft_election import Election, Standing
 from orchestrator.core.draft_experience import Experience, Experiences
 from orchestrator.core.draft_trial import Shadow, Trial
 from orchestrator.core.estimates import Estimates
 from orchestrator.core.events import Request, WorkerUp
 from orchestrator.core.roster import Roster
-from orchestrator.core.sequence import Sequence
+from orchestrator.core.sequence import Phase, Sequence
 from orchestrator.core.speculation import Speculation
-from orchestrator.core.strategies import Strategy, patience_with
 from protocol.messages import Fault, Grow, Hello, KvOffer, Prefilled, SequenceId, Stop, Verify
 
 _READING_SECONDS = 10.0
@@ -91,6 +91,8 @@ class Drafting:
 
     def begin(self, sequence: Sequence, now: float) -> list[Command]:
         """Tell of a sequence that the target serves, unless that was done."""
+        if sequence.phase is Phase.QUEUED:
+            return []
         return [
             command for id in self._active() for command in self._start(id, self._of(id, sequence, now), sequence, now)
         ]

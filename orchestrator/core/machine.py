@@ -4,7 +4,6 @@ Knows no sockets, clocks, processes or randomness; the same events at the same t
 commands. It owns the promise that a request's tokens are the target's own, whatever workers do.
 """
 
-from collections import deque
 from typing import Literal, assert_never
 
 from orchestrator.core.admission import refusal
@@ -14,10 +13,12 @@ from orchestrator.core.drafting import Drafting
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.handoff import Handoff
 from orchestrator.core.options import Options
+from orchestrator.core.places import Places
 from orchestrator.core.roster import Roster
 from orchestrator.core.sequence import Phase, Sequence, cut
-from orchestrator.core.strategies import STRATEGIES, Send, Wait
-from protocol.messages import Fault, Grow, Hello, KvOffer, Prefilled, Role, SequenceId, Stop, Verdict, Verify
+from orchestrator.core.strategies import STRATEGIES
+from orchestrator.core.turns import Turns
+from protocol.messages import Fault, Forest, Grow, Hello, KvOffer, Prefilled, Role, SequenceId, Stop, Verdict, Verify
 
 _ANSWER_SECONDS = 5.0
 """After this long without an answer the target is asked again; its answers are idempotent."""
@@ -31,7 +32,7 @@ _OWING = (Phase.PREFILLING, Phase.VERIFYING)
 
 
 class Machine:
-    """All requests of one pipeline. Rounds of several requests interleave, one verification at a time."""
+    """All requests of one pipeline. One round of the target serves all of them that are ready for it."""
 
     def __init__(self, options: Options, profile: str = "") -> None:
         """`profile`: name of the device whose pace the workers keep to, if any."""
@@ -42,10 +43,8 @@ class Machine:
         """Messages that were not acted on: another life, an old round, an unknown sequence."""
         self._workers = Roster()
         self.handoff = Handoff(options)
-        self._waiting: deque[SequenceId] = deque()
-        """Sequences in the order in which the target serves them."""
-        self._under_verification: SequenceId | None = None
-        self._wake_at: float | None = None
+        self._places = Places(options.concurrent, options.turn)
+        self._turns = Turns(self.strategy)
         self.drafting = Drafting(self.strategy, self.sequences, self._workers)
 
     def step(self, event: Event, now: float) -> list[Command]:
@@ -74,10 +73,15 @@ class Machine:
         """Each worker that is up: incarnation, what it said of itself, whether it is a guest's."""
         return self._workers.everyone()
 
+    @property
+    def under_verification(self) -> frozenset[SequenceId]:
+        """Sequences whose trees the target's present forward is about."""
+        return self._turns.unanswered
+
     def deadline(self) -> float | None:
         """When the next Tick is due at the latest; None if nothing is waited for."""
         owed = [sequence.asked_at + _ANSWER_SECONDS for sequence in self._owed()]
-        owed += [at for at in (self._wake_at, self.handoff.deadline()) if at is not None]
+        owed += [at for at in (self._turns.wake_at, self.handoff.deadline()) if at is not None]
         return min(owed, default=None)
 
     # Requests ---------------------------------------------------------------------------------
@@ -86,7 +90,10 @@ class Machine:
         estimates = self.drafting.estimates(event.request)
         sequence = Sequence(event.sequence, event.request, estimates, self.strategy.drafts, now)
         self.sequences[sequence.id] = sequence
-        self._waiting.append(sequence.id)
+        self._turns.join(sequence.id)
+        if not self._places.ask(sequence.id):
+            sequence.phase = Phase.QUEUED
+            return []
         return self._start(sequence, now)
 
     def _on_ended(self, event: Ended, now: float) -> list[Command]:
@@ -98,16 +105,34 @@ class Machine:
 
     def _finish(self, sequence: Sequence, reason: Literal["stop", "length", "cancelled"], now: float) -> list[Command]:
         statistics = sequence.tally.statistics(now, self.strategy.drafts, self.strategy.caches, self._profile)
-        return [*self._forget(sequence), Finish(sequence.id, reason, statistics)]
+        return [*self._forget(sequence, now), Finish(sequence.id, reason, statistics)]
 
-    def _forget(self, sequence: Sequence) -> list[Command]:
+    def _forget(self, sequence: Sequence, now: float) -> list[Command]:
         del self.sequences[sequence.id]
-        self._waiting.remove(sequence.id)
-        if self._under_verification == sequence.id:
-            self._under_verification = None
+        self._turns.leave(sequence.id)
+        stopped = self._stop(sequence)
+        return [*stopped, *self._admit(self._places.leave(sequence.id), now)]
+
+    def _stop(self, sequence: Sequence) -> list[Command]:
+        """No worker serves it any more."""
         given_up = self.handoff.ended(sequence)
         told: list[Command] = [Tell(role, Stop(sequence.id)) for role in ("target", "prefill") if role in self._workers]
         return [*told, *given_up, *self.drafting.ended(sequence.id)]
+
+    def _admit(self, id: SequenceId | None, now: float) -> list[Command]:
+        """This one has got a place."""
+        if id is None:
+            return []
+        self.sequences[id].phase = Phase.PREFILLING
+        return self._start(self.sequences[id], now)
+
+    def _take_turns(self, sequence: Sequence, tokens: int, now: float) -> list[Command]:
+        """After so many more tokens: make room, if it is another one's turn."""
+        successor = self._places.advanced(sequence.id, tokens)
+        if successor is None:
+            return []
+        sequence.queue()
+        return [*self._stop(sequence), *self._admit(successor, now)]
 
     # Workers ----------------------------------------------------------------------------------
 
@@ -127,7 +152,7 @@ class Machine:
                         *self._on_worker_down(WorkerDown("draft", draft), now),
                     ]
                 self._workers.join(event, now)
-                return [*commands, *(c for one in list(self.sequences.values()) for c in self._start(one, now))]
+                return [*commands, *(c for one in self._served() for c in self._start(one, now))]
 
     def _on_draft_up(self, event: WorkerUp, now: float) -> list[Command]:
         mismatch = self._workers.mismatch(event.hello)
@@ -147,11 +172,11 @@ class Machine:
             case "draft":
                 return [*self.drafting.left(event.incarnation, now), *self._schedule(now)]
             case "target":
-                for sequence in self.sequences.values():
+                for sequence in self._served():
                     sequence.phase = Phase.PREFILLING
                     sequence.outstanding = None
-                self._under_verification = None
-                return self._schedule(now)
+                self._turns.target_gone()
+                return []
 
     def _start(self, sequence: Sequence, now: float) -> list[Command]:
         """Tell the target of a sequence, if there is one, and then the drafts that can be of use."""
@@ -160,7 +185,7 @@ class Machine:
             return []
         reason = refusal(sequence.request, target, self._workers.chosen_draft)
         if reason is not None:
-            return [*self._forget(sequence), Reject(sequence.id, reason)]
+            return [*self._forget(sequence, now), Reject(sequence.id, reason)]
         sequence.fit(target.context)
         sequence.outstanding = None
         return [self.handoff.begin(sequence, now), *self.drafting.begin(sequence, now)]
@@ -210,10 +235,11 @@ class Machine:
             return self._drop()
         asked = sequence.outstanding
         assert asked is not None
-        self._under_verification = None
+        width = self._turns.answered(sequence.id, now)
         sequence.learn(verdict)
         sequence.tally.pace(verdict.paced)
-        sequence.estimates.target.observe(len(asked.tokens), verdict.seconds)
+        if width is not None:
+            sequence.estimates.target.observe(width, verdict.seconds)
         if len(self.sequences) == 1:
             # Rounds of several requests overlap and tell nothing about one.
             sequence.note_overhead(verdict, now)
@@ -231,10 +257,10 @@ class Machine:
         outcome = sequence.commit(tokens, now)
         sequence.tally.outcome(outcome.hit)
         sequence.estimates.hits.observe(outcome.fan, outcome.guessed)
-        self._waiting.remove(sequence.id)
-        self._waiting.append(sequence.id)
-        commands = self._schedule(now)
-        commands += self.drafting.follow(sequence, tokens, asked, waited, outcome.hit, now)
+        commands = self._take_turns(sequence, len(tokens), now)
+        commands += self._schedule(now)
+        if sequence.phase is not Phase.QUEUED:
+            commands += self.drafting.follow(sequence, tokens, asked, waited, outcome.hit, now)
         commands.append(Emit(sequence.id, tuple(tokens), outcome.hit if self.strategy.caches else None))
         return commands
 
@@ -248,14 +274,13 @@ class Machine:
             return [*self.drafting.refused(incarnation, fault, sequence, now), *self._schedule(now)]
         if sequence.phase not in _OWING:
             return self._drop()
-        if self._under_verification == sequence.id:
-            self._under_verification = None
+        self._turns.settled(sequence.id)
         if fault.kind == "refused" and sequence.speculating:
             # The prompt was fine, so the tree is what the target can't take: this draft grows nonsense.
             told = self.drafting.distrusted(sequence, now) if sequence.distrust(now) else []
             return [*told, *self._schedule(now)]
         if fault.kind == "refused" and sequence.hopeless():
-            return [*self._forget(sequence), Reject(sequence.id, fault.text), *self._schedule(now)]
+            return [*self._forget(sequence, now), Reject(sequence.id, fault.text), *self._schedule(now)]
         return [*self._start(sequence, now), *self._schedule(now)]
 
     def _drop(self) -> list[Command]:
@@ -271,6 +296,10 @@ class Machine:
                 commands += self._ask_again(sequence, now)
         return [*commands, *self.handoff.tick(now), *self._schedule(now)]
 
+    def _served(self) -> list[Sequence]:
+        """Those that have a place."""
+        return [sequence for sequence in self.sequences.values() if sequence.phase is not Phase.QUEUED]
+
     def _owed(self) -> list[Sequence]:
         """Sequences that the present target owes an answer."""
         if "target" not in self._workers:
@@ -285,27 +314,17 @@ class Machine:
             reason = f"The target has been silent for {silence:.0f} s."
             return [Replace("target", self._workers.incarnation("target"), reason)]
         if sequence.repeats > _MOST_REPEATS and sequence.phase is Phase.VERIFYING:
-            self._under_verification = None
+            self._turns.settled(sequence.id)
             return self._start(sequence, now)
         return [self.handoff.again(sequence)]
 
     def _schedule(self, now: float) -> list[Command]:
-        """Give the free target its next verification: the sequences take turns."""
-        self._wake_at = None
-        if self._under_verification is not None or "target" not in self._workers:
+        """Give the free target its next round."""
+        if "target" not in self._workers:
             return []
-        for id in self._waiting:
-            sequence = self.sequences[id]
-            if sequence.phase is not Phase.FREE:
-                continue
-            match self.strategy.decide(sequence.view(now)):
-                case Send(nodes, gave_up):
-                    self._under_verification = id
-                    sequence.speculation.drafting = sequence.speculation.drafting and not gave_up
-                    self._wake_at = None
-                    verify = sequence.verify(nodes, now)
-                    self.drafting.sent(sequence, now)
-                    return [Tell("target", verify)]
-                case Wait(until):
-                    self._wake_at = until if self._wake_at is None else min(until, self._wake_at)
-        return []
+        asked = self._turns.next(self.sequences, now)
+        for verify in asked:
+            self.drafting.sent(self.sequences[verify.sequence], now)
+        if len(asked) < 2:
+            return [Tell("target", verify) for verify in asked]
+        return [Tell("target", Forest(tuple(asked)))]

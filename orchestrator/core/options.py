@@ -32,5 +32,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     What the draft draws then depends on the fan-out, which is learned as it goes: a seed fixes no output."""
     prefill: PrefillMode = "auto"
     """Whether a prefill worker, if there is one, reads a prompt: when that was measured to be faster, or always."""
+    concurrent: Annotated[int, Meta(ge=1, le=64)] = 16
+    """Requests that are decoded at the same time; the others wait for their turn."""
+    turn: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
+    """Tokens after which a request makes room for one that waits. What was evaluated of it lies in shared memory, so
+    that coming back costs little."""
     kv_memory: Annotated[int, Meta(ge=0, le=1 << 24)] = 2048
-    """MiB of shared memory for KV that outlives its request or its worker; 0 keeps none."""
+    """MiB of shared memory for KV that outlives its request or its worker; 0 keeps none, anywhere."""
+    kept_memory: Annotated[int, Meta(ge=0, le=1 << 24)] = 512
+    """MiB of each worker's own memory for KV of requests that are over, beside that."""

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
+from orchestrator.core.decision import View
 from orchestrator.core.estimates import Estimates
 from orchestrator.core.events import Request
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.speculation_cache import Outcome, SpeculationCache
-from orchestrator.core.strategies import View
 from orchestrator.core.tally import Tally
 from protocol.messages import KvReference, NodeId, Plan, Reroot, SequenceId, Start, Verdict, Verify
 from protocol.prompt_lookup import PromptLookup
@@ -23,6 +23,8 @@ _FIRST_ROOT = NodeId(0)
 class Phase(Enum):
     """What the target is doing for a sequence."""
 
+    QUEUED = auto()
+    """Nothing: others have their turns."""
     ELSEWHERE = auto()
     """Nothing yet: a prefill worker reads the prompt."""
     PREFILLING = auto()
@@ -112,6 +114,11 @@ class Sequence:
     def fit(self, context: int) -> None:
         """Generate no more than a context of so many tokens has room for."""
         self._most_tokens = min(self.request.max_tokens, context - len(self.request.tokens))
+
+    def queue(self) -> None:
+        """Make room for others; between two rounds."""
+        self.phase = Phase.QUEUED
+        self.speculation.drafting = False
 
     def read_elsewhere(self, now: float, until: float) -> None:
         """A prefill worker was asked to read the tokens before the root."""

@@ -1,7 +1,7 @@
 """Modelled workers that do not keep to the usual course: garbage that is valid by type, refusals, offers. Pure."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -9,6 +9,7 @@ from orchestrator.simulate.language import VOCABULARY
 from orchestrator.simulate.work import ModelledWorker, Work, modelled_hello
 from protocol.messages import (
     Fault,
+    Forest,
     FromWorker,
     Grow,
     KvOffer,
@@ -56,15 +57,30 @@ class WaywardTarget(Responsive):
 
     def handle(self, message: ToWorker) -> Work:
         match message:
-            case Verify() if (message.sequence, message.round) in self._answered:
-                pass
-            case Verify() if len(message.tokens) > 1 and self._unusual():
-                return Work((Fault("refused", "This tree is no tree.", message.sequence),))
-            case Verify() if self._unusual():
-                return Work((Fault("lost", "Out of memory.", message.sequence),))
+            case Verify():
+                return self._verify((message,))
+            case Forest(trees):
+                return self._verify(trees)
             case Start():
                 self._adopting[message.sequence] = message.adopt is not None
         return self._with_kv(super().handle(message))
+
+    def _verify(self, trees: Sequence[Verify]) -> Work:
+        """The faults leave first, as those of a real target do."""
+        faults = [(verify, self._fault(verify)) for verify in trees]
+        good = [verify for verify, fault in faults if fault is None]
+        told = tuple(fault for _, fault in faults if fault is not None)
+        if not good:
+            return Work(told)
+        work = self._with_kv(super().handle(good[0] if len(good) == 1 else Forest(tuple(good))))
+        return work._replace(replies=(*told, *work.replies))
+
+    def _fault(self, verify: Verify) -> Fault | None:
+        if (verify.sequence, verify.round) in self._answered:
+            return None
+        if len(verify.tokens) > 1 and self._unusual():
+            return Fault("refused", "This tree is no tree.", verify.sequence)
+        return Fault("lost", "Out of memory.", verify.sequence) if self._unusual() else None
 
     def work(self) -> Work | None:
         work = super().work()

@@ -170,6 +170,8 @@ class _Story:
             fan_budget=source.choice((2, 6)),
             prefill=source.choice(("auto", "always")),
             kv_memory=source.choice((0, 64, 2048)),
+            concurrent=source.choice((1, 2, 16)),
+            turn=source.choice((8, 256)),
         )
 
     def _worker(self, role: Role) -> ModelledWorker:

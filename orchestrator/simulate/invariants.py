@@ -55,8 +55,9 @@ class Invariants:
     def hold(self, now: float) -> None:
         """After each event."""
         machine = self._machine
-        verifying = [id for id, sequence in machine.sequences.items() if sequence.phase is Phase.VERIFYING]
-        _require(len(verifying) <= 1, f"{len(verifying)} verifications are in flight")
+        verifying = {id for id, sequence in machine.sequences.items() if sequence.phase is Phase.VERIFYING}
+        idle = machine.under_verification - verifying
+        _require(not idle, f"the target is taken to be busy with {sorted(idle)}, of which it was asked nothing")
         deadline = machine.deadline()
         if machine.sequences and any(role == "target" for role, _ in self.up):
             _require(deadline is not None, "requests are live and nothing is ever due")

@@ -1,11 +1,14 @@
 """A target worker without a model: the protocol's rules, an invented language, time from a pace. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.simulate.language import Language
 from orchestrator.simulate.work import CHUNK, Work, modelled_hello
 from protocol.messages import (
     Fault,
+    Forest,
+    FromWorker,
     Hello,
     NodeId,
     Prefilled,
@@ -47,7 +50,9 @@ class ModelledTarget:
             case Start():
                 return self._start(message)
             case Verify():
-                return self._verify(message)
+                return self._verify((message,))
+            case Forest(trees):
+                return self._verify(trees)
             case Stop(sequence):
                 self._sequences.pop(sequence, None)
         return Work()
@@ -74,21 +79,29 @@ class ModelledTarget:
         self._sequences[start.sequence] = served
         return Work() if served.unread else Work((_prefilled(served),))
 
-    def _verify(self, verify: Verify) -> Work:
+    def _verify(self, trees: Sequence[Verify]) -> Work:
+        """One forward over all trees that there is no other answer to."""
+        settled = {verify.sequence: self._without_forward(verify) for verify in trees}
+        asked = [verify for verify in trees if settled[verify.sequence] is None]
+        seconds = self._pace.forward(sum(len(verify.tokens) for verify in asked)) if asked else 0.0
+        known = [reply for replies in settled.values() if replies is not None for reply in replies]
+        judged = [self._judge(self._sequences[verify.sequence], verify, seconds) for verify in asked]
+        return Work((*known, *judged), seconds)
+
+    def _without_forward(self, verify: Verify) -> tuple[FromWorker, ...] | None:
         served = self._sequences.get(verify.sequence)
         if served is None:
-            return Work((Fault("lost", "This sequence is unknown here.", verify.sequence),))
+            return (Fault("lost", "This sequence is unknown here.", verify.sequence),)
         if verify.round < served.round:
             repeated = served.verdict is not None and served.verdict.round == verify.round
-            return Work((served.verdict,) if repeated and served.verdict is not None else ())
+            return (served.verdict,) if repeated and served.verdict is not None else ()
         if served.unread or (verify.round, verify.position, verify.root) != (
             served.round,
             served.position,
             served.root,
         ):
-            return Work((Fault("lost", "The target is out of step.", verify.sequence),))
-        seconds = self._pace.forward(len(verify.tokens))
-        return Work((self._judge(served, verify, seconds),), seconds)
+            return (Fault("lost", "The target is out of step.", verify.sequence),)
+        return None
 
     def _judge(self, served: _Served, verify: Verify, seconds: float) -> Verdict:
         """Walk down from the root for as long as the language's token is a node of the tree."""
