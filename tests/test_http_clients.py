@@ -1,7 +1,9 @@
 """The clients that people use, against a running server: `pip install -e '.[clients]'`, then
-`bin/test -m slow tests/test_http_clients.py`. One that is not installed is skipped."""
+`bin/test -m slow tests/test_http_clients.py`. One that is not installed is skipped; npm's are fetched by the test."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ __all__ = ["serving"]
 pytestmark = pytest.mark.slow
 MESSAGES: list[Any] = [{"role": "user", "content": "import"}]
 SAMPLING: dict[str, Any] = {"temperature": 0.7, "seed": 5, "max_tokens": 16}
+NPM_CLIENT = Path(__file__).parent / "npm_client"
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +111,102 @@ def test_llm(serving: Serving, said: str, tmp_path: Path):
             timeout=100,
         )
         assert answer.stdout.strip() == said.strip(), answer.stderr
+
+
+def test_openai_responses(serving: Serving, said: str):
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{serving.url}/v1", api_key=KEY, max_retries=0)
+    asked: dict[str, Any] = {"model": "demo", "input": "import", "temperature": 0.7, "max_output_tokens": 16}
+    seeded = {"extra_body": {"seed": 5}}
+
+    answer = client.responses.create(**asked, **seeded)
+    assert (answer.output_text, answer.usage.output_tokens_details.reasoning_tokens) == (said, 0)
+    told = list(client.responses.create(**asked, **seeded, stream=True))
+    assert "".join(event.delta for event in told if event.type == "response.output_text.delta") == said
+    assert (told[-1].type, told[-1].response.output_text) == ("response.incomplete", said)
+    assert told[-1].response.usage == answer.usage
+    with client.responses.stream(**{**asked, "max_output_tokens": 64}, **seeded) as stream:
+        assert stream.get_final_response().status == "completed"
+
+    again = client.responses.create(**{**asked, "input": "And?"}, previous_response_id=answer.id)
+    assert again.usage.input_tokens > answer.usage.input_tokens
+    assert client.responses.retrieve(answer.id) == answer
+    client.responses.delete(answer.id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**asked, previous_response_id=answer.id)
+    assert refused.value.code == "previous_response_not_found"
+
+
+def test_anthropic(serving: Serving, said: str):
+    anthropic = pytest.importorskip("anthropic")
+    client = anthropic.Anthropic(base_url=serving.url, api_key=KEY, max_retries=0)
+    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": 16}
+    sampling = {"extra_body": {"temperature": 0.7, "seed": 5}}
+
+    message = client.messages.create(**asked, **sampling)
+    assert ([block.text for block in message.content], message.role) == ([said], "assistant")
+    with client.messages.stream(**asked, **sampling) as stream:
+        assert "".join(stream.text_stream) == said
+        streamed = stream.get_final_message()
+    counted = [(each.stop_reason, each.usage.output_tokens) for each in (message, streamed)]
+    assert counted[0] == counted[1]
+
+    tokens = client.messages.count_tokens(model="demo", messages=MESSAGES).input_tokens
+    assert tokens == message.usage.input_tokens + message.usage.cache_read_input_tokens
+    first = said.split()[0]
+    stopped = client.messages.create(**asked, **sampling, stop_sequences=[first])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", first)
+
+
+def test_anthropic_reads_our_errors(serving: Serving):
+    anthropic = pytest.importorskip("anthropic")
+    client = anthropic.Anthropic(base_url=serving.url, api_key=KEY, max_retries=0)
+    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": 16}
+
+    with pytest.raises(anthropic.AuthenticationError):
+        client.with_options(api_key="wrong").messages.create(**asked)
+    with pytest.raises(anthropic.NotFoundError, match="no such model"):
+        client.messages.create(**{**asked, "model": "other"})
+    with pytest.raises(anthropic.BadRequestError, match="can't be read there"):
+        client.messages.create(
+            **{**asked, "messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url"}}]}]}
+        )
+
+
+@pytest.fixture(scope="module")
+def npm_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with npm's clients and what is asked through them."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    folder = tmp_path_factory.mktemp("npm") / "client"
+    shutil.copytree(NPM_CLIENT, folder)
+    install = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"]
+    done = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=100)
+    if done.returncode:
+        pytest.skip(f"npm could not fetch its clients: {done.stderr.strip()[-300:]}")
+    return folder
+
+
+def test_npm_ai(serving: Serving, reference: Reference, npm_client: Path):
+    template = ChatTemplate(DEMO)
+    params = SamplingParams(temperature=0.0, max_tokens=16, stop=template.stops)
+    expected = reference(template.tokens(MESSAGES), params)
+
+    asked = subprocess.run(
+        ["node", "ask.mjs"],
+        cwd=npm_client,
+        env={**os.environ, "LAUNCH_PIPELINE_URL": serving.url, "LAUNCH_PIPELINE_API_KEY": KEY},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert asked.returncode == 0, asked.stderr
+    answers = json.loads(asked.stdout)
+    assert set(answers) == {"openai-compatible", "openai-responses", "anthropic"}
+    figures = expected.statistics
+    for provider, answer in answers.items():
+        assert answer["whole"] == answer["streamed"] == expected.text, provider
+        assert answer["finish"] == [expected.finish_reason] * 2, provider
+        assert answer["usage"] == [[figures.prompt_tokens, figures.generated_tokens]] * 2, provider
+        assert answer["refused"].startswith("404 There is no such model here"), provider
