@@ -116,6 +116,14 @@ class SlotTable:
             assert row.parent == self._tip or row.parent in self._rows, "a kept row must have kept ancestors"
         self.size = 1 + max(self._last, *(row.slot for row in self._rows.values()), -1)
 
+    def copy(self) -> "SlotTable":
+        """Another table with the same committed tokens in the same slots, and without rows."""
+        other = SlotTable()
+        other._shown = self._shown.copy()
+        other.size, other.committed, other._last = self.size, self.committed, self._last
+        other.truncate(self.committed)
+        return other
+
     def truncate(self, length: int) -> None:
         """Forget committed tokens from index `length` on, and all rows."""
         assert 0 <= length <= self.committed

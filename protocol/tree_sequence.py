@@ -74,6 +74,9 @@ class SlotCache:
 class TreeSequence:
     """Committed tokens and, behind them, a tree of evaluated rows that may or may not be committed."""
 
+    copyable = True
+    """All of its KV is here."""
+
     def __init__(self, network: Any) -> None:
         self._network = network
         self.caches = [SlotCache() for _ in network.layers]
@@ -84,6 +87,12 @@ class TreeSequence:
     def committed(self) -> int:
         """Tokens with committed KV."""
         return self._table.committed
+
+    @property
+    def memory(self) -> int:
+        """Bytes of keys and values, room to grow included."""
+        halves = [half for cache in self.caches for half in (cache.keys, cache.values)]
+        return sum(half.nbytes for half in halves if half is not None)
 
     @property
     def next_row(self) -> int:
@@ -135,6 +144,21 @@ class TreeSequence:
     def truncate(self, length: int) -> None:
         """Forget committed tokens behind the first `length`, and all rows."""
         self._table.truncate(length)
+
+    def copy(self, length: int) -> "TreeSequence":
+        """Another sequence with the KV of the first `length` committed tokens, of which there are some."""
+        other = TreeSequence(self._network)
+        other._table = self._table.copy()
+        other.truncate(length)
+        slots = other._table.size
+        for mine, theirs in zip(self.caches, other.caches, strict=True):
+            # An array written to in place would change under both: each has its own.
+            theirs.keys, theirs.values = (
+                mx.contiguous(mine.keys[..., :slots, :]),
+                mx.contiguous(mine.values[..., :slots, :]),
+            )
+        mx.eval([(cache.keys, cache.values) for cache in other.caches])
+        return other
 
     def layout(self, capacity: int) -> ArenaLayout | None:
         """The arena that holds `capacity` rows of this sequence, which has some; None if no arena can."""

@@ -27,6 +27,11 @@ class Checkpoint:
         self._given_up = False
 
     @property
+    def given_up(self) -> bool:
+        """Nothing will be saved any more."""
+        return self._given_up
+
+    @property
     def size(self) -> int:
         """Bytes of shared memory in use."""
         return 0 if self._arena is None else self._arena.layout.segment_bytes

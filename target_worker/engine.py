@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from protocol.joint_forward import Part
+from protocol.kept_kv import Found
 from protocol.kv_exchange import KvExchange
 from protocol.messages import NodeId, Sampling, Start, Verdict
 from protocol.sampling import Noise
 from protocol.token_tree import node_id
 from protocol.tree_model import TreeModel
+from protocol.tree_sequence import TreeSequence
 from target_worker.adoption import Adoption, adopt
 from target_worker.checkpoint import Checkpoint
 from target_worker.proposal import Proposal
@@ -27,18 +29,17 @@ class TargetEngine:
         self.prefill_chunk = prefill_chunk
         self._exchange = exchange
 
-    def open(self, start: Start, previous: "TargetSequence | None" = None) -> "TargetSequence":
-        """A sequence at `start`. What `previous` or the arena that `start` names holds of the same tokens
-        is not evaluated again."""
-        shared = 0 if previous is None else previous.shared(start)
+    def open(self, start: Start, found: "Found[TargetSequence] | None" = None) -> "TargetSequence":
+        """A sequence at `start`. What another one or the arena that `start` names holds of the same tokens is not
+        evaluated again. `found.tokens` of them count as adopted: none if they are this sequence's own."""
+        shared = 0 if found is None else found.kv.shared(start)
         adoption = self._adopt(start, shared)
         if adoption.tokens:
             return TargetSequence(self, start, adoption, self._checkpoint(adoption.tokens))
-        if previous is None:
+        if found is None or not shared:
             return TargetSequence(self, start, adoption, self._checkpoint())
-        previous.cache.truncate(shared)
-        kept = previous.checkpoint if previous.saved <= shared else self._checkpoint()
-        return TargetSequence(self, start, adoption._replace(cache=previous.cache), kept)
+        adoption = adoption._replace(cache=found.kv.release(shared, found.free), tokens=min(found.tokens, shared))
+        return TargetSequence(self, start, adoption, self._continued(found, start, shared))
 
     def verify(self, asked: Sequence[tuple["TargetSequence", Proposal]]) -> list[Walk]:
         """One forward over the proposals of different sequences, and a walk down each."""
@@ -52,6 +53,13 @@ class TargetEngine:
         if reference.tokens >= len(start.tokens):
             return Adoption(self.model.sequence(), warning="The KV offered for adoption goes beyond the root.")
         return adopt(self.model, self._exchange, reference)
+
+    def _continued(self, found: "Found[TargetSequence]", start: Start, shared: int) -> Checkpoint | None:
+        """Another sequence's checkpoint, if nothing in its arena is of other tokens."""
+        theirs = found.kv.checkpoint
+        if theirs is not None and found.free and theirs.covered <= shared and not theirs.given_up:
+            return theirs
+        return self._checkpoint(start.adopt.tokens if start.adopt else 0)
 
     def _checkpoint(self, covered: int = 0) -> Checkpoint | None:
         return None if self._exchange is None else Checkpoint(self._exchange, covered)
@@ -91,11 +99,6 @@ class TargetSequence:
         return self.cache.committed < self.position
 
     @property
-    def saved(self) -> int:
-        """Tokens whose KV lies in shared memory."""
-        return 0 if self.checkpoint is None else self.checkpoint.covered
-
-    @property
     def unsaved(self) -> bool:
         """Enough was committed since the last save for another one."""
         return self.checkpoint is not None and not self.unprefilled and self.checkpoint.due(self.cache.committed)
@@ -103,6 +106,18 @@ class TargetSequence:
     def shared(self, start: Start) -> int:
         """Tokens of `start` before its root whose KV is here."""
         return min(_common_prefix(self.tokens, start.tokens[:-1]), self.cache.committed)
+
+    def release(self, length: int, free: bool) -> TreeSequence:
+        """The KV of the first `length` tokens for somebody else: this sequence's own if it is `free`, or a copy."""
+        if not free:
+            return self.cache.copy(length)
+        self.cache.truncate(length)
+        return self.cache
+
+    def close(self) -> None:
+        """Save nothing more."""
+        if self.checkpoint is not None:
+            self.checkpoint.close()
 
     def prefill(self) -> None:
         """Evaluate one chunk of the tokens before the root."""

@@ -45,7 +45,9 @@ class LeadingModel(TreeModel):
 
 
 class LeadingSequence(TreeSequence):
-    """Every rank evaluates its part of it. KV is neither exported nor adopted: it lies in slices on all ranks."""
+    """Every rank evaluates its part of it. KV is not exported, adopted or copied: it lies in slices everywhere."""
+
+    copyable = False
 
     def __init__(self, network: Any, tell: Tell, number: int) -> None:
         super().__init__(network)

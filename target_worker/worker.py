@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+from protocol.kept_kv import LEAST, Found, KeptKv
 from protocol.messages import (
     Fault,
     Forest,
@@ -31,8 +32,14 @@ class TargetWorker:
     saved to shared memory a slice at a time, and prompts are evaluated a chunk at a time, in turns."""
 
     def __init__(
-        self, engine: TargetEngine, clock: Callable[[], float], introduction: Hello, pacer: Pacer | None = None
+        self,
+        engine: TargetEngine,
+        clock: Callable[[], float],
+        introduction: Hello,
+        pacer: Pacer | None = None,
+        kept: int = 0,
     ) -> None:
+        """`kept`: bytes of KV that may stay here when its sequence is over."""
         self._engine = engine
         self._pacer = pacer or Pacer(None)
         self._clock = clock
@@ -40,6 +47,7 @@ class TargetWorker:
         self._sequences: dict[SequenceId, TargetSequence] = {}
         self._prefilling: list[SequenceId] = []
         self._saving: list[SequenceId] = []
+        self._kept: KeptKv[TargetSequence] = KeptKv(kept, TargetSequence.close)
 
     def hello(self) -> Hello:
         return self._introduction
@@ -55,7 +63,7 @@ class TargetWorker:
             case KvRelease(name):
                 self._release(name)
             case Stop(sequence):
-                self._forget(sequence)
+                self._retire(sequence)
 
     @property
     def has_work(self) -> bool:
@@ -111,7 +119,7 @@ class TargetWorker:
             yield KvOffer(id, saved.name, saved.tokens, sequence.checkpoint.size, self._clock() - began)
 
     def _release(self, name: str) -> None:
-        for sequence in self._sequences.values():
+        for sequence in (*self._sequences.values(), *self._kept):
             if sequence.checkpoint is not None:
                 sequence.checkpoint.release(name)
 
@@ -125,9 +133,10 @@ class TargetWorker:
         if refusal := self._refusal(start):
             yield Fault("refused", refusal, start.sequence)
             return
-        began = self._clock() if start.adopt is not None else 0.0
-        sequence = self._sequences[start.sequence] = self._engine.open(start, held)
-        sequence.seconds = self._clock() - began if start.adopt is not None else 0.0
+        began = self._clock()
+        found = self._found(start) if held is None else Found(held, 0, free=True)
+        sequence = self._sequences[start.sequence] = self._engine.open(start, found)
+        sequence.seconds = self._clock() - began if sequence.adopted else 0.0
         if sequence.unprefilled:
             self._prefilling.append(start.sequence)
         else:
@@ -189,12 +198,33 @@ class TargetWorker:
             return (Fault("refused", refusal, verify.sequence),)
         return None
 
-    def _forget(self, id: SequenceId) -> None:
+    def _found(self, start: Start) -> Found[TargetSequence] | None:
+        """Who is over, or if that is more who is live, and begins like `start`."""
+        kept = self._kept.take(start.tokens[:-1], lambda sequence: sequence.cache.copyable)
+        live = max(self._sequences.values(), key=lambda sequence: sequence.shared(start), default=None)
+        shared = 0 if live is None or not live.cache.copyable else live.shared(start)
+        if live is None or shared < (LEAST if kept is None else kept.tokens + LEAST):
+            return kept
+        if kept is not None and kept.free:
+            self._keep(kept.kv)
+        return Found(live, shared, free=False)
+
+    def _retire(self, id: SequenceId) -> None:
+        """The sequence is over: what it holds may serve others."""
+        sequence = self._forget(id)
+        if sequence is not None:
+            self._keep(sequence)
+
+    def _keep(self, sequence: TargetSequence) -> None:
+        cache = sequence.cache
+        self._kept.keep(sequence, sequence.tokens[: cache.committed], cache.memory)
+
+    def _forget(self, id: SequenceId) -> TargetSequence | None:
         """What it saved stays, for others."""
-        self._sequences.pop(id, None)
         for waiting in (self._prefilling, self._saving):
             if id in waiting:
                 waiting.remove(id)
+        return self._sequences.pop(id, None)
 
 
 def _misfit(sequence: TargetSequence, verify: Verify) -> str | None:

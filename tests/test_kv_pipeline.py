@@ -94,6 +94,8 @@ def test_corrupted_memory_costs_a_prefill_and_a_warning(pipeline: Pipeline, refe
     pipeline.generate(asked, PARAMS)
     (name,) = set(arenas(pipeline)) - before
     Arena.attach(name).keys[2, 1, 77, 5] += 1
+    # The target that evaluated it has no need of the arena.
+    shoot_target(pipeline, prompt(40), PARAMS)
 
     result = pipeline.generate(asked, PARAMS)
 

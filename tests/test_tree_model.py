@@ -172,6 +172,25 @@ def test_any_walk_of_growing_and_keeping_equals_fresh_evaluation(dead_slots: int
     assert _equal(logits[0], stock_logits(walk.model.network, (*walk.committed, *_PROMPT, 8)))
 
 
+@pytest.mark.parametrize("length", [1, 40, 10_000])
+def test_a_copy_and_its_original_go_their_own_ways(length: int):
+    walk = _Walk(tree_model(), random.Random(length))
+    for _ in range(20):
+        walk.grow()
+        walk.keep()
+    length = min(length, len(walk.committed))
+    copy = walk.sequence.copy(length)
+    copy.prefill(_PROMPT)
+    walk.grow()
+    walk.keep()
+    walk.truncate()
+
+    assert copy.committed == length + len(_PROMPT)
+    expected = stock_logits(walk.model.network, (*walk.committed[:length], *_PROMPT, 8))
+    assert _equal(copy.evaluate((8,), (-1,))[0], expected)
+    assert _equal(walk.sequence.evaluate((8,), (-1,))[0], stock_logits(walk.model.network, (*walk.committed, 8)))
+
+
 def test_surviving_rows_keep_their_numbers_and_values_through_a_move(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tree_sequence, "_DEAD_SLOTS", 1)
     model = tree_model()
