@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from protocol.messages import Role, SequenceId, Statistics, ToWorker
+from protocol.messages import Likelihood, Role, SequenceId, Statistics, ToWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class Emit:
     tokens: tuple[int, ...]
     hit: bool | None = None
     """Whether the next speculation was there already; None where there is no such thing."""
+    likelihoods: tuple[Likelihood, ...] = ()
+    """Of each of the tokens, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,11 +247,13 @@ class Machine:
         sequence.tally.tokens(len(last.tokens), now)
         if last.reason is not None:
             sequence.tokens += last.tokens
-            emit = Emit(sequence.id, tuple(last.tokens))
+            emit = Emit(sequence.id, tuple(last.tokens), likelihoods=verdict.likelihoods[: len(last.tokens)])
             return [emit, *self._finish(sequence, last.reason, now), *self._schedule(now)]
-        return self._commit(sequence, last.tokens, asked, now)
+        return self._commit(sequence, last.tokens, verdict, asked, now)
 
-    def _commit(self, sequence: Sequence, tokens: list[int], asked: Verify, now: float) -> list[Command]:
+    def _commit(
+        self, sequence: Sequence, tokens: list[int], verdict: Verdict, asked: Verify, now: float
+    ) -> list[Command]:
         """Go on: the target first, then the drafts, then the client."""
         waited = sequence.waited
         outcome = sequence.commit(tokens, now)
@@ -261,7 +263,8 @@ class Machine:
         commands += self._schedule(now)
         if sequence.phase is not Phase.QUEUED:
             commands += self.drafting.follow(sequence, tokens, asked, waited, outcome.hit, now)
-        commands.append(Emit(sequence.id, tuple(tokens), outcome.hit if self.strategy.caches else None))
+        hit = outcome.hit if self.strategy.caches else None
+        commands.append(Emit(sequence.id, tuple(tokens), hit, verdict.likelihoods))
         return commands
 
     def _on_fault(self, role: Role, incarnation: int, fault: Fault, now: float) -> list[Command]:

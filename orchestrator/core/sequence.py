@@ -10,7 +10,7 @@ from orchestrator.core.events import Request
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.speculation_cache import Outcome, SpeculationCache
 from orchestrator.core.tally import Tally
-from protocol.messages import KvReference, NodeId, Plan, Reroot, SequenceId, Start, Verdict, Verify
+from protocol.messages import MAX_ENDS, KvReference, NodeId, Plan, Reroot, SequenceId, Start, Verdict, Verify
 from protocol.prompt_lookup import PromptLookup
 from protocol.token_tree import Node, flatten, node_id
 
@@ -144,6 +144,8 @@ class Sequence:
             vocabulary=vocabulary,
             plan=plan,
             adopt=adopt,
+            prompt=len(self.request.tokens),
+            ends=tuple(sorted(self.request.ends))[:MAX_ENDS],
         )
 
     def view(self, now: float, speculation: Speculation | None = None) -> View:
@@ -185,8 +187,11 @@ class Sequence:
         return self.outstanding
 
     def accepts(self, verdict: Verdict) -> bool:
-        """The verdict answers the outstanding Verify, and its path runs from the root through nodes that were sent."""
+        """The verdict answers the outstanding Verify, its path runs from the root through nodes that were sent, and
+        it tells what it was to tell of each token."""
         if self.phase is not Phase.VERIFYING or verdict.round != self.round:
+            return False
+        if len(verdict.likelihoods) != (0 if self.request.sampling.logprobs is None else len(verdict.path) + 1):
             return False
         # By id, since the tree may be another draft's by now.
         parent = self.cache.root.id
