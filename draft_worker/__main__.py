@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from draft_worker.engines import Engine
-from draft_worker.engines.paced import PacedEngine
+from draft_worker.engines.paced import paced
 from draft_worker.worker import DraftWorker
 from protocol.errors import InputError
 from protocol.pacing import Pacer
@@ -20,7 +20,7 @@ def main() -> int:
 def _built(setup: WorkerSetup) -> DraftWorker:
     engine, pacer = _open(setup), Pacer(setup.pace)
     if setup.pace is not None:
-        engine = PacedEngine(engine, pacer, time.perf_counter)
+        engine = paced(engine, pacer, time.perf_counter)
     return DraftWorker(engine, time.perf_counter, setup.prefill_chunk, pacer)
 
 

@@ -2,10 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from draft_worker.candidates import Candidates
 from protocol.messages import MAX_NODES, Distribution, Grow, NodeId, Round, SequenceId
 from protocol.token_tree import Node
+
+
+class StepCost(NamedTuple):
+    """Of the growth step that found the nodes, as in a Grow."""
+
+    evaluated: int = 0
+    seconds: float = 0.0
+    joint: int = 0
 
 
 def growth_messages(
@@ -13,8 +22,7 @@ def growth_messages(
     round: Round,
     nodes: Sequence[Node],
     candidates: Mapping[NodeId, Candidates],
-    evaluated: int = 0,
-    seconds: float = 0.0,
+    cost: StepCost,
 ) -> Iterator[Grow]:
     """The nodes as one Grow, or as several where they are too many; the cost is told with the first.
 
@@ -29,8 +37,9 @@ def growth_messages(
             parents=parents,
             tokens=tuple(node.token for node in part),
             probabilities=tuple(node.probability for node in part),
-            evaluated=evaluated if start == 0 else 0,
-            seconds=seconds if start == 0 else 0.0,
+            evaluated=cost.evaluated if start == 0 else 0,
+            seconds=cost.seconds if start == 0 else 0.0,
+            joint=cost.joint if start == 0 else 0,
             distributions=tuple(_distributions(parents, candidates)),
         )
 

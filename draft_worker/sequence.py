@@ -5,10 +5,10 @@ Pure over an engine's sequence. Knows no transport; the clock is the caller's.
 
 from collections.abc import Callable, Iterator, Sequence
 
+from draft_worker.candidates import Candidates
 from draft_worker.engines import Batch, EngineSequence, ResumableSequence
 from draft_worker.growth import Growth
-from draft_worker.publication import growth_messages
-from draft_worker.step import Step
+from draft_worker.publication import StepCost, growth_messages
 from protocol.calibration import Calibration
 from protocol.messages import BestFirst, Grow, KvOffer, KvReference, NodeId, Prefilled, Reroot, Start
 from protocol.token_tree import Node, TokenTree, node_id
@@ -26,8 +26,8 @@ class DraftSequence:
         sequences that are sampled in a like manner."""
         self._calibration = calibration
         self.sampling = start.sampling
-        self._id = start.sequence
-        self._engine = engine
+        self.id = start.sequence
+        self.engine = engine
         self._horizon = horizon
         self._held: list[int] = []
         """Tokens of the engine's committed prefix."""
@@ -41,7 +41,7 @@ class DraftSequence:
         """Serve `start`, with the KV of the prefix that it shares with what is held."""
         committed = start.tokens[:-1]
         shared = _common_prefix(self._held, committed)
-        self._engine.truncate(shared)
+        self.engine.truncate(shared)
         del self._held[shared:]
         self._backlog = list(committed[shared:])
         """Committed tokens that the engine has yet to see."""
@@ -73,72 +73,76 @@ class DraftSequence:
         survivors = list(self._growth.surviving()) if message.missed else []
         fresh = survivors + self._growth.publish()
         if fresh:
-            yield from self._publish(fresh)
+            yield from self.publish(fresh)
 
-    def work(self, chunk: int, clock: Callable[[], float]) -> Iterator[Grow]:
-        """One prefill chunk of at most `chunk` tokens, or one growth step."""
-        if len(self._backlog) > _CATCH_UP:
-            self._prefill(chunk)
-            return
+    @property
+    def reading(self) -> bool:
+        """So many tokens are unread that they need forwards of their own before anything can grow."""
+        return len(self._backlog) > _CATCH_UP
+
+    def read(self, chunk: int) -> None:
+        """One forward over at most `chunk` of them."""
+        tokens = self._backlog[:chunk]
+        self.engine.prefill(tokens)
+        self._held += tokens
+        del self._backlog[:chunk]
+
+    def ask(self) -> Batch:
+        """What the next growth step evaluates; there must be work, and nothing to read first."""
         step = self._growth.next_step()
-        if step is None:
-            return
-        begin = clock()
-        evaluated = len(self._backlog) + len(step.nodes)
-        fresh = self._grow(step)
-        yield from self._publish(fresh, evaluated, clock() - begin)
+        assert step is not None
+        assert not self.reading, "what is unread comes first"
+        parents = []
+        for row, node in enumerate(step.nodes, start=self.engine.next_row + len(self._backlog)):
+            parents.append(-1 if node.parent is None else self._rows[node.parent.id])
+            self._rows[node.id] = row
+        length = self.engine.path_tokens
+        contexts = [self._path(node, length) for node in step.nodes] if length else []
+        tokens = [node.token for node in step.nodes]
+        return Batch(self._backlog, tokens, parents, contexts, step.limit, step.saguaro, step.fans)
+
+    def expand(self, candidates: Sequence[Candidates]) -> list[Node]:
+        """What the engine said to `ask`; returns the new nodes."""
+        step = self._growth.next_step()
+        assert step is not None
+        self._held += self._backlog
+        self._backlog = []
+        return self._growth.expand(step, candidates)
+
+    def publish(
+        self, nodes: Sequence[Node], evaluated: int = 0, seconds: float = 0.0, joint: int = 0
+    ) -> Iterator[Grow]:
+        """Tell of new nodes, and of what the step that found them took; `joint` as in a Grow."""
+        candidates = self._growth.candidates
+        return growth_messages(self.id, self.round, nodes, candidates, StepCost(evaluated, seconds, joint))
 
     def news(self, clock: Callable[[], float]) -> Iterator[Prefilled | KvOffer]:
         """What came of KV that was to be adopted, and where the KV here can be adopted after this life."""
         if self._adopted is not None and not self._backlog:
             told, self._adopted = self._adopted, None
             yield told
-        if isinstance(self._engine, ResumableSequence):
+        if isinstance(self.engine, ResumableSequence):
             begin = clock()
-            saved = self._engine.save()
+            saved = self.engine.save()
             if saved is not None:
-                yield KvOffer(self._id, saved.name, saved.tokens, self._engine.size, clock() - begin)
+                yield KvOffer(self.id, saved.name, saved.tokens, self.engine.size, clock() - begin)
 
     def close(self) -> None:
         """The sequence is over."""
-        if isinstance(self._engine, ResumableSequence):
-            self._engine.close()
+        if isinstance(self.engine, ResumableSequence):
+            self.engine.close()
 
     def _adopt(self, start: Start, reference: KvReference) -> None:
         """Whatever is wrong with what is offered costs a prefill and is told."""
         warning = "The KV offered to the draft goes beyond the root."
-        if not isinstance(self._engine, ResumableSequence):
+        if not isinstance(self.engine, ResumableSequence):
             warning = "This draft shares no KV: prefill again."
         elif reference.tokens < len(start.tokens):
-            warning = self._engine.adopt(reference)
+            warning = self.engine.adopt(reference)
         if not warning:
             self._held = list(start.tokens[: reference.tokens])
         missing = len(start.tokens) - 1 - len(self._held)
         self._adopted = Prefilled(start.sequence, start.round, missing, 0.0, len(self._held), warning[:4000])
-
-    def _prefill(self, chunk: int) -> None:
-        tokens = self._backlog[:chunk]
-        self._engine.prefill(tokens)
-        self._held += tokens
-        del self._backlog[:chunk]
-
-    def _grow(self, step: Step) -> list[Node]:
-        """Evaluate the step behind what is still to be caught up with; returns the new nodes."""
-        candidates = self._engine.evaluate(self._batch(step))
-        self._held += self._backlog
-        self._backlog = []
-        return self._growth.expand(step, candidates)
-
-    def _batch(self, step: Step) -> Batch:
-        """Also gives every node of the step its row."""
-        parents = []
-        for row, node in enumerate(step.nodes, start=self._engine.next_row + len(self._backlog)):
-            parents.append(-1 if node.parent is None else self._rows[node.parent.id])
-            self._rows[node.id] = row
-        length = self._engine.path_tokens
-        contexts = [self._path(node, length) for node in step.nodes] if length else []
-        tokens = [node.token for node in step.nodes]
-        return Batch(self._backlog, tokens, parents, contexts, step.limit, step.saguaro, step.fans)
 
     def _path(self, node: Node | None, length: int) -> list[int]:
         """The last `length` tokens up to and including `node`."""
@@ -157,12 +161,9 @@ class DraftSequence:
         known = [node for node in nodes if node.id in self._rows] if not self._backlog else []
         path = [self._rows[node.id] for node in known]
         self._rows = {id: row for id, row in self._rows.items() if id in tree}
-        self._engine.keep(path, self._rows.values())
+        self.engine.keep(path, self._rows.values())
         self._held += [node.token for node in known]
         self._backlog += [node.token for node in nodes[len(known) :]]
-
-    def _publish(self, nodes: Sequence[Node], evaluated: int = 0, seconds: float = 0.0) -> Iterator[Grow]:
-        return growth_messages(self._id, self.round, nodes, self._growth.candidates, evaluated, seconds)
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

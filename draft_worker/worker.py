@@ -1,21 +1,23 @@
 """Messages in, growth out: the draft's logic, pure over an engine. Knows no sockets and no model."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from draft_worker.engines import Engine
+from draft_worker.engines import Batch, Engine, JointEngine
 from draft_worker.loaded_model import introduction
 from draft_worker.sequence import DraftSequence
 from protocol.calibration import Calibration
 from protocol.messages import Fault, FromWorker, Grow, Hello, Reroot, SequenceId, Start, Stop, ToWorker
 from protocol.pacing import Pacer
 
+_JOINT_NODES = 64
+"""Nodes from which on a growth step takes in no further sequence: each must get its growth soon."""
+
 
 class DraftWorker:
-    """Serves many sequences, one unit of work of one of them at a time, in turns."""
+    """Serves many sequences in turns. A growth step grows the trees of all that are ready, where the engine can."""
 
     def __init__(
         self, engine: Engine, clock: Callable[[], float], prefill_chunk: int = 512, pacer: Pacer | None = None
@@ -49,12 +51,49 @@ class DraftWorker:
         return any(sequence.has_work for sequence in self._sequences.values())
 
     def work(self) -> Iterable[FromWorker]:
-        for _ in range(len(self._turns)):
-            sequence = self._sequences[self._turns[0]]
-            self._turns.rotate(-1)
-            if sequence.has_work:
-                return chain(map(self._with_pace, sequence.work(self._chunk, self._clock)), sequence.news(self._clock))
-        return ()
+        """A chunk of a prompt, or a growth step."""
+        ready = [self._sequences[id] for id in self._turns if self._sequences[id].has_work]
+        if not ready:
+            return ()
+        if ready[0].reading:
+            self._served(ready[:1])
+            ready[0].read(self._chunk)
+            return ready[0].news(self._clock)
+        return self._grow([sequence for sequence in ready if not sequence.reading])
+
+    def _grow(self, ready: Sequence[DraftSequence]) -> Iterator[FromWorker]:
+        began = self._clock()
+        asked = self._sharing(ready)
+        self._served([sequence for sequence, _ in asked])
+        if isinstance(self._engine, JointEngine) and len(asked) > 1:
+            found = self._engine.evaluate_together([(sequence.engine, batch) for sequence, batch in asked])
+        else:
+            found = [sequence.engine.evaluate(batch) for sequence, batch in asked]
+        grown = [sequence.expand(candidates) for (sequence, _), candidates in zip(asked, found, strict=True)]
+        seconds = self._clock() - began
+        widths = [len(batch.committed) + len(batch.tokens) for _, batch in asked]
+        joint = sum(widths) if len(asked) > 1 else 0
+        for (sequence, _), fresh, width in zip(asked, grown, widths, strict=True):
+            yield from map(self._with_pace, sequence.publish(fresh, width, seconds, joint))
+            yield from sequence.news(self._clock)
+
+    def _sharing(self, ready: Sequence[DraftSequence]) -> list[tuple[DraftSequence, Batch]]:
+        """Who takes part in the next step, and with what."""
+        asked: list[tuple[DraftSequence, Batch]] = []
+        width = 0
+        for sequence in ready:
+            if asked and (width >= _JOINT_NODES or not isinstance(self._engine, JointEngine)):
+                break
+            batch = sequence.ask()
+            asked.append((sequence, batch))
+            width += len(batch.tokens)
+        return asked
+
+    def _served(self, sequences: Iterable[DraftSequence]) -> None:
+        """It is the others' turn."""
+        for sequence in sequences:
+            self._turns.remove(sequence.id)
+            self._turns.append(sequence.id)
 
     def _with_pace(self, grow: Grow) -> Grow:
         paced = self._pacer.take()

@@ -269,6 +269,8 @@ class Grow(Message, frozen=True):
     evaluated: Count
     """Nodes that the draft's forward evaluated in this step (0 for a repeated publication)."""
     seconds: Seconds
+    joint: Count = 0
+    """Nodes of the whole forward, if it grew the trees of several sequences."""
     distributions: Annotated[tuple[Distribution, ...], Meta(max_length=MAX_NODES)] = ()
     paced: Paced | None = None
     """Of a paced worker: all its forwards since its last message; the same in a Verdict and a Prefilled."""

@@ -15,7 +15,7 @@ from draft_worker.coreml.runtime import ExecutorRuntime
 from draft_worker.engines import Batch, EngineSequence, ResumableSequence
 from draft_worker.engines.coreml import CoreMlEngine, HostCachedSequence
 from draft_worker.engines.mlx import MlxEngine
-from draft_worker.engines.paced import PacedEngine
+from draft_worker.engines.paced import paced
 from protocol.messages import KvReference, Sampling
 from protocol.pacing import Pacer
 from protocol.tree_model import TreeModel
@@ -245,8 +245,8 @@ def test_another_life_goes_on_from_the_shared_cache(shared: Callable[..., CoreMl
 
 
 def test_a_paced_engine_is_as_resumable_as_the_one_within(shared: Callable[..., CoreMlEngine]):
-    paced = PacedEngine(shared(), Pacer(None), lambda: 0.0)
-    first, second = (paced.open(GREEDY, VOCABULARY) for _ in range(2))
+    slow = paced(shared(), Pacer(None), lambda: 0.0)
+    first, second = (slow.open(GREEDY, VOCABULARY) for _ in range(2))
     assert isinstance(first, ResumableSequence)
     assert isinstance(second, ResumableSequence)
     first.prefill(range(40))
@@ -254,7 +254,7 @@ def test_a_paced_engine_is_as_resumable_as_the_one_within(shared: Callable[..., 
     assert saved is not None
     assert second.adopt(saved) == ""
     second.close()
-    third = paced.open(GREEDY, VOCABULARY)
+    third = slow.open(GREEDY, VOCABULARY)
     assert isinstance(third, ResumableSequence)
     third.prefill(range(33))
 

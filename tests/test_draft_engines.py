@@ -89,6 +89,31 @@ def test_a_target_as_its_own_draft_is_always_foreseen(
         assert main.token == target_choice(model, [*PROMPT, *path_of(node)], sampling)
 
 
+def test_trees_grown_together_are_those_that_grow_alone(engine: MlxEngine):
+    plan, prompts = BestFirst(3, 3), [PROMPT, PROMPT[:9], PROMPT[4:]]
+    starts = [
+        Start(SequenceId(id), 0, prompt, ROOT, sampling, plan)
+        for id, (prompt, sampling) in enumerate(zip(prompts, [Sampling(), COUPLED, REJECTION], strict=True))
+    ]
+    together = DraftWorker(engine, lambda: 0.0)
+    for start in starts:
+        list(together.handle(start))
+    replies: list[Grow] = []
+    while len(replies) < 12:
+        replies += [reply for reply in together.work() if isinstance(reply, Grow)]
+
+    for start in starts:
+        worker = DraftWorker(engine, lambda: 0.0)
+        list(worker.handle(start))
+        alone: list[Grow] = []
+        mine = [reply for reply in replies if reply.sequence == start.sequence]
+        while len(alone) < len(mine):
+            alone += [reply for reply in worker.work() if isinstance(reply, Grow)]
+        assert [(reply.parents, reply.tokens) for reply in mine] == [(reply.parents, reply.tokens) for reply in alone]
+        np.testing.assert_allclose(mine[-1].probabilities, alone[-1].probabilities, rtol=1e-3)
+    assert sum(reply.joint > reply.evaluated for reply in replies) >= 9, "most steps grew three trees"
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED, REJECTION])
 def test_growth_after_a_walk_is_that_of_a_fresh_start(engine: MlxEngine, sampling: Sampling):
     source = random.Random(9)

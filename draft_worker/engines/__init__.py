@@ -1,7 +1,7 @@
 """What can guess: the interface of an engine. One module an engine; none knows messages or plans."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from draft_worker.candidates import Candidates
 from draft_worker.loaded_model import LoadedModel
@@ -86,4 +86,13 @@ class Engine(LoadedModel, Protocol):
 
     def open(self, sampling: Sampling, vocabulary: int) -> EngineSequence:
         """A new, empty sequence whose tokens a target of this vocabulary will sample in this way."""
+        ...
+
+
+@runtime_checkable
+class JointEngine(Engine, Protocol):
+    """One whose forward can grow the trees of several sequences."""
+
+    def evaluate_together(self, asked: Sequence[tuple[Any, Batch]]) -> list[list[Candidates]]:
+        """`EngineSequence.evaluate` of different sequences that this engine has opened, in one forward."""
         ...

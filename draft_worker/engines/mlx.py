@@ -9,6 +9,7 @@ from draft_worker.candidates import Candidates
 from draft_worker.engines import Batch
 from draft_worker.proposal import propose
 from protocol.fingerprint import tokenizer_fingerprint
+from protocol.joint_forward import Part
 from protocol.messages import Sampling
 from protocol.sampling import Noise
 from protocol.tree_model import TreeModel
@@ -43,6 +44,10 @@ class MlxEngine:
             self._noises[vocabulary] = Noise(vocabulary, shared)
         return MlxSequence(self._network.sequence(), sampling, self._noises[vocabulary], shared)
 
+    def evaluate_together(self, asked: Sequence[tuple["MlxSequence", Batch]]) -> list[list[Candidates]]:
+        logits = self._network.evaluate_together([sequence.part(batch) for sequence, batch in asked])
+        return [sequence.candidates(rows, batch) for rows, (sequence, batch) in zip(logits, asked, strict=True)]
+
 
 class MlxSequence:
     """A model's KV, and candidates by the sampling of one request."""
@@ -67,16 +72,25 @@ class MlxSequence:
         self._rows.prefill(tokens)
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
+        part = self.part(batch)
+        return self.candidates(self._rows.evaluate(part.tokens, part.parents), batch)
+
+    def part(self, batch: Batch) -> Part:
+        """Its share of a forward."""
         behind, begin = len(batch.committed), self._rows.next_row
         tip = begin + behind - 1 if behind else -1
         parents = [tip if parent == -1 else parent for parent in batch.parents]
         chain = [-1, *range(begin, begin + behind - 1)][:behind]
-        logits = self._rows.evaluate([*batch.committed, *batch.tokens], chain + parents)[behind:]
-        nodes = range(begin + behind, self._rows.next_row)
+        return Part(self._rows, [*batch.committed, *batch.tokens], chain + parents)
+
+    def candidates(self, logits: mx.array, batch: Batch) -> list[Candidates]:
+        """What (L, V) `logits` of that share say; commits what only had to be caught up with."""
+        behind = len(batch.committed)
+        nodes = range(self._rows.next_row - len(batch.tokens), self._rows.next_row)
         positions = [self._rows.position(row) + 1 for row in nodes]
         if behind:
-            self._rows.keep(range(begin, begin + behind), nodes)
-        return propose(logits[:, : self._vocabulary], positions, self._sampling, batch, self._noise)
+            self._rows.keep(range(nodes.start - behind, nodes.start), nodes)
+        return propose(logits[behind:, : self._vocabulary], positions, self._sampling, batch, self._noise)
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         self._rows.keep(path, surviving)

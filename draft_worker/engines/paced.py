@@ -3,9 +3,16 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from draft_worker.candidates import Candidates
-from draft_worker.engines import Batch, Engine, EngineSequence, ResumableSequence
+from draft_worker.engines import Batch, Engine, EngineSequence, JointEngine, ResumableSequence
 from protocol.messages import KvReference, Sampling
 from protocol.pacing import Pacer
+
+
+def paced(engine: Engine, pacer: Pacer, clock: Callable[[], float]) -> "PacedEngine":
+    """The engine at the pacer's pace."""
+    return (
+        JointPacedEngine(engine, pacer, clock) if isinstance(engine, JointEngine) else PacedEngine(engine, pacer, clock)
+    )
 
 
 class PacedEngine:
@@ -30,39 +37,53 @@ class PacedEngine:
         return PacedSequence(inner, self._pacer, self._clock)
 
 
+class JointPacedEngine(PacedEngine):
+    """The same for one whose forward can grow several trees."""
+
+    def __init__(self, inner: JointEngine, pacer: Pacer, clock: Callable[[], float]) -> None:
+        super().__init__(inner, pacer, clock)
+        self._joint = inner
+
+    def evaluate_together(self, asked: Sequence[tuple["PacedSequence", Batch]]) -> list[list[Candidates]]:
+        began = self._clock()
+        candidates = self._joint.evaluate_together([(sequence.inner, batch) for sequence, batch in asked])
+        self._pacer.forward(began, sum(len(batch.committed) + len(batch.tokens) for _, batch in asked))
+        return candidates
+
+
 class PacedSequence:
     """The inner engine's sequence in everything but time."""
 
     def __init__(self, inner: EngineSequence, pacer: Pacer, clock: Callable[[], float]) -> None:
         self.path_tokens = inner.path_tokens
-        self._inner = inner
+        self.inner = inner
         self._pacer = pacer
         self._clock = clock
 
     @property
     def committed(self) -> int:
-        return self._inner.committed
+        return self.inner.committed
 
     @property
     def next_row(self) -> int:
-        return self._inner.next_row
+        return self.inner.next_row
 
     def prefill(self, tokens: Sequence[int]) -> None:
         began = self._clock()
-        self._inner.prefill(tokens)
+        self.inner.prefill(tokens)
         self._pacer.prefill(began, len(tokens))
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
         began = self._clock()
-        candidates = self._inner.evaluate(batch)
+        candidates = self.inner.evaluate(batch)
         self._pacer.forward(began, len(batch.committed) + len(batch.tokens))
         return candidates
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
-        self._inner.keep(path, surviving)
+        self.inner.keep(path, surviving)
 
     def truncate(self, length: int) -> None:
-        self._inner.truncate(length)
+        self.inner.truncate(length)
 
 
 class ResumablePacedSequence(PacedSequence):

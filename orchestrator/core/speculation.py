@@ -49,7 +49,7 @@ class Speculation:
         self.cache.merge(growth, self.estimates.calibration, vocabulary)
         if growth.evaluated:
             self.estimates.step.observe(growth.seconds)
-            self.estimates.growth.observe(growth.evaluated, growth.seconds)
+            self.estimates.growth.observe(growth.joint or growth.evaluated, growth.seconds)
             self._read(growth.seconds, now)
             self._recover(growth.round, now)
         self.grown_at = now
