@@ -1,7 +1,7 @@
 """Clients of a running pipeline, in step or with asyncio. One socket a request, so that threads need no lock."""
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import zmq
@@ -159,7 +159,7 @@ class AsyncClient:
         submit = (params or SamplingParams()).submit(uuid.uuid4().hex, prompt)
         return AsyncStream(self._context, self.address, submit)
 
-    async def watch(self, sequence: SequenceId | None = None) -> AsyncIterator[Scene]:
+    async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[Scene, None]:
         """What the pipeline does, in scenes: at most twenty a second, and one a second or so if nothing happens.
 
         `sequence`: the request to look at; None is the latest. Whoever is slow to take a scene misses some. Raises

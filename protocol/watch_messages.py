@@ -106,7 +106,7 @@ class RequestSeen(Part, frozen=True, kw_only=True):
     """A request in progress."""
 
     sequence: WireSequence
-    phase: Literal["reading", "free", "verifying"]
+    phase: Literal["waiting", "reading", "free", "verifying"]
     generated: int
     since: Seconds
     """Age."""

@@ -1,14 +1,15 @@
 """A pipeline that says what a test tells it to, for what is about HTTP alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.reply import Result
 from orchestrator.sampling_params import SamplingParams
 from protocol.errors import PipelineError
-from protocol.messages import State, Statistics
+from protocol.messages import SequenceId, State, Statistics
+from protocol.watch_messages import Scene
 
 READY = State(
     session="s",
@@ -83,8 +84,20 @@ class FakePipeline:
     stuck: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
+    scenes: Sequence[Scene | PipelineError] = ()
+    watched: list[SequenceId | None] = field(default_factory=list)
+
     async def state(self) -> State | None:
         return self.condition
+
+    async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[Scene, None]:
+        """Its scenes, and then nothing happens."""
+        self.watched.append(sequence)
+        for scene in self.scenes:
+            if isinstance(scene, PipelineError):
+                raise scene
+            yield scene
+        await asyncio.Event().wait()
 
     def stream(self, prompt: Sequence[int], params: SamplingParams) -> FakeStream:
         self.asked.append((prompt, params))

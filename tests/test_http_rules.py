@@ -25,6 +25,7 @@ TEMPLATE = ChatTemplate(DEMO, CODEC)
 KEY = "a-key-of-tests"
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+EVENTS = "/v1/pipeline/events"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 
 SCOPE = {
@@ -95,14 +96,15 @@ def chunks(response: httpx.Response) -> list[Any]:
 # Who gets in -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/v1/models", "/v1/models/demo", COMPLETIONS, CHAT, "/", "/none"])
+@pytest.mark.parametrize("path", ["/metrics", "/v1/models", "/v1/models/demo", COMPLETIONS, CHAT, EVENTS, "/none"])
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"x-api-key": KEY + "x"}])
-def test_no_route_but_health_answers_without_the_key(path: str, headers: dict[str, str]):
+def test_no_route_but_health_and_the_page_answers_without_the_key(path: str, headers: dict[str, str]):
     response = get(path, headers=headers)
 
     assert response.status_code == 401
     assert response.json()["error"]["code"] == "invalid_api_key"
     assert get("/health", headers=headers).status_code == 200
+    assert get("/", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("headers", [{"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}])

@@ -135,6 +135,20 @@ def test_a_client_that_goes_away_frees_its_place(serving: Serving):
         until(lambda line=line: line in serving.client.get("/metrics").text, SECONDS)
 
 
+def test_who_watches_sees_each_round_of_a_text_as_it_comes(serving: Serving):
+    told, said = [], ""
+    with serving.client.stream("GET", "/v1/pipeline/events") as response:
+        lines = (line for line in response.iter_lines() if line.startswith("data: "))
+        hello, status, _ = (json.loads(next(lines).removeprefix("data: ")) for _ in range(3))
+        said = serving.post(COMPLETIONS, prompt=PROMPT, temperature=0.0, max_tokens=24)["choices"][0]["text"]
+        while sum(judged["tokens"] for judged in told) < 24:
+            told += json.loads(next(lines).removeprefix("data: "))["judged"]
+
+    texts = [[judged["sent"]["texts"][index] for index in judged["accepted"]] + [judged["bonus"]] for judged in told]
+    assert "".join("".join(text[: judged["tokens"]]) for text, judged in zip(texts, told, strict=True)) == said
+    assert (hello["models"], hello["chat"], status["status"]) == (["demo"], False, "ok")
+
+
 def test_a_draft_that_dies_is_told_by_health_and_texts_go_on(serving: Serving, reference: Reference):
     expected = reference(PROMPT, params(1.0))
 

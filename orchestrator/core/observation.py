@@ -13,7 +13,7 @@ from orchestrator.core.events import Arrived, Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.portrait import portrait, question, requests
 from orchestrator.core.sequence import Sequence
-from protocol.messages import Grow, Prefilled, SequenceId, Verdict, Verify
+from protocol.messages import Forest, Grow, Prefilled, SequenceId, Verdict, Verify
 from protocol.token_tree import node_id
 from protocol.watch_messages import MOST_CHARACTERS, MOST_JUDGED, MOST_SPANS, Branches, Judged, Scene, Span, WorkerSeen
 
@@ -48,8 +48,8 @@ class Observation:
         if isinstance(event, Arrived):
             self._heard(event, commands, now)
         for command in commands:
-            if isinstance(command, Tell) and isinstance(command.message, Verify):
-                self._asks(command.message)
+            for verify in _questions(command):
+                self._asks(verify)
 
     def scene(self, after: int, wanted: SequenceId | None, now: float) -> Scene:
         """What came after the serial number `after`, and how everything stands."""
@@ -151,11 +151,22 @@ class Observation:
                 role=hello.role,
                 incarnation=incarnation,
                 engine=hello.engine,
-                model=hello.model,
+                model=hello.model.rsplit("/", 1)[-1],
                 device=hello.device,
                 guest=guest,
                 standing=standings.get(incarnation) if hello.role == "draft" else None,
             )
+
+
+def _questions(command: Command) -> tuple[Verify, ...]:
+    """What a command has the target verify."""
+    match command:
+        case Tell("target", Verify() as verify):
+            return (verify,)
+        case Tell("target", Forest(trees)):
+            return trees
+        case _:
+            return ()
 
 
 def _since(happened: Iterable[tuple[int, Span]] | Iterable[tuple[int, Judged]], after: int) -> list:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from orchestrator.core.sequence import Phase, Sequence
+from orchestrator.core.sequence import Sequence
 from orchestrator.core.tally import Tally
 from protocol.messages import NodeId, SequenceId, Verify
 from protocol.token_tree import Node, TokenTree, node_id
@@ -12,12 +12,13 @@ from protocol.watch_messages import MOST_DEPTHS, MOST_NODES, MOST_REQUESTS, Bran
 _TAIL = 24
 """Committed tokens."""
 _KEYS = (1 << 53) - 1
-_PHASES: dict[Phase, Literal["reading", "free", "verifying"]] = {
-    Phase.ELSEWHERE: "reading",
-    Phase.PREFILLING: "reading",
-    Phase.FREE: "free",
-    Phase.VERIFYING: "verifying",
+_PHASES: Mapping[str, Literal["waiting", "reading", "free", "verifying"]] = {
+    "ELSEWHERE": "reading",
+    "PREFILLING": "reading",
+    "FREE": "free",
+    "VERIFYING": "verifying",
 }
+"""Whatever else there is waits for a place."""
 
 
 def portrait(sequence: Sequence, text: Callable[[int], str]) -> Shown:
@@ -72,7 +73,7 @@ def requests(sequences: Mapping[SequenceId, Sequence], shown: Sequence | None, n
     return tuple(
         RequestSeen(
             sequence=one.id,
-            phase=_PHASES[one.phase],
+            phase=_PHASES.get(one.phase.name, "waiting"),
             generated=one.tally.generated,
             since=max(0.0, now - one.tally.arrived),
         )

@@ -15,6 +15,7 @@ from orchestrator.http.errors import ApiError
 from orchestrator.http.gate import HostGate, KeyGate, refusal
 from orchestrator.http.messages.routes import Messages
 from orchestrator.http.metrics import Counted
+from orchestrator.http.page import page
 from orchestrator.http.responses.routes import Responses
 from orchestrator.http.server import Server
 from orchestrator.http.settings import Settings
@@ -23,10 +24,12 @@ from orchestrator.http.settings import Settings
 def application(server: Server, settings: Settings) -> Starlette:
     """Its routes, behind the gates."""
     routes = [
+        Route("/", page),
         Route("/health", server.health),
         Route("/metrics", server.metrics),
         Route("/v1/models", server.models),
         Route("/v1/models/{name:path}", server.model),
+        Route("/v1/pipeline/events", server.live.events),
         Route("/v1/completions", server.complete, methods=["POST"]),
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
         *Responses(server, settings).routes,

@@ -1,14 +1,15 @@
 """A pipeline of one's own behind the server: started while the server already answers, and watched to its end."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cached_property
 
 from orchestrator.client import AsyncClient, AsyncStream
 from orchestrator.pipeline import Pipeline
 from orchestrator.sampling_params import SamplingParams
 from protocol.errors import PipelineError
-from protocol.messages import State
+from protocol.messages import SequenceId, State
+from protocol.watch_messages import Scene
 
 
 class PipelineBackend:
@@ -24,6 +25,9 @@ class PipelineBackend:
 
     def stream(self, prompt: Sequence[int], params: SamplingParams) -> AsyncStream:
         return self._client.stream(prompt, params)
+
+    def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[Scene, None]:
+        return self._client.watch(sequence)
 
     def close(self) -> None:
         if "_client" in self.__dict__:

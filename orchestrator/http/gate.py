@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from orchestrator.http.errors import ApiError
 from orchestrator.http.messages import errors as anthropic
 
-OPEN = "/health"
-"""The one route that needs no key."""
+OPEN = frozenset({"/health", "/"})
+"""Routes that need no key: how the server is, and the page, which asks for the key itself."""
 MESSAGES = "/v1/messages"
 """Anthropic's routes, whose clients read errors of another shape."""
 
@@ -70,7 +70,7 @@ class KeyGate:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        if scope["path"] != OPEN and self._key is not None:
+        if scope["path"] not in OPEN and self._key is not None:
             given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ").strip()
             if not hmac.compare_digest(given.encode(), self._key):
                 raise ApiError(

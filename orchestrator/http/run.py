@@ -45,7 +45,7 @@ def run(pipeline: Pipeline, folder: Path, settings: Settings, listener: socket.s
         click.echo("Ready. Ctrl-C ends it.")
 
     keeper = Keeper(pipeline, on_ready, on_end=lambda: setattr(server, "should_exit", True))
-    _greet(settings, listener, made)
+    greet(settings, listener, made)
     keeper.start()
     try:
         asyncio.run(_serve(server, listener, backend))
@@ -74,10 +74,12 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, backend: Pipel
         backend.close()
 
 
-def _greet(settings: Settings, listener: socket.socket, made: bool) -> None:
+def greet(settings: Settings, listener: socket.socket, made: bool) -> None:
+    """Say where what is."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"Serving {', '.join(settings.names)} at http://{shown}:{port}/v1")
+    click.echo(f"Page at http://{shown}:{port}/" + (f"#key={settings.key}" if made else ""))
     if made:
         click.echo(f"API key, until the server ends: {settings.key}")
     if not loopback(host):

@@ -19,6 +19,7 @@ from orchestrator.http.chunks import Chunks
 from orchestrator.http.errors import ApiError, of_pipeline, unsupported
 from orchestrator.http.generation import Generation, Pieces
 from orchestrator.http.health import Health, Knowing
+from orchestrator.http.live import Live, Watchable
 from orchestrator.http.metrics import CONTENT_TYPE, Measured, Metrics
 from orchestrator.http.questions import Chat, Completion, Question, read, sampling
 from orchestrator.http.seats import Seats
@@ -38,7 +39,7 @@ _COMPLETION_TOKENS = 16
 Shaped: TypeAlias = Callable[[int], Shape]
 
 
-class Backend(Knowing, Protocol):
+class Backend(Knowing, Watchable, Protocol):
     def stream(self, prompt: Sequence[int], params: SamplingParams) -> Pieces: ...
 
 
@@ -56,6 +57,8 @@ class Server:
         self.figures = Metrics(self._seats)
         self._created = int(time.time())
         self._open: set[Generation] = set()
+        facts = {"models": settings.names, "chat": template.own, "defaults": settings.defaults}
+        self.live = Live(backend, self._health, facts)
 
     async def health(self, request: Request) -> Response:
         condition = await self._health.look()
@@ -127,6 +130,7 @@ class Server:
 
     def stop(self) -> None:
         """End what is being generated, with an answer that says why."""
+        self.live.stop()
         for generation in self._open:
             generation.abort(ApiError(503, "The server was stopped while it served this request: ask again later."))
 
