@@ -65,6 +65,8 @@ class Grammars:
             raise GrammarError("This model names no end-of-sequence token, so that no grammar could ever end.")
         state = GrammarState(self._tokenizer(ends), grammar, self._vocabulary, frozenset(ends))
         state.advance(generated)
+        if state.failure:
+            raise GrammarError(state.failure)
         return state
 
     def _tokenizer(self, ends: tuple[int, ...]) -> "LLTokenizer":
@@ -85,32 +87,39 @@ class GrammarState:
     def __init__(self, tokenizer: "LLTokenizer", grammar: Grammar, vocabulary: int, ends: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._grammar = grammar
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
+        """Length of the masks."""
         self._ends = ends
         self._passed: list[int] = []
         """Tokens behind which it stands."""
+        self._ended = False
+        self.failure = ""
+        """Why it stands nowhere, if it does not."""
         self._matcher = self._fresh()
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """These were generated; what stands behind an end is nothing to it. Raises GrammarError if the grammar does
-        not allow them."""
-        tokens = list(takewhile(lambda token: token not in self._ends, tokens))
-        if self._matcher.try_consume_tokens(tokens) < len(tokens):
-            reason = self._matcher.get_error() or "the generated tokens are not of this grammar"
-            raise GrammarError(f"The grammar can't be followed: {reason}.")
-        self._passed += tokens
+        """These were generated; what stands behind an end is nothing to it. Tokens that it does not allow are a
+        failure."""
+        rest = [] if self._ended or self.failure else list(takewhile(lambda token: token not in self._ends, tokens))
+        self._ended = self._ended or not self._ends.isdisjoint(tokens)
+        if self._matcher.try_consume_tokens(rest) < len(rest):
+            reason = self._matcher.get_error() or "the generated tokens are not of it"
+            self.failure = f"The grammar can't be followed: {reason[:1000]}."
+        self._passed += rest
 
     def allowed(self, paths: Sequence[Sequence[int]]) -> list[Mask | None]:
         """(V,) for each path from here: which tokens may follow it; None behind one that has ended or is not allowed.
 
-        Paths that share their beginnings are cheapest one after the other. Raises GrammarError if the library
-        can't tell, and stands where it stood.
+        Raises GrammarError if the library can't tell, and stands where it stood.
         """
+        if self.failure:
+            raise GrammarError(self.failure)
         ahead: list[int] = []
-        masks = []
+        masks: list[Mask | None] = [None] * len(paths)
         try:
-            for path in paths:
-                masks.append(self._mask() if self._walk(ahead, path) else None)
+            # In this order every step is taken once.
+            for index in sorted(range(len(paths)), key=lambda index: tuple(paths[index])):
+                masks[index] = self._mask() if self._walk(ahead, paths[index]) else None
         finally:
             self._matcher.rollback(len(ahead))
             if self._matcher.is_error():
@@ -121,7 +130,7 @@ class GrammarState:
 
     def _walk(self, ahead: list[int], path: Sequence[int]) -> bool:
         """Move from behind `ahead`, which is kept true, to behind `path`; whether that is a place in the grammar."""
-        if not self._ends.isdisjoint(path):
+        if self._ended or not self._ends.isdisjoint(path):
             return False
         shared = _common(ahead, path)
         self._matcher.rollback(len(ahead) - shared)
@@ -135,7 +144,7 @@ class GrammarState:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
             raise GrammarError(f"The grammar is too much for the library here: {self._matcher.get_error()[:1000]}.")
-        return np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
+        return np.unpackbits(bits, count=self.vocabulary, bitorder="little").view(np.bool_)
 
     def _fresh(self) -> "LLMatcher":
         from llguidance import LLMatcher

@@ -4,16 +4,19 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from protocol.grammar import GrammarError, Grammars
 from protocol.joint_forward import Part
 from protocol.kept_kv import Found
 from protocol.kv_exchange import KvExchange
 from protocol.messages import NodeId, Sampling, Start, Verdict
+from protocol.restraint import Restraint
 from protocol.sampling import Noise
 from protocol.token_tree import node_id
 from protocol.tree_model import TreeModel
 from protocol.tree_sequence import TreeSequence
 from target_worker.adoption import Adoption, adopt
 from target_worker.checkpoint import Checkpoint
+from target_worker.likelihood import likelihoods
 from target_worker.proposal import Proposal
 from target_worker.rejection import rejection
 from target_worker.sampling import Walk, coupled
@@ -28,22 +31,31 @@ class TargetEngine:
         self.noise = Noise(model.vocabulary)
         self.prefill_chunk = prefill_chunk
         self._exchange = exchange
+        self._grammars = Grammars(model.folder, model.vocabulary)
 
-    def open(self, start: Start, found: "Found[TargetSequence] | None" = None) -> "TargetSequence":
+    def restraint(self, start: Start) -> Restraint:
+        """What the sequence's past does to its tokens. Raises GrammarError."""
+        return Restraint.at(start, self._grammars)
+
+    def open(
+        self, start: Start, restraint: Restraint, found: "Found[TargetSequence] | None" = None
+    ) -> "TargetSequence":
         """A sequence at `start`. What another one or the arena that `start` names holds of the same tokens is not
         evaluated again. `found.tokens` of them count as adopted: none if they are this sequence's own."""
         shared = 0 if found is None else found.kv.shared(start)
         adoption = self._adopt(start, shared)
         if adoption.tokens:
-            return TargetSequence(self, start, adoption, self._checkpoint(adoption.tokens))
+            return TargetSequence(self, start, restraint, adoption, self._checkpoint(adoption.tokens))
         if found is None or not shared:
-            return TargetSequence(self, start, adoption, self._checkpoint())
+            return TargetSequence(self, start, restraint, adoption, self._checkpoint())
         adoption = adoption._replace(cache=found.kv.release(shared, found.free), tokens=min(found.tokens, shared))
-        return TargetSequence(self, start, adoption, self._continued(found, start, shared))
+        return TargetSequence(self, start, restraint, adoption, self._continued(found, start, shared))
 
-    def verify(self, asked: Sequence[tuple["TargetSequence", Proposal]]) -> list[Walk]:
-        """One forward over the proposals of different sequences, and a walk down each."""
+    def verify(self, asked: Sequence[tuple["TargetSequence", Proposal]]) -> list[Walk | GrammarError]:
+        """One forward over the proposals of different sequences, and a walk down each or the reason for none."""
         logits = self.model.evaluate_together([sequence.part(proposal) for sequence, proposal in asked])
+        # Grammars are read while the device computes.
+        mx.async_eval(*logits)
         return [sequence.walk(rows, proposal) for rows, (sequence, proposal) in zip(logits, asked, strict=True)]
 
     def _adopt(self, start: Start, shared: int) -> Adoption:
@@ -69,7 +81,12 @@ class TargetSequence:
     """One request: its tokens so far (the last is the root), its round, and the KV before the root."""
 
     def __init__(
-        self, engine: TargetEngine, start: Start, adoption: Adoption, checkpoint: Checkpoint | None = None
+        self,
+        engine: TargetEngine,
+        start: Start,
+        restraint: Restraint,
+        adoption: Adoption,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self._engine = engine
         self.start = start
@@ -82,6 +99,7 @@ class TargetSequence:
         self.round = start.round
         self.root: NodeId = start.root
         self.sampling: Sampling = start.sampling
+        self.restraint = restraint
         self.verdict: Verdict | None = None
         """The last one given, for a Verify that comes again."""
         self.prefilled = 0
@@ -131,19 +149,36 @@ class TargetSequence:
         first = self.cache.next_row
         return Part(self.cache, proposal.tokens, [-1, *(first + parent for parent in proposal.parents[1:])])
 
-    def walk(self, logits: mx.array, proposal: Proposal) -> Walk:
-        """What of the proposal is accepted; `logits` is (L, V), a row an entry."""
+    def walk(self, logits: mx.array, proposal: Proposal) -> Walk | GrammarError:
+        """What of the proposal is accepted; `logits` is (L, V), a row an entry. An error leaves the sequence where
+        it was."""
         rule = coupled if self.sampling.verification == "coupled" else rejection
-        return rule(logits, proposal, self.tokens, self.sampling, self._engine.noise)
+        try:
+            restrained = self.restraint.applied(logits, proposal.paths)
+        except GrammarError as error:
+            self.cache.truncate(self.cache.committed)
+            return error
+        walk = rule(restrained, proposal, self.tokens, self.sampling, self._engine.noise)
+        if self.sampling.logprobs is None:
+            return walk
+        told = likelihoods(logits, (0, *walk.accepted), _chosen(proposal, walk), self.sampling.logprobs)
+        return walk._replace(likelihoods=told)
 
     def advance(self, proposal: Proposal, walk: Walk, verdict: Verdict) -> None:
         """Commit what the walk accepted; its bonus token is the new root."""
         first = self.cache.next_row - len(proposal.tokens)
         self.cache.keep([first, *(first + entry for entry in walk.accepted)], ())
-        self.tokens += [*(proposal.tokens[entry] for entry in walk.accepted), walk.bonus]
+        tokens = _chosen(proposal, walk)
+        self.tokens += tokens
+        self.restraint.advance(tokens)
         self.root = node_id((self.root, *verdict.path)[-1], walk.bonus)
         self.round = verdict.round + 1
         self.verdict = verdict
+
+
+def _chosen(proposal: Proposal, walk: Walk) -> list[int]:
+    """Tokens of the accepted path, and the bonus."""
+    return [*(proposal.tokens[entry] for entry in walk.accepted), walk.bonus]
 
 
 def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:

@@ -37,6 +37,14 @@ class Proposal:
             contexts.append([*contexts[parent], token])
         return contexts
 
+    @property
+    def paths(self) -> list[tuple[int, ...]]:
+        """Tokens below the root, down to each entry."""
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(self.tokens[1:], self.parents[1:], strict=True):
+            paths.append((*paths[parent], token))
+        return paths
+
     def distribution(self, entry: int) -> Distribution | None:
         """What the children of this entry were drawn from; None for a deterministic proposal."""
         return self.distributions.get(self.ids[entry])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from protocol.messages import Sampling
+from protocol.messages import Likelihood, Sampling
 from protocol.sampling import Noise, scores
 from target_worker.proposal import Proposal
 
@@ -20,6 +20,8 @@ class Walk(NamedTuple):
 
     accepted: tuple[int, ...]
     bonus: int
+    likelihoods: tuple[Likelihood, ...] = ()
+    """Of both, if they were asked for."""
 
 
 def coupled(logits: mx.array, proposal: Proposal, history: Sequence[int], sampling: Sampling, noise: Noise) -> Walk:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+from protocol.grammar import GrammarError
 from protocol.kept_kv import LEAST, Found, KeptKv
 from protocol.messages import (
     Fault,
@@ -18,11 +19,13 @@ from protocol.messages import (
     ToWorker,
     Verdict,
     Verify,
+    plain,
 )
 from protocol.pacing import Pacer
 from protocol.segment_registry import SegmentError
 from target_worker.engine import TargetEngine, TargetSequence
 from target_worker.proposal import Proposal, flaw
+from target_worker.sampling import Walk
 
 log = logging.getLogger(__name__)
 
@@ -133,9 +136,14 @@ class TargetWorker:
         if refusal := self._refusal(start):
             yield Fault("refused", refusal, start.sequence)
             return
+        try:
+            restraint = self._engine.restraint(start)
+        except GrammarError as error:
+            yield Fault("refused", plain(str(error)), start.sequence)
+            return
         began = self._clock()
         found = self._found(start) if held is None else Found(held, 0, free=True)
-        sequence = self._sequences[start.sequence] = self._engine.open(start, found)
+        sequence = self._sequences[start.sequence] = self._engine.open(start, restraint, found)
         sequence.seconds = self._clock() - began if sequence.adopted else 0.0
         if sequence.unprefilled:
             self._prefilling.append(start.sequence)
@@ -173,15 +181,19 @@ class TargetWorker:
         walks = self._engine.verify(proposals)
         self._pacer.forward(evaluating, sum(len(proposal.tokens) for _, proposal in proposals))
         seconds = self._clock() - began
-        verdicts = []
+        answers = []
         for verify, (_, proposal), walk in zip(asked.values(), proposals, walks, strict=True):
-            path = proposal.path(walk.accepted)
-            verdicts.append(Verdict(verify.sequence, verify.round, path, walk.bonus, seconds, self._pacer.take()))
-        yield from verdicts
+            if isinstance(walk, GrammarError):
+                answers.append(Fault("refused", plain(str(walk)), verify.sequence))
+                continue
+            path, paced = proposal.path(walk.accepted), self._pacer.take()
+            answers.append(Verdict(verify.sequence, verify.round, path, walk.bonus, seconds, paced, walk.likelihoods))
+        yield from answers
         # The verdicts are on their way; tidying up no longer delays anyone.
-        for (sequence, proposal), walk, verdict in zip(proposals, walks, verdicts, strict=True):
-            sequence.advance(proposal, walk, verdict)
-            self._note_unsaved(sequence)
+        for (sequence, proposal), walk, answer in zip(proposals, walks, answers, strict=True):
+            if isinstance(walk, Walk) and isinstance(answer, Verdict):
+                sequence.advance(proposal, walk, answer)
+                self._note_unsaved(sequence)
 
     def _without_forward(self, verify: Verify) -> tuple[FromWorker, ...] | None:
         """What there is to say to a tree that is not to be evaluated; None if it is."""
