@@ -21,19 +21,23 @@ _DEFAULT_PLAN = BestFirst(width=8, fan=4)
 class DraftSequence:
     """From a Start on. The root has no KV until it is evaluated as a node of its own tree."""
 
-    def __init__(self, start: Start, engine: EngineSequence, horizon: int, calibration: Calibration) -> None:
+    def __init__(
+        self, start: Start, engine: EngineSequence, horizon: int, calibration: Calibration, held: int = 0
+    ) -> None:
         """`horizon`: the first absolute position that is never evaluated. `calibration` is shared by the
-        sequences that are sampled in a like manner."""
+        sequences that are sampled in a like manner. `held`: so many tokens of `start` the engine has already."""
         self._calibration = calibration
         self.sampling = start.sampling
         self.id = start.sequence
         self.engine = engine
         self._horizon = horizon
-        self._held: list[int] = []
+        self._held: list[int] = list(start.tokens[:held])
         """Tokens of the engine's committed prefix."""
         self._adopted: Prefilled | None = None
-        """What came of the KV that the start named, until it is told."""
-        if start.adopt is not None:
+        """What came of KV that was there already, until it is told."""
+        if held:
+            self._adopted = self._outcome(start)
+        elif start.adopt is not None:
             self._adopt(start, start.adopt)
         self.restart(start)
 
@@ -116,21 +120,28 @@ class DraftSequence:
         candidates = self._growth.candidates
         return growth_messages(self.id, self.round, nodes, candidates, StepCost(evaluated, seconds, joint))
 
-    def news(self, clock: Callable[[], float]) -> Iterator[Prefilled | KvOffer]:
-        """What came of KV that was to be adopted, and where the KV here can be adopted after this life."""
-        if self._adopted is not None and not self._backlog:
+    def spared(self) -> Iterator[Prefilled]:
+        """Once, before the first growth: what need not be read, or why it had to be."""
+        if self._adopted is not None:
             told, self._adopted = self._adopted, None
             yield told
+
+    def news(self, clock: Callable[[], float]) -> Iterator[KvOffer]:
+        """Where the KV here can be adopted after this life."""
         if isinstance(self.engine, ResumableSequence):
             begin = clock()
             saved = self.engine.save()
             if saved is not None:
                 yield KvOffer(self.id, saved.name, saved.tokens, self.engine.size, clock() - begin)
 
-    def close(self) -> None:
-        """The sequence is over."""
-        if isinstance(self.engine, ResumableSequence):
-            self.engine.close()
+    @property
+    def held(self) -> Sequence[int]:
+        """Tokens whose KV is here."""
+        return self._held
+
+    def shared(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` it has KV of, from the first on."""
+        return _common_prefix(self._held, tokens)
 
     def _adopt(self, start: Start, reference: KvReference) -> None:
         """Whatever is wrong with what is offered costs a prefill and is told."""
@@ -141,8 +152,11 @@ class DraftSequence:
             warning = self.engine.adopt(reference)
         if not warning:
             self._held = list(start.tokens[: reference.tokens])
+        self._adopted = self._outcome(start, warning)
+
+    def _outcome(self, start: Start, warning: str = "") -> Prefilled:
         missing = len(start.tokens) - 1 - len(self._held)
-        self._adopted = Prefilled(start.sequence, start.round, missing, 0.0, len(self._held), warning[:4000])
+        return Prefilled(start.sequence, start.round, missing, 0.0, len(self._held), warning[:4000])
 
     def _path(self, node: Node | None, length: int) -> list[int]:
         """The last `length` tokens up to and including `node`."""

@@ -7,6 +7,7 @@ import msgspec
 
 from draft_worker.engines import Batch, Engine, JointEngine
 from draft_worker.loaded_model import introduction
+from draft_worker.reuse import Reuse
 from draft_worker.sequence import DraftSequence
 from protocol.calibration import Calibration
 from protocol.messages import Fault, FromWorker, Grow, Hello, Reroot, SequenceId, Start, Stop, ToWorker
@@ -20,10 +21,16 @@ class DraftWorker:
     """Serves many sequences in turns. A growth step grows the trees of all that are ready, where the engine can."""
 
     def __init__(
-        self, engine: Engine, clock: Callable[[], float], prefill_chunk: int = 512, pacer: Pacer | None = None
+        self,
+        engine: Engine,
+        clock: Callable[[], float],
+        prefill_chunk: int = 512,
+        pacer: Pacer | None = None,
+        kept: int = 0,
     ) -> None:
         """`clock` in seconds, monotonic; `prefill_chunk` bounds the tokens of one prefill forward; `pacer` is
-        the one that holds the engine, if one does."""
+        the one that holds the engine, if one does. `kept`: bytes of KV that may stay when its sequence is over; 0
+        lets no sequence profit from another."""
         self._engine = engine
         self._pacer = pacer or Pacer(None)
         self._clock = clock
@@ -32,6 +39,7 @@ class DraftWorker:
         self._turns: deque[SequenceId] = deque()
         self._calibrations = {True: Calibration(), False: Calibration()}
         """By whether the request is greedy: noise changes what a claim is worth."""
+        self._reuse = Reuse(engine, kept)
 
     def hello(self) -> Hello:
         return introduction("draft", self._engine)
@@ -43,7 +51,7 @@ class DraftWorker:
             case Reroot():
                 return self._reroot(message)
             case Stop():
-                self._forget(message.sequence)
+                self._retire(message.sequence)
         return ()
 
     @property
@@ -74,6 +82,7 @@ class DraftWorker:
         widths = [len(batch.committed) + len(batch.tokens) for _, batch in asked]
         joint = sum(widths) if len(asked) > 1 else 0
         for (sequence, _), fresh, width in zip(asked, grown, widths, strict=True):
+            yield from sequence.spared()
             yield from map(self._with_pace, sequence.publish(fresh, width, seconds, joint))
             yield from sequence.news(self._clock)
 
@@ -104,12 +113,12 @@ class DraftWorker:
         if not self._knows(message.tokens):
             yield self._refuse(message.sequence)
         elif sequence is None or sequence.sampling != message.sampling:
-            self._forget(message.sequence)
-            opened = self._engine.open(message.sampling, message.vocabulary or self._engine.vocabulary)
+            self._retire(message.sequence)
+            opened = self._reuse.open(message, self._sequences.values())
             # The last position the model knows predicts a token that no one has a position for.
             calibration = self._calibrations[message.sampling.temperature == 0]
             horizon = self._engine.context - 1
-            self._sequences[message.sequence] = DraftSequence(message, opened, horizon, calibration)
+            self._sequences[message.sequence] = DraftSequence(message, opened.engine, horizon, calibration, opened.held)
             self._turns.append(message.sequence)
         elif (sequence.round, sequence.position) != (message.round, len(message.tokens) - 1):
             sequence.restart(message)
@@ -132,12 +141,18 @@ class DraftWorker:
         return max(tokens) < self._engine.vocabulary
 
     def _refuse(self, sequence: SequenceId) -> Fault:
-        self._forget(sequence)
+        self._retire(sequence)
         text = f"The draft's vocabulary ends at {self._engine.vocabulary}: choose a draft of the target's family."
         return Fault("refused", text, sequence)
 
-    def _forget(self, sequence: SequenceId) -> None:
+    def _retire(self, sequence: SequenceId) -> None:
+        """It is over: what it holds may serve others."""
+        known = self._forget(sequence)
+        if known is not None:
+            self._reuse.keep(known)
+
+    def _forget(self, sequence: SequenceId) -> DraftSequence | None:
         known = self._sequences.pop(sequence, None)
         if known is not None:
             self._turns.remove(sequence)
-            known.close()
+        return known

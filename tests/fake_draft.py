@@ -23,6 +23,7 @@ class FakeSequence:
     """Rows remember their whole path; anything a model's KV could not do fails here."""
 
     path_tokens = 0
+    copyable = True
 
     def __init__(self) -> None:
         self.prefix: list[int] = []
@@ -67,6 +68,18 @@ class FakeSequence:
         assert length <= len(self.prefix)
         self.prefix = self.prefix[:length]
         self.paths = {}
+
+    @property
+    def memory(self) -> int:
+        return len(self.prefix)
+
+    def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> "FakeSequence":
+        other = FakeSequence()
+        other.prefix = self.prefix[:length]
+        if free:
+            # Whoever goes on using it is found out.
+            self.prefix, self.paths = [], {}
+        return other
 
 
 class FakeEngine:

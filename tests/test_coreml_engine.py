@@ -333,3 +333,22 @@ def test_a_truncated_sequence_is_saved_anew(shared: Callable[..., CoreMlEngine])
 def _name(sequence: HostCachedSequence) -> str:
     assert sequence._held.arena is not None
     return sequence._held.arena.name
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_another_request_goes_on_with_what_one_has_read(converted: Converted, reference: MlxEngine, free: bool):
+    first, other = engine(converted).open(GREEDY, VOCABULARY), reference.open(SAMPLED, VOCABULARY)
+    tokens = [random.Random(7).randrange(VOCABULARY) for _ in range(30)]
+    first.prefill(tokens)
+    first.evaluate(Batch([], [1, 2, 3], [-1, -1, -1], [], 4))
+    if not (free or first.copyable):
+        assert converted.package.cache == "state"
+        return
+    again = first.again(22, SAMPLED, VOCABULARY, free=free)
+    other.prefill(tokens[:22])
+    asked = Batch([], [4, 5], [-1, -1], [], 4)
+
+    assert_alike(again.evaluate(asked), other.evaluate(asked))
+    assert first.memory >= 2 * np.prod(converted.package.cache_shape)
+    if not free:
+        assert (first.committed, again.committed) == (30, 22)

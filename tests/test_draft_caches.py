@@ -8,7 +8,7 @@ from orchestrator.core.draft_caches import DraftCaches
 from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from protocol.messages import KvOffer, KvReference, Prefilled, Sampling, SequenceId, Start
+from protocol.messages import Grow, KvOffer, KvReference, Prefilled, Sampling, SequenceId, Start
 from tests.simulated_workers import hello
 
 ONE, TWO = SequenceId(1), SequenceId(2)
@@ -147,3 +147,13 @@ def test_a_prompt_that_a_converted_draft_has_no_room_for_is_refused_with_the_nex
     assert "--context" in text
     assert refusal(request, hello("target"), msgspec.structs.replace(draft, context=101)) is None
     assert refusal(request, hello("target"), msgspec.structs.replace(draft, engine="mlx")) is None
+
+
+def test_what_a_draft_had_read_before_says_nothing_of_how_fast_it_reads():
+    machine = drafting()
+    machine.step(Submitted(ONE, Request(tuple([7] * 301), Sampling(), 10)), 0.0)
+    machine.step(Arrived("draft", 2, Prefilled(ONE, 0, 100, 0.0, 200)), 1.0)
+    root = machine.sequences[ONE].cache.root.id
+    machine.step(Arrived("draft", 2, Grow(ONE, 0, (root,), (3,), (0.5,), evaluated=1, seconds=0.0)), 1.0)
+
+    assert machine.sequences[ONE].estimates.reading.get(0.0) == 1.0 / 100

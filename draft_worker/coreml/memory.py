@@ -3,6 +3,7 @@
 Knows the package's cache and its slots; knows no logits and no tree.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -13,12 +14,20 @@ from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime import DeviceState, Runtime
 from draft_worker.coreml.tree_slots import FixedSlots, TreeSlots
 
+_STATE_BYTES = 2
+"""Of a number in a state: fp16."""
+
 
 class Memory(Protocol):
     """Slots and what lies in them."""
 
     slots: TreeSlots
     state: DeviceState | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys and values."""
+        ...
 
     @property
     def room(self) -> int:
@@ -56,6 +65,10 @@ class HostMemory:
         self._cache = cache
 
     @property
+    def size(self) -> int:
+        return self._cache.nbytes
+
+    @property
     def room(self) -> int:
         return self.slots.capacity
 
@@ -84,6 +97,7 @@ class DeviceMemory:
         shape = package.shape
         self._begin = np.zeros(4, np.int32)
         self._end = np.array([2 * shape.layers, shape.key_heads, 0, shape.head], np.int32)
+        self.size = math.prod(package.cache_shape) * _STATE_BYTES
 
     @property
     def room(self) -> int:

@@ -58,6 +58,24 @@ class EngineSequence(Protocol):
         """Forget committed tokens behind `length`, and all rows."""
         ...
 
+    @property
+    def memory(self) -> int:
+        """Bytes of KV; 0 if there is nothing that would be worth keeping."""
+        ...
+
+    @property
+    def copyable(self) -> bool:
+        """Whether another sequence can begin with a copy of what is here."""
+        ...
+
+    def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> "EngineSequence":
+        """A sequence for another request, as `Engine.open` makes it, that has the first `length` committed tokens.
+
+        One that is `free`, because its own request is over, must not be used any more; any other goes on as it is,
+        and has to be copyable.
+        """
+        ...
+
 
 @runtime_checkable
 class ResumableSequence(EngineSequence, Protocol):

@@ -3,8 +3,9 @@
 What runs the package is behind `Runtime`: Core ML on a Mac, our executor anywhere.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import mlx.core as mx
 
@@ -21,6 +22,9 @@ from protocol.arena_header import ArenaError
 from protocol.examination import RuntimeName
 from protocol.messages import KvReference, Sampling
 from protocol.segment_registry import SegmentError
+
+Choosers: TypeAlias = Callable[[int], Chooser]
+"""What chooses for a target of a vocabulary."""
 
 
 class CoreMlEngine:
@@ -55,24 +59,29 @@ class CoreMlEngine:
         return cls(converted, open_runtime(converted, runtime), epoch, owner)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "CoreMlSequence":
-        if vocabulary not in self._choosers:
-            self._choosers[vocabulary] = Chooser(vocabulary, min(self.vocabulary, vocabulary))
-        chooser = self._choosers[vocabulary]
         if self._package.cache == "state":
             memory = DeviceMemory(self._package, self._runtime)
-            return CoreMlSequence(self._forward, memory, sampling, chooser)
-        return HostCachedSequence(self._forward, self._shelf, sampling, chooser)
+            return CoreMlSequence(self._forward, memory, sampling, vocabulary, self._chooser)
+        return HostCachedSequence(self._forward, self._shelf, sampling, vocabulary, self._chooser)
+
+    def _chooser(self, vocabulary: int) -> Chooser:
+        if vocabulary not in self._choosers:
+            self._choosers[vocabulary] = Chooser(vocabulary, min(self.vocabulary, vocabulary))
+        return self._choosers[vocabulary]
 
 
 class CoreMlSequence:
     """One sequence's rows in a memory of whatever kind. A row without a slot has no candidates."""
 
-    def __init__(self, forward: Forward, memory: Memory, sampling: Sampling, chooser: Chooser) -> None:
-        self.path_tokens = sampling.repetition_context if sampling.repetition_penalty != 1.0 else 0
+    copyable = False
+
+    def __init__(
+        self, forward: Forward, memory: Memory, sampling: Sampling, vocabulary: int, choosers: Choosers
+    ) -> None:
+        self._choosers = choosers
         self._forward = forward
         self._memory = memory
-        self._sampling = sampling
-        self._chooser = chooser
+        self._serve(sampling, vocabulary)
 
     @property
     def committed(self) -> int:
@@ -111,6 +120,22 @@ class CoreMlSequence:
     def truncate(self, length: int) -> None:
         self._memory.slots.truncate(length)
 
+    @property
+    def memory(self) -> int:
+        return self._memory.size
+
+    def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> "CoreMlSequence":
+        assert free, "a state that only the device can read is not copied"
+        self.truncate(length)
+        self._serve(sampling, vocabulary)
+        return self
+
+    def _serve(self, sampling: Sampling, vocabulary: int) -> None:
+        """The next forwards are for such a request."""
+        self.path_tokens = sampling.repetition_context if sampling.repetition_penalty != 1.0 else 0
+        self._sampling = sampling
+        self._chooser = self._choosers(vocabulary)
+
     def _placed(self, tokens: Sequence[int], parents: Sequence[int]) -> Iterator[list[int]]:
         """New rows that have slots, as many at a time as a call takes: make it before asking for more."""
         slots, begin = self._memory.slots, 0
@@ -138,10 +163,14 @@ class CoreMlSequence:
 class HostCachedSequence(CoreMlSequence):
     """The same with its cache on the shelf, where another worker's life finds it."""
 
-    def __init__(self, forward: Forward, shelf: ArenaShelf, sampling: Sampling, chooser: Chooser) -> None:
+    copyable = True
+
+    def __init__(
+        self, forward: Forward, shelf: ArenaShelf, sampling: Sampling, vocabulary: int, choosers: Choosers
+    ) -> None:
         self._shelf = shelf
         self._held = shelf.take()
-        super().__init__(forward, HostMemory(self._held.array), sampling, chooser)
+        super().__init__(forward, HostMemory(self._held.array), sampling, vocabulary, choosers)
 
     @property
     def size(self) -> int:
@@ -167,6 +196,15 @@ class HostCachedSequence(CoreMlSequence):
     def truncate(self, length: int) -> None:
         self._held.cut(length)
         super().truncate(length)
+
+    def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> CoreMlSequence:
+        if free:
+            return super().again(length, sampling, vocabulary, free=True)
+        other = HostCachedSequence(self._forward, self._shelf, sampling, vocabulary, self._choosers)
+        # Committed tokens lie in the first slots, in order.
+        other._held.array[:, :, :length] = self._held.array[:, :, :length]
+        other._memory.slots.adopt(length)
+        return other
 
     def close(self) -> None:
         """The sequence is over: its cache may serve another."""

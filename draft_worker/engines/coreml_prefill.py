@@ -59,7 +59,8 @@ class CoreMlPrefillEngine:
 
     def open(self) -> "CoreMlPrefillSequence":
         """A new prompt; only the last one opened may be used."""
-        rows = CoreMlSequence(self._forward, HostMemory(self._cache), Sampling(), self._chooser)
+        memory = HostMemory(self._cache)
+        rows = CoreMlSequence(self._forward, memory, Sampling(), self.vocabulary, lambda _: self._chooser)
         return CoreMlPrefillSequence(rows, self._cache, self.layout.dtype)
 
 

@@ -39,10 +39,14 @@ class MlxEngine:
         return cls(TreeModel.load(folder), tokenizer_fingerprint(folder))
 
     def open(self, sampling: Sampling, vocabulary: int) -> "MlxSequence":
+        return self.around(self._network.sequence(), sampling, vocabulary)
+
+    def around(self, rows: TreeSequence, sampling: Sampling, vocabulary: int) -> "MlxSequence":
+        """A sequence with this KV."""
         shared = min(self.vocabulary, vocabulary)
         if vocabulary not in self._noises:
             self._noises[vocabulary] = Noise(vocabulary, shared)
-        return MlxSequence(self._network.sequence(), sampling, self._noises[vocabulary], shared)
+        return MlxSequence(self, rows, sampling, self._noises[vocabulary], shared)
 
     def evaluate_together(self, asked: Sequence[tuple["MlxSequence", Batch]]) -> list[list[Candidates]]:
         logits = self._network.evaluate_together([sequence.part(batch) for sequence, batch in asked])
@@ -52,8 +56,13 @@ class MlxEngine:
 class MlxSequence:
     """A model's KV, and candidates by the sampling of one request."""
 
-    def __init__(self, rows: TreeSequence, sampling: Sampling, noise: Noise, vocabulary: int) -> None:
+    copyable = True
+
+    def __init__(
+        self, engine: MlxEngine, rows: TreeSequence, sampling: Sampling, noise: Noise, vocabulary: int
+    ) -> None:
         """Tokens from `vocabulary` on are never drafted."""
+        self._engine = engine
         self.path_tokens = sampling.repetition_context if sampling.repetition_penalty != 1.0 else 0
         self._rows = rows
         self._sampling = sampling
@@ -97,3 +106,12 @@ class MlxSequence:
 
     def truncate(self, length: int) -> None:
         self._rows.truncate(length)
+
+    @property
+    def memory(self) -> int:
+        return self._rows.memory
+
+    def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> "MlxSequence":
+        rows = self._rows if free else self._rows.copy(length)
+        rows.truncate(length)
+        return self._engine.around(rows, sampling, vocabulary)

@@ -44,6 +44,8 @@ class NgramSequence:
     """
 
     path_tokens = _LONGEST_RUN
+    memory = 0
+    copyable = False
 
     def __init__(self) -> None:
         self._lookup = PromptLookup(_LONGEST_RUN)
@@ -75,6 +77,10 @@ class NgramSequence:
     def truncate(self, length: int) -> None:
         self._lookup.truncate(length)
         self._rows = {}
+
+    def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> "NgramSequence":
+        self.truncate(length)
+        return self
 
     def _candidates(self, context: Sequence[int], limit: int) -> Candidates:
         found = self._lookup.continuations(context, limit)

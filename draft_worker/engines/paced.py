@@ -31,10 +31,7 @@ class PacedEngine:
         self._clock = clock
 
     def open(self, sampling: Sampling, vocabulary: int) -> "PacedSequence":
-        inner = self._inner.open(sampling, vocabulary)
-        if isinstance(inner, ResumableSequence):
-            return ResumablePacedSequence(inner, self._pacer, self._clock)
-        return PacedSequence(inner, self._pacer, self._clock)
+        return _sequence(self._inner.open(sampling, vocabulary), self._pacer, self._clock)
 
 
 class JointPacedEngine(PacedEngine):
@@ -85,6 +82,17 @@ class PacedSequence:
     def truncate(self, length: int) -> None:
         self.inner.truncate(length)
 
+    @property
+    def memory(self) -> int:
+        return self.inner.memory
+
+    @property
+    def copyable(self) -> bool:
+        return self.inner.copyable
+
+    def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> "PacedSequence":
+        return _sequence(self.inner.again(length, sampling, vocabulary, free=free), self._pacer, self._clock)
+
 
 class ResumablePacedSequence(PacedSequence):
     """The same for a sequence whose KV outlives the worker; none of that is a forward."""
@@ -105,3 +113,9 @@ class ResumablePacedSequence(PacedSequence):
 
     def close(self) -> None:
         self._resumable.close()
+
+
+def _sequence(inner: EngineSequence, pacer: Pacer, clock: Callable[[], float]) -> PacedSequence:
+    if isinstance(inner, ResumableSequence):
+        return ResumablePacedSequence(inner, pacer, clock)
+    return PacedSequence(inner, pacer, clock)

@@ -60,6 +60,18 @@ class RandomSequence:
     def truncate(self, length: int) -> None:
         self._inner.truncate(length)
 
+    @property
+    def memory(self) -> int:
+        return self._inner.memory
+
+    @property
+    def copyable(self) -> bool:
+        return self._inner.copyable
+
+    def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> "RandomSequence":
+        inner = self._inner.again(length, sampling, vocabulary, free=free)
+        return RandomSequence(inner, min(vocabulary, self._vocabulary), self._source)
+
     def _different(self, count: int) -> list[int]:
         """So many tokens, no two alike."""
         return self._source.choice(self._vocabulary, size=count, replace=False).tolist()

@@ -166,8 +166,11 @@ class Drafting:
         self._drafts[incarnation].experience.caches.offered(offer, live=offer.sequence in self._sequences)
 
     def adopted(self, incarnation: int, message: Prefilled) -> None:
-        """What came of an arena that an earlier life had left."""
+        """What a draft need not read, or why it has to: KV that an earlier life left, or that other requests did."""
         self._drafts[incarnation].experience.caches.adopted(message)
+        sequence = self._sequences.get(message.sequence)
+        if sequence is not None and incarnation == self._leader:
+            sequence.speculation.reads(message.tokens)
 
     # ------------------------------------------------------------------------------------------
 

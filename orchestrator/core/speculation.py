@@ -44,6 +44,11 @@ class Speculation:
         self.ready_at = now + unread * self.estimates.reading.get(math.inf)
         self._reading = (unread, now)
 
+    def reads(self, unread: int) -> None:
+        """The draft has the KV of the others: it reads only so many tokens."""
+        if self._reading is not None:
+            self._reading = unread, self._reading[1]
+
     def merge(self, growth: Grow, vocabulary: int, now: float) -> None:
         """Take in what the draft grew; no token from `vocabulary` on."""
         self.cache.merge(growth, self.estimates.calibration, vocabulary)
