@@ -103,8 +103,7 @@ class GrammarState:
         rest = [] if self._ended or self.failure else list(takewhile(lambda token: token not in self._ends, tokens))
         self._ended = self._ended or not self._ends.isdisjoint(tokens)
         if self._matcher.try_consume_tokens(rest) < len(rest):
-            reason = self._matcher.get_error() or "the generated tokens are not of it"
-            self.failure = f"The grammar can't be followed: {reason[:1000]}."
+            self.failure = f"The grammar can't be followed: {_reason(self._matcher) or 'the text is not of it'}."
         self._passed += rest
 
     def allowed(self, paths: Sequence[Sequence[int]]) -> list[Mask | None]:
@@ -143,7 +142,7 @@ class GrammarState:
     def _mask(self) -> Mask:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
-            raise GrammarError(f"The grammar is too much for the library here: {self._matcher.get_error()[:1000]}.")
+            raise GrammarError(f"The grammar is too much for the library here: {_reason(self._matcher)}.")
         return np.unpackbits(bits, count=self.vocabulary, bitorder="little").view(np.bool_)
 
     def _fresh(self) -> "LLMatcher":
@@ -151,8 +150,12 @@ class GrammarState:
 
         matcher = LLMatcher(self._tokenizer, _lark(self._grammar), log_level=0, limits=_limits())
         if matcher.is_error():
-            raise GrammarError(f"This JSON schema can't be enforced: {matcher.get_error()[:1000]}.")
+            raise GrammarError(f"This JSON schema can't be enforced: {_reason(matcher)}.")
         return matcher
+
+
+def _reason(matcher: "LLMatcher") -> str:
+    return matcher.get_error().removesuffix("<non-verbose/>").strip()[:1000]
 
 
 def require_enforceable(grammar: Grammar | None) -> None:

@@ -69,7 +69,7 @@ def afresh(grammar: Grammar, tokens: list[int]) -> set[int] | None:
 
 
 @pytest.mark.parametrize("grammar", FORMS.values(), ids=[*FORMS])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_is_allowed_does_not_depend_on_how_one_came_to_ask(grammar: Grammar, seed: int):
     source = random.Random(seed)
     whole = wandered(grammar, source, 40)
@@ -86,7 +86,7 @@ def test_what_is_allowed_does_not_depend_on_how_one_came_to_ask(grammar: Grammar
             assert mask is None or set(np.flatnonzero(mask)) == expected
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_what_ends_by_itself_is_of_the_schema(seed: int):
     tokens = wandered(FORMS["plain"], random.Random(seed), 400)
 
@@ -189,7 +189,7 @@ def test_tokens_that_the_grammar_does_not_allow_are_nowhere_in_it():
     assert allowed(state, tuple(strange)) is None
     assert allowed(state) is not None
     state.advance(strange)
-    with pytest.raises(GrammarError, match="not of it"):
+    with pytest.raises(GrammarError, match="the text is not of it"):
         allowed(state)
-    with pytest.raises(GrammarError, match="not of it"):
+    with pytest.raises(GrammarError, match="the text is not of it"):
         opened(FORMS["plain"], "Hello")
