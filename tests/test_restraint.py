@@ -248,11 +248,14 @@ def test_a_grammar_that_can_not_be_had_is_refused_at_the_start(model: TreeModel,
 def test_a_grammar_that_turns_out_too_much_is_refused_then_and_harms_nobody(
     model: TreeModel, monkeypatch: pytest.MonkeyPatch
 ):
+    def strict() -> LLParserLimits:
+        return LLParserLimits(step_lexer_fuel=1, verbose_errors=False)
+
     worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
     said = (*PROMPT, *ids("{"))
     for sequence in (1, 2):
         if sequence == 2:
-            monkeypatch.setattr("protocol.grammar._limits", lambda: LLParserLimits(step_lexer_fuel=1))
+            monkeypatch.setattr("protocol.grammar._limits", strict)
         start = Start(SequenceId(sequence), 0, said, ROOT, SAMPLINGS["grammar"], prompt=len(PROMPT), ends=(END,))
         answers(worker, start)
     trees = [Verify(SequenceId(id), 0, ROOT, len(said) - 1, said[-1:], (-1,)) for id in (1, 2)]
