@@ -1,0 +1,74 @@
+"""Asking a server over HTTP, and what came of it in a word. Knows no particular question."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from running import Running
+
+PROMPT = "def quicksort(items):"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "import"}]}
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    body: Any
+    headers: httpx.Headers
+
+    @property
+    def texts(self) -> list[str]:
+        """Of a completion; none if it was refused."""
+        choices = self.body.get("choices", []) if isinstance(self.body, dict) else []
+        return [choice.get("text") or (choice.get("message") or {}).get("content") or "" for choice in choices]
+
+    @property
+    def error(self) -> str:
+        """Its status, and whether clients of OpenAI's find the message where they look for it."""
+        known = isinstance(self.body, dict) and isinstance(self.body.get("error"), dict)
+        return f"{self.status}{'' if known and self.body['error'].get('message') else ', no message for clients'}"
+
+
+def ask(found: Running, path: str, body: Any = None, *, key: bool = True, **headers: str) -> Answer | None:
+    """None if the server hung up. A body that is bytes is sent as it is."""
+    content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    sent = {"content-type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
+    with found.client(key) as client:
+        try:
+            response = client.request("GET" if body is None else "POST", path, content=content, headers=sent)
+        except httpx.TimeoutException as error:
+            raise RuntimeError(f"{found.server.title} did not answer in time: try again on an idle machine.") from error
+        except httpx.TransportError:
+            return None
+    try:
+        return Answer(response.status_code, response.json(), response.headers)
+    except ValueError:
+        return Answer(response.status_code, response.text, response.headers)
+
+
+def complete(found: Running, **fields: Any) -> Answer | None:
+    """Greedy and short, unless `fields` say otherwise."""
+    return ask(found, COMPLETIONS, {"prompt": PROMPT, "temperature": 0, "max_tokens": 16, **fields})
+
+
+def chat(found: Running, **fields: Any) -> Answer | None:
+    return ask(found, CHAT, {**HELLO, "temperature": 0, "max_tokens": 16, **fields})
+
+
+def effect(answer: Answer | None, honoured: Callable[[Answer], bool]) -> str:
+    """What became of a parameter."""
+    if answer is None:
+        return "hangs up"
+    if answer.status >= 400:
+        return f"refused ({answer.error})"
+    return "done" if honoured(answer) else "ignored"
+
+
+def refused(answer: Answer | None) -> str:
+    """What became of a request that is wrong."""
+    if answer is None:
+        return "hangs up"
+    return f"refused ({answer.error})" if answer.status >= 400 else "answered"
