@@ -11,6 +11,7 @@ from draft_worker.candidates import Candidates, Support
 from draft_worker.engines import Batch
 from draft_worker.noise_ahead import NoiseAhead
 from draft_worker.proposal import FEWEST, propose
+from draft_worker.restrained import restrains
 from draft_worker.shortlist import ROWS, shortlist
 from protocol.messages import Sampling
 from protocol.sampling import Noise
@@ -58,7 +59,7 @@ class Chooser:
 
 def _is_plain(sampling: Sampling) -> bool:
     """Scores are logits over temperature plus noise, and nothing else."""
-    if sampling.logit_bias or sampling.repetition_penalty != 1.0:
+    if sampling.logit_bias or sampling.repetition_penalty != 1.0 or restrains(sampling):
         return False
     if sampling.temperature == 0:
         return True

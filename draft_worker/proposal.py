@@ -12,6 +12,7 @@ import numpy.typing as npt
 from draft_worker.candidates import Candidates, Support
 from draft_worker.engines import Batch
 from draft_worker.engines.top import top
+from protocol.grammar import GrammarError
 from protocol.messages import MAX_SUPPORT, Sampling
 from protocol.sampling import Noise, filtered, scores
 from protocol.threefry import Stream
@@ -27,6 +28,7 @@ def propose(
 
     `batch` tells how many and, where asked for, Saguaro's factor and fans.
     """
+    logits = _restrained(logits, batch)
     if sampling.verification == "rejection" and sampling.temperature > 0:
         return _drawn(
             filtered(logits, sampling, batch.contexts) / sampling.temperature, positions, sampling, batch, noise
@@ -35,6 +37,16 @@ def propose(
     if sampling.verification == "rejection":
         return [found._replace(support=Support(found.tokens[:1], (1.0,))) for found in ranked]
     return ranked
+
+
+def _restrained(logits: mx.array, batch: Batch) -> mx.array:
+    if batch.restraint is None:
+        return logits
+    try:
+        return batch.restraint.applied(logits, batch.paths)
+    except GrammarError:
+        # Worse guesses do no harm, and the target says what is wrong.
+        return logits
 
 
 def _ranked(scored: mx.array, limit: int) -> list[Candidates]:

@@ -4,6 +4,7 @@ Pure over an engine's sequence. Knows no transport; the clock is the caller's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from draft_worker.candidates import Candidates
 from draft_worker.engines import Batch, EngineSequence, ResumableSequence
@@ -12,6 +13,9 @@ from draft_worker.publication import StepCost, growth_messages
 from protocol.calibration import Calibration
 from protocol.messages import BestFirst, Grow, KvOffer, KvReference, NodeId, Prefilled, Reroot, Start
 from protocol.token_tree import Node, TokenTree, node_id
+
+if TYPE_CHECKING:
+    from protocol.restraint import Restraint
 
 _CATCH_UP = 16
 """Committed tokens without KV that ride along with the root's forward; more of them are prefilled."""
@@ -22,7 +26,13 @@ class DraftSequence:
     """From a Start on. The root has no KV until it is evaluated as a node of its own tree."""
 
     def __init__(
-        self, start: Start, engine: EngineSequence, horizon: int, calibration: Calibration, held: int = 0
+        self,
+        start: Start,
+        engine: EngineSequence,
+        horizon: int,
+        calibration: Calibration,
+        held: int = 0,
+        restraint: "Restraint | None" = None,
     ) -> None:
         """`horizon`: the first absolute position that is never evaluated. `calibration` is shared by the
         sequences that are sampled in a like manner. `held`: so many tokens of `start` the engine has already."""
@@ -39,10 +49,11 @@ class DraftSequence:
             self._adopted = self._outcome(start)
         elif start.adopt is not None:
             self._adopt(start, start.adopt)
-        self.restart(start)
+        self.restart(start, restraint)
 
-    def restart(self, start: Start) -> None:
-        """Serve `start`, with the KV of the prefix that it shares with what is held."""
+    def restart(self, start: Start, restraint: "Restraint | None" = None) -> None:
+        """Serve `start`, with the KV of the prefix that it shares with what is held; `restraint` is as of its root."""
+        self._restraint = restraint
         committed = start.tokens[:-1]
         shared = _common_prefix(self._held, committed)
         self.engine.truncate(shared)
@@ -74,6 +85,8 @@ class DraftSequence:
         """Move on; what survives is published again if the other side has nothing."""
         self._commit(self._growth.advance(message.tokens, message.plan))
         self.round = message.round
+        if self._restraint is not None:
+            self._restraint.advance(message.tokens)
         survivors = list(self._growth.surviving()) if message.missed else []
         fresh = survivors + self._growth.publish()
         if fresh:
@@ -103,7 +116,10 @@ class DraftSequence:
         length = self.engine.path_tokens
         contexts = [self._path(node, length) for node in step.nodes] if length else []
         tokens = [node.token for node in step.nodes]
-        return Batch(self._backlog, tokens, parents, contexts, step.limit, step.saguaro, step.fans)
+        paths = [_below_root(node) for node in step.nodes] if self._restraint is not None else []
+        return Batch(
+            self._backlog, tokens, parents, contexts, step.limit, step.saguaro, step.fans, self._restraint, paths
+        )
 
     def expand(self, candidates: Sequence[Candidates]) -> list[Node]:
         """What the engine said to `ask`; returns the new nodes."""
@@ -178,6 +194,15 @@ class DraftSequence:
         self.engine.keep(path, self._rows.values())
         self._held += [node.token for node in known]
         self._backlog += [node.token for node in nodes[len(known) :]]
+
+
+def _below_root(node: Node) -> list[int]:
+    """Tokens between the root and `node`, itself included."""
+    reverse: list[int] = []
+    while node.parent is not None:
+        reverse.append(node.token)
+        node = node.parent
+    return reverse[::-1]
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

@@ -7,6 +7,7 @@ import msgspec
 
 from draft_worker.engines import Batch, Engine, JointEngine
 from draft_worker.loaded_model import introduction
+from draft_worker.restrained import Restraints
 from draft_worker.reuse import Reuse
 from draft_worker.sequence import DraftSequence
 from protocol.calibration import Calibration
@@ -40,6 +41,7 @@ class DraftWorker:
         self._calibrations = {True: Calibration(), False: Calibration()}
         """By whether the request is greedy: noise changes what a claim is worth."""
         self._reuse = Reuse(engine, kept)
+        self._restraints = Restraints(engine)
 
     def hello(self) -> Hello:
         return introduction("draft", self._engine)
@@ -118,10 +120,12 @@ class DraftWorker:
             # The last position the model knows predicts a token that no one has a position for.
             calibration = self._calibrations[message.sampling.temperature == 0]
             horizon = self._engine.context - 1
-            self._sequences[message.sequence] = DraftSequence(message, opened.engine, horizon, calibration, opened.held)
+            self._sequences[message.sequence] = DraftSequence(
+                message, opened.engine, horizon, calibration, opened.held, self._restraints.at(message)
+            )
             self._turns.append(message.sequence)
         elif (sequence.round, sequence.position) != (message.round, len(message.tokens) - 1):
-            sequence.restart(message)
+            sequence.restart(message, self._restraints.at(message))
 
     def _reroot(self, message: Reroot) -> Iterator[FromWorker]:
         sequence = self._sequences.get(message.sequence)

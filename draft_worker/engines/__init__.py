@@ -1,11 +1,15 @@
 """What can guess: the interface of an engine. One module an engine; none knows messages or plans."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from draft_worker.candidates import Candidates
 from draft_worker.loaded_model import LoadedModel
 from protocol.messages import KvReference, Sampling
+
+if TYPE_CHECKING:
+    # Imports MLX, which not every engine needs.
+    from protocol.restraint import Restraint
 
 
 class Batch(NamedTuple):
@@ -26,6 +30,10 @@ class Batch(NamedTuple):
     saguaro: float = 1.0
     """Factor on the probabilities of the `fans[i]` best tokens behind node i (rejection mode)."""
     fans: Sequence[int] = ()
+    restraint: "Restraint | None" = None
+    """What the sequence's past does to the logits behind each node."""
+    paths: Sequence[Sequence[int]] = ()
+    """Tokens between the root and each node, itself included; empty without a restraint."""
 
 
 class EngineSequence(Protocol):

@@ -153,6 +153,7 @@ class CoreMlSequence:
         part = batch._replace(
             contexts=[batch.contexts[number - first] for number in asked] if batch.contexts else (),
             fans=[batch.fans[number - first] for number in asked] if batch.fans else (),
+            paths=[batch.paths[number - first] for number in asked] if batch.paths else (),
         )
         positions = [self._memory.slots.row(number).position + 1 for number in asked]
         self._chooser.begin(self._sampling, positions)
