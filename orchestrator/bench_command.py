@@ -43,10 +43,12 @@ _GROWING = "ar,adaptive"
 @target_hosts_option
 @pace_option
 @click.option("--growth", is_flag=True, help="Instead: longer and longer prompts, more and more requests at once.")
+@click.option("--reuse", is_flag=True, help="Instead: the first token of an agent's turns, with KV kept and without.")
+@click.option("--turns", type=click.IntRange(min=2), default=50, show_default=True, help="With --reuse.")
 @click.option("--micro", is_flag=True, help="Instead: what single steps of the workers take, each alone.")
 @click.option("--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Also write a PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-def bench(growth: bool, micro: bool, **options: Any) -> None:
+def bench(growth: bool, micro: bool, reuse: bool, turns: int, **options: Any) -> None:
     """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
 
     Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong.
@@ -57,10 +59,13 @@ def bench(growth: bool, micro: bool, **options: Any) -> None:
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b --verification rejection --plot m4.png
     launch-pipeline bench --prompts prompts.jsonl --random-draft --json > figures.json
     launch-pipeline bench --growth --max-tokens 32
+    launch-pipeline bench --reuse --turns 50 --repeats 1
     launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01 --strategies ar,adaptive --draft-tokens 0
     """
     if micro:
         _micro(options["as_json"])
+    elif reuse:
+        _reuse(turns, **options)
     elif growth:
         _growth(**options)
     else:
@@ -114,6 +119,32 @@ def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bo
         Console().print(growth_report.table(figures, plan, context))
     if plot is not None:
         growth_report.draw(figures, plot)
+
+
+def _reuse(
+    conversation: int, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
+) -> None:
+    from orchestrator.bench import reuse_report
+    from orchestrator.bench.prompts import read_prompts
+    from orchestrator.bench.reuse import measure
+    from orchestrator.bench.table import wide_enough
+    from orchestrator.bench.trials import Plan
+    from orchestrator.bench.turns import Turns
+
+    if plot is not None:
+        raise click.UsageError("--reuse draws no picture: leave --plot out.")
+    plan = Plan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, "adaptive"))
+    with Turns(conversation) as progress:
+        turns, shape = measure(plan, conversation, read_prompts(path, limit), progress.count, progress.took)
+    if as_json:
+        click.echo(json.dumps(reuse_report.to_json(turns, shape, plan)))
+    else:
+        wide_enough().print(reuse_report.table(turns, shape, plan))
+    _complain(reuse_report.invalid(turns))
+    wrong = reuse_report.failures(turns)
+    _complain(wrong)
+    if wrong:
+        sys.exit(_FAILED)
 
 
 def _micro(as_json: bool) -> None:
