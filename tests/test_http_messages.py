@@ -1,6 +1,7 @@
 """Laws of /v1/messages: blocks are a chat's messages, events add up to the message, errors have its clients' shape."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -9,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.chat_template import ChatTemplate
+from orchestrator.http.errors import ApiError
 from orchestrator.http.messages.blocks import messages
 from orchestrator.http.messages.question import Question
+from orchestrator.http.reading import decoded
 from protocol.errors import InputError, PipelineError
 from tests.fake_pipeline import FakePipeline
-from tests.test_http_responses import SCHEMA, TURNS, saying, unnamed
+from tests.test_http_responses import ITEM, JSON, SCHEMA, TURNS, saying, unnamed
 from tests.test_http_rules import CHAT, KEY, TEMPLATE, post, talk
 from tests.test_http_tools import SAID, hermes
 
@@ -163,6 +166,7 @@ def test_choices_and_formats_are_what_they_are_in_a_chat(hermes: ChatTemplate, f
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
         ({"messages": [{"role": "assistant", "content": "I"}]}, "end with a message of the user's"),
         ({"temperature": "hot"}, "temperature"),
+        ({"tool_choice": {"type": []}}, ""),
         ({"stop_sequences": "x"}, "stop_sequences"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "Thinking"),
@@ -177,6 +181,23 @@ def test_what_is_wrong_or_would_have_to_be_faked_is_named(change: dict[str, Any]
     answer = response.json()
     assert (response.status_code, answer["type"], answer["error"]["type"]) == (400, "error", "invalid_request_error")
     assert word in answer["error"]["message"]
+
+
+TURN = st.builds(
+    lambda role, content: {"role": role, "content": content},
+    st.sampled_from(["user", "assistant", "system"]),
+    st.one_of(JSON, st.lists(ITEM, max_size=3)),
+)
+
+
+@given(
+    turns=st.lists(st.one_of(TURN, JSON), min_size=1, max_size=3),
+    others=st.dictionaries(st.sampled_from(["system", "tools", "tool_choice", "thinking", "output_config"]), JSON),
+)
+def test_whatever_is_asked_is_a_chat_or_a_refusal(turns: list[Any], others: dict[str, Any]):
+    with suppress(ApiError):
+        chat = decoded(json.dumps({"messages": turns, "max_tokens": 1, **others}).encode(), Question).chat()
+        assert all(isinstance(message["content"], str) for message in chat.messages)
 
 
 # What is answered --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.chat_template import ChatTemplate
 from orchestrator.http.errors import ApiError
+from orchestrator.http.reading import decoded
 from orchestrator.http.responses.items import messages
 from orchestrator.http.responses.memory import Memory
 from orchestrator.http.responses.question import Response
@@ -182,6 +184,7 @@ def test_a_format_is_what_it_is_in_a_chat(hermes: ChatTemplate, form: dict[str, 
         ({"input": [{"role": "user"}]}, "input"),
         ({"input": [{"content": "a"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": ["input_text"]}]}]}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input"),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
@@ -201,6 +204,41 @@ def test_what_is_wrong_or_would_have_to_be_faked_is_named(body: Any, param: str)
     response = post(RESPONSES, body)
 
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-1, 9), st.sampled_from(["", "a", "user", "function", "text"])),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["type", "role", "content", "text", "name", "id", "call_id", "output", "input", "format"]),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=12,
+)
+"""Anything, with words that mean something here."""
+WORDS_OF_ITEMS = ["message", "function_call", "function_call_output", "input_text", "tool_use", "tool_result", "text"]
+ITEM = st.builds(
+    lambda kind, other: {**other, "type": kind},
+    st.sampled_from(WORDS_OF_ITEMS),
+    st.dictionaries(
+        st.sampled_from(["role", "content", "name", "arguments", "call_id", "output", "id", "input", "text"]),
+        JSON,
+        max_size=4,
+    ),
+)
+
+
+@given(
+    items=st.lists(st.one_of(ITEM, JSON), max_size=3),
+    others=st.dictionaries(st.sampled_from(["tools", "tool_choice", "text", "include", "instructions"]), JSON),
+)
+def test_whatever_is_asked_is_a_chat_or_a_refusal(items: list[Any], others: dict[str, Any]):
+    with suppress(ApiError):
+        chat = decoded(json.dumps({"input": items, **others}).encode(), Response).chat([])
+        assert all(isinstance(message["content"], str) for message in chat.messages)
 
 
 # What is answered --------------------------------------------------------------------------------

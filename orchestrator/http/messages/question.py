@@ -84,7 +84,8 @@ class Question(Conversation, kw_only=True):
 def _choice(choice: Mapping[str, Any]) -> Any:
     if choice.get("type") == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}
-    return _CHOICES.get(choice.get("type", ""), choice.get("type"))
+    kind = choice.get("type")
+    return _CHOICES.get(kind, kind) if isinstance(kind, str) else kind
 
 
 def _format(form: Any) -> Any:

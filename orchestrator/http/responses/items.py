@@ -59,7 +59,7 @@ def _content(content: Any) -> str:
 
 def _part(part: Any) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in _TEXTS:
+    if not isinstance(kind, str) or kind not in _TEXTS:
         raise unsupported("input", f"input has a part of type {kind!r}, and these models read only text: leave it out.")
     return _text(part, _TEXTS[kind])
 
