@@ -7,7 +7,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from orchestrator.reply import Reply, Result
+from orchestrator.reply import Chosen, Reply, Result
 from orchestrator.sampling_params import SamplingParams
 from protocol.codec import Stamp, decode, encode
 from protocol.errors import PipelineError, blaming
@@ -92,6 +92,11 @@ class Stream:
     def hit_rate(self) -> float | None:
         """Of the rounds so far; None where the strategy has no such thing."""
         return self._reply.hit_rate
+
+    @property
+    def chosen(self) -> Sequence[Chosen]:
+        """Tokens so far with their likelihoods, if they were asked for."""
+        return self._reply.chosen
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
@@ -198,6 +203,11 @@ class AsyncStream:
     def result(self) -> Result | None:
         """The whole generation with its figures, once the last piece has come."""
         return self._reply.result
+
+    @property
+    def chosen(self) -> Sequence[Chosen]:
+        """Tokens so far with their likelihoods, if they were asked for."""
+        return self._reply.chosen
 
     async def __aiter__(self) -> AsyncIterator[str]:
         await self._socket.send(encode(self._submit, STAMP))

@@ -120,7 +120,7 @@ class Desk:
         conversation = self._conversations[sequence]
         if conversation.stopped:
             return None
-        piece = conversation.piece(command.tokens, command.hit)
+        piece = conversation.piece(command.tokens, command.hit, command.likelihoods)
         if not self._hub.send(conversation.peer, piece, conversation.stamp):
             return Ended(sequence, "cancelled")
         if conversation.stopped:

@@ -1,12 +1,12 @@
 """What a client makes of the orchestrator's answers to one request. Pure."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from protocol.errors import blaming
-from protocol.messages import Done, Piece, Refused, Statistics, ToClient
+from protocol.messages import Done, Likelihood, Piece, Refused, Statistics, ToClient
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,27 @@ class Result:
     seed: int
     stop: str | None = None
     """The stop string that ended it; None for the model's own end."""
+    likelihoods: tuple[Likelihood, ...] = ()
+    """Of each token, if they were asked for."""
 
     def to_json(self) -> dict[str, Any]:
         """The object that `generate --json` prints."""
+        asked = {"logprobs": msgspec.to_builtins(self.likelihoods)} if self.likelihoods else {}
         return {
             "text": self.text,
             "tokens": list(self.tokens),
             "finish_reason": self.finish_reason,
             "seed": self.seed,
+            **asked,
             "stats": msgspec.to_builtins(self.statistics),
         }
+
+
+class Chosen(NamedTuple):
+    """A token, and how probable the target found it and others."""
+
+    token: int
+    likelihood: Likelihood
 
 
 class Reply:
@@ -42,6 +53,8 @@ class Reply:
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._hits: list[bool] = []
+        self.chosen: list[Chosen] = []
+        """Tokens so far with their likelihoods, if they were asked for."""
 
     @property
     def tokens(self) -> int:
@@ -59,6 +72,7 @@ class Reply:
             case Piece() if message.request == self._request:
                 self._texts.append(message.text)
                 self._tokens.extend(message.tokens)
+                self.chosen.extend(map(Chosen, message.tokens, message.likelihoods))
                 if message.hit is not None:
                     self._hits.append(message.hit)
                 return message.text
@@ -70,6 +84,7 @@ class Reply:
                     message.statistics,
                     self._seed,
                     message.stop,
+                    tuple(one.likelihood for one in self.chosen),
                 )
             case Refused() if message.request in (self._request, ""):
                 raise blaming(message.blame, message.text)

@@ -9,7 +9,7 @@ from orchestrator.stop_scanner import StopScanner
 from orchestrator.tokenizer import TextCodec, TextStream
 from protocol.codec import Stamp
 from protocol.errors import InputError
-from protocol.messages import Done, Piece, SequenceId, Statistics, Submit, Verification
+from protocol.messages import Done, Likelihood, Piece, SequenceId, Statistics, Submit, Verification
 
 
 @dataclass(slots=True)
@@ -31,7 +31,9 @@ class Conversation:
     def open(cls, sequence: SequenceId, peer: bytes, stamp: Stamp, submit: Submit, codec: TextCodec) -> "Conversation":
         return cls(sequence, peer, stamp, submit.request, codec.stream(), StopScanner(submit.stop))
 
-    def piece(self, tokens: tuple[int, ...], hit: bool | None = None) -> Piece:
+    def piece(
+        self, tokens: tuple[int, ...], hit: bool | None = None, likelihoods: tuple[Likelihood, ...] = ()
+    ) -> Piece:
         """The text that `tokens` complete, up to a stop string if there is one."""
         texts: list[str] = []
         taken = 0
@@ -42,7 +44,7 @@ class Conversation:
             if self.stopped:
                 break
         self.told += taken
-        return Piece(self.request, "".join(texts), tokens[:taken], hit)
+        return Piece(self.request, "".join(texts), tokens[:taken], hit, likelihoods[:taken])
 
     def rest(self) -> Piece | None:
         """Text that was held back in case more came, if any."""

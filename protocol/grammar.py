@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from protocol.errors import InputError
 from protocol.messages import Grammar
-from protocol.schema_bounds import SchemaError, parsed
+from protocol.schema_bounds import Schema, SchemaError, parsed
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -40,6 +40,10 @@ def flaw(grammar: Grammar) -> str | None:
 
     try:
         reason = LLMatcher.validate_grammar(_lark(grammar), limits=_limits())
+        if reason:
+            # Of the schema alone the library speaks more plainly, if it is the schema that is wrong.
+            schema = LLMatcher.grammar_from_json_schema(json.dumps(_with_options(parsed(grammar.schema))))
+            reason = LLMatcher.validate_grammar(schema, limits=_limits()) or reason
     except (SchemaError, ValueError) as error:
         reason = str(error)
     return f"This JSON schema can't be enforced: {reason[:1000].rstrip('.')}." if reason else None
@@ -170,12 +174,8 @@ def _lark(grammar: Grammar) -> str:
     schema = parsed(grammar.schema)
     if grammar.optional and not grammar.before.strip():
         raise SchemaError("it is to come behind some text of which nothing is said")
-    if isinstance(schema, dict):
-        theirs = schema.get("x-guidance")
-        options = {**(theirs if isinstance(theirs, dict) else {}), "whitespace_pattern": _WHITESPACE}
-        schema = {**schema, "x-guidance": options}
     after = _literal(grammar.after)
-    lines = [f"value: %json {json.dumps(schema)}"]
+    lines = [f"value: %json {json.dumps(_with_options(schema))}"]
     if grammar.optional:
         # A lazy lexeme ends where its literal first does, so that no other text can hold that.
         trigger = grammar.before.rstrip()
@@ -186,6 +186,15 @@ def _lark(grammar: Grammar) -> str:
         again = f"({_literal(_BETWEEN)} one)*" if grammar.repeats else ""
         lines += [f"one: {_literal(grammar.before)} value {after}", f"start: one {again}"]
     return "\n".join(lines)
+
+
+def _with_options(schema: Schema) -> Schema:
+    """Those of the library's own that are not the client's to choose."""
+    if isinstance(schema, bool):
+        return schema
+    theirs = schema.get("x-guidance")
+    options = {**(theirs if isinstance(theirs, dict) else {}), "whitespace_pattern": _WHITESPACE}
+    return {**schema, "x-guidance": options}
 
 
 def _literal(text: str) -> str:
