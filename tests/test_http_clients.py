@@ -151,6 +151,7 @@ def test_anthropic(serving: Serving, said: str):
     counted = [(each.stop_reason, each.usage.output_tokens) for each in (message, streamed)]
     assert counted[0] == counted[1]
 
+    assert [model.id for model in client.models.list()] == ["demo"]
     tokens = client.messages.count_tokens(model="demo", messages=MESSAGES).input_tokens
     assert tokens == message.usage.input_tokens + message.usage.cache_read_input_tokens
     first = said.split()[0]
