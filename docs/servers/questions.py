@@ -87,7 +87,7 @@ def mistakes() -> dict[str, Probe]:
         "a role that nobody has": lambda found: refused(ask(found, CHAT, nobody)),
         "an image": lambda found: refused(chat(found, messages=image)),
         "an empty prompt": lambda found: refused(complete(found, prompt="")),
-        "a prompt beyond the model's 2,048 tokens": lambda found: refused(complete(found, prompt="word " * 3000)),
+        "a prompt beyond the model's 2,048 tokens": lambda found: refused(complete(found, prompt="word " * 1050)),
         "a model that is not there": lambda found: refused(complete(found, model="nobody/none")),
         "`model`: some folder of the server's machine": lambda found: refused(complete(found, model=str(DRAFT))),
     }
