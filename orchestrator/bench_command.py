@@ -27,7 +27,7 @@ _GROWING = "ar,adaptive"
 @click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True)
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--draft-tokens", default="1-8", show_default=True, help="Those of mlx-lm; 0 leaves its speculation out.")
-@click.option("--strategies", help=f"Ours.  [default: ar,sd,ssd,adaptive; with --growth {_GROWING}]")
+@click.option("--strategies", help=f"Ours.  [default: ar,sd,ssd,adaptive; with --growth or --requests {_GROWING}]")
 @click.option("--random-draft", is_flag=True, help="Also adaptive with a draft that guesses blindly.")
 @click.option(
     "--verification",
@@ -42,13 +42,14 @@ _GROWING = "ar,adaptive"
 )
 @target_hosts_option
 @pace_option
-@click.option("--growth", is_flag=True, help="Instead: longer and longer prompts, more and more requests at once.")
+@click.option("--growth", is_flag=True, help="Instead: longer and longer prompts.")
+@click.option("--requests", metavar="N[,N...]", help="Instead: so many requests at once, for instance 1,2,4,8.")
 @click.option("--reuse", is_flag=True, help="Instead: the first token of an agent's turns, with KV kept and without.")
 @click.option("--turns", type=click.IntRange(min=2), default=50, show_default=True, help="With --reuse.")
 @click.option("--micro", is_flag=True, help="Instead: what single steps of the workers take, each alone.")
 @click.option("--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Also write a PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-def bench(growth: bool, micro: bool, reuse: bool, turns: int, **options: Any) -> None:
+def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: int, **options: Any) -> None:
     """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
 
     Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong.
@@ -59,6 +60,7 @@ def bench(growth: bool, micro: bool, reuse: bool, turns: int, **options: Any) ->
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b --verification rejection --plot m4.png
     launch-pipeline bench --prompts prompts.jsonl --random-draft --json > figures.json
     launch-pipeline bench --growth --max-tokens 32
+    launch-pipeline bench --requests 1,4 --draft-tokens 2 --temperature 0
     launch-pipeline bench --reuse --turns 50 --repeats 1
     launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01 --strategies ar,adaptive --draft-tokens 0
     """
@@ -68,6 +70,8 @@ def bench(growth: bool, micro: bool, reuse: bool, turns: int, **options: Any) ->
         _reuse(turns, **options)
     elif growth:
         _growth(**options)
+    elif requests:
+        _crowd(requests, **options)
     else:
         _compare(**options)
 
@@ -105,13 +109,13 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
 
 def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     from orchestrator.bench import growth_report
-    from orchestrator.bench.growth import LENGTHS, REQUESTS, measure
+    from orchestrator.bench.growth import LENGTHS, measure
     from orchestrator.bench.prompts import read_prompts
     from orchestrator.bench.trials import Plan
     from orchestrator.bench.turns import Turns
 
     plan = Plan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, _GROWING))
-    with Turns(len(plan.strategies) * (len(LENGTHS) + len(REQUESTS) - 1)) as turns:
+    with Turns(len(plan.strategies) * len(LENGTHS)) as turns:
         figures, context = measure(plan, read_prompts(path, limit), turns.count, turns.took)
     if as_json:
         click.echo(json.dumps(growth_report.to_json(figures, plan, context)))
@@ -142,6 +146,31 @@ def _reuse(
         wide_enough().print(reuse_report.table(turns, shape, plan))
     _complain(reuse_report.invalid(turns))
     wrong = reuse_report.failures(turns)
+    _complain(wrong)
+    if wrong:
+        sys.exit(_FAILED)
+
+
+def _crowd(
+    requests: str, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
+) -> None:
+    from orchestrator.bench import crowd_report
+    from orchestrator.bench.crowd import measure, parse_requests
+    from orchestrator.bench.prompts import read_prompts
+    from orchestrator.bench.trials import Plan
+    from orchestrator.bench.turns import Turns
+
+    if plot is not None:
+        raise click.UsageError("--requests draws no picture: leave --plot out.")
+    counts = parse_requests(requests)
+    plan = Plan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, _GROWING))
+    with Turns((1 + len(plan.strategies)) * len(counts) + len(plan.draft_tokens)) as turns:
+        figures = measure(plan, counts, read_prompts(path, limit), turns.starting, turns.took)
+    if as_json:
+        click.echo(json.dumps(crowd_report.to_json(figures, plan)))
+    else:
+        Console().print(crowd_report.table(figures, plan))
+    wrong = crowd_report.failures(figures)
     _complain(wrong)
     if wrong:
         sys.exit(_FAILED)

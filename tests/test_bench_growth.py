@@ -1,4 +1,4 @@
-"""How speed grows with length and load must follow from what was served, whoever was served with whom."""
+"""How speed grows with length must follow from what was served."""
 
 import io
 import json
@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from orchestrator.bench import growth_report
-from orchestrator.bench.growth import Growth, Load, Served, left_out, loads, summed_up, together
+from orchestrator.bench.crowd import Arrivals, parse_requests, rate
+from orchestrator.bench.growth import Growth, left_out, lengths, overhead, summed_up
 from orchestrator.bench.trials import Plan
 from orchestrator.cli import cli
 from orchestrator.core.tally import Tally
@@ -30,40 +31,16 @@ def _statistics(
     return tally.statistics(ended, drafting=False, caching=False)
 
 
-def _served(**figures) -> Served:
-    return Served(figures["ended"], _statistics(**figures))
+def test_the_time_left_over_by_verifications_is_overhead():
+    alone = _statistics(began=2.0, ended=4.0, generated=40, rounds=10, verifying=1.5, reading=1.0)
 
-
-def test_one_request_has_its_own_speed_and_the_time_left_over_by_its_verifications():
-    alone = _served(began=2.0, ended=4.0, generated=40, rounds=10, verifying=1.5, reading=1.0)
-
-    rate, overhead = together([alone])
-
-    assert rate == pytest.approx(20.0)
-    assert overhead == pytest.approx(0.05)
-
-
-def test_requests_at_once_share_the_time_less_the_prompts_read_in_between():
-    first = _served(began=1.0, ended=5.0, generated=40, rounds=10, verifying=1.5, reading=0.9)
-    second = _served(began=2.0, ended=6.0, generated=60, rounds=10, verifying=1.7, reading=1.0)
-
-    rate, overhead = together([first, second])
-
-    assert rate == pytest.approx(100 / (5.0 - 1.0))
-    assert overhead == pytest.approx((4.0 - 3.2) / 20)
-    assert together([second, first]) == pytest.approx((rate, overhead))
-
-
-def test_verifications_that_serve_several_requests_never_make_negative_overhead():
-    both = [_served(began=0.0, ended=1.0, generated=10, rounds=5, verifying=1.0, reading=0.0) for _ in range(2)]
-
-    assert together(both)[1] == 0.0
+    assert overhead(alone) == pytest.approx(0.05)
 
 
 def test_figures_are_medians_over_repeats():
-    repeats = [[_served(began=0.0, ended=s, generated=10, rounds=5, verifying=s / 2, reading=0.0)] for s in (1, 2, 9)]
+    repeats = [_statistics(began=0.0, ended=s, generated=10, rounds=5, verifying=s / 2, reading=0.0) for s in (1, 2, 9)]
 
-    growth = summed_up("ar", Load(128, 1), repeats)
+    growth = summed_up("ar", 128, repeats)
 
     assert (growth.tokens_per_second, growth.overhead_per_round) == (pytest.approx(5.0), pytest.approx(0.2))
 
@@ -74,23 +51,22 @@ def test_growth_at_a_pace_is_invalid_when_more_than_one_forward_in_a_hundred_ove
 ):
     repeats = []
     for late in (overruns, 0):
-        served = _served(began=0.0, ended=1.0, generated=10, rounds=5, verifying=0.5, reading=0.0)
+        served = _statistics(began=0.0, ended=1.0, generated=10, rounds=5, verifying=0.5, reading=0.0)
         pace = Pace(profile="m4", forwards=100, overruns=late, stretch=0.0, valid=late <= 1)
-        repeats.append([Served(served.ended, msgspec.structs.replace(served.statistics, pace=pace))])
+        repeats.append(msgspec.structs.replace(served, pace=pace))
 
-    assert summed_up("ar", Load(128, 1), repeats).representative is representative
+    assert summed_up("ar", 128, repeats).representative is representative
 
 
 def test_lengths_are_those_for_which_the_context_has_room():
-    assert [load.prompt_tokens for load in loads(2048, 64) if load.requests == 1] == [128, 256, 512, 1024]
-    assert [load.requests for load in loads(2048, 64)][-4:] == [1, 2, 4, 8]
+    assert lengths(2048, 64) == [128, 256, 512, 1024]
     assert left_out(2048, 64) == "The target's context of 2,048 has no room for prompts of 2,048, 4,096, 8,192."
     assert left_out(100_000, 64) == ""
 
 
 def test_a_context_without_room_for_any_length_is_refused():
     with pytest.raises(InputError, match="no room for 128 tokens"):
-        loads(130, 64)
+        lengths(130, 64)
 
 
 def test_growth_is_shown_and_drawn_and_says_what_was_left_out(tmp_path: Path):
@@ -98,14 +74,13 @@ def test_growth_is_shown_and_drawn_and_says_what_was_left_out(tmp_path: Path):
         Growth(
             strategy=strategy,
             prompt_tokens=length,
-            requests=requests,
             tokens_per_second=12.5,
             tokens_per_round=2.0,
             overhead_per_round=3e-4,
             representative=length == 128,
         )
         for strategy in ("ar", "adaptive")
-        for length, requests in ((128, 1), (256, 1), (128, 2))
+        for length in (128, 256)
     ]
     plan = Plan.of(
         target=None,
@@ -134,8 +109,34 @@ def test_growth_is_measured_on_real_processes():
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
 
     report = json.loads(result.stdout)
-    assert [(row["prompt_tokens"], row["requests"]) for row in report["results"]] == [
-        *((128, 1), (256, 1), (512, 1), (1024, 1), (128, 2), (128, 4), (128, 8))
-    ]
+    assert [row["prompt_tokens"] for row in report["results"]] == [128, 256, 512, 1024]
     assert report["left_out"] == [2048, 4096, 8192]
     assert all(row["tokens_per_second"] > 0 for row in report["results"])
+
+
+def test_tokens_are_counted_while_all_requests_are_decoded():
+    statistics = _statistics(began=0.0, ended=9.0, generated=9, rounds=9, verifying=1.0, reading=0.0)
+    first = Arrivals(0.0, ((1.0, 1), (2.0, 2), (3.0, 4)), (), statistics)
+    second = Arrivals(0.5, ((2.0, 1), (2.5, 3), (9.0, 5)), (), statistics)
+
+    assert rate([first, second]) == pytest.approx((4 + 3) / (3.0 - 2.0))
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,x", "1,-2", "65", "1, 2"])
+def test_numbers_of_requests_are_checked(text: str):
+    with pytest.raises(InputError, match="1,2,4,8"):
+        parse_requests(text)
+
+
+def test_crowds_are_measured_on_real_processes():
+    words = "bench --requests 1,3 --max-tokens 6 --repeats 1 --strategies adaptive --draft-tokens 2 --json"
+
+    result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
+
+    rows = json.loads(result.stdout)["results"]
+    assert [(row["contender"], row["requests"], row["exact"]) for row in rows] == [
+        *(("mlx-lm, batched", 1, None), ("mlx-lm, batched", 3, None)),
+        *(("mlx-lm K=2", 1, None), ("mlx-lm K=2", 3, None)),
+        *(("adaptive", 1, True), ("adaptive", 3, True)),
+    ]
+    assert all(row["tokens_per_second"] > 0 for row in rows)

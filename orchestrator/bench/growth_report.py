@@ -16,15 +16,14 @@ from orchestrator.bench.table import machine_lines
 from orchestrator.bench.trials import Plan
 
 _FOOTNOTE = """\
-tok/s: of all requests together, from the first one's first round to the last token, less the prompts that were read \
-in between. µs: a round's time in which the target verified nothing, deliberate waiting for the draft included. \
+µs: a round's time in which the target verified nothing, deliberate waiting for the draft included. \
 Medians over repeats."""
 
 
 def table(figures: Sequence[Growth], plan: Plan, context: int) -> Group:
     """One line a strategy and load, then what was counted and where."""
     grid = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("strategy", "prompt", "requests", "tok/s", "tok/round", "µs"):
+    for title in ("strategy", "prompt", "tok/s", "tok/round", "µs"):
         grid.add_column(title, justify="left" if title == "strategy" else "right")
     for row in figures:
         grid.add_row(*_cells(row), style="" if row.representative else "red")
@@ -46,32 +45,22 @@ def to_json(figures: Sequence[Growth], plan: Plan, context: int) -> dict[str, An
 
 
 def draw(figures: Sequence[Growth], path: Path) -> None:
-    """Write a PNG: speed and overhead, by length and by number of requests."""
-    figure, panels = panels_of(4)
-    titles = ("tokens/s", "µs a round without verification")
-    shortest = min(row.prompt_tokens for row in figures)
-    by_length = [row for row in figures if row.requests == 1]
-    by_requests = [row for row in figures if row.prompt_tokens == shortest]
-    for index, title in enumerate(titles):
-        _lines(panels[index], by_length, "prompt_tokens", index)
-        _lines(panels[index + 2], by_requests, "requests", index)
-        for panel, axis in ((panels[index], "prompt tokens"), (panels[index + 2], "requests at once")):
-            panel.set_title(title, loc="left", fontsize=10)
-            panel.set_xlabel(axis)
+    """Write a PNG: speed and overhead by length."""
+    figure, panels = panels_of(2)
+    for panel, title in zip(panels, ("tokens/s", "µs a round without verification"), strict=False):
+        for strategy in dict.fromkeys(row.strategy for row in figures):
+            rows = [row for row in figures if row.strategy == strategy]
+            values = [row.tokens_per_second if panel is panels[0] else row.overhead_per_round * 1e6 for row in rows]
+            panel.plot([row.prompt_tokens for row in rows], values, marker="o", label=strategy)
+        places = sorted({row.prompt_tokens for row in figures})
+        panel.set_title(title, loc="left", fontsize=10)
+        panel.set_xlabel("prompt tokens")
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(places, [f"{place:,}" for place in places], fontsize=7)
+        panel.minorticks_off()
+        panel.set_ylim(bottom=0)
     panels[0].legend(frameon=False)
     save(figure, path)
-
-
-def _lines(panel: Any, figures: Sequence[Growth], by: str, which: int) -> None:
-    for strategy in dict.fromkeys(row.strategy for row in figures):
-        rows = [row for row in figures if row.strategy == strategy]
-        values = [row.tokens_per_second if which == 0 else row.overhead_per_round * 1e6 for row in rows]
-        panel.plot([getattr(row, by) for row in rows], values, marker="o", label=strategy)
-    places = sorted({getattr(row, by) for row in figures})
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(places, [f"{place:,}" for place in places], fontsize=7)
-    panel.minorticks_off()
-    panel.set_ylim(bottom=0)
 
 
 def _cells(row: Growth) -> tuple[str, ...]:
@@ -80,7 +69,6 @@ def _cells(row: Growth) -> tuple[str, ...]:
     return (
         row.strategy,
         f"{row.prompt_tokens:,}",
-        str(row.requests),
         speed,
         f"{row.tokens_per_round:.2f}",
         overhead,

@@ -12,7 +12,7 @@ import msgspec
 
 from orchestrator.bench.contender import Family, Generation, Task
 from orchestrator.bench.figures import PLAIN
-from orchestrator.bench.mlx_lm_messages import Delivery, Order, Setup
+from orchestrator.bench.mlx_lm_messages import BatchDelivery, BatchOrder, Delivery, Order, Setup
 from orchestrator.core.tally import pace_of
 from orchestrator.device_profile import Profile
 from orchestrator.machine_facts import partition_cores, worker_environment
@@ -65,6 +65,15 @@ class MlxLm:
 
     def carry_out(self, order: Order) -> Delivery:
         """Raises PipelineError if the process ended instead."""
+        self._tell(order)
+        return self._next()
+
+    def carry_out_batch(self, order: BatchOrder) -> BatchDelivery:
+        """The same for several prompts."""
+        self._tell(order)
+        return msgspec.json.decode(self._line(), type=BatchDelivery)
+
+    def _tell(self, order: Order | BatchOrder) -> None:
         pipe = self._process.stdin
         assert pipe is not None
         try:
@@ -72,15 +81,17 @@ class MlxLm:
             pipe.flush()
         except BrokenPipeError as error:
             raise self._ended() from error
-        return self._next()
 
     def _next(self) -> Delivery:
+        return msgspec.json.decode(self._line(), type=Delivery)
+
+    def _line(self) -> bytes:
         pipe = self._process.stdout
         assert pipe is not None
         line = pipe.readline()
         if not line:
             raise self._ended()
-        return msgspec.json.decode(line, type=Delivery)
+        return line
 
     def _ended(self) -> PipelineError:
         self._log.seek(0)

@@ -20,7 +20,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     draft_pace: DevicePace | None = None
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="one"):
     """Continue these tokens until `max_tokens` or one of `ends`."""
 
     tokens: tuple[int, ...]
@@ -30,6 +30,26 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ends: tuple[int, ...]
     draft_tokens: int
     """0 for `generate_step`, else the `num_draft_tokens` of `speculative_generate_step`."""
+
+
+class BatchOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="batch"):
+    """Continue all these prompts together, without a draft."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: int
+    temperature: float
+    seed: int
+    ends: tuple[int, ...]
+
+
+class BatchDelivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What came of it."""
+
+    generated: int
+    """Tokens of all prompts while all of them were being continued."""
+    seconds: float
+    """That took."""
+    paced: Paced | None = None
 
 
 class Delivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

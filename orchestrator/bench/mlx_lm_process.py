@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import msgspec
-from mlx_lm.generate import generate_step, generation_stream, speculative_generate_step, wired_limit
+from mlx_lm.generate import BatchGenerator, generate_step, generation_stream, speculative_generate_step, wired_limit
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 from mlx_lm.utils import dequantize_model, load_model
 
-from orchestrator.bench.mlx_lm_messages import Delivery, Order, Setup
+from orchestrator.bench.mlx_lm_messages import BatchDelivery, BatchOrder, Delivery, Order, Setup
 from orchestrator.bench.paced_network import PacedDevice
 from protocol.pacing import DevicePace
 
@@ -49,7 +49,8 @@ def main() -> int:
     networks = Networks(_loaded(setup.target), _loaded(setup.draft) if setup.draft else None, paces)
     _deliver(deliveries, Delivery())
     for line in sys.stdin.buffer:
-        _deliver(deliveries, decoded(networks, msgspec.json.decode(line, type=Order)))
+        order = msgspec.json.decode(line, type=Order | BatchOrder)
+        _deliver(deliveries, decoded(networks, order) if isinstance(order, Order) else batched(networks, order))
     return 0
 
 
@@ -73,6 +74,32 @@ def decoded(networks: Networks, order: Order) -> Delivery:
         # mlx-lm computes ahead: what is still under way must not run into the next contender's time.
         mx.synchronize(generation_stream)
     return Delivery(tuple(tokens), tuple(drafted), ended - began, device.take() if networks.paces else None)
+
+
+def batched(networks: Networks, order: BatchOrder) -> BatchDelivery:
+    """mlx-lm's batch generator over prompts that are in the caches but for their last tokens. The clock runs from
+    the first tokens of all to where the first text ends."""
+    mx.random.seed(order.seed)
+    device = PacedDevice()
+    target = networks.target if networks.paces is None else device.network(networks.target, networks.paces[0])
+    generator = BatchGenerator(
+        target,
+        max_tokens=order.max_tokens,
+        stop_tokens=[[token] for token in order.ends],
+        sampler=make_sampler(temp=order.temperature),
+    )
+    caches = [_prefilled(networks.target, prompt[:-1]) for prompt in order.prompts]
+    generator.insert([[prompt[-1]] for prompt in order.prompts], caches=caches)
+    generated, began, ended = 0, 0.0, 0.0
+    while responses := generator.next_generated():
+        device.settle()
+        ended = time.perf_counter()
+        began, generated = (began, generated + len(responses)) if began else (ended, 0)
+        if any(response.finish_reason for response in responses):
+            break
+    generator.close()
+    mx.synchronize(generation_stream)
+    return BatchDelivery(generated, max(1e-9, ended - began), device.take() if networks.paces else None)
 
 
 def _steps(networks: Networks, order: Order, device: PacedDevice) -> Generator[tuple[int, bool], None, None]:
@@ -121,7 +148,7 @@ def _loaded(folder: str) -> Any:
     return network
 
 
-def _deliver(pipe: Any, delivery: Delivery) -> None:
+def _deliver(pipe: Any, delivery: Delivery | BatchDelivery) -> None:
     pipe.write(msgspec.json.encode(delivery) + b"\n")
     pipe.flush()
 

@@ -44,7 +44,7 @@ class PacedDevice:
         began = time.perf_counter()
         logits = network(tokens, **keywords)
         mx.async_eval(logits)
-        self._under_way = _Call(pacer, began, tokens.shape[1], logits)
+        self._under_way = _Call(pacer, began, tokens.size, logits)
         return logits
 
     def take(self) -> Paced:
@@ -61,7 +61,7 @@ class PacedNetwork:
         self._pacer = pacer
 
     def __call__(self, tokens: mx.array, **keywords: Any) -> mx.array:
-        """(1, L) tokens to (1, L, V) logits."""
+        """(B, L) tokens to (B, L, V) logits."""
         return self._device.call(self._network, self._pacer, tokens, **keywords)
 
     def __getattr__(self, name: str) -> Any:
