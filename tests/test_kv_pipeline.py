@@ -6,6 +6,7 @@ import random
 import signal
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,24 @@ def test_a_conversation_adopts_its_own_history(pipeline: Pipeline, reference: Re
 
     assert len(longer) - 70 <= second.statistics.adopted_tokens < len(longer)
     assert second.tokens == reference(longer, PARAMS).tokens
+
+
+def test_edits_twins_and_a_death_between_turns_change_no_token(pipeline: Pipeline, reference: Reference):
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=12)
+    asked = prompt(9, 300)
+    first = pipeline.generate(asked, params)
+    longer, edited = (*asked, *first.tokens, 7, 8), (*asked[:200], *prompt(10, 60))
+    with ThreadPoolExecutor(3) as threads:
+        twins = list(threads.map(lambda each: pipeline.generate(each, params), (longer, edited, longer)))
+    os.kill(members(mark(pipeline))["draft_worker"], signal.SIGKILL)
+    last = (*longer, *twins[0].tokens, 9)
+    after = pipeline.generate(last, params)
+
+    assert [twin.tokens for twin in twins] == [reference(each, params).tokens for each in (longer, edited, longer)]
+    assert after.tokens == reference(last, params).tokens
+    assert twins[0].statistics.adopted_tokens + twins[2].statistics.adopted_tokens >= len(longer)
+    assert twins[1].statistics.adopted_tokens >= 200
+    assert after.statistics.adopted_tokens >= len(longer)
 
 
 def test_corrupted_memory_costs_a_prefill_and_a_warning(pipeline: Pipeline, reference: Reference):
