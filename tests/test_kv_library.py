@@ -172,12 +172,34 @@ def test_an_arena_holds_no_more_than_is_known_of_its_sequence():
     assert library.find([*STEM, 1, 2, 3, 4]) == KvReference("ahead", LEAST)
 
 
-def test_an_arena_never_changes_hands():
+@pytest.mark.parametrize("over", [False, True])
+def test_an_arena_does_not_pass_to_a_sequence_of_other_tokens(over: bool):
     library = KvLibrary(LIMIT)
     library.offer(offer(1, "arena", LEAST), STEM)
+    if over:
+        library.end(SequenceId(1))
 
     assert library.offer(offer(2, "arena", LEAST), STEM[::-1]) == []
     assert library.find([*STEM[::-1], 1]) is None
+    assert library.find([*STEM, 1]) == KvReference("arena", LEAST)
+
+
+def test_the_arena_of_a_live_sequence_does_not_pass_to_another_one():
+    library = KvLibrary(LIMIT)
+    library.offer(offer(1, "arena", LEAST), STEM)
+
+    assert library.offer(offer(2, "arena", LEAST + 1), [*STEM, 1]) == []
+    assert library.find([*STEM, 1, 2]) == KvReference("arena", LEAST)
+
+
+def test_of_a_conversation_the_last_turn_is_kept():
+    library = KvLibrary(LIMIT)
+    for turn in range(5):
+        library.offer(offer(turn, f"turn {turn}", LEAST + turn), [*STEM, *range(turn)])
+        library.end(SequenceId(turn))
+
+    assert library.size == 10
+    assert library.find([*STEM, *range(9)]) == KvReference("turn 4", LEAST + 4)
 
 
 def measured(target: float, worker: float, adoption: float = 0.0) -> PrefillChoice:
