@@ -137,8 +137,10 @@ class KvLibrary:
         for arena in by_age:
             if arena.writer is None and self._index.covered(arena.name):
                 given_up += self._give_up(arena.name)
+        excess = self.size - self._limit
         for arena in by_age:
-            if self.size > self._limit and arena.name in self._arenas:
+            if excess > 0 and arena.name in self._arenas:
+                excess -= arena.size
                 given_up += self._give_up(arena.name)
         return given_up
 
