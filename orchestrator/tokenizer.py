@@ -1,7 +1,9 @@
 """Text to token ids and back, a few tokens at a time. Knows the tokenizer's files, and no model."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,20 @@ _HALF = "\N{REPLACEMENT CHARACTER}"
 """What a decoder makes of bytes that are no character, or not yet one."""
 _BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
 """How SentencePiece writes a blank."""
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""As SentencePiece writes a space."""
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _bytes_by_character() -> dict[str, int]:
+    """Byte-level tokenizers write bytes that are to be seen as themselves and the others, in order, from U+0100 on
+    (Radford et al. 2019, GPT-2's encoder)."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _bytes_by_character()
 
 
 class TextCodec:
@@ -23,6 +39,7 @@ class TextCodec:
         self.eos = _eos_ids(folder, self._tokenizer)
         """Ids after which the model has nothing more to say."""
         added = self._tokenizer.get_added_tokens_decoder()
+        self._added = added.keys()
         self._silent = self.eos | {id for id, token in added.items() if token.special}
 
     def encode(self, text: str, special: bool = True) -> list[int]:
@@ -41,6 +58,22 @@ class TextCodec:
         text = self._tokenizer.decode([token])
         # Such tokenizers drop the blank before a text's first word.
         return " " + text if name.startswith(_BLANK) and not text.startswith(" ") else text
+
+    def spelt(self, token: int) -> bytes:
+        """What a token alone stands for; nothing for an id that no token has."""
+        written = self._tokenizer.id_to_token(token)
+        if written is None or token in self._added:
+            return (written or "").encode()
+        if self._byte_level:
+            return bytes(_BYTES[character] for character in written if character in _BYTES)
+        if byte := _BYTE_TOKEN.fullmatch(written):
+            return bytes.fromhex(byte[1])
+        return written.replace(_SPACE, " ").encode()
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        """The tokens are written a character a byte."""
+        return "ByteLevel(" in repr(self._tokenizer.decoder)
 
     def stream(self) -> "TextStream":
         """A fresh stream, which begins like `decode` does."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.reply import Result
+from orchestrator.reply import Chosen, Result
 from orchestrator.sampling_params import SamplingParams
 from protocol.errors import PipelineError
 from protocol.messages import SequenceId, State, Statistics
@@ -52,6 +52,7 @@ class FakeStream:
         self._prompt = prompt
         self._params = params
         self.result: Result | None = None
+        self.chosen: list[Chosen] = []
 
     async def __aiter__(self) -> AsyncIterator[str]:
         self._pipeline.running += 1

@@ -71,8 +71,8 @@ def test_openai_reads_our_errors(serving: Serving):
     with pytest.raises(openai.NotFoundError, match="no such model"):
         client.chat.completions.create(model="gpt-5", messages=MESSAGES)
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="demo", messages=MESSAGES, response_format={"type": "json_object"})
-    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "response_format")
+        client.chat.completions.create(model="demo", messages=MESSAGES, modalities=["audio"])
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "modalities")
 
 
 def test_litellm(serving: Serving, said: str):

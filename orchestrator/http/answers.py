@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from orchestrator.http.logprobs import whole
 from orchestrator.http.tools import parted
-from orchestrator.reply import Result
+from orchestrator.reply import Chosen, Result
+from orchestrator.tokenizer import TextCodec
 
 Kind = Literal["chat", "text"]
 _PREFIX = {"chat": "chatcmpl", "text": "cmpl"}
@@ -27,6 +29,8 @@ class Answer:
     tools: bool = False
     """The model was told of some."""
     most_calls: int | None = None
+    codec: TextCodec | None = None
+    """Spells tokens, where their log-probabilities were asked for."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -40,8 +44,8 @@ class Answer:
             return []
         return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(choices)]
 
-    def piece(self, index: int, text: str) -> dict[str, Any]:
-        return self._chunk(index, {"content": text} if self.kind == "chat" else text)
+    def piece(self, index: int, text: str, logprobs: Any = None) -> dict[str, Any]:
+        return self._chunk(index, {"content": text} if self.kind == "chat" else text, logprobs=logprobs)
 
     def calls(self, index: int, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """All calls of tools of a choice, each whole."""
@@ -67,19 +71,23 @@ class Answer:
         }
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
+        logprobs = None
+        if self.codec is not None:
+            chosen = map(Chosen, result.tokens, result.likelihoods)
+            logprobs = whole(self.kind, self.codec, result.text, chosen)
         if self.kind == "text":
             said: dict[str, Any] = {"text": result.text}
-            return {"index": index, **said, "logprobs": None, "finish_reason": result.finish_reason}
+            return {"index": index, **said, "logprobs": logprobs, "finish_reason": result.finish_reason}
         text, calls = parted(result.text, self.most_calls) if self.tools else (result.text, [])
         message = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message = {**message, "content": text.strip() or None, "tool_calls": calls}
         reason = ended(result, calls)
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": reason}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
-    def _chunk(self, index: int, said: Any, finish: str | None = None) -> dict[str, Any]:
+    def _chunk(self, index: int, said: Any, finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:
         place = "delta" if self.kind == "chat" else "text"
-        choice = {"index": index, place: said, "logprobs": None, "finish_reason": finish}
+        choice = {"index": index, place: said, "logprobs": logprobs, "finish_reason": finish}
         chunk = {**self._head(self._streamed), "choices": [choice]}
         return {**chunk, "usage": None} if self.with_usage else chunk
 

@@ -6,6 +6,7 @@ from typing import Any
 from orchestrator.http.answers import Answer, ended
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import Event, Text
+from orchestrator.http.logprobs import Transcript
 from orchestrator.http.shape import COMMENT, frame
 from orchestrator.http.tools import Caller
 from orchestrator.reply import Result
@@ -21,6 +22,7 @@ class Chunks:
     def __init__(self, answer: Answer, choices: int) -> None:
         self._answer = answer
         self._callers = [Caller(answer.most_calls) if answer.tools else None for _ in range(choices)]
+        self._transcripts = [Transcript(answer.kind, answer.codec) if answer.codec else None for _ in range(choices)]
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         return self._answer.whole(results)
@@ -40,11 +42,12 @@ class Chunks:
 
     def _chunks(self, event: Event, caller: Caller | None) -> Iterator[dict[str, Any]]:
         """`caller` holds back what may be a call of a tool."""
-        answer = self._answer
+        answer, transcript = self._answer, self._transcripts[event.index]
         if isinstance(event, Text):
             text = event.text if caller is None else caller.push(event.text)
-            if text:
-                yield answer.piece(event.index, text)
+            logprobs = None if transcript is None else transcript.push(event.text, event.chosen)
+            if text or logprobs:
+                yield answer.piece(event.index, text, logprobs)
             return
         rest, calls = ("", []) if caller is None else caller.finish()
         if rest:

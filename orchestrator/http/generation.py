@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 import structlog
 
 from orchestrator.http.errors import ApiError, of_pipeline
-from orchestrator.reply import Result
+from orchestrator.reply import Chosen, Result
 from protocol.errors import PipelineError
 
 log = structlog.get_logger()
@@ -19,6 +19,11 @@ class Pieces(Protocol):
 
     @property
     def result(self) -> Result | None: ...
+    @property
+    def chosen(self) -> Sequence[Chosen]:
+        """Tokens so far with their likelihoods, if those were asked for."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[str]: ...
 
 
@@ -26,6 +31,8 @@ class Pieces(Protocol):
 class Text:
     index: int
     text: str
+    chosen: Sequence[Chosen] = ()
+    """Tokens that came with it, if their likelihoods were asked for."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +88,11 @@ class Generation:
 
     async def _read(self, index: int, pieces: Pieces) -> None:
         try:
+            told = 0
             async for piece in pieces:
-                self._events.put_nowait(Text(index, piece))
+                chosen = pieces.chosen[told:]
+                told += len(chosen)
+                self._events.put_nowait(Text(index, piece, chosen))
             result = pieces.result
             assert result is not None
             if result.finish_reason == "cancelled":

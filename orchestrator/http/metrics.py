@@ -1,7 +1,7 @@
 """Figures of the server for Prometheus. One registry a server, so that several may live in one process."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from orchestrator.http.generation import Pieces
 from orchestrator.http.health import Condition
 from orchestrator.http.seats import Seats
-from orchestrator.reply import Result
+from orchestrator.reply import Chosen, Result
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -98,6 +98,10 @@ class Measured:
     @property
     def result(self) -> Result | None:
         return self._pieces.result
+
+    @property
+    def chosen(self) -> Sequence[Chosen]:
+        return self._pieces.chosen
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self._metrics.measured(self._pieces)

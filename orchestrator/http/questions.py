@@ -7,13 +7,17 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.http.forms import asked_form, forced_call
 from orchestrator.http.reading import decoded
 from orchestrator.sampling_params import SamplingParams
 from protocol.errors import InputError
-from protocol.messages import Token
+from protocol.messages import MAX_ALTERNATIVES, Grammar, Token
 
 MOST_CHOICES = 16
-_ANSWERED_WITH_TEXT = {"type": "text"}
+_NUMBERS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
 _IGNORED: tuple[object, ...] = (None, False, 0, [], {})
 
 
@@ -37,9 +41,8 @@ class Question(msgspec.Struct, kw_only=True):
     stop: str | tuple[str, ...] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
-    logprobs: Any = None
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
     user: Any = None
 
     @property
@@ -55,20 +58,25 @@ class Question(msgspec.Struct, kw_only=True):
         """Tokens that the client wants at most."""
         return self.max_tokens
 
+    @property
+    def alternatives(self) -> int | None:
+        """How many of the most probable tokens are told beside each chosen one; None if nothing is."""
+        return None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer is held to. Raises ApiError."""
+        return None
+
     def refuse_unsupported(self) -> None:
         """Raises ApiError for what would change the answer, if this server could do it."""
-        for name in ("frequency_penalty", "presence_penalty"):
-            if getattr(self, name) not in _IGNORED:
-                raise unsupported(name, f"{name} is not supported: leave it out, or use repetition_penalty.")
-        # For completions logprobs 0 asks for those of the chosen tokens.
-        if self.logprobs is not None and self.logprobs is not False:
-            raise unsupported("logprobs", "logprobs are not supported: tokens, not probabilities, leave the target.")
 
 
 class Completion(Question, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | tuple[str | Token | tuple[Token, ...], ...]
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | bool | None = None
     echo: Any = None
     suffix: Any = None
     best_of: int | None = None
@@ -85,13 +93,17 @@ class Completion(Question, kw_only=True):
             return [ids]
         return [each for each in self.prompt if not isinstance(each, int)]
 
+    @property
+    def alternatives(self) -> int | None:
+        """0 asks for the chosen tokens' alone."""
+        return None if self.logprobs is False or self.logprobs is None else int(self.logprobs)
+
     def refuse_unsupported(self) -> None:
-        super().refuse_unsupported()
         for name in ("echo", "suffix"):
             if getattr(self, name) not in (*_IGNORED, ""):
                 raise unsupported(name, f"{name} is not supported: leave it out.")
         if self.best_of is not None and self.best_of > self.choices:
-            raise unsupported("best_of", "best_of is not supported beyond n: no probabilities are kept to choose by.")
+            raise unsupported("best_of", "best_of is not supported beyond n: nothing is chosen among answers.")
 
 
 class Chat(Question, kw_only=True):
@@ -99,7 +111,8 @@ class Chat(Question, kw_only=True):
 
     messages: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1)]
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    top_logprobs: Any = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)] | None = None
     response_format: Any = None
     tools: Annotated[tuple[dict[str, Any], ...], Meta(max_length=256)] | None = None
     tool_choice: Any = None
@@ -122,20 +135,28 @@ class Chat(Question, kw_only=True):
     def limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
-    def refuse_unsupported(self) -> None:
-        super().refuse_unsupported()
-        if self.top_logprobs not in _IGNORED:
-            raise unsupported("top_logprobs", "top_logprobs are not supported: only tokens leave the target.")
-        if self.response_format not in (*_IGNORED, _ANSWERED_WITH_TEXT):
+    @property
+    def alternatives(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        form = None if self.response_format in _IGNORED else asked_form(self.response_format)
+        calls = forced_call(self.offered, self.tool_choice, self.most_calls)
+        if calls is not None and not calls.optional:
+            # Such an answer has no text.
+            return calls
+        if form is not None and self.offered:
             raise unsupported(
                 "response_format",
-                "Only response_format {'type': 'text'} is supported: no grammar is enforced while decoding. "
-                "Ask for JSON in the messages, and check it.",
+                "A form is not supported where a tool may be called instead: set tool_choice to none, or force a call.",
             )
-        if self.tool_choice not in (None, "auto", "none"):
-            raise unsupported(
-                "tool_choice", "Nothing can force a call: leave tool_choice out, or ask for auto or none."
-            )
+        return form or calls
+
+    def refuse_unsupported(self) -> None:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs to be true.", code="invalid_value", param="top_logprobs")
+        _ = self.grammar
         for name in ("functions", "function_call", "audio"):
             if getattr(self, name) not in (*_IGNORED, "none", "auto"):
                 raise unsupported(name, f"{name} is not supported: leave it out.")
@@ -157,11 +178,7 @@ def sampling(
     question: Question, room: int, default_tokens: int | None, defaults: Mapping[str, float]
 ) -> SamplingParams:
     """Of the first choice. `room`: tokens that fit behind the prompt; `defaults`: for what the question leaves open."""
-    given = {
-        name: value
-        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        if (value := getattr(question, name)) is not None
-    }
+    given = {name: value for name in _NUMBERS if (value := getattr(question, name)) is not None}
     if given.get("top_k") == -1:
         # What some clients send for "all".
         given["top_k"] = 0
@@ -171,6 +188,8 @@ def sampling(
         stop=_stops(question.stop),
         max_tokens=max(1, min(question.limit or default_tokens or room, room)),
         logit_bias=_bias(question.logit_bias or {}),
+        grammar=question.grammar,
+        logprobs=question.alternatives,
     )
     try:
         params.submit("", "check")

@@ -31,6 +31,7 @@ from orchestrator.http.waiting import body, unless_gone
 from orchestrator.sampling_params import SamplingParams
 from orchestrator.tokenizer import TextCodec
 from protocol.errors import PipelineError
+from protocol.grammar import require_enforceable
 from protocol.messages import State
 
 _COMPLETION_TOKENS = 16
@@ -77,13 +78,13 @@ class Server:
 
     async def complete(self, request: Request) -> Response:
         question = read(await body(request), Completion)
-        answer = Answer("text", self.named(question.model), len(question.prompts), question.with_usage)
+        answer = self._shown(Answer("text", self.named(question.model), len(question.prompts)), question)
         shape = Chunks(answer, len(question.prompts) * question.choices)
         return await self.answer(request, question, lambda: self._completion_prompts(question), lambda _: shape)
 
     async def chat(self, request: Request) -> Response:
         question = read(await body(request), Chat)
-        answer = Answer("chat", self.named(question.model), 1, question.with_usage)
+        answer = self._shown(Answer("chat", self.named(question.model), 1), question)
         if question.offered:
             answer = replace(answer, tools=True, most_calls=question.most_calls)
         return await self.converse(request, question, lambda _: Chunks(answer, question.choices))
@@ -91,6 +92,11 @@ class Server:
     async def converse(self, request: Request, question: Chat, shaped: Shaped) -> Response:
         """An answer to a conversation, whichever API asked."""
         return await self.answer(request, question, lambda: [self.conversation(question)], shaped)
+
+    def _shown(self, answer: Answer, question: Question) -> Answer:
+        """With what the client wants to see beside the texts."""
+        codec = None if question.alternatives is None else self._codec
+        return replace(answer, with_usage=question.with_usage, codec=codec)
 
     def conversation(self, question: Chat) -> Sequence[int]:
         """What the target is to continue. Raises ApiError for what its template does not know."""
@@ -113,8 +119,9 @@ class Server:
             self._seats.take(count)
             stack.callback(self._seats.give_back, count)
             state = await self._health.require()
-            # Long texts take a while, and others' tokens are not to wait for them.
+            # Long texts and schemas take a while, and others' tokens are not to wait for them.
             prompts = await asyncio.to_thread(to_prompts)
+            await asyncio.to_thread(_require_enforceable, question)
             wanted = self._wanted(question, prompts, state)
             shape = shaped(sum(map(len, prompts)))
             generation = Generation([Measured(self._backend.stream(*each), self.figures) for each in wanted])
@@ -165,6 +172,14 @@ class Server:
             known = ", ".join(self._settings.names)
             raise ApiError(404, f"There is no such model here: ask for {known}.", code="model_not_found", param="model")
         return name
+
+
+def _require_enforceable(question: Question) -> None:
+    try:
+        require_enforceable(question.grammar)
+    except PipelineError as error:
+        param = "tools" if isinstance(question, Chat) and question.offered else "response_format"
+        raise ApiError(400, str(error), code="invalid_value", param=param) from error
 
 
 def _require_fitting(tokens: Sequence[int], state: State) -> None:
