@@ -125,6 +125,17 @@ class TargetSequence:
         """Tokens of `start` before its root whose KV is here."""
         return min(_common_prefix(self.tokens, start.tokens[:-1]), self.cache.committed)
 
+    def alike(self, start: Start) -> int:
+        """Tokens of `start` before its root that are also here before the root, with KV or without."""
+        return min(_common_prefix(self.tokens, start.tokens[:-1]), self.position)
+
+    def take_over(self, found: "Found[TargetSequence]") -> None:
+        """Go on with what another sequence has of the same tokens, if that is more."""
+        gained = found.kv.shared(self.start) - self.cache.committed
+        if gained > 0:
+            self.cache = found.kv.release(found.kv.shared(self.start), found.free)
+            self.adopted += gained
+
     def release(self, length: int, free: bool) -> TreeSequence:
         """The KV of the first `length` tokens for somebody else: this sequence's own if it is `free`, or a copy."""
         if not free:

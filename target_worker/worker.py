@@ -25,6 +25,7 @@ from protocol.pacing import Pacer
 from protocol.segment_registry import SegmentError
 from target_worker.engine import TargetEngine, TargetSequence
 from target_worker.proposal import Proposal, flaw
+from target_worker.reading_order import ReadingOrder
 from target_worker.sampling import Walk
 
 log = logging.getLogger(__name__)
@@ -42,14 +43,15 @@ class TargetWorker:
         pacer: Pacer | None = None,
         kept: int = 0,
     ) -> None:
-        """`kept`: bytes of KV that may stay here when its sequence is over."""
+        """`kept`: bytes of KV that may stay here when its sequence is over; 0 lets no sequence profit from another."""
         self._engine = engine
         self._pacer = pacer or Pacer(None)
         self._clock = clock
         self._introduction = introduction
         self._sequences: dict[SequenceId, TargetSequence] = {}
-        self._prefilling: list[SequenceId] = []
+        self._unread = ReadingOrder()
         self._saving: list[SequenceId] = []
+        self._sharing = kept > 0
         self._kept: KeptKv[TargetSequence] = KeptKv(kept, TargetSequence.close)
 
     def hello(self) -> Hello:
@@ -70,22 +72,24 @@ class TargetWorker:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._prefilling or self._saving)
+        return bool(self._unread or self._saving)
 
     def work(self) -> Iterator[FromWorker]:
-        """Save one slice of a sequence, or evaluate one chunk of the prompt that has waited longest."""
+        """Save one slice of a sequence, or evaluate one chunk of the prompt whose turn it is."""
         if self._saving:
             yield from self._save(self._saving.pop(0))
             return
-        id = self._prefilling.pop(0)
+        id, followed = self._unread.take(lambda id: self._sequences[id].cache.committed)
         sequence = self._sequences[id]
         began = self._clock()
+        if followed and (found := self._found(sequence.start)) is not None:
+            sequence.take_over(found)
         before = sequence.prefilled
         sequence.prefill()
         self._pacer.prefill(began, sequence.prefilled - before)
         sequence.seconds += self._clock() - began
         if sequence.unprefilled:
-            self._prefilling.append(id)
+            self._unread.add(id)
         else:
             yield self._prefilled(sequence)
 
@@ -146,9 +150,18 @@ class TargetWorker:
         sequence = self._sequences[start.sequence] = self._engine.open(start, restraint, found)
         sequence.seconds = self._clock() - began if sequence.adopted else 0.0
         if sequence.unprefilled:
-            self._prefilling.append(start.sequence)
+            self._unread.add(start.sequence, *self._leader(sequence))
         else:
             yield self._prefilled(sequence)
+
+    def _leader(self, sequence: TargetSequence) -> tuple[SequenceId | None, int]:
+        """Who reads what this one would have to read as well, and how much of it."""
+        others = [self._sequences[id] for id in self._unread if self._sharing and self._sequences[id].cache.copyable]
+        alike = {other.start.sequence: other.alike(sequence.start) for other in others}
+        best = max(alike, key=alike.__getitem__, default=None)
+        if best is None or alike[best] < sequence.cache.committed + LEAST:
+            return None, 0
+        return best, alike[best]
 
     def _refusal(self, start: Start) -> str | None:
         model = self._engine.model
@@ -212,6 +225,8 @@ class TargetWorker:
 
     def _found(self, start: Start) -> Found[TargetSequence] | None:
         """Who is over, or if that is more who is live, and begins like `start`."""
+        if not self._sharing:
+            return None
         kept = self._kept.take(start.tokens[:-1], lambda sequence: sequence.cache.copyable)
         live = max(self._sequences.values(), key=lambda sequence: sequence.shared(start), default=None)
         shared = 0 if live is None or not live.cache.copyable else live.shared(start)
@@ -233,9 +248,9 @@ class TargetWorker:
 
     def _forget(self, id: SequenceId) -> TargetSequence | None:
         """What it saved stays, for others."""
-        for waiting in (self._prefilling, self._saving):
-            if id in waiting:
-                waiting.remove(id)
+        self._unread.remove(id)
+        if id in self._saving:
+            self._saving.remove(id)
         return self._sequences.pop(id, None)
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from protocol.messages import KvReference, KvRelease, SequenceId, Stop
+from protocol.messages import KvReference, KvRelease, Prefilled, SequenceId, Stop
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.test_kv_checkpoint import HELLO, PROMPT, Talk, answers, exchange, model, start
@@ -141,3 +141,43 @@ def test_a_prompt_that_was_cancelled_half_read_is_of_use():
 
     assert (talk.prefilled.adopted, talk.prefilled.tokens) == (64, 25)
     assert talk.decode(9) == fresh(list(PROMPT), 9)
+
+
+def at_once(worker: TargetWorker, prompts: list[list[int]]) -> list[Prefilled]:
+    """What is said when all of them are asked for before any is read."""
+    replies = [reply for id, prompt in enumerate(prompts, 1) for reply in worker.handle(start(prompt, sequence=id))]
+    while worker.has_work:
+        replies += worker.work()
+    return sorted((one for one in replies if isinstance(one, Prefilled)), key=lambda one: one.sequence)
+
+
+def test_prompts_that_begin_alike_are_read_once():
+    long = random.Random(5).choices(range(VOCABULARY), k=400)
+    prompts = [long, [*long[:200], 1, 2, 3], long, [*long[:300], *long[:100]], long[::-1]]
+    worker = keeping()
+    done = at_once(worker, prompts)
+
+    assert [(one.adopted, one.tokens) for one in done] == [(0, 399), (200, 2), (399, 0), (300, 99), (0, 399)]
+    for id, prompt in enumerate(prompts, 1):
+        talk = Talk(worker, start(prompt, sequence=id))
+        assert talk.decode(5) == fresh(prompt, 5)
+
+
+@pytest.mark.parametrize("units", [1, 3, 5])
+def test_who_follows_a_sequence_that_ends_goes_on_by_itself(units: int):
+    long = random.Random(6).choices(range(VOCABULARY), k=400)
+    worker = keeping()
+    for id in (1, 2, 3):
+        list(worker.handle(start(long, sequence=id)))
+    for _ in range(units):
+        list(worker.work())
+    answers(worker, Stop(SequenceId(1)))
+
+    for id in (2, 3):
+        assert Talk(worker, start(long, sequence=id)).decode(5) == fresh(long, 5)
+
+
+def test_without_memory_for_it_nobody_profits_from_another():
+    done = at_once(keeping(0), [list(PROMPT)] * 2)
+
+    assert [(one.adopted, one.tokens) for one in done] == [(0, 89)] * 2
