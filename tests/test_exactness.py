@@ -35,6 +35,8 @@ FILTERS = {
     "min_p": {"min_p": 0.05},
     "logit_bias": {"logit_bias": {221: 4.0, 815: -8.0}},
     "repetition_penalty": {"repetition_penalty": 1.3},
+    "penalties": {"frequency_penalty": 0.8, "presence_penalty": -0.3},
+    "schema": {"json_schema": {"type": "array", "items": {"enum": ["a", "bc", 1, None]}}, "logprobs": 2},
     "all at once": {"top_p": 0.95, "top_k": 200, "min_p": 0.01, "repetition_penalty": 1.1, "logit_bias": {344: 2.0}},
 }
 CONTEXT = 2048
@@ -90,8 +92,14 @@ def test_long_outputs_equal_those_of_the_target_alone(
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=[*FILTERS])
 def test_filters_do_not_change_that(pipeline: Pipeline, reference: Reference, filters: dict):
     params = SamplingParams(temperature=0.9, seed=5, max_tokens=16, **filters)
+    expected = reference(PROMPTS[2], params)
 
-    assert pipeline.generate(PROMPTS[2], params).tokens == reference(PROMPTS[2], params).tokens
+    found = pipeline.generate(PROMPTS[2], params)
+
+    assert found.tokens == expected.tokens
+    assert [one.chosen for one in found.likelihoods] == pytest.approx(
+        [one.chosen for one in expected.likelihoods], abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("filters", [{"logit_bias": {221: 4.0}}, {"repetition_penalty": 1.3}], ids=["bias", "penalty"])

@@ -22,6 +22,7 @@ from protocol.messages import (
     FromWorker,
     Grow,
     KvOffer,
+    Likelihood,
     NodeId,
     Paced,
     Ping,
@@ -49,7 +50,7 @@ _STAMP = Stamp(7, 3)
 class Request1:
     """A request whose target is honest, unless a test speaks in its name."""
 
-    def __init__(self, verification: Any = "coupled") -> None:
+    def __init__(self, verification: Any = "coupled", logprobs: int | None = None) -> None:
         self.machine = Machine(Options())
         self.target = SimulatedTarget()
         self.tokens: list[int] = []
@@ -58,7 +59,7 @@ class Request1:
         self.asked: list[Start | Verify] = []
         self.step(WorkerUp(1, hello("target")))
         self.step(WorkerUp(2, hello("draft")))
-        self.step(Submitted(ONE, Request(PROMPT, Sampling(verification=verification), TOKENS)))
+        self.step(Submitted(ONE, Request(PROMPT, Sampling(verification=verification, logprobs=logprobs), TOKENS)))
 
     @property
     def nodes(self) -> int:
@@ -117,6 +118,17 @@ def test_a_verdict_over_nodes_that_were_never_sent_is_dropped_and_counted():
 
     assert (request.tokens, request.stale) == ([], 1)
     assert request.ends_as_it_should()
+
+
+@pytest.mark.parametrize(("logprobs", "count"), [(None, 1), (0, 0), (0, 2)])
+def test_a_verdict_that_tells_probabilities_of_more_or_fewer_tokens_is_dropped_and_counted(
+    logprobs: int | None, count: int
+):
+    request = Request1(logprobs=logprobs)
+    request.answer()
+    request.claims(Verdict(ONE, 0, (), 1, 0.1, likelihoods=(Likelihood(-1.0),) * count), "target")
+
+    assert (request.tokens, request.stale) == ([], 1)
 
 
 @pytest.mark.parametrize(("evaluated", "adopted"), [(3, 0), (0, 3), (2, 1), (MAX_CONTEXT, MAX_CONTEXT)])

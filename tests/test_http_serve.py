@@ -103,6 +103,26 @@ def test_a_chat_is_what_the_target_says_to_the_template(serving: Serving, refere
     assert serving.streamed(CHAT, **asked, max_tokens=24) == expected.text
 
 
+def test_a_chat_keeps_to_its_form_and_tells_how_probable_that_was(serving: Serving, reference: Reference):
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 22, 333]}}, "required": ["n"]}
+    schema["additionalProperties"] = False
+    messages = [{"role": "user", "content": "import"}]
+    template = ChatTemplate(DEMO)
+    expected = reference(template.tokens(messages), params(1.0, json_schema=schema, logprobs=3, stop=template.stops))
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    asked: dict[str, Any] = {"messages": messages, "seed": 5, "max_tokens": 24, "response_format": form}
+
+    (choice,) = serving.post(CHAT, **asked, logprobs=True, top_logprobs=3)["choices"]
+
+    assert choice["message"]["content"] == expected.text == serving.streamed(CHAT, **asked)
+    assert json.loads(expected.text)["n"] in (1, 22, 333)
+    content = choice["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in content) == expected.text
+    known = [one.chosen for one in expected.likelihoods][: len(content)]
+    assert [entry["logprob"] for entry in content] == pytest.approx(known, abs=1e-3)
+    assert serving.client.post(CHAT, json={**asked, "response_format": {"type": "verse"}}).status_code == 400
+
+
 def test_the_other_apis_say_what_a_chat_says(serving: Serving):
     turn = {"messages": [{"role": "user", "content": "import"}]}
     asked: dict[str, Any] = {"temperature": 0.7, "seed": 5}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -45,6 +46,22 @@ def generate_and_shoot(pipeline: Pipeline, program: str, after: int) -> Result:
                 shoot(pipeline, program, signal.SIGKILL)
         assert stream.result is not None
         return stream.result
+
+
+@pytest.mark.slow
+def test_a_killed_target_keeps_to_the_schema_where_it_was(pipeline: Pipeline, reference: Reference):
+    params = replace(PARAMS, json_schema={"type": "array", "minItems": 20}, frequency_penalty=0.5, logprobs=2)
+    with pipeline.stream(PROMPT, params) as stream:
+        for count, _ in enumerate(stream):
+            if count == 4:
+                shoot(pipeline, "target_worker", signal.SIGKILL)
+
+    assert stream.result is not None
+    expected = reference(PROMPT, params)
+    assert stream.result.tokens == expected.tokens
+    assert [one.chosen for one in stream.result.likelihoods] == pytest.approx(
+        [one.chosen for one in expected.likelihoods], abs=1e-3
+    )
 
 
 def test_a_target_that_was_stopped_for_a_while_goes_on(pipeline: Pipeline, reference: Reference):
