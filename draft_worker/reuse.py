@@ -41,6 +41,28 @@ class Reuse:
                 return Opened(lender.engine.again(shared, start.sampling, vocabulary, free=False), shared)
         return Opened(self._engine.open(start.sampling, vocabulary), 0)
 
+    def reader(self, sequence: DraftSequence, live: Iterable[DraftSequence]) -> DraftSequence:
+        """Who reads next so that `sequence` reads least: of all that are being read and begin alike the first one.
+
+        What others have read meanwhile, it takes from them. `live`: all sequences, in the order of their starts.
+        """
+        if not self._limit:
+            return sequence
+        live = list(live)
+        wanted = sequence.committed
+        lender = max(live, key=lambda other: other.shared(wanted))
+        if lender.shared(wanted) >= len(sequence.held) + LEAST and lender.engine.copyable:
+            self._copy(lender, sequence, lender.shared(wanted))
+        for other in live[: live.index(sequence)]:
+            if other.reading and other.alike(wanted) >= max(len(other.held), len(sequence.held)) + LEAST:
+                return other
+        return sequence
+
+    def _copy(self, lender: DraftSequence, sequence: DraftSequence, shared: int) -> None:
+        vocabulary = sequence.vocabulary or self._engine.vocabulary
+        _let_go(sequence.engine)
+        sequence.take_over(lender.engine.again(shared, sequence.sampling, vocabulary, free=False), shared)
+
     def keep(self, sequence: DraftSequence) -> None:
         """The sequence is over."""
         engine = sequence.engine

@@ -38,6 +38,7 @@ class DraftSequence:
         sequences that are sampled in a like manner. `held`: so many tokens of `start` the engine has already."""
         self._calibration = calibration
         self.sampling = start.sampling
+        self.vocabulary = start.vocabulary
         self.id = start.sequence
         self.engine = engine
         self._horizon = horizon
@@ -155,9 +156,26 @@ class DraftSequence:
         """Tokens whose KV is here."""
         return self._held
 
+    @property
+    def committed(self) -> list[int]:
+        """Tokens before the root that have KV or are to be read."""
+        return self._held + self._backlog
+
     def shared(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` it has KV of, from the first on."""
         return _common_prefix(self._held, tokens)
+
+    def alike(self, tokens: Sequence[int]) -> int:
+        """The same with those that it has yet to read."""
+        return _common_prefix(self.committed, tokens)
+
+    def take_over(self, engine: EngineSequence, held: int) -> None:
+        """Go on with an engine's sequence that has the first `held` of our tokens; there must be something to read."""
+        assert self.reading
+        committed = self.committed
+        self.engine = engine
+        self._held, self._backlog = committed[:held], committed[held:]
+        self._adopted = Prefilled(self.id, self.round, len(self._backlog), 0.0, held)
 
     def _adopt(self, start: Start, reference: KvReference) -> None:
         """Whatever is wrong with what is offered costs a prefill and is told."""

@@ -67,8 +67,10 @@ class DraftWorker:
             return ()
         if ready[0].reading:
             self._served(ready[:1])
-            ready[0].read(self._chunk)
-            return ready[0].news(self._clock)
+            reader = self._reuse.reader(ready[0], self._sequences.values())
+            if reader.reading:
+                reader.read(self._chunk)
+            return reader.news(self._clock)
         return self._grow([sequence for sequence in ready if not sequence.reading])
 
     def _grow(self, ready: Sequence[DraftSequence]) -> Iterator[FromWorker]:

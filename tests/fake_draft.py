@@ -74,7 +74,8 @@ class FakeSequence:
         return len(self.prefix)
 
     def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> "FakeSequence":
-        other = FakeSequence()
+        other = type(self).__new__(type(self))
+        other.__dict__ |= vars(self) | {"paths": {}, "next_row": 0, "evaluated": []}
         other.prefix = self.prefix[:length]
         if free:
             # Whoever goes on using it is found out.

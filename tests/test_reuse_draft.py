@@ -151,3 +151,24 @@ def test_prompt_lookup_has_nothing_to_keep():
     sequence.prefill(range(50))
 
     assert sequence.memory == 0
+
+
+def test_prompts_that_begin_alike_and_come_at_once_are_read_once():
+    long = random.Random(5).choices(range(VOCABULARY), k=400)
+    prompts = [long, [*long[:200], *range(40)], long, long[::-1]]
+    engine, anew = FakeEngine(), drafting(0)
+    worker = drafting(10_000, engine)
+    starts = [start(prompt, id) for id, prompt in enumerate(prompts, 1)]
+    for message in starts:
+        list(worker.handle(message))
+    replies = [reply for _ in range(60) for reply in worker.work()]
+    expected = growth(said(anew, *starts, units=40))
+    found = growth(replies)
+
+    assert {id for id, _ in found} == {1, 2, 3, 4}
+    assert all(expected[key] == found[key] for key in found.keys() & expected.keys())
+    assert read(engine) <= 399 + 39 + 399
+    adopted = {int(reply.sequence): reply.adopted for reply in replies if isinstance(reply, Prefilled)}
+    assert adopted.keys() == {2, 3}
+    assert adopted[2] >= 200
+    assert adopted[3] == 399
