@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 
 from orchestrator.chat_template import ChatTemplate
 from orchestrator.http.errors import ApiError
+from orchestrator.http.generation import End
+from orchestrator.http.logprobs import Transcript
+from orchestrator.http.parts import Parts
 from orchestrator.http.reading import decoded
+from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.items import messages
 from orchestrator.http.responses.memory import Memory
 from orchestrator.http.responses.question import Response
 from orchestrator.sampling_params import SamplingParams
 from protocol.errors import PipelineError
+from tests import test_http_logprobs as likely
 from tests.fake_pipeline import FakePipeline
 from tests.test_http_rules import CHAT, TEMPLATE, post, talk
 from tests.test_http_tools import BOTH, SAID, functions, hermes
@@ -195,8 +200,8 @@ def test_a_format_is_what_it_is_in_a_chat(hermes: ChatTemplate, form: dict[str, 
         ({"input": "a", "conversation": "conv_1"}, "conversation"),
         ({"input": "a", "prompt": {"id": "p"}}, "prompt"),
         ({"input": "a", "truncation": "auto"}, "truncation"),
-        ({"input": "a", "top_logprobs": 2}, "top_logprobs"),
-        ({"input": "a", "include": ["message.output_text.logprobs"]}, "top_logprobs"),
+        ({"input": "a", "top_logprobs": 200}, "top_logprobs"),
+        ({"input": "a", "top_logprobs": 2, "tools": TOOLS}, "top_logprobs"),
         ({"input": "a", "previous_response_id": "resp_none"}, "previous_response_id"),
     ],
 )
@@ -302,6 +307,32 @@ def test_a_call_without_words_is_the_only_item(hermes: ChatTemplate):
     answer = post(RESPONSES, {"input": "Hi", "tools": TOOLS}, saying([said]), template=hermes).json()
 
     assert [item["type"] for item in answer["output"]] == ["function_call"] * 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_log_probabilities_are_those_of_a_chat(seed: int):
+    texts, result = likely.told((" end",), seed)
+    _, expected, _ = likely.both("chat", (" end",), seed)
+
+    def answer() -> ResponseAnswer:
+        parts = Parts(Response(input="a", top_logprobs=2).chat([]))
+        return ResponseAnswer({}, parts, Transcript("chat", likely.CODEC), lambda _: None)
+
+    streamed = answer()
+    frames = [frame for event in [*texts, End(0, result)] for frame in streamed.told(event)]
+    decoded_frames = [json.loads(frame.split(b"data: ")[1]) for frame in frames]
+    deltas = [event for event in decoded_frames if event["type"] == "response.output_text.delta"]
+    (item,) = answer().whole([result])["output"]
+    assert item["content"][0]["logprobs"] == expected["content"]
+    assert [one for event in deltas for one in event["logprobs"]] == expected["content"]
+    assert "".join(event["delta"] for event in deltas) == result.text
+
+
+def test_log_probabilities_are_asked_for_in_either_way():
+    for asked in ({"top_logprobs": 3}, {"include": ["message.output_text.logprobs"]}):
+        pipeline = FakePipeline()
+        post(RESPONSES, {"input": "a", **asked}, pipeline)
+        assert pipeline.asked[0][1].logprobs == asked.get("top_logprobs", 0)
 
 
 def test_what_fails_later_ends_the_stream_with_what_there_was():

@@ -49,7 +49,7 @@ class Server:
 
     def __init__(self, backend: Backend, codec: TextCodec, template: ChatTemplate, settings: Settings) -> None:
         self._backend = backend
-        self._codec = codec
+        self.codec = codec
         self._template = template
         self._settings = settings
         self._taught = taught(template)
@@ -95,7 +95,7 @@ class Server:
 
     def _shown(self, answer: Answer, question: Question) -> Answer:
         """With what the client wants to see beside the texts."""
-        codec = None if question.alternatives is None else self._codec
+        codec = None if question.alternatives is None else self.codec
         return replace(answer, with_usage=question.with_usage, codec=codec)
 
     def conversation(self, question: Chat) -> Sequence[int]:
@@ -108,7 +108,7 @@ class Server:
             raise of_pipeline(error) from error
 
     def _completion_prompts(self, question: Completion) -> list[Sequence[int]]:
-        return [self._codec.encode(each) if isinstance(each, str) else each for each in question.prompts]
+        return [self.codec.encode(each) if isinstance(each, str) else each for each in question.prompts]
 
     async def answer(
         self, request: Request, question: Question, to_prompts: Callable[[], list[Sequence[int]]], shaped: Shaped

@@ -38,8 +38,9 @@ def function(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A tool as chats have it. Raises ApiError for one that Anthropic's own servers would run."""
     if tool.get("type", "custom") not in ("custom", None):
         raise unsupported("tools", f"Tools of type {tool['type']!r} are not run here: offer tools of your own.")
-    known = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
-    return {"type": "function", "function": {name: value for name, value in known.items() if value is not None}}
+    called = {"name": "name", "description": "description", "strict": "strict", "input_schema": "parameters"}
+    known = {ours: tool[name] for name, ours in called.items() if tool.get(name) is not None}
+    return {"type": "function", "function": known}
 
 
 def _asked(blocks: Sequence[Block]) -> list[Message]:

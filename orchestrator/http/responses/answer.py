@@ -9,10 +9,11 @@ from typing import Any
 from orchestrator.http.answers import usage
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import End, Event, Text
+from orchestrator.http.logprobs import Transcript
 from orchestrator.http.parts import Parts
 from orchestrator.http.responses.told import Call, Message, Told
 from orchestrator.http.shape import COMMENT, frame
-from orchestrator.reply import Result
+from orchestrator.reply import Chosen, Result
 
 _STATUS = {"stop": "completed", "length": "incomplete"}
 
@@ -22,10 +23,17 @@ class ResponseAnswer:
 
     idle = COMMENT
 
-    def __init__(self, head: Mapping[str, Any], parts: Parts, keep: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        parts: Parts,
+        transcript: Transcript | None,
+        keep: Callable[[dict[str, Any]], None],
+    ) -> None:
         """`head`: what is known before anything is generated. `keep` gets the finished answer."""
         self._head = head
         self._parts = parts
+        self._transcript = transcript
         self._keep = keep
         self._message: Message | None = None
         self._items: list[Message | Call] = []
@@ -33,7 +41,8 @@ class ResponseAnswer:
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
-        for event in (Text(0, result.text), End(0, result)):
+        chosen = tuple(map(Chosen, result.tokens, result.likelihoods))
+        for event in (Text(0, result.text, chosen), End(0, result)):
             # The items build up as their events are told.
             for _ in self._events(event):
                 pass
@@ -62,13 +71,13 @@ class ResponseAnswer:
         return frame({**content, "sequence_number": self._sent - 1}, content["type"])
 
     def _events(self, event: Event) -> Iterator[Told]:
-        text, calls = self._parts.told(event)
-        if text:
+        (text, calls), likely = self._parts.told(event), self._likely(event)
+        if text or likely:
             if self._message is None:
                 self._message = Message(len(self._items))
                 self._items.append(self._message)
                 yield from self._message.begin()
-            yield self._message.add(text)
+            yield self._message.add(text, likely)
         if isinstance(event, Text):
             return
         if self._message is not None:
@@ -77,6 +86,13 @@ class ResponseAnswer:
             item = Call(len(self._items), call)
             self._items.append(item)
             yield from item.told()
+
+    def _likely(self, event: Event) -> list[dict[str, Any]]:
+        """Log-probabilities that go out with an event, if they were asked for."""
+        if self._transcript is None or not isinstance(event, Text):
+            return []
+        told = self._transcript.push(event.text, event.chosen)
+        return [] if told is None else told["content"]
 
     def _finished(self, result: Result) -> dict[str, Any]:
         status = _STATUS[result.finish_reason]

@@ -14,6 +14,7 @@ from orchestrator.http.responses.items import function, messages
 Items = list[dict[str, Any]]
 _CALLED = {"response_format": "text", "max_completion_tokens": "max_output_tokens", "messages": "input"}
 """What fields of the chat are called here."""
+_LOGPROBS = "message.output_text.logprobs"
 _SAME = (
     "model",
     "stream",
@@ -79,6 +80,8 @@ class Response(msgspec.Struct, kw_only=True):
             "max_completion_tokens": self.max_output_tokens,
             "tools": None if self.tools is None else [function(tool) for tool in self.tools],
             "tool_choice": _choice(self.tool_choice),
+            "logprobs": self._likelihoods or None,
+            "top_logprobs": self.top_logprobs or None,
             "response_format": _format((self.text or {}).get("format")),
         }
         try:
@@ -89,11 +92,18 @@ class Response(msgspec.Struct, kw_only=True):
             raise
         return chat
 
+    @property
+    def _likelihoods(self) -> bool:
+        """Whether log-probabilities are asked for."""
+        return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
+
     def _refuse_unsupported(self) -> None:
         if not self.input and self.previous_response_id is None:
             raise ApiError(400, "There is no input: give a text, or a list of items.", param="input")
-        if self.top_logprobs or "message.output_text.logprobs" in (self.include or ()):
-            raise unsupported("top_logprobs", "Probabilities are not told here: ask /v1/chat/completions.")
+        if self._likelihoods and self.tools:
+            raise unsupported(
+                "top_logprobs", "Log-probabilities are told of texts alone: leave them out, or the tools."
+            )
         if self.truncation not in (None, "disabled"):
             raise unsupported("truncation", "Nothing is left out of a conversation that is too long: shorten it.")
         for name, instead in _NOT_DONE.items():

@@ -8,7 +8,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from orchestrator.http.logprobs import Transcript
 from orchestrator.http.parts import Parts
+from orchestrator.http.questions import Chat
 from orchestrator.http.reading import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.memory import Memory
@@ -41,13 +43,15 @@ class Responses:
         before = self._before(question)
         chat = question.chat(before)
         items = [*before, *question.items]
-        head = self._head(question, self._server.named(chat.model))
+        head = self._head(question, chat)
 
         def keep(answer: dict[str, Any]) -> None:
             if question.kept:
                 self._memory.keep(answer["id"], answer, [*items, *answer["output"]])
 
-        return await self._server.converse(request, chat, lambda _: ResponseAnswer(head, Parts(chat), keep))
+        transcript = None if chat.alternatives is None else Transcript("chat", self._server.codec)
+        answer = ResponseAnswer(head, Parts(chat), transcript, keep)
+        return await self._server.converse(request, chat, lambda _: answer)
 
     async def retrieve(self, request: Request) -> Response:
         return JSONResponse(self._memory.recall(request.path_params["id"]).answer)
@@ -61,14 +65,14 @@ class Responses:
         id = question.previous_response_id
         return [] if id is None else self._memory.recall(id, 400, "previous_response_id").items
 
-    def _head(self, question: Question, model: str) -> dict[str, Any]:
+    def _head(self, question: Question, chat: Chat) -> dict[str, Any]:
         """What the answer repeats of the question, with defaults filled in."""
         defaults = self._settings.defaults
         return {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
-            "model": model,
+            "model": self._server.named(chat.model),
             "instructions": question.instructions,
             "max_output_tokens": question.max_output_tokens,
             "metadata": question.metadata or {},
@@ -76,6 +80,7 @@ class Responses:
             "previous_response_id": question.previous_response_id,
             "store": question.kept,
             "temperature": _first(question.temperature, defaults.get("temperature"), 1.0),
+            "top_logprobs": chat.alternatives or 0,
             "top_p": _first(question.top_p, defaults.get("top_p"), 1.0),
             "text": question.text or {"format": {"type": "text"}},
             "tool_choice": question.tool_choice or "auto",

@@ -1,7 +1,7 @@
 """Items of an answer, and the events that tell of each. Pure."""
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Told = dict[str, Any]
@@ -16,6 +16,7 @@ class Message:
         self._place = place
         self._id = f"msg_{uuid.uuid4().hex}"
         self._said: list[str] = []
+        self._likely: list[dict[str, Any]] = []
         self._status = "in_progress"
 
     @property
@@ -25,16 +26,19 @@ class Message:
 
     def begin(self) -> Iterator[Told]:
         yield _item("added", self._place, self.item)
-        yield self._of_part("response.content_part.added", part=_text(""))
+        yield self._of_part("response.content_part.added", part=_text("", []))
 
-    def add(self, text: str) -> Told:
+    def add(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Told:
+        """`logprobs`: of the tokens that begin in it, if they were asked for."""
         self._said.append(text)
-        return self._of_part("response.output_text.delta", delta=text, logprobs=[])
+        self._likely += logprobs
+        return self._of_part("response.output_text.delta", delta=text, logprobs=[*logprobs])
 
     def end(self, status: str) -> Iterator[Told]:
         self._status = status
-        yield self._of_part("response.output_text.done", text=self._part["text"], logprobs=[])
-        yield self._of_part("response.content_part.done", part=self._part)
+        part = self._part
+        yield self._of_part("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
+        yield self._of_part("response.content_part.done", part=part)
         yield _item("done", self._place, self.item)
 
     def cut(self) -> None:
@@ -43,7 +47,7 @@ class Message:
 
     @property
     def _part(self) -> dict[str, Any]:
-        return _text("".join(self._said))
+        return _text("".join(self._said), [*self._likely])
 
     def _of_part(self, kind: str, **more: Any) -> Told:
         return {"type": kind, "item_id": self._id, "output_index": self._place, "content_index": 0, **more}
@@ -81,5 +85,5 @@ def _item(what: str, place: int, item: Mapping[str, Any]) -> Told:
     return {"type": f"response.output_item.{what}", "output_index": place, "item": item}
 
 
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _text(text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
