@@ -22,6 +22,12 @@ __all__ = ["serving"]
 pytestmark = pytest.mark.slow
 MESSAGES: list[Any] = [{"role": "user", "content": "import"}]
 SAMPLING: dict[str, Any] = {"temperature": 0.7, "seed": 5, "max_tokens": 16}
+SCHEMA = {
+    "type": "object",
+    "properties": {"sure": {"type": "boolean"}},
+    "required": ["sure"],
+    "additionalProperties": False,
+}
 NPM_CLIENT = Path(__file__).parent / "npm_client"
 
 
@@ -128,6 +134,12 @@ def test_openai_responses(serving: Serving, said: str):
     with client.responses.stream(**{**asked, "max_output_tokens": 64}, **seeded) as stream:
         assert stream.get_final_response().status == "completed"
 
+    form = {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}
+    formed = client.responses.create(model="demo", input="Sure?", text={"format": form})
+    assert set(json.loads(formed.output_text)) == {"sure"}
+    told = client.responses.create(**asked, include=["message.output_text.logprobs"])
+    assert sum(len(each.bytes) for each in told.output[0].content[0].logprobs) >= len(told.output_text.encode())
+
     again = client.responses.create(**{**asked, "input": "And?"}, previous_response_id=answer.id)
     assert again.usage.input_tokens > answer.usage.input_tokens
     assert client.responses.retrieve(answer.id) == answer
@@ -150,6 +162,10 @@ def test_anthropic(serving: Serving, said: str):
         streamed = stream.get_final_message()
     counted = [(each.stop_reason, each.usage.output_tokens) for each in (message, streamed)]
     assert counted[0] == counted[1]
+
+    form: dict[str, Any] = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    formed = client.messages.create(**{**asked, "max_tokens": 99}, output_config=form)
+    assert set(json.loads(formed.content[0].text)) == {"sure"}
 
     assert [model.id for model in client.models.list()] == ["demo"]
     tokens = client.messages.count_tokens(model="demo", messages=MESSAGES).input_tokens
