@@ -12,6 +12,9 @@ from orchestrator.core.options import Options
 from protocol.messages import BestFirst, Plan
 from protocol.token_tree import Node
 
+_LEAST_WIDTH = 4
+"""Nodes that a step grows of one tree, however many trees there are: of each the target verifies only a few."""
+
 
 class Adaptive:
     """`adaptive`: the expected-rate rule decides how many nodes to verify and whether to wait."""
@@ -24,8 +27,9 @@ class Adaptive:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def plan(self, estimates: Estimates) -> Plan | None:
-        return BestFirst(self._width(estimates), self._options.draft_fan)
+    def plan(self, estimates: Estimates, sharing: int) -> Plan | None:
+        width = self._width(estimates)
+        return BestFirst(max(min(_LEAST_WIDTH, width), width // sharing), self._options.draft_fan)
 
     def _width(self, estimates: Estimates) -> int:
         """Half of what is allowed if the other half was measured to be dear: it holds the less probable nodes."""

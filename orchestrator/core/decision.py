@@ -78,7 +78,9 @@ class Strategy(Protocol):
     caches: bool
     """The draft works on while the target verifies, so that hits mean something."""
 
-    def plan(self, estimates: Estimates) -> Plan | None: ...
+    def plan(self, estimates: Estimates, sharing: int) -> Plan | None:
+        """How a draft is to grow one of so many requests that share its steps; None if none should."""
+        ...
 
     def decide(self, view: View) -> Decision: ...
 

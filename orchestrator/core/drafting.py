@@ -179,6 +179,11 @@ class Drafting:
         """Rounds of several requests overlap: what one of them waits is no loss."""
         return len(self._sequences) == 1
 
+    @property
+    def _sharing(self) -> int:
+        """Requests that a draft grows."""
+        return max(1, sum(sequence.phase is not Phase.QUEUED for sequence in self._sequences.values()))
+
     def _active(self) -> list[int]:
         trial = [] if self._trial is None else [self._trial.incarnation]
         return trial if self._leader is None else [self._leader, *trial]
@@ -247,7 +252,7 @@ class Drafting:
             return []
         draft.told[sequence.id] = sequence.round
         draft.reading.add(sequence.id)
-        plan = self._strategy.plan(speculation.estimates)
+        plan = self._strategy.plan(speculation.estimates, self._sharing)
         adopt = draft.experience.caches.find(sequence.id)
         speculation.start(len(sequence.tokens) - (adopt.tokens if adopt else 0), now)
         return [Tell("draft", sequence.start(plan, vocabulary, adopt), id)]
@@ -269,7 +274,7 @@ class Drafting:
             return self._start(id, speculation, sequence, now)
         if not hit and draft.owes_since is None:
             draft.owes_since = now
-        plan = self._strategy.plan(speculation.estimates)
+        plan = self._strategy.plan(speculation.estimates, self._sharing)
         return [Tell("draft", sequence.reroot(tokens, not hit, plan), id)]
 
     def _compare(self, sequence: Sequence, hit: bool, now: float) -> list[Command]:

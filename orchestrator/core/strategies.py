@@ -33,7 +33,7 @@ class Autoregressive(_EachForItself):
     def __init__(self, options: Options) -> None:
         pass
 
-    def plan(self, estimates: Estimates) -> Plan | None:
+    def plan(self, estimates: Estimates, sharing: int) -> Plan | None:
         return None
 
     def decide(self, view: View) -> Decision:
@@ -48,7 +48,7 @@ class Sequential(_EachForItself):
     def __init__(self, options: Options) -> None:
         self._depth = options.draft_tokens
 
-    def plan(self, estimates: Estimates) -> Plan | None:
+    def plan(self, estimates: Estimates, sharing: int) -> Plan | None:
         return Chain(self._depth)
 
     def decide(self, view: View) -> Decision:
@@ -63,7 +63,7 @@ class Published(_EachForItself):
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def plan(self, estimates: Estimates) -> Plan | None:
+    def plan(self, estimates: Estimates, sharing: int) -> Plan | None:
         options = self._options
         fan = geometric_fan_out(
             estimates.acceptance.get(0.0), estimates.hits.exponent, options.draft_tokens, options.fan_budget

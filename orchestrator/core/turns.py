@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.core.decision import Send, Strategy, Wait
+from orchestrator.core.decision import Decision, Send, Strategy, Wait
 from orchestrator.core.sequence import Phase, Sequence
 from protocol.messages import MAX_TREES, SequenceId, Verify
 
@@ -80,7 +80,7 @@ class Turns:
         if self._busy(now) or not free or self._reading(sequences, now):
             return []
         asked = []
-        for sequence, decision in zip(free, self._decide(free, now), strict=True):
+        for sequence, decision in self._decisions(free, now):
             match decision:
                 case Send(nodes, gave_up):
                     sequence.speculation.drafting = sequence.speculation.drafting and not gave_up
@@ -92,8 +92,13 @@ class Turns:
             self.wake_at = None
         return asked
 
-    def _decide(self, free: list[Sequence], now: float) -> list[Send | Wait]:
-        return self._strategy.decide_together([sequence.view(now) for sequence in free])
+    def _decisions(self, free: list[Sequence], now: float) -> list[tuple[Sequence, Decision]]:
+        """Who has no token yet goes before the others, plainly: such a round is short, and the first token there."""
+        new = [sequence for sequence in free if not sequence.tally.rounds]
+        if 0 < len(new) < len(free):
+            return [(sequence, Send([])) for sequence in new]
+        decided = self._strategy.decide_together([sequence.view(now) for sequence in free])
+        return list(zip(free, decided, strict=True))
 
     def _busy(self, now: float) -> bool:
         if self._round is None:
