@@ -146,7 +146,7 @@ class GrammarState:
     def _mask(self) -> Mask:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
-            raise GrammarError(f"The grammar is too much for the library here: {_reason(self._matcher)}.")
+            raise GrammarError(f"The grammar can't be followed from here: {_reason(self._matcher)}.")
         return np.unpackbits(bits, count=self.vocabulary, bitorder="little").view(np.bool_)
 
     def _fresh(self) -> "LLMatcher":

@@ -75,12 +75,13 @@ def _intersects(schema: Mapping[str, Any]) -> bool:
 
 
 def _states(divisor: Any) -> int:
+    """Of 0.25 as many as of 25."""
     try:
-        digits = Decimal(str(divisor)).normalize().as_tuple().digits
+        _, digits, exponent = Decimal(str(divisor)).normalize().as_tuple()
     except InvalidOperation:
         # Not a number, as the library will say.
         return 1
-    return int("".join(map(str, digits)))
+    return int("".join(map(str, digits))) * 10 ** max(0, int(exponent))
 
 
 def _no_number(name: str) -> None:

@@ -148,6 +148,7 @@ def test_a_call_that_may_be_is_one_only_if_it_begins(text: str):
         ('{"items":' * 70 + "{}" + "}" * 70, "nested deeper"),
         ('{"type": "integer", "multipleOf": 123456789}', "multipleOf"),
         (json.dumps({"enum": ["x" * MAX_SCHEMA]}), "characters"),
+        ('{"type": "integer", "multipleOf": 1e9}', "multipleOf"),
         (json.dumps({"items": [{"multipleOf": 9000}, {"multipleOf": 1e-9 * 9001}]}), "multipleOf"),
         (json.dumps({"allOf": [{"pattern": f".*{letter}.*"} for letter in "abcde"]}), "allOf"),
         (json.dumps({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}), "multipleOf"),
