@@ -7,7 +7,8 @@ commands. It owns the promise that a request's tokens are the target's own, what
 from typing import Literal, assert_never
 
 from orchestrator.core.admission import refusal
-from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Replace, Tell
+from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Tell
+from orchestrator.core.debts import OWING, Debts, Remedy
 from orchestrator.core.draft_election import MOST_DRAFTS, Standing
 from orchestrator.core.drafting import Drafting
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
@@ -19,16 +20,6 @@ from orchestrator.core.sequence import Phase, Sequence, cut
 from orchestrator.core.strategies import STRATEGIES
 from orchestrator.core.turns import Turns
 from protocol.messages import Fault, Forest, Grow, Hello, KvOffer, Prefilled, Role, SequenceId, Stop, Verdict, Verify
-
-_ANSWER_SECONDS = 5.0
-"""After this long without an answer the target is asked again; its answers are idempotent."""
-_MOST_REPEATS = 2
-"""Then the target is told to start the sequence anew: it may hold an answer that fits no question."""
-_SILENCE_SECONDS = 60.0
-"""After this long without any sign of a target that owes an answer, it is replaced."""
-
-_OWING = (Phase.PREFILLING, Phase.VERIFYING)
-"""The target has been asked and has not answered."""
 
 
 class Machine:
@@ -45,6 +36,7 @@ class Machine:
         self.handoff = Handoff(options)
         self._places = Places(options.concurrent, options.turn)
         self._turns = Turns(self.strategy)
+        self._debts = Debts(self.sequences, self._workers)
         self.drafting = Drafting(self.strategy, self.sequences, self._workers)
 
     def step(self, event: Event, now: float) -> list[Command]:
@@ -80,9 +72,8 @@ class Machine:
 
     def deadline(self) -> float | None:
         """When the next Tick is due at the latest; None if nothing is waited for."""
-        owed = [sequence.asked_at + _ANSWER_SECONDS for sequence in self._owed()]
-        owed += [at for at in (self._turns.wake_at, self.handoff.deadline()) if at is not None]
-        return min(owed, default=None)
+        due = (self._debts.deadline(), self._turns.wake_at, self.handoff.deadline())
+        return min((at for at in due if at is not None), default=None)
 
     # Requests ---------------------------------------------------------------------------------
 
@@ -275,7 +266,7 @@ class Machine:
             return self.handoff.failed(sequence.id, now)
         if role == "draft":
             return [*self.drafting.refused(incarnation, fault, sequence, now), *self._schedule(now)]
-        if sequence.phase not in _OWING:
+        if sequence.phase not in OWING:
             return self._drop()
         self._turns.settled(sequence.id)
         if fault.kind == "refused" and sequence.speculating:
@@ -294,32 +285,22 @@ class Machine:
 
     def _on_tick(self, now: float) -> list[Command]:
         commands: list[Command] = []
-        for sequence in self._owed():
-            if now >= sequence.asked_at + _ANSWER_SECONDS:
-                commands += self._ask_again(sequence, now)
+        overdue = self._debts.overdue(now)
+        replacement = self._debts.silent(now) if overdue else None
+        if replacement is not None:
+            return [replacement, *self.handoff.tick(now)]
+        for sequence, remedy in overdue:
+            match remedy:
+                case Remedy.ASK_AGAIN:
+                    commands.append(self.handoff.again(sequence))
+                case Remedy.START_ANEW:
+                    self._turns.settled(sequence.id)
+                    commands += self._start(sequence, now)
         return [*commands, *self.handoff.tick(now), *self._schedule(now)]
 
     def _served(self) -> list[Sequence]:
         """Those that have a place."""
         return [sequence for sequence in self.sequences.values() if sequence.phase is not Phase.QUEUED]
-
-    def _owed(self) -> list[Sequence]:
-        """Sequences that the present target owes an answer."""
-        if "target" not in self._workers:
-            return []
-        return [sequence for sequence in self.sequences.values() if sequence.phase in _OWING]
-
-    def _ask_again(self, sequence: Sequence, now: float) -> list[Command]:
-        sequence.asked_at = now
-        sequence.repeats += 1
-        silence = self._workers.silence("target", now)
-        if silence > _SILENCE_SECONDS:
-            reason = f"The target has been silent for {silence:.0f} s."
-            return [Replace("target", self._workers.incarnation("target"), reason)]
-        if sequence.repeats > _MOST_REPEATS and sequence.phase is Phase.VERIFYING:
-            self._turns.settled(sequence.id)
-            return self._start(sequence, now)
-        return [self.handoff.again(sequence)]
 
     def _schedule(self, now: float) -> list[Command]:
         """Give the free target its next round."""
