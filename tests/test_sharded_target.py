@@ -75,6 +75,13 @@ def test_a_divided_target_says_what_the_whole_one_says_and_survives_its_ranks(
     assert [result.tokens for result in results] == [reference(PROMPT, params).tokens for params in SETTINGS]
     assert any(result.statistics.hit_rate for result in results), "drafts work with a divided target"
 
+    asked = tuple(range(1, 120))
+    answered = (*asked, *pipeline.generate(asked, SETTINGS[1]).tokens, 7, 8)
+    for turn in (answered, (*answered[:170], 9)):
+        result = pipeline.generate(turn, SETTINGS[1])
+        assert result.tokens == reference(turn, SETTINGS[1]).tokens
+        assert result.statistics.adopted_tokens >= 99, "all ranks go on with what they have"
+
     for rank in (1, 0):
         before = until(lambda: both(hosts))
         result = generate_and(pipeline, SETTINGS[1], partial(os.kill, before[rank], signal.SIGKILL), after=3)
