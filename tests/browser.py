@@ -18,7 +18,7 @@ from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PROGRAM = next((found for name in NAMES if (found := shutil.which(name))), None)
-_SECONDS = 60.0
+_SECONDS = 30.0
 _KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "ArrowRight": 39, "ArrowLeft": 37}
 _ENDED = b"\0"
 
@@ -99,15 +99,17 @@ class Browser:
         self.until("document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression, perhaps a promise, comes to."""
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        """What a JavaScript expression, perhaps a promise, comes to under the page's own policy."""
+        under = {"returnByValue": True, "awaitPromise": True, "allowUnsafeEvalBlockedByCSP": False}
+        result = self.call("Runtime.evaluate", expression=expression, **under)
         if "exceptionDetails" in result:
             raise RuntimeError(f"{expression}: {result['exceptionDetails']['exception'].get('description')}")
         return result["result"].get("value")
 
     def until(self, expression: str, seconds: float = _SECONDS) -> Any:
-        """Wait until an expression is true, and return it."""
-        return self.wait(lambda: self.value(expression), expression, seconds)
+        """Wait until an expression is true, and return it; an element counts as true."""
+        found = f"((found) => found instanceof Node || found)({expression})"
+        return self.wait(lambda: self.value(found), expression, seconds)
 
     def wait(self, found: Callable[[], Any], words: str, seconds: float = _SECONDS) -> Any:
         deadline = time.monotonic() + seconds
