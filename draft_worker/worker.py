@@ -74,6 +74,8 @@ class DraftWorker:
         return self._grow([sequence for sequence in ready if not sequence.reading])
 
     def _grow(self, ready: Sequence[DraftSequence]) -> Iterator[FromWorker]:
+        for sequence in ready:
+            yield from sequence.spared()
         began = self._clock()
         asked = self._sharing(ready)
         self._served([sequence for sequence, _ in asked])
@@ -86,7 +88,6 @@ class DraftWorker:
         widths = [len(batch.committed) + len(batch.tokens) for _, batch in asked]
         joint = sum(widths) if len(asked) > 1 else 0
         for (sequence, _), fresh, width in zip(asked, grown, widths, strict=True):
-            yield from sequence.spared()
             yield from map(self._with_pace, sequence.publish(fresh, width, seconds, joint))
             yield from sequence.news(self._clock)
 
