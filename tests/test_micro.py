@@ -7,6 +7,7 @@ from rich.console import Console
 
 from draft_worker.micro import calls, choices, peak
 from orchestrator.bench.micro import measured, table, to_json
+from orchestrator.bench.watching import figures as watching
 from protocol.errors import PipelineError
 from protocol.figure import Figure
 
@@ -40,3 +41,13 @@ def test_a_figure_above_its_limit_is_marked():
 def test_a_process_that_fails_is_told_of_in_a_sentence():
     with pytest.raises(PipelineError, match=r"draft_worker.no_such_program failed; its last words: .*No module named"):
         measured(["draft_worker.no_such_program"])
+
+
+def test_what_watching_costs_is_measured():
+    machine, noted, scene, size = watching(tokens=40, repeats=1)
+
+    assert machine.unit == noted.unit == "us"
+    assert machine.value > 0.0
+    assert noted.value > 0.0
+    assert scene.limit is not None
+    assert 0.1 < size.value < 64.0

@@ -13,7 +13,7 @@ from orchestrator.machine_facts import chip, worker_environment
 from protocol.errors import PipelineError
 from protocol.figure import Figure
 
-_PROGRAMS = ("draft_worker.micro", "orchestrator.bench.adoption_process")
+_PROGRAMS = ("draft_worker.micro", "orchestrator.bench.adoption_process", "orchestrator.bench.watching_process")
 _PATIENCE = 600.0
 
 
