@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -71,7 +72,8 @@ def generate_and(pipeline: Pipeline, params: SamplingParams, act: Callable[[], o
 def test_a_divided_target_says_what_the_whole_one_says_and_survives_its_ranks(
     pipeline: Pipeline, hosts: Path, reference: Reference
 ):
-    results = [pipeline.generate(PROMPT, params) for params in SETTINGS]
+    with ThreadPoolExecutor() as threads:
+        results = list(threads.map(lambda params: pipeline.generate(PROMPT, params), SETTINGS))
     assert [result.tokens for result in results] == [reference(PROMPT, params).tokens for params in SETTINGS]
     assert any(result.statistics.hit_rate for result in results), "drafts work with a divided target"
 
