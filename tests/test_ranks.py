@@ -12,9 +12,10 @@ import mlx.core as mx
 import pytest
 
 from protocol.errors import InputError, WireError
+from protocol.joint_forward import Part
 from protocol.target_hosts import TargetHosts
 from target_worker import calls, pulse, rendezvous
-from target_worker.calls import Call, Close, Evaluate, Keep, Prefill, Truncate
+from target_worker.calls import Call, Close, Evaluate, EvaluateTogether, Keep, Prefill, Truncate
 from target_worker.pulse import keep_pulse
 from target_worker.rendezvous import Peer, join, meet
 from target_worker.sharded import LeadingModel, follow
@@ -54,6 +55,7 @@ def test_calls_arrive_as_they_were_told_and_end_with_the_teller(pair: tuple[sock
     told: list[Call] = [
         Prefill(1, tuple(range(5000))),
         Evaluate(1, (7, 8), (-1, 40)),
+        EvaluateTogether((Evaluate(1, (7,), (-1,)), Evaluate(2, (8, 9), (-1, 3)))),
         Keep(1, (40,)),
         Truncate(2, 0),
         Close(1),
@@ -103,6 +105,28 @@ def test_a_rank_that_does_as_told_holds_what_rank_0_holds(pair: tuple[socket.soc
 
     assert mx.array_equal(seen[-1], expected).item()
     assert told[-2:] == [Close(2), Close(1)]
+
+
+def test_all_ranks_evaluate_several_sequences_in_one_forward(pair: tuple[socket.socket, socket.socket]):
+    leader = LeadingModel(network())
+    leader.lead([Peer(1, pair[0], pair[0])])
+    one, other = leader.sequence(), leader.sequence()
+    one.prefill((3, 1, 4))
+    other.prefill((1, 5, 9, 2))
+    expected = leader.evaluate_together([Part(one, (6, 5), (-1, 0)), Part(other, (3, 5, 8), (-1, 0, 0))])
+    del one, other
+    pair[0].close()
+
+    told = list(_told(pair[1]))
+    follower = tree_model()
+    seen: list[mx.array] = []
+    together = follower.evaluate_together
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follower, "evaluate_together", lambda parts: seen.extend(together(parts)) or seen)
+        follow(follower, told)
+
+    assert [type(call) for call in told] == [Prefill, Prefill, EvaluateTogether, Close, Close]
+    assert [mx.array_equal(*logits).item() for logits in zip(seen, expected, strict=True)] == [True, True]
 
 
 # How they meet --------------------------------------------------------------------------------
