@@ -17,12 +17,15 @@ _OPTIONS = [
     click.option("--top-k", type=int, default=0, help="0 keeps all tokens.  [default: 0]"),
     click.option("--min-p", type=float, default=0.0, show_default=True),
     click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
+    click.option("--frequency-penalty", type=float, default=0.0, show_default=True, help="As OpenAI has it."),
+    click.option("--presence-penalty", type=float, default=0.0, show_default=True, help="As OpenAI has it."),
+    click.option("--json-schema", type=click.File("r", encoding="utf-8"), help="Only JSON that fits this schema."),
     click.option("--seed", type=int, help="Equal seeds give equal text. Default: a fresh one, shown in the summary."),
     click.option("--verification", type=click.Choice(["coupled", "rejection"]), default="coupled", show_default=True),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
 ]
 _NAMES = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
     *("seed", "verification", "max_tokens", "stop"),
 )
 
@@ -46,6 +49,8 @@ def sampling_options(max_tokens: int) -> Callable[[Command], Command]:
 
 def sampling(options: dict[str, Any]) -> SamplingParams:
     """Takes what belongs to it out of `options`. Raises InputError for a value out of range."""
-    params = SamplingParams(**{name: options.pop(name) for name in _NAMES})
+    schema = options.pop("json_schema")
+    values = {name: options.pop(name) for name in _NAMES}
+    params = SamplingParams(**values, json_schema=None if schema is None else schema.read())
     params.submit("", "check")
     return params

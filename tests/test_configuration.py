@@ -51,6 +51,24 @@ def run(folder: Path, content: str, *arguments: str, **environment: str) -> list
     return json.loads(found.output)
 
 
+def test_a_schema_is_read_from_its_file(tmp_path: Path):
+    read = []
+
+    @click.command()
+    @sampling_options(max_tokens=9)
+    def write(**given) -> None:
+        read.append(sampling(given))
+
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    asked = ["--json-schema", str(tmp_path / "schema.json"), "--frequency-penalty", "0.5"]
+    CliRunner().invoke(write, asked, catch_exceptions=False)
+    (tmp_path / "schema.json").write_text('{"type": "nonsense"}')
+    refused = CliRunner().invoke(write, asked)
+
+    assert [(params.json_schema, params.frequency_penalty) for params in read] == [('{"type": "object"}', 0.5)]
+    assert isinstance(refused.exception, InputError)
+
+
 def test_a_table_holds_for_one_command_and_the_top_for_all_that_know_it(tmp_path: Path):
     content = 'temperature = 0.5\nengine = "ngram"\n[say]\nmax-tokens = 3\njson = true\nstop = ["a b", "c"]\n'
 
