@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.chat_template import ChatTemplate
@@ -190,6 +190,7 @@ TURN = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(
     turns=st.lists(st.one_of(TURN, JSON), min_size=1, max_size=3),
     others=st.dictionaries(st.sampled_from(["system", "tools", "tool_choice", "thinking", "output_config"]), JSON),

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.chat_template import ChatTemplate
@@ -236,6 +236,7 @@ ITEM = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(
     items=st.lists(st.one_of(ITEM, JSON), max_size=3),
     others=st.dictionaries(st.sampled_from(["tools", "tool_choice", "text", "include", "instructions"]), JSON),
