@@ -99,6 +99,20 @@ def test_a_long_prompt_lets_the_others_have_a_round_a_second():
     assert 3 <= len(bench.tokens[1]) - before <= 5
 
 
+def test_a_stream_of_new_requests_does_not_starve_the_others():
+    bench = ready("ar")
+    bench.submit(1, max_tokens=12)
+    bench.run(turns=9)
+    newest = 1
+    while 1 not in bench.finished and newest < 100:
+        newest += 1
+        bench.submit(newest, max_tokens=1)
+        bench.run(turns=2)
+
+    assert bench.tokens[1] == reference(PROMPT, 12, seed=1)
+    assert newest < 50
+
+
 def test_requests_beyond_the_places_wait_and_take_turns():
     bench = ready("adaptive", concurrent=2, turn=8)
     for id in (1, 2, 3, 4):

@@ -36,6 +36,8 @@ class Turns:
         self._round: _Round | None = None
         self._held_since: float | None = None
         """Since when a round has waited for prompts that are being read."""
+        self._new_went_first = False
+        """The last round was for new requests alone."""
         self.wake_at: float | None = None
         """When to look again, though nothing has happened."""
 
@@ -93,9 +95,11 @@ class Turns:
         return asked
 
     def _decisions(self, free: list[Sequence], now: float) -> list[tuple[Sequence, Decision]]:
-        """Who has no token yet goes before the others, plainly: such a round is short, and the first token there."""
+        """Who has no token yet goes before the others, plainly: such a round is short, and the first token there.
+        But not twice in a row, or a stream of new requests would starve the others."""
         new = [sequence for sequence in free if not sequence.tally.rounds]
-        if 0 < len(new) < len(free):
+        self._new_went_first = 0 < len(new) < len(free) and not self._new_went_first
+        if self._new_went_first:
             return [(sequence, Send([])) for sequence in new]
         decided = self._strategy.decide_together([sequence.view(now) for sequence in free])
         return list(zip(free, decided, strict=True))
