@@ -65,7 +65,7 @@ def shared(one: list[int], other: list[int]) -> int:
 
 
 TestKept = Kept.TestCase
-TestKept.settings = settings(max_examples=80, stateful_step_count=30, deadline=None, derandomize=True)
+TestKept.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, derandomize=True)
 
 
 def test_what_was_not_used_for_longest_goes_first():
