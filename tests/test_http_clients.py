@@ -68,6 +68,29 @@ def test_openai(serving: Serving, said: str, reference: Reference):
     assert plain.choices[0].text == reference(PROMPT, SamplingParams(**SAMPLING)).text
 
 
+def test_openai_parses_what_kept_to_a_schema_and_reads_its_probabilities(serving: Serving):
+    openai, pydantic = pytest.importorskip("openai"), pytest.importorskip("pydantic")
+    client = openai.OpenAI(base_url=f"{serving.url}/v1", api_key=KEY, max_retries=0)
+    field = pydantic.Field(max_length=8)
+    person = pydantic.create_model("Person", name=(str, field), tags=(list[bool], field))
+    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "seed": 3, "max_tokens": 200}
+
+    whole = client.chat.completions.parse(**asked, response_format=person, logprobs=True, top_logprobs=2)
+    with client.chat.completions.stream(**asked, response_format=person, logprobs=True) as stream:
+        streamed = stream.get_final_completion()
+    response = client.responses.parse(
+        model="demo", input=MESSAGES, text_format=person, max_output_tokens=200, extra_body={"seed": 3}
+    )
+
+    (choice,) = whole.choices
+    assert choice.finish_reason == "stop"
+    assert isinstance(choice.message.parsed, person)
+    assert choice.message.parsed == streamed.choices[0].message.parsed == response.output_parsed
+    assert b"".join(bytes(each.bytes) for each in choice.logprobs.content).decode() == choice.message.content
+    assert len(streamed.choices[0].logprobs.content) == len(choice.logprobs.content)
+    assert {len(each.top_logprobs) for each in choice.logprobs.content} == {2}
+
+
 def test_openai_reads_our_errors(serving: Serving):
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{serving.url}/v1", api_key=KEY, max_retries=0)
