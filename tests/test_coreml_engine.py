@@ -18,12 +18,14 @@ from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.paced import paced
 from protocol.messages import KvReference, Sampling
 from protocol.pacing import Pacer
+from protocol.restraint import Restraint
 from protocol.tree_model import TreeModel
 from tests.coreml_runs import CONTEXT, convert, tiny
 from tests.tiny_models import VOCABULARY
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, seed=5)
 FILTERED = Sampling(temperature=0.8, seed=5, top_p=0.9, repetition_penalty=1.2)
+PENALISED = Sampling(temperature=0.8, seed=5, frequency_penalty=1.5, presence_penalty=2.0)
 DRAWN = Sampling(temperature=1.0, seed=5, verification="rejection")
 
 
@@ -54,13 +56,17 @@ def assert_alike(got: list[Candidates], want: list[Candidates]) -> None:
 class Both:
     """One walk through two sequences, whose row numbers may differ."""
 
-    def __init__(self, one: EngineSequence, other: EngineSequence, seed: int, path_tokens: int) -> None:
+    def __init__(
+        self, one: EngineSequence, other: EngineSequence, seed: int, path_tokens: int, penalised: bool = False
+    ) -> None:
+        self.penalised = penalised
         self.sequences = (one, other)
         self.source = random.Random(seed)
         self.path_tokens = path_tokens
         self.nodes: dict[int, tuple[int, list[int], tuple[int, int]]] = {}
         """By our own number: parent, path from the root, the rows."""
         self.tokens: list[int] = []
+        self.restraint = Restraint(PENALISED, None, ())
         self.count = 0
 
     def prefill(self, count: int) -> None:
@@ -87,8 +93,10 @@ class Both:
             self.count += 1
             tokens.append(token)
             contexts.append([*self.tokens, *path][-self.path_tokens :] if self.path_tokens else [])
+        heard = self.restraint if self.penalised else None
+        paths = [self.nodes[number][1] for number in fresh]
         one, other = (
-            sequence.evaluate(Batch(behind, tokens, parents[side], contexts, 4, 0.5, [2] * count))
+            sequence.evaluate(Batch(behind, tokens, parents[side], contexts, 4, 0.5, [2] * count, heard, paths))
             for side, sequence in enumerate(self.sequences)
         )
         return one, other
@@ -119,10 +127,10 @@ class Both:
         return (-1 if parent == root else parent, path[length:], rows)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, DRAWN])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
 def test_a_walk_says_what_mlx_says(converted: Converted, reference: MlxEngine, sampling: Sampling):
     one, other = (each.open(sampling, VOCABULARY) for each in (engine(converted), reference))
-    walk = Both(one, other, seed=3, path_tokens=one.path_tokens)
+    walk = Both(one, other, seed=3, path_tokens=one.path_tokens, penalised=sampling is PENALISED)
     walk.prefill(21)
     for step in range(14):
         assert_alike(*walk.evaluate(walk.source.choice([1, 3, 6, 17]), committed=0 if walk.nodes else step % 3))

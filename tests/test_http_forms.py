@@ -9,8 +9,10 @@ from orchestrator.chat_template import ChatTemplate
 from orchestrator.http.errors import ApiError
 from orchestrator.http.forms import asked_form, forced_call
 from orchestrator.http.tools import parted
+from orchestrator.sampling_params import SamplingParams
 from protocol.grammar import flaw
 from protocol.messages import Grammar
+from tests.conftest import Reference
 from tests.fake_pipeline import FakePipeline
 from tests.test_grammar import PERSON, SAID, takes
 from tests.test_http_rules import CHAT, COMPLETIONS, HELLO, post
@@ -115,6 +117,18 @@ def test_what_a_grammar_allows_is_read_as_a_call():
     _, calls = parted(call("add", {"a": 1}) + "\n" + call("walk", {}), None)
 
     assert [one["function"]["name"] for one in calls] == ["add", "walk"]
+
+
+def test_even_a_model_that_knows_no_tools_makes_a_proper_call_when_it_must(reference: Reference):
+    pick = tool("pick", {"type": "object", "properties": {"one": {"enum": ["left", "right"]}}, "required": ["one"]})
+    pick["function"]["parameters"]["additionalProperties"] = False
+    grammar = forced("required", pick, most=1)
+
+    said = reference("import os", SamplingParams(grammar=grammar, temperature=1.0, seed=1, max_tokens=99))
+
+    text, calls = parted(said.text, None)
+    assert (text, said.finish_reason, len(calls)) == ("", "stop", 1)
+    assert json.loads(calls[0]["function"]["arguments"])["one"] in ("left", "right")
 
 
 @pytest.mark.parametrize("schema", [{"not": {}}, {"oneOf": [{"type": "string"}, {"maxLength": 3}]}])
