@@ -187,7 +187,7 @@ def test_anthropic(serving: Serving, said: str):
     assert counted[0] == counted[1]
 
     form: dict[str, Any] = {"format": {"type": "json_schema", "schema": SCHEMA}}
-    formed = client.messages.create(**{**asked, "max_tokens": 99}, output_config=form)
+    formed = client.messages.create(**{**asked, "max_tokens": 400}, output_config=form)
     assert set(json.loads(formed.content[0].text)) == {"sure"}
 
     assert [model.id for model in client.models.list()] == ["demo"]

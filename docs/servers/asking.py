@@ -13,6 +13,10 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "import"}]}
 
 
+class NoAnswer(Exception):
+    """None came in time."""
+
+
 @dataclass(frozen=True)
 class Answer:
     status: int
@@ -27,20 +31,20 @@ class Answer:
 
     @property
     def error(self) -> str:
-        """Its status, and whether clients of OpenAI's find the message where they look for it."""
+        """Its status, and whether it has the shape of OpenAI's errors."""
         known = isinstance(self.body, dict) and isinstance(self.body.get("error"), dict)
-        return f"{self.status}{'' if known and self.body['error'].get('message') else ', no message for clients'}"
+        return f"{self.status}{'' if known and self.body['error'].get('message') else ', another shape'}"
 
 
 def ask(found: Running, path: str, body: Any = None, *, key: bool = True, **headers: str) -> Answer | None:
-    """None if the server hung up. A body that is bytes is sent as it is."""
+    """None if the server hung up. A body that is bytes is sent as it is. Raises NoAnswer."""
     content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
     sent = {"content-type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
     with found.client(key) as client:
         try:
             response = client.request("GET" if body is None else "POST", path, content=content, headers=sent)
         except httpx.TimeoutException as error:
-            raise RuntimeError(f"{found.server.title} did not answer in time: try again on an idle machine.") from error
+            raise NoAnswer from error
         except httpx.TransportError:
             return None
     try:
@@ -58,13 +62,13 @@ def chat(found: Running, **fields: Any) -> Answer | None:
     return ask(found, CHAT, {**HELLO, "temperature": 0, "max_tokens": 16, **fields})
 
 
-def effect(answer: Answer | None, honoured: Callable[[Answer], bool]) -> str:
+def effect(answer: Answer | None, honoured: Callable[[Answer], bool], otherwise: str = "ignored") -> str:
     """What became of a parameter."""
     if answer is None:
         return "hangs up"
     if answer.status >= 400:
         return f"refused ({answer.error})"
-    return "done" if honoured(answer) else "ignored"
+    return "done" if honoured(answer) else otherwise
 
 
 def refused(answer: Answer | None) -> str:

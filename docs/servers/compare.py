@@ -6,53 +6,78 @@ Run it as `.venv/bin/python docs/servers/compare.py` on Linux or a Mac; it takes
 import platform
 import signal
 import sys
+import tempfile
+from collections.abc import Iterable
 from importlib.metadata import version
+from pathlib import Path
 
-from questions import Probe, doors, mistakes, parameters, routes, sampled
-from running import OURS, OURS_ALONE, THEIRS, THEIRS_DRAFTING, Running, Server, running
+from asking import NoAnswer
+from contenders import Contenders
+from questions import Probe, doors, mistakes, parameters, routes, sayings
+from running import Server, running
 from streams import streams
 
-_CHAPTERS = {
-    "Routes": routes(),
-    "Parameters": parameters(),
-    "Mistakes": mistakes(),
-    "While it generates": streams(),
-    "Who asks": doors(),
-}
-_SAME = "temperature 1 and a `seed`: the text that there is without a draft"
+_SAME = "The text with a draft is the one without"
 Column = dict[str, str]
 
 
 def main() -> None:
-    # Both end what was started; a shell's background jobs would ignore Ctrl-C's otherwise.
+    # Both end what was started; a shell's background jobs would ignore Ctrl-C otherwise.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    alone = {OURS.title: _alone(OURS_ALONE), THEIRS_DRAFTING.title: _alone(THEIRS)}
-    columns = {server.title: _column(server, alone) for server in (OURS, THEIRS, THEIRS_DRAFTING)}
+    with tempfile.TemporaryDirectory() as folder:
+        _compare(Contenders(Path(folder)))
+
+
+def _compare(who: Contenders) -> None:
+    chapters = {
+        "Routes": routes(),
+        "Parameters": parameters(),
+        "Mistakes": mistakes(who.draft),
+        "While it generates": streams(),
+        "Who asks": doors(),
+    }
+    probes = {name: probe for chapter in chapters.values() for name, probe in chapter.items()}
+    columns = {server.title: _column(server, probes) for server in (who.ours, who.mlx_lm, who.mlx_lm_drafting)}
+    rows: dict[str, Iterable[str]] = {title: chapter.keys() for title, chapter in chapters.items()}
+    for drafting, alone in ((who.ours, who.ours_alone), (who.mlx_lm_drafting, who.mlx_lm)):
+        same = _same(drafting, alone)
+        columns[drafting.title] |= same
+        rows[_SAME] = same.keys()
     print(f"{_versions()}\n")
-    for title, probes in _CHAPTERS.items():
+    for title, names in rows.items():
         print(f"| {title} | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
-        for name in (*probes, *([_SAME] if title == "Parameters" else [])):
-            print(f"| {name} | {' | '.join(column[name] for column in columns.values())} |")
+        for name in names:
+            print(f"| {name} | {' | '.join(column.get(name, '') for column in columns.values())} |")
         print()
 
 
-def _column(server: Server, alone: dict[str, list[str]]) -> Column:
-    with running(server) as found:
-        column = {name: _told(found, name, probe) for probes in _CHAPTERS.values() for name, probe in probes.items()}
-        expected = alone.get(server.title)
-        same = "" if expected is None else "yes" if sampled(found) == expected else "another"
-    return {**column, _SAME: same}
+def _column(server: Server, probes: dict[str, Probe]) -> Column:
+    """What came of every question. A server that a question was too much for is started anew for the next one."""
+    column: Column = {}
+    left = dict(probes)
+    while left:
+        with running(server) as found:
+            while left and found.healthy() and not found.occupied:
+                name, probe = next(iter(left.items()))
+                del left[name]
+                print(f"{server.title}: {name}", file=sys.stderr)
+                try:
+                    column[name] = probe(found)
+                except NoAnswer:
+                    column[name], found.occupied = "no answer for minutes", True
+                if not found.healthy():
+                    column[name] += "; then nothing, until it is restarted"
+    return column
 
 
-def _told(found: Running, name: str, probe: Probe) -> str:
-    print(f"{found.server.title}: {name}", file=sys.stderr)
-    return probe(found)
-
-
-def _alone(server: Server) -> list[str]:
-    with running(server) as found:
-        return sampled(found)
+def _same(drafting: Server, alone: Server) -> Column:
+    """Whether a draft changes what is said."""
+    with running(drafting) as found:
+        said = sayings(found)
+    with running(alone) as found:
+        expected = sayings(found)
+    return {name: "yes" if texts == expected[name] else "another" for name, texts in said.items()}
 
 
 def _versions() -> str:

@@ -2,16 +2,22 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from asking import CHAT, COMPLETIONS, HELLO, PROMPT, ask, chat, complete, effect, refused
-from running import DRAFT, Running
+from running import Running
 
 Probe = Callable[[Running], str]
 """Says in a few words what a running server did."""
 
 _TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+_SCHEMA = {
+    "type": "object",
+    "properties": {"sure": {"type": "boolean"}},
+    "required": ["sure"],
+    "additionalProperties": False,
+}
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA, "strict": True}}
 _IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 _EVIL = "evil.example"
@@ -21,6 +27,15 @@ def sampled(found: Running, seed: int = 5) -> list[str]:
     """A text at temperature 1."""
     answer = complete(found, temperature=1, max_tokens=32, seed=seed)
     return [] if answer is None else answer.texts
+
+
+def sayings(found: Running) -> dict[str, list[str]]:
+    """What a server that was just started says to one prompt, which a draft must not change."""
+    return {
+        "greedy": _greedy(found, 64),
+        "temperature 1 and a `seed`": sampled(found),
+        "greedy, when the prompt came before": _greedy(found, 64),
+    }
 
 
 def routes() -> dict[str, Probe]:
@@ -47,17 +62,19 @@ def routes() -> dict[str, Probe]:
 
 def parameters() -> dict[str, Probe]:
     return {
+        "the same greedy question, five times": _repeated,
         "`seed`": _seeded,
         "`max_completion_tokens`": lambda found: effect(
             chat(found, max_completion_tokens=3), lambda answer: answer.body["usage"]["completion_tokens"] == 3
         ),
-        "`stop`": _differs(stop=["in"]),
+        "`stop` at a line break": _stops(lambda _: "\n"),
+        "`stop` within a word": _stops(lambda text: text[6:9]),
         "`n`": lambda found: effect(complete(found, n=2), lambda answer: len(answer.texts) == 2),
         "several prompts": lambda found: effect(
             complete(found, prompt=[PROMPT, PROMPT]), lambda answer: len(answer.texts) == 2
         ),
         "a prompt of token ids": lambda found: effect(complete(found, prompt=[5, 6, 7]), lambda _: True),
-        "`top_p`": _makes_greedy(top_p=1e-6),
+        "`top_p`": _makes_greedy(top_p=0.001),
         "`top_k`": _makes_greedy(top_k=1),
         "`min_p`": _makes_greedy(min_p=1.0),
         "`repetition_penalty`": _differs(repetition_penalty=2.0),
@@ -68,7 +85,7 @@ def parameters() -> dict[str, Probe]:
             chat(found, logprobs=True, top_logprobs=2), lambda answer: bool(answer.body["choices"][0].get("logprobs"))
         ),
         "`response_format`, a JSON schema": lambda found: effect(
-            chat(found, max_tokens=64, response_format=_FORMAT), lambda answer: _is_json(answer.texts[0])
+            chat(found, max_tokens=400, response_format=_FORMAT), lambda answer: _is_json(answer.texts[0])
         ),
         "`tools`, by a model that knows none": lambda found: effect(chat(found, tools=[_TOOL]), lambda _: False),
         "`echo`": lambda found: effect(complete(found, echo=True), lambda answer: answer.texts[0].startswith(PROMPT)),
@@ -76,7 +93,8 @@ def parameters() -> dict[str, Probe]:
     }
 
 
-def mistakes() -> dict[str, Probe]:
+def mistakes(folder: Path) -> dict[str, Probe]:
+    """`folder`: a model that no server was told to offer."""
     nobody = {"messages": [{"role": "nobody", "content": "a"}], "max_tokens": 2}
     image = [{"role": "user", "content": [_IMAGE]}]
     return {
@@ -89,7 +107,7 @@ def mistakes() -> dict[str, Probe]:
         "an empty prompt": lambda found: refused(complete(found, prompt="")),
         "a prompt beyond the model's 2,048 tokens": lambda found: refused(complete(found, prompt="word " * 1050)),
         "a model that is not there": lambda found: refused(complete(found, model="nobody/none")),
-        "`model`: some folder of the server's machine": lambda found: refused(complete(found, model=str(DRAFT))),
+        "`model`: some folder of the server's machine": lambda found: refused(complete(found, model=str(folder))),
     }
 
 
@@ -110,9 +128,30 @@ def doors() -> dict[str, Probe]:
     }
 
 
+def _repeated(found: Running) -> str:
+    texts = {tuple(_greedy(found, 64)) for _ in range(5)}
+    return "one text" if len(texts) == 1 else f"{len(texts)} texts"
+
+
 def _seeded(found: Running) -> str:
     first, again, other = sampled(found), sampled(found), sampled(found, 6)
-    return "done" if first == again != other else "ignored"
+    return "done" if first == again != other else "another text the second time" if first != again else "ignored"
+
+
+def _stops(pick: Callable[[str], str]) -> Probe:
+    """Done if the text ends where what `pick` takes from it begins."""
+
+    def probe(found: Running) -> str:
+        (text,) = _greedy(found, 64)
+        stop = pick(text)
+        expected = text.partition(stop)[0]
+        return effect(
+            complete(found, max_tokens=64, stop=[stop]),
+            lambda answer: answer.texts == [expected],
+            "cut out, and the text goes on",
+        )
+
+    return probe
 
 
 def _differs(**fields: Any) -> Probe:

@@ -14,8 +14,6 @@ from pathlib import Path
 import httpx
 
 ROOT = Path(__file__).parents[2]
-TARGET, DRAFT = ROOT / "target_worker/demo_model", ROOT / "draft_worker/demo_model"
-KEY = "a-key-for-comparing"
 _START_SECONDS, _END_SECONDS = 120.0, 15.0
 
 
@@ -25,27 +23,26 @@ class Server:
     arguments: Sequence[str]
     """Of Python; the port comes behind them."""
     key: str | None = None
-    drafts: bool = True
 
 
-OURS = Server("launch-pipeline serve", ("-m", "orchestrator.cli", "serve", "--api-key", KEY), KEY)
-OURS_ALONE = Server(
-    "launch-pipeline serve --draft-engine none", (*OURS.arguments, "--draft-engine", "none"), KEY, drafts=False
-)
-_MLX_LM = ("-m", "mlx_lm", "server", "--log-level", "WARNING", "--model", str(TARGET))
-THEIRS = Server("mlx_lm.server", _MLX_LM, drafts=False)
-THEIRS_DRAFTING = Server("mlx_lm.server --draft-model", (*_MLX_LM, "--draft-model", str(DRAFT)))
-
-
-@dataclass(frozen=True)
+@dataclass
 class Running:
     server: Server
     port: int
     process: subprocess.Popen[bytes]
+    occupied: bool = False
+    """It works for somebody who went away, so that others had better ask a new one."""
 
     def client(self, key: bool = True) -> httpx.Client:
         headers = {"authorization": f"Bearer {self.server.key}"} if key and self.server.key else {}
         return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=300)
+
+    def healthy(self) -> bool:
+        try:
+            with self.client() as client:
+                return client.get("/health").status_code == 200
+        except httpx.TransportError:
+            return False
 
     def processor_seconds(self) -> float:
         """Spent so far by the server and all of its children, in steps of a second."""
@@ -85,14 +82,10 @@ def running(server: Server) -> Iterator[Running]:
 
 def _await_health(found: Running) -> None:
     until = time.monotonic() + _START_SECONDS
-    while time.monotonic() < until and found.process.poll() is None:
-        try:
-            if found.client().get("/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
+    while not found.healthy():
+        if time.monotonic() > until or found.process.poll() is not None:
+            raise RuntimeError(f"{found.server.title} did not start: try `python {' '.join(found.server.arguments)}`.")
         time.sleep(0.2)
-    raise RuntimeError(f"{found.server.title} did not start: try `python {' '.join(found.server.arguments)}`.")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

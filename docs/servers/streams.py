@@ -12,8 +12,8 @@ from running import Running
 
 _ENDLESS: dict[str, Any] = {"temperature": 0.7, "logit_bias": {"0": -100}}
 """Without the only end token of the demo pair."""
-_MOMENT, _RESTS_WITHIN, _PATIENCE = 3.0, 13.0, 300.0
-"""Seconds: between two looks at a server's work; until it must rest; until we no longer wait for it."""
+_MOMENT, _LOOKS = 3.0, 8
+"""Seconds between two looks at a server's work, and how many looks are taken."""
 
 
 def streams() -> dict[str, Probe]:
@@ -73,7 +73,7 @@ def _stream(found: Running, number: int, order: list[str], fields: dict[str, Any
 
 def _gone(found: Running, *, stream: bool) -> str:
     """Whether a server goes on working for nobody; `n` makes it long for those that heed it."""
-    body = json.dumps({"prompt": PROMPT, "max_tokens": 2000, "n": 4, "stream": stream, **_ENDLESS}).encode()
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 6000, "n": 4, "stream": stream, **_ENDLESS}).encode()
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     key = f"authorization: Bearer {found.server.key}\r\n" if found.server.key else ""
     with socket.create_connection(("127.0.0.1", found.port), timeout=60) as client:
@@ -85,14 +85,13 @@ def _gone(found: Running, *, stream: bool) -> str:
 
 
 def _rests(found: Running) -> str:
-    """Two quiet looks are rest: one may fall between the steps of `ps`, or while other programs have the processor."""
-    began = time.monotonic()
+    """Three quiet looks are rest: fewer may fall between the steps of `ps`, or while others have the processor."""
     spent, quiet = found.processor_seconds(), 0
-    while time.monotonic() - began < _PATIENCE:
+    for _ in range(_LOOKS):
         time.sleep(_MOMENT)
         before, spent = spent, found.processor_seconds()
-        quiet = quiet + 1 if spent - before <= 1 else 0
-        if quiet == 2:
-            waited = time.monotonic() - began
-            return "ends the work" if waited <= _RESTS_WITHIN else f"goes on for nobody, for {waited:.0f} s"
-    return f"goes on for nobody, for more than {_PATIENCE:.0f} s"
+        quiet = quiet + 1 if spent == before else 0
+        if quiet == 3:
+            return "ends the work"
+    found.occupied = True
+    return f"still works after {_LOOKS * _MOMENT:.0f} s"
