@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, assert_never
 
-from draft_worker.best_first import BestFirstGrowth
+from draft_worker.best_first import BestFirstGrowth, Forced
 from draft_worker.candidates import Candidates
 from draft_worker.chains import ChainGrowth, FanOutGrowth
 from draft_worker.evaluated_tree import EvaluatedTree
@@ -16,12 +16,16 @@ from protocol.token_tree import Node, TokenTree
 class Growth:
     """One sequence's tree under one plan: `next_step`, evaluate it, `expand`, again; `advance` between."""
 
-    def __init__(self, tree: TokenTree, plan: Plan, horizon: int, calibration: Calibration) -> None:
-        """`horizon`: the first absolute position whose node is never evaluated."""
+    def __init__(
+        self, tree: TokenTree, plan: Plan, horizon: int, calibration: Calibration, forced: Forced | None = None
+    ) -> None:
+        """`horizon`: the first absolute position whose node is never evaluated. `forced` knows of nodes of this tree
+        what must follow them."""
         self.tree = tree
         self._evaluated = EvaluatedTree(tree, horizon, calibration)
         self._plan = plan
-        self._rule = _rule(plan, self._evaluated)
+        self._forced = forced
+        self._rule = _rule(plan, self._evaluated, forced)
         self._next: Step | None = None
 
     @property
@@ -45,7 +49,7 @@ class Growth:
         """Move the root along `tokens`, perhaps under a new plan; returns committed nodes, old root first."""
         committed = self._evaluated.advance(tokens)
         self._plan = plan or self._plan
-        self._rule = _rule(self._plan, self._evaluated)
+        self._rule = _rule(self._plan, self._evaluated, self._forced)
         self._next = None
         return committed
 
@@ -71,10 +75,10 @@ class _Rule(Protocol):
         ...
 
 
-def _rule(plan: Plan, evaluated: EvaluatedTree) -> _Rule:
+def _rule(plan: Plan, evaluated: EvaluatedTree, forced: Forced | None) -> _Rule:
     match plan:
         case BestFirst():
-            return BestFirstGrowth(evaluated, plan)
+            return BestFirstGrowth(evaluated, plan, forced)
         case Chain():
             return ChainGrowth(evaluated, plan)
         case FanOut():

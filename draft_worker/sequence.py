@@ -11,6 +11,7 @@ from draft_worker.engines import Batch, EngineSequence, ResumableSequence
 from draft_worker.growth import Growth
 from draft_worker.publication import StepCost, growth_messages
 from protocol.calibration import Calibration
+from protocol.grammar import GrammarError
 from protocol.messages import BestFirst, Grow, KvOffer, KvReference, NodeId, Prefilled, Reroot, Start
 from protocol.token_tree import Node, TokenTree, node_id
 
@@ -64,7 +65,8 @@ class DraftSequence:
         self._rows: dict[NodeId, int] = {}
         self.round = start.round
         tree = TokenTree(start.root, start.tokens[-1], len(committed))
-        self._growth = Growth(tree, start.plan or _DEFAULT_PLAN, self._horizon, self._calibration)
+        forced = None if start.sampling.grammar is None or restraint is None else self._forced
+        self._growth = Growth(tree, start.plan or _DEFAULT_PLAN, self._horizon, self._calibration, forced)
 
     @property
     def position(self) -> int:
@@ -176,6 +178,13 @@ class DraftSequence:
         self.engine = engine
         self._held, self._backlog = committed[:held], committed[held:]
         self._adopted = Prefilled(self.id, self.round, len(self._backlog), 0.0, held)
+
+    def _forced(self, node: Node) -> int | None:
+        assert self._restraint is not None
+        try:
+            return self._restraint.forced(_below_root(node))
+        except GrammarError:
+            return None
 
     def _adopt(self, start: Start, reference: KvReference) -> None:
         """Whatever is wrong with what is offered costs a prefill and is told."""

@@ -36,6 +36,14 @@ class Restraint:
     def active(self) -> bool:
         return self._penalises or self._grammar is not None
 
+    def forced(self, path: Sequence[int]) -> int | None:
+        """The one token that may follow `path`, if there is only one: whatever the model thinks, it is chosen.
+        Raises GrammarError."""
+        if self._grammar is None:
+            return None
+        (mask,) = self._grammar.allowed([path])
+        return None if mask is None or np.count_nonzero(mask) != 1 else int(mask.argmax())
+
     def advance(self, tokens: Sequence[int]) -> None:
         """These follow the root; the last of them is the new one."""
         self._counts.update(tokens)

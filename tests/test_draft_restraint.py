@@ -13,7 +13,7 @@ from protocol.tree_model import TreeModel
 from tests.test_draft_engines import grow, path_of
 from tests.test_restraint import PROMPT, ROOT, SAMPLINGS, expected
 from tests.tiny_models import VOCABULARY, network
-from tests.tiny_tokenizer import END, write_tokenizer
+from tests.tiny_tokenizer import END, ids, write_tokenizer
 
 ONE = SequenceId(1)
 PLAN = BestFirst(width=4, fan=3)
@@ -51,7 +51,7 @@ def test_a_draft_as_good_as_its_target_foresees_it_before_and_after_a_verdict(mo
             tree = rerooted(worker, coming[border : border + 3])
 
 
-def rerooted(worker: DraftWorker, tokens: tuple[int, ...]) -> TokenTree:
+def rerooted(worker: DraftWorker, tokens: tuple[int, ...], steps: int = 6) -> TokenTree:
     """The draft's tree behind `tokens`, as one sees it who has nothing yet."""
     root = ROOT
     for token in tokens:
@@ -65,7 +65,7 @@ def rerooted(worker: DraftWorker, tokens: tuple[int, ...]) -> TokenTree:
             node = tree.get(parent)
             assert node is not None
             tree.add(node, token, probability)
-    grow(worker, tree, 6)
+    grow(worker, tree, steps)
     return tree
 
 
@@ -88,6 +88,22 @@ def test_nothing_is_guessed_that_the_grammar_forbids(model: TreeModel, name: str
         (mask,) = Grammars(model.folder, VOCABULARY).open(grammar, (END,), path).allowed([()])
         assert mask is not None
         assert mask[token]
+
+
+def test_what_must_follow_is_told_without_a_forward(model: TreeModel):
+    """A root that nobody foresaw, in the middle of a name that the schema gives."""
+    coming = expected(model.folder, SAMPLINGS["calls"])[0]
+    worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
+    list(worker.handle(start(SAMPLINGS["calls"])))
+
+    tree = rerooted(worker, coming[len(PROMPT) : len(PROMPT) + 2], steps=0)
+
+    told = [node.token for node in main_path(tree)]
+    assert told == list(ids("all>\n{"))
+    assert [node.probability for node in main_path(tree)] == [1.0] * len(told)
+    grow(worker, tree, 3)
+    assert [node.token for node in main_path(tree)][: len(told)] == told
+    assert len(main_path(tree)) > len(told)
 
 
 def test_a_restarted_draft_goes_on_in_the_middle_of_the_grammar(model: TreeModel):

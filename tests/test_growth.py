@@ -30,9 +30,11 @@ plans = some.one_of(
 class Grower:
     """A growth driven by the oracle, with a record of all that happened."""
 
-    def __init__(self, plan: Plan, horizon: int = 1000) -> None:
+    def __init__(self, plan: Plan, horizon: int = 1000, forcing: bool = False) -> None:
+        """`forcing`: behind two nodes of three only one token is possible."""
         self.calibration = Calibration()
-        self.growth = Growth(TokenTree(NodeId(1), 0, 20), plan, horizon, self.calibration)
+        forced = (lambda node: node.id % 50 if node.id % 3 else None) if forcing else None
+        self.growth = Growth(TokenTree(NodeId(1), 0, 20), plan, horizon, self.calibration, forced)
         self.steps: list[list[Node]] = []
         self.published: list[Node] = []
 
@@ -87,20 +89,20 @@ def walk(grower: Grower, seed: int, moves: int = 12) -> None:
         grower.advance(tokens)
 
 
-@given(plans, some.integers(0, 999))
+@given(plans, some.integers(0, 999), some.booleans())
 @settings(max_examples=60, deadline=None)
-def test_no_node_is_evaluated_twice(plan: Plan, seed: int):
-    grower = Grower(plan)
+def test_no_node_is_evaluated_twice(plan: Plan, seed: int, forcing: bool):
+    grower = Grower(plan, forcing=forcing)
     walk(grower, seed)
     evaluated = [node.id for step in grower.steps for node in step]
 
     assert len(evaluated) == len(set(evaluated))
 
 
-@given(plans, some.integers(0, 999))
+@given(plans, some.integers(0, 999), some.booleans())
 @settings(max_examples=60, deadline=None)
-def test_no_node_is_evaluated_before_its_parent(plan: Plan, seed: int):
-    grower = Grower(plan)
+def test_no_node_is_evaluated_before_its_parent(plan: Plan, seed: int, forcing: bool):
+    grower = Grower(plan, forcing=forcing)
     known: set[int] = set()
     source = random.Random(seed)
     for _ in range(30):
@@ -116,10 +118,10 @@ def test_no_node_is_evaluated_before_its_parent(plan: Plan, seed: int):
     assert known
 
 
-@given(plans, some.integers(0, 999))
+@given(plans, some.integers(0, 999), some.booleans())
 @settings(max_examples=60, deadline=None)
-def test_what_is_published_makes_the_same_tree_elsewhere(plan: Plan, seed: int):
-    grower = Grower(plan)
+def test_what_is_published_makes_the_same_tree_elsewhere(plan: Plan, seed: int, forcing: bool):
+    grower = Grower(plan, forcing=forcing)
     for _ in range(12):
         grower.step()
     elsewhere = TokenTree(NodeId(1), 0, 20)
