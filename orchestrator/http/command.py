@@ -45,7 +45,7 @@ def serve_command(pipeline_options: Callable[..., Any], opened: Callable[..., Pi
     @click.option("--allow-origin", multiple=True, metavar="URL", help="A web page that may ask, from a browser.")
     @pipeline_options
     def serve(**options: Any) -> None:
-        """Serve the pipeline to whatever speaks OpenAI's API: editors, agents, chat pages.
+        """Serve the pipeline to whatever speaks OpenAI's API, or Anthropic's: editors, agents, chat pages.
 
         \b
         launch-pipeline serve --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
