@@ -8,13 +8,25 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from protocol.messages import FromClient, Message, Part, PlainText, Probability, Role, Seconds, ToClient, WireSequence
+from protocol.messages import (
+    FromClient,
+    Message,
+    Part,
+    PlainText,
+    Probability,
+    Role,
+    Seconds,
+    Statistics,
+    ToClient,
+    WireSequence,
+)
 
 MOST_NODES = 48
 """Of a token tree in a scene."""
 MOST_JUDGED = 16
 """Rounds in one scene: with twenty scenes a second, 320 a second."""
 MOST_SPANS = 128
+MOST_OVER = 8
 MOST_REQUESTS = 32
 MOST_DEPTHS = 32
 MOST_CHARACTERS = 48
@@ -87,6 +99,14 @@ class Span(Part, frozen=True, kw_only=True):
     """That were evaluated."""
     kept: int
     """Of a verification: accepted nodes."""
+
+
+class Over(Part, frozen=True, kw_only=True):
+    """A request that has ended."""
+
+    sequence: WireSequence
+    end: Moment
+    statistics: Statistics
 
 
 class WorkerSeen(Part, frozen=True, kw_only=True):
@@ -168,6 +188,8 @@ class Scene(Message, frozen=True, kw_only=True):
     shown: Shown | None
     judged: Annotated[tuple[Judged, ...], Meta(max_length=MOST_JUDGED)]
     spans: Annotated[tuple[Span, ...], Meta(max_length=MOST_SPANS)]
+    over: Annotated[tuple[Over, ...], Meta(max_length=MOST_OVER)] = ()
+    """The last ones."""
 
 
 FromVisitor: TypeAlias = FromClient | Watch

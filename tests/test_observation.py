@@ -129,6 +129,15 @@ def test_figures_are_those_of_the_statistics():
     assert shown.plain == pytest.approx(0.011, rel=0.2)
 
 
+def test_a_request_that_is_over_is_told_with_its_statistics():
+    bench = watched()
+    (over,) = bench.scene().over
+
+    assert over.sequence == 1
+    assert over.statistics == bench.finished[1].statistics
+    assert bench.scene(after=bench.observation.serial).over == ()
+
+
 def test_plain_decoding_is_estimated_only_once_something_was_measured():
     bench = Watched()
     bench.submit()

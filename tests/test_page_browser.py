@@ -95,7 +95,8 @@ def ask(browser: Browser, text: str, most: int = 48, temperature: float = 0.0) -
 def test_a_text_comes_as_the_target_alone_would_say_it_and_the_pipeline_is_seen_at_work(
     browser: Browser, reference: Reference
 ):
-    expected = reference(PROMPT, SamplingParams(temperature=0.0, seed=5, max_tokens=400)).text
+    alone = reference(PROMPT, SamplingParams(temperature=0.0, seed=5, max_tokens=400))
+    expected = alone.text
     ask(browser, PROMPT, most=400)
 
     said = browser.until("document.querySelector('.turn pre.text b')?.textContent")
@@ -107,6 +108,7 @@ def test_a_text_comes_as_the_target_alone_would_say_it_and_the_pipeline_is_seen_
     browser.until("!talk.running")
 
     assert browser.value("document.querySelector('.turn pre.text b').textContent") == expected
+    browser.until(f"$('words').textContent.includes('is over: {alone.statistics.generated_tokens} tokens')")
     for figure in ("speed", "plain", "times", "hits", "acceptance", "perRound", "rounds"):
         assert re.search(r"\d", browser.value(f"document.querySelector('[data-figure={figure}]').textContent")), figure
     browser.until("/\\d+% of \\d+/.test($('depths').textContent)")

@@ -6,16 +6,29 @@ The machine knows nothing of it, and nothing here changes what the machine does.
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from typing import Literal
+from typing import Literal, TypeVar
 
-from orchestrator.core.commands import Command, Emit, Tell
+from orchestrator.core.commands import Command, Emit, Finish, Tell
 from orchestrator.core.events import Arrived, Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.portrait import portrait, question, requests
 from orchestrator.core.sequence import Sequence
 from protocol.messages import Forest, Grow, Prefilled, SequenceId, Verdict, Verify
 from protocol.token_tree import node_id
-from protocol.watch_messages import MOST_CHARACTERS, MOST_JUDGED, MOST_SPANS, Branches, Judged, Scene, Span, WorkerSeen
+from protocol.watch_messages import (
+    MOST_CHARACTERS,
+    MOST_JUDGED,
+    MOST_OVER,
+    MOST_SPANS,
+    Branches,
+    Judged,
+    Over,
+    Scene,
+    Span,
+    WorkerSeen,
+)
+
+T = TypeVar("T")
 
 _LONGEST = 60.0
 """Seconds: a worker may claim any time for its work."""
@@ -33,6 +46,7 @@ class Observation:
         self._text = lambda token: text(token)[:MOST_CHARACTERS]
         self._spans: deque[tuple[int, Span]] = deque(maxlen=2 * MOST_SPANS)
         self._judged: deque[tuple[int, Judged]] = deque(maxlen=2 * MOST_JUDGED)
+        self._over: deque[tuple[int, Over]] = deque(maxlen=MOST_OVER)
         self._asked: dict[SequenceId, tuple[Verify, Branches]] = {}
         """What is under verification, and what the draft thought of it then."""
 
@@ -40,6 +54,7 @@ class Observation:
         """Forget everything: nobody watches any more, and what comes next will not be told of here."""
         self._spans.clear()
         self._judged.clear()
+        self._over.clear()
         self._asked.clear()
 
     def saw(self, event: Event, commands: Items[Command], now: float) -> None:
@@ -50,6 +65,9 @@ class Observation:
         for command in commands:
             for verify in _questions(command):
                 self._asks(verify)
+            if isinstance(command, Finish):
+                over = Over(sequence=command.sequence, end=now, statistics=command.statistics)
+                self._over.append((self.serial, over))
 
     def scene(self, after: int, wanted: SequenceId | None, now: float) -> Scene:
         """What came after the serial number `after`, and how everything stands."""
@@ -68,6 +86,7 @@ class Observation:
             shown=None if shown is None else portrait(shown, self._text),
             judged=tuple(judged[-MOST_JUDGED:]),
             spans=tuple(spans[-MOST_SPANS:]),
+            over=tuple(_since(self._over, after)),
         )
 
     # What happened ----------------------------------------------------------------------------
@@ -169,7 +188,7 @@ def _questions(command: Command) -> tuple[Verify, ...]:
             return ()
 
 
-def _since(happened: Iterable[tuple[int, Span]] | Iterable[tuple[int, Judged]], after: int) -> list:
+def _since(happened: Iterable[tuple[int, T]], after: int) -> list[T]:
     return [one for serial, one in happened if serial > after]
 
 
