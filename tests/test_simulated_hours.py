@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from orchestrator.core.adaptive import Adaptive
+from orchestrator.core.debts import Debts
 from orchestrator.core.decision import Wait
 from orchestrator.core.drafting import Drafting
-from orchestrator.core.machine import Machine
 from orchestrator.core.sequence import Sequence
 from orchestrator.drill.simulated import simulate
 from orchestrator.simulate.hours import live
@@ -57,7 +57,7 @@ def test_a_request_that_is_remembered_is_found(monkeypatch):
 
 
 def test_a_machine_that_never_asks_again_is_found(monkeypatch):
-    violations = breaks(monkeypatch, Machine, "_owed", lambda self: [])
+    violations = breaks(monkeypatch, Debts, "_owed", lambda self: [])
 
     assert any("nothing is ever due" in violation or "still live" in violation for violation in violations)
 
