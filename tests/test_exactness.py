@@ -154,7 +154,7 @@ def test_prompts_of_any_length_are_continued(pipeline: Pipeline, reference: Refe
     assert pipeline.generate(prompt, params).tokens == reference(prompt, params).tokens
 
 
-@pytest.mark.parametrize("room", [1, 9])
+@pytest.mark.parametrize("room", [pytest.param(1, marks=pytest.mark.slow), 9])
 def test_a_full_context_ends_the_text(pipeline: Pipeline, reference: Reference, room: int):
     params = SamplingParams(max_tokens=100)
     prompt = tokens(CONTEXT - room, seed=room)

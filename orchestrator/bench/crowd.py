@@ -70,7 +70,8 @@ def rate(crowd: Sequence[Arrivals]) -> float:
     """Tokens a second from when the last of them has its first token to when the first of them has its last."""
     begin, end = max(one.first for one in crowd), min(one.last for one in crowd)
     if end <= begin:
-        begin, end = min(one.first for one in crowd), max(one.last for one in crowd)
+        # Texts too short for that: all of it, prompts included.
+        begin, end = min(one.submitted for one in crowd), max(one.last for one in crowd)
     counted = sum(count for one in crowd for at, count in one.pieces if begin < at <= end)
     return counted / max(1e-9, end - begin)
 
