@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from orchestrator.bench import growth_report
-from orchestrator.bench.crowd import Arrivals, parse_requests, rate
+from orchestrator.bench.contender import Task
+from orchestrator.bench.crowd import Arrivals, Flow, flow, groups, parse_requests, rate
 from orchestrator.bench.growth import Growth, left_out, lengths, overhead, summed_up
 from orchestrator.bench.trials import Plan
 from orchestrator.cli import cli
@@ -119,8 +120,19 @@ def test_tokens_are_counted_while_all_requests_are_decoded():
     first = Arrivals(0.0, ((1.0, 1), (2.0, 2), (3.0, 4)), (), statistics)
     second = Arrivals(0.5, ((2.0, 1), (2.5, 3), (9.0, 5)), (), statistics)
 
-    assert rate([first, second]) == pytest.approx((4 + 3) / (3.0 - 2.0))
-    assert rate([Arrivals(0.5, ((1.5, 4),), (), statistics)]) == pytest.approx(4 / (1.5 - 0.5))
+    assert flow([first, second]) == Flow(4 + 3, 3.0 - 2.0)
+    assert flow([Arrivals(0.5, ((1.5, 4),), (), statistics)]) == Flow(4, 1.5 - 0.5)
+    assert rate([Flow(7, 1.0), Flow(5, 3.0)]) == pytest.approx(12 / 4)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_every_number_of_requests_is_about_the_same_texts(count: int):
+    tasks = [Task((token,), 8, 0.0, 0) for token in range(4)]
+
+    crowds = groups(tasks, count)
+
+    assert {len(crowd) for crowd in crowds} == {count}
+    assert {task for crowd in crowds for task in crowd} == set(tasks)
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,x", "1,-2", "65", "1, 2"])

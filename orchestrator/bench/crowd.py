@@ -4,12 +4,13 @@ mlx-lm batches plain decoding alone: with a draft it serves one request after th
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
+from typing import Any, NamedTuple
 
 from orchestrator.bench.contender import Task
 from orchestrator.bench.mlx_lm import MlxLm, running
@@ -32,16 +33,17 @@ _MOST = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowd:
-    """One contender with so many requests at once; medians over repeats."""
+    """One contender with so many requests at once."""
 
     contender: str
     requests: int
     tokens_per_second: float
-    """Of all together, while all of them are decoded."""
+    """Of all together, while all of them are decoded; over all repeats."""
     round_seconds: float | None = None
-    """Of one that joins the others: from token to token, a round."""
+    """Of one that joins the others; median."""
     joining_seconds: float | None = None
-    """From its submission to its first token, less what the target took to read its prompt."""
+    """From its submission, right behind the beginning of a round, to its first token, less what the target took to
+    read its prompt; median."""
     exact: bool | None = None
     """Every token is that of the request alone; None where somebody else's sampling is used."""
     representative: bool = True
@@ -66,14 +68,31 @@ class Arrivals:
         return self.pieces[-1][0]
 
 
-def rate(crowd: Sequence[Arrivals]) -> float:
-    """Tokens a second from when the last of them has its first token to when the first of them has its last."""
+class Flow(NamedTuple):
+    """What came in a time."""
+
+    tokens: int
+    seconds: float
+
+
+def flow(crowd: Sequence[Arrivals]) -> Flow:
+    """From when the last of them has its first token to when the first of them has its last."""
     begin, end = max(one.first for one in crowd), min(one.last for one in crowd)
     if end <= begin:
         # Texts too short for that: all of it, prompts included.
         begin, end = min(one.submitted for one in crowd), max(one.last for one in crowd)
-    counted = sum(count for one in crowd for at, count in one.pieces if begin < at <= end)
-    return counted / max(1e-9, end - begin)
+    return Flow(sum(count for one in crowd for at, count in one.pieces if begin < at <= end), max(1e-9, end - begin))
+
+
+def rate(flows: Iterable[Flow]) -> float:
+    """Tokens a second over all of them."""
+    tokens, seconds = (sum(column) for column in zip(*flows, strict=True))
+    return tokens / seconds
+
+
+def groups(tasks: Sequence[Task], count: int) -> list[list[Task]]:
+    """So many tasks at once until each has had its turn, so that every number of requests is about the same texts."""
+    return [[tasks[(begin + index) % len(tasks)] for index in range(count)] for begin in range(0, len(tasks), count)]
 
 
 def parse_requests(text: str) -> tuple[int, ...]:
@@ -91,20 +110,20 @@ def measure(
     on_start: Callable[[str], None],
     on_crowd: Callable[[str], None],
 ) -> list[Crowd]:
-    """Every contender with each number of requests. The first prompts serve all of them."""
+    """Every contender with each number of requests."""
     prompts = encoded(texts, plan)
     tasks = [
         Task(tuple(prompts[index % len(prompts)]), plan.max_tokens, plan.temperatures[0], index)
         for index in range(max(requests))
     ]
     crowds = list(_of_mlx_lm(plan, requests, tasks, on_start, on_crowd))
-    truth: list[tuple[int, ...]] = []
+    truth: dict[Task, tuple[int, ...]] = {}
     for strategy in plan.strategies:
         on_start(strategy)
         # Repeats must not find the prompt's KV in memory.
         with Pipeline(plan.target, plan.draft, strategy=strategy, pace=plan.pace, kv_memory=0) as pipeline:
-            truth = truth or [pipeline.generate(task.tokens, task.sampling()).tokens for task in tasks]
-            crowds += _of_pipeline(strategy, pipeline, plan, requests, tasks, truth, on_crowd)
+            truth = truth or {task: pipeline.generate(task.tokens, task.sampling()).tokens for task in tasks}
+            crowds += _of_pipeline(strategy, pipeline, plan, requests, truth, on_crowd)
     return crowds
 
 
@@ -113,24 +132,25 @@ def _of_pipeline(
     pipeline: Pipeline,
     plan: Plan,
     requests: Sequence[int],
-    tasks: Sequence[Task],
-    truth: Sequence[tuple[int, ...]],
+    truth: Mapping[Task, tuple[int, ...]],
     on_crowd: Callable[[str], None],
 ) -> Iterator[Crowd]:
-    for task in tasks:
+    """`truth`: every task, with the tokens that it has alone."""
+    for task in truth:
         pipeline.generate(task.tokens, replace(task.sampling(), max_tokens=_WARM_UP_TOKENS))
     for count in requests:
-        repeats = [_serve(pipeline, tasks[:count]) for _ in range(plan.repeats)]
+        crowds = groups(list(truth), count) * plan.repeats
+        served = [_serve(pipeline, crowd) for crowd in crowds]
         on_crowd(f"{strategy}, {count} at once")
-        everything = list(chain.from_iterable(repeats))
-        expected = list(truth[:count]) * plan.repeats
+        everything = list(chain.from_iterable(served))
+        expected = [truth[task] for task in chain.from_iterable(crowds)]
         paces = [one.statistics.pace for one in everything if one.statistics.pace is not None]
         overruns, forwards = sum(pace.overruns for pace in paces), sum(pace.forwards for pace in paces)
-        joining = [served[-1] for served in repeats]
+        joining = [crowd[-1] for crowd in served]
         yield Crowd(
             contender=strategy,
             requests=count,
-            tokens_per_second=median(map(rate, repeats)),
+            tokens_per_second=rate(map(flow, served)),
             round_seconds=median((one.last - one.first) / max(1, one.statistics.rounds - 1) for one in joining),
             joining_seconds=median(one.first - one.submitted - one.statistics.prefill_seconds for one in joining),
             exact=all(one.tokens == tokens for one, tokens in zip(everything, expected, strict=True)),
@@ -180,27 +200,24 @@ def _of_mlx_lm(
         process = stack.enter_context(running(target, draft if plan.draft_tokens else "", profile))
         process.await_ready()
         for count in requests:
-            yield _batched(process, plan, tasks[:count], ends)
+            yield _batched(process, plan, tasks, count, ends)
             on_crowd(f"mlx-lm, {count} at once")
         for draft_tokens in plan.draft_tokens:
             yield from _one_after_the_other(process, plan, draft_tokens, requests, tasks, ends)
             on_crowd(f"mlx-lm K={draft_tokens}")
 
 
-def _batched(process: MlxLm, plan: Plan, tasks: Sequence[Task], ends: tuple[int, ...]) -> Crowd:
+def _batched(process: MlxLm, plan: Plan, tasks: Sequence[Task], count: int, ends: tuple[int, ...]) -> Crowd:
     """mlx-lm's own batch generator, without a draft."""
-    order = BatchOrder(
-        prompts=tuple(task.tokens for task in tasks),
-        max_tokens=plan.max_tokens,
-        temperature=plan.temperatures[0],
-        seed=0,
-        ends=ends,
-    )
-    deliveries = [process.carry_out_batch(order) for _ in range(plan.repeats)]
+    common: dict[str, Any] = {"max_tokens": plan.max_tokens, "temperature": plan.temperatures[0], "ends": ends}
+    orders = [
+        BatchOrder(prompts=tuple(task.tokens for task in crowd), seed=0, **common) for crowd in groups(tasks, count)
+    ]
+    deliveries = [process.carry_out_batch(order) for order in orders * plan.repeats]
     return Crowd(
         contender="mlx-lm, batched",
-        requests=len(tasks),
-        tokens_per_second=median(each.generated / each.seconds for each in deliveries),
+        requests=count,
+        tokens_per_second=rate(Flow(each.generated, each.seconds) for each in deliveries),
         representative=_kept([each.paced for each in deliveries]),
     )
 
@@ -216,7 +233,7 @@ def _one_after_the_other(
     """With a draft each request has the models to itself, so that what all get is what one gets."""
     orders = [Order(ends=ends, draft_tokens=draft_tokens, **task._asdict()) for task in tasks]
     deliveries = [process.carry_out(order) for order in orders for _ in range(plan.repeats)]
-    speed = sum(len(each.tokens) for each in deliveries) / sum(each.seconds for each in deliveries)
+    speed = rate(Flow(len(each.tokens), each.seconds) for each in deliveries)
     kept = _kept([each.paced for each in deliveries])
     for count in requests:
         yield Crowd(contender=f"mlx-lm K={draft_tokens}", requests=count, tokens_per_second=speed, representative=kept)

@@ -14,10 +14,10 @@ from orchestrator.bench.table import machine_lines
 from orchestrator.bench.trials import Plan
 
 _FOOTNOTE = """\
-tok/s: of all requests together, while all of them are decoded; x: relative to one. joins after: from a request's \
-submission to its first token, while the others are decoded, less what the target took to read its prompt; round: \
-what a round then takes. mlx-lm batches without a draft; with one (K) it serves one request after the other. Medians \
-over repeats."""
+tok/s: of all requests together, while all of them are decoded, over the same prompts for every number of them; x: \
+relative to one. joins after: from a request's submission, right behind the beginning of a round of the others, to its \
+first token, less what the target took to read its prompt; round: what a round takes, then; medians. mlx-lm batches \
+without a draft; with one (K) it serves one request after the other."""
 
 
 def table(figures: Sequence[Crowd], plan: Plan) -> Group:
