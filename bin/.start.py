@@ -17,4 +17,6 @@ def start() -> None:
     main()
 
 
-start()
+if __name__ == "__main__":
+    # Processes that a command spawns read this file too, under another name.
+    start()

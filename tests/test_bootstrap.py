@@ -5,6 +5,7 @@ A stand-in for Python on PATH plays venv and pip, so that nothing is installed.
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import tomllib
@@ -220,3 +221,9 @@ def test_the_lock_holds_what_the_dependencies_need():
         for needed in map(Requirement, lines):
             if needed.marker is None or needed.marker.evaluate({"extra": extra}):
                 todo.append((canonicalize_name(needed.name), ""))
+
+
+def test_a_process_that_a_command_spawns_does_not_run_the_command_again():
+    found = runpy.run_path(str(ROOT / "bin" / ".start.py"), run_name="__mp_main__")
+
+    assert callable(found["start"])
