@@ -304,6 +304,8 @@ class Fault(Message, frozen=True):
     served; fatal: the worker ends."""
     text: PlainText
     sequence: WireSequence | None = None
+    nodes: Annotated[int, Meta(ge=0, le=MAX_NODES)] | None = None
+    """Of a tree that a target refuses: how many it has below its root. None: not a tree was refused."""
 
 
 class Pong(Message, frozen=True):

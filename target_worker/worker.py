@@ -197,7 +197,7 @@ class TargetWorker:
         answers = []
         for verify, (_, proposal), walk in zip(asked.values(), proposals, walks, strict=True):
             if isinstance(walk, GrammarError):
-                answers.append(Fault("refused", plain(str(walk)), verify.sequence))
+                answers.append(_refused(verify, plain(str(walk))))
                 continue
             path, paced = proposal.path(walk.accepted), self._pacer.take()
             answers.append(Verdict(verify.sequence, verify.round, path, walk.bonus, seconds, paced, walk.likelihoods))
@@ -220,7 +220,7 @@ class TargetWorker:
         if misfit := _misfit(sequence, verify):
             return (Fault("lost", misfit, verify.sequence),)
         if refusal := flaw(verify, sequence.sampling, self._engine.model.vocabulary, self._engine.model.context):
-            return (Fault("refused", refusal, verify.sequence),)
+            return (_refused(verify, refusal),)
         return None
 
     def _found(self, start: Start) -> Found[TargetSequence] | None:
@@ -252,6 +252,10 @@ class TargetWorker:
         if id in self._saving:
             self._saving.remove(id)
         return self._sequences.pop(id, None)
+
+
+def _refused(verify: Verify, text: str) -> Fault:
+    return Fault("refused", text, verify.sequence, len(verify.tokens) - 1)
 
 
 def _misfit(sequence: TargetSequence, verify: Verify) -> str | None:

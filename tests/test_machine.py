@@ -315,7 +315,7 @@ class Fastidious(SimulatedTarget):
 
     def handle(self, message: ToWorker) -> list[FromWorker]:
         if isinstance(message, Verify) and len(message.tokens) > 1:
-            return [Fault("refused", "nonsense", message.sequence)]
+            return [Fault("refused", "nonsense", message.sequence, len(message.tokens) - 1)]
         return super().handle(message)
 
 
@@ -396,13 +396,15 @@ def test_a_fault_of_a_target_that_owes_nothing_is_stale(kind):
 
 
 def test_a_tree_that_is_refused_twice_does_not_end_the_request():
-    """The target was asked twice, and its second answer comes when only the root is asked about."""
+    """The target was asked again and again, and its answers come when only the root is asked about."""
     bench = ready()
     bench.workers["target"] = Fastidious()
     bench.submit(max_tokens=20)
     while not told(bench, Stop):
         bench.run(turns=1)
-    bench.step(Arrived("target", bench.incarnations["target"], Fault("refused", "nonsense", SequenceId(1))))
+    for _ in range(9):
+        late = Fault("refused", "nonsense", SequenceId(1), 3)
+        bench.step(Arrived("target", bench.incarnations["target"], late))
     bench.run()
 
     assert bench.tokens[1] == reference(PROMPT, 20, seed=1)

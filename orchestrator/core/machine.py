@@ -266,14 +266,16 @@ class Machine:
             return self.handoff.failed(sequence.id, now)
         if role == "draft":
             return [*self.drafting.refused(incarnation, fault, sequence, now), *self._schedule(now)]
-        if sequence.phase not in OWING:
+        stale = bool(fault.nodes) and not sequence.speculating
+        if stale or sequence.phase not in OWING:
+            # Of a tree that was asked about twice, the second refusal may come when it is no longer in question.
             return self._drop()
         self._turns.settled(sequence.id)
-        if fault.kind == "refused" and sequence.speculating:
+        if fault.kind == "refused" and fault.nodes:
             # The prompt was fine, so the tree is what the target can't take: this draft grows nonsense.
             told = self.drafting.distrusted(sequence, now) if sequence.distrust(now) else []
             return [*told, *self._schedule(now)]
-        if fault.kind == "refused" and sequence.hopeless():
+        if fault.kind == "refused":
             return [*self._forget(sequence, now), Reject(sequence.id, fault.text), *self._schedule(now)]
         return [*self._start(sequence, now), *self._schedule(now)]
 

@@ -16,7 +16,6 @@ from protocol.token_tree import Node, flatten, node_id
 
 _SUFFIX = 8
 """Tokens that prompt lookup looks at, and more."""
-_PARDONS = 3
 _FIRST_ROOT = NodeId(0)
 
 
@@ -60,8 +59,6 @@ class Sequence:
         self.free_since = now
         self.waited = 0.0
         """Seconds of this round that were spent waiting for growth on purpose."""
-        self._pardons = 0
-        """Refusals to come that a refused tree accounts for."""
         self._most_tokens = request.max_tokens
         self._lookup = PromptLookup()
         self._lookup.extend(self.tokens)
@@ -95,7 +92,6 @@ class Sequence:
     def distrust(self, now: float) -> bool:
         """Take back what is under verification, and go on by plain decoding if that was the present draft's; returns
         whether it was."""
-        self._pardons = _PARDONS
         blamed = self._asked_by is self.speculation
         if blamed:
             self.speculation.distrust()
@@ -104,12 +100,6 @@ class Sequence:
         self._sent = {}
         self.free_since = now
         return blamed
-
-    def hopeless(self) -> bool:
-        """The target has refused more than a tree. It may refuse one tree several times, when it was asked several
-        times, and be heard when the tree is no longer in question."""
-        self._pardons -= 1
-        return self._pardons < 0
 
     def fit(self, context: int) -> None:
         """Generate no more than a context of so many tokens has room for."""

@@ -79,7 +79,7 @@ class WaywardTarget(Responsive):
         if (verify.sequence, verify.round) in self._answered:
             return None
         if len(verify.tokens) > 1 and self._unusual():
-            return Fault("refused", "This tree is no tree.", verify.sequence)
+            return Fault("refused", "This tree is no tree.", verify.sequence, len(verify.tokens) - 1)
         return Fault("lost", "Out of memory.", verify.sequence) if self._unusual() else None
 
     def work(self) -> Work | None:
