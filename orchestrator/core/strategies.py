@@ -3,6 +3,7 @@
 `adaptive` has a file of its own.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from orchestrator.core.adaptive import Adaptive
@@ -15,11 +16,11 @@ from protocol.messages import Chain, FanOut, Plan
 from protocol.token_tree import Node
 
 
-class _EachForItself:
+class _EachForItself(ABC):
     """What a request sends does not depend on the others of its round."""
 
-    def decide(self, view: View) -> Decision:
-        raise NotImplementedError
+    @abstractmethod
+    def decide(self, view: View) -> Decision: ...
 
     def decide_together(self, views: Sequence[View]) -> list[Decision]:
         return [self.decide(view) for view in views]
