@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
@@ -27,7 +27,6 @@ from protocol.messages import Paced, Statistics
 
 _SETTLED = 3
 """Pieces that the others have got when the last request joins them."""
-_WARM_UP_TOKENS = 32
 _MOST = 64
 
 
@@ -122,7 +121,9 @@ def measure(
         on_start(strategy)
         # Repeats must not find the prompt's KV in memory.
         with Pipeline(plan.target, plan.draft, strategy=strategy, pace=plan.pace, kv_memory=0) as pipeline:
-            truth = truth or {task: pipeline.generate(task.tokens, task.sampling()).tokens for task in tasks}
+            # Also what a pipeline has learned by when it is measured, which must be the same for all.
+            alone = {task: pipeline.generate(task.tokens, task.sampling()).tokens for task in tasks}
+            truth = truth or alone
             crowds += _of_pipeline(strategy, pipeline, plan, requests, truth, on_crowd)
     return crowds
 
@@ -136,8 +137,6 @@ def _of_pipeline(
     on_crowd: Callable[[str], None],
 ) -> Iterator[Crowd]:
     """`truth`: every task, with the tokens that it has alone."""
-    for task in truth:
-        pipeline.generate(task.tokens, replace(task.sampling(), max_tokens=_WARM_UP_TOKENS))
     for count in requests:
         crowds = groups(list(truth), count) * plan.repeats
         served = [_serve(pipeline, crowd) for crowd in crowds]
