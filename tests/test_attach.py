@@ -189,10 +189,11 @@ def test_a_draft_that_stays_silent_is_given_up(server: Pipeline, guest: Callable
     until(lambda: drafting(server))
     worker = lent.worker()
     os.kill(worker, signal.SIGSTOP)
-
-    until(lambda: named(server)["mac"].place == "gone", seconds=40.0)
-    os.kill(worker, signal.SIGCONT)
-    lent.close()
+    try:
+        assert until(lambda: named(server)["mac"].place == "gone", seconds=40.0)
+    finally:
+        os.kill(worker, signal.SIGCONT)
+        lent.close()
 
 
 @SLOW

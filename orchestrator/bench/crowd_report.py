@@ -27,7 +27,7 @@ def table(figures: Sequence[Crowd], plan: Plan) -> Group:
         grid.add_column(title, justify="left" if title == "contender" else "right")
     for row in figures:
         grid.add_row(*_cells(row, _alone(row, figures)), style="" if row.representative else "red")
-    pace = f" As slow as {plan.pace}; lines in red did not keep to it." if plan.pace else ""
+    pace = f" As slow as {plan.pace}; INVALID: did not keep to it." if plan.pace else ""
     scope = f"{plan.max_tokens} tokens at temperature {plan.temperatures[0]:g}, {plan.repeats} repeats.{pace}"
     return Group(grid, Text("\n".join([scope, *machine_lines(), _FOOTNOTE]), style="dim"))
 
@@ -61,4 +61,5 @@ def _cells(row: Crowd, alone: Crowd | None) -> list[str]:
         "" if seconds is None else f"{1000 * seconds:.0f} ms" for seconds in (row.joining_seconds, row.round_seconds)
     )
     exact = {True: "exact", False: "WRONG", None: ""}[row.exact]
-    return [row.contender, str(row.requests), f"{row.tokens_per_second:.1f}", ratio, joins, round, exact]
+    speed = f"{row.tokens_per_second:.1f}" if row.representative else "INVALID"
+    return [row.contender, str(row.requests), speed, ratio, joins, round, exact]
