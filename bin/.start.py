@@ -12,7 +12,7 @@ def start() -> None:
     import site
 
     site.main()
-    from orchestrator.entry import main
+    from orchestrator.cli.entry import main
 
     main()
 

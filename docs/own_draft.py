@@ -9,16 +9,16 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from draft_worker.candidates import Candidates
-from draft_worker.engines import Batch
+from draft_worker.engine import Batch
 from draft_worker.worker import DraftWorker
-from protocol.fingerprint import tokenizer_fingerprint
-from protocol.messages import Sampling
-from protocol.worker_process import WorkerSetup, serve
+from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.messages.sampling import Sampling
+from protocol.speculation.candidates import Candidates
+from protocol.worker.process import WorkerSetup, serve
 
 
 class EchoEngine:
-    """Whatever has these attributes and `open` can draft; see draft_worker/engines/__init__.py."""
+    """Whatever has these attributes and `open` can draft; see draft_worker/engine.py."""
 
     name = "echo"
     architecture = "pairs of tokens in the text so far"

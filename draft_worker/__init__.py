@@ -1,1 +1,4 @@
-"""The draft: guesses ahead. Runs in its own process."""
+"""The draft: grows token trees ahead of the target, in its own process.
+
+Imports neither the target worker nor the orchestrator.
+"""

@@ -4,12 +4,12 @@ import sys
 import time
 from pathlib import Path
 
-from draft_worker.engines import Engine
-from draft_worker.engines.paced import paced
+from draft_worker.engine import Engine
+from draft_worker.paced_engine import paced
 from draft_worker.worker import DraftWorker
 from protocol.errors import InputError
-from protocol.pacing import Pacer
-from protocol.worker_process import WorkerSetup, serve
+from protocol.worker.pacing import Pacer
+from protocol.worker.process import WorkerSetup, serve
 
 
 def main() -> int:
@@ -32,7 +32,7 @@ def _open(setup: WorkerSetup) -> Engine:
         return MlxEngine.load(Path(setup.model))
     if setup.engine == "random":
         from draft_worker.engines.mlx import MlxEngine
-        from draft_worker.engines.random_tokens import RandomEngine
+        from draft_worker.engines.random import RandomEngine
 
         return RandomEngine(MlxEngine.load(Path(setup.model)))
     if setup.engine == "ngram":

@@ -3,7 +3,8 @@
 import os
 from typing import Protocol
 
-from protocol.messages import Hello, Role
+from protocol.messages.base import Role
+from protocol.messages.worker import Hello
 
 
 class LoadedModel(Protocol):

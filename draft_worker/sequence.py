@@ -6,17 +6,19 @@ Pure over an engine's sequence. Knows no transport; the clock is the caller's.
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from draft_worker.candidates import Candidates
-from draft_worker.engines import Batch, EngineSequence, ResumableSequence
-from draft_worker.growth import Growth
-from draft_worker.publication import StepCost, growth_messages
-from protocol.calibration import Calibration
-from protocol.grammar import GrammarError
-from protocol.messages import BestFirst, Grow, KvOffer, KvReference, NodeId, Prefilled, Reroot, Start
-from protocol.token_tree import Node, TokenTree, node_id
+from draft_worker.engine import Batch, EngineSequence, ResumableSequence
+from protocol.messages.base import NodeId
+from protocol.messages.plans import BestFirst
+from protocol.messages.worker import Grow, KvOffer, KvReference, Prefilled, Reroot, Start
+from protocol.sampling.grammar import GrammarError
+from protocol.speculation.calibration import Calibration
+from protocol.speculation.candidates import Candidates
+from protocol.speculation.growth import Growth
+from protocol.speculation.publication import StepCost, growth_messages
+from protocol.speculation.token_tree import Node, TokenTree, node_id
 
 if TYPE_CHECKING:
-    from protocol.restraint import Restraint
+    from protocol.sampling.logits_processors import Restraint
 
 _CATCH_UP = 16
 """Committed tokens without KV that ride along with the root's forward; more of them are prefilled."""

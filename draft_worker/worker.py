@@ -5,14 +5,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from draft_worker.engines import Batch, Engine, JointEngine
+from draft_worker.engine import Batch, Engine, JointEngine
 from draft_worker.loaded_model import introduction
-from draft_worker.restrained import Restraints
-from draft_worker.reuse import Reuse
+from draft_worker.logits_processors import Restraints
+from draft_worker.prefix_sharing import Reuse
 from draft_worker.sequence import DraftSequence
-from protocol.calibration import Calibration
-from protocol.messages import Fault, FromWorker, Grow, Hello, Reroot, SequenceId, Start, Stop, ToWorker
-from protocol.pacing import Pacer
+from protocol.messages.base import SequenceId
+from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Reroot, Start, Stop, ToWorker
+from protocol.speculation.calibration import Calibration
+from protocol.worker.pacing import Pacer
 
 _JOINT_NODES = 64
 """Nodes from which on a growth step takes in no further sequence: each must get its growth soon."""

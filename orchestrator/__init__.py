@@ -4,23 +4,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.client import AsyncClient, Client, Stream
-    from orchestrator.pipeline import Pipeline
-    from orchestrator.reply import Result
-    from orchestrator.sampling_params import SamplingParams
+    from orchestrator.api.client import AsyncClient, Client, Stream
+    from orchestrator.api.pipeline import Pipeline
+    from orchestrator.api.result import Result
+    from orchestrator.api.sampling_params import SamplingParams
     from protocol.errors import InputError, PipelineError
 
 __all__ = ["AsyncClient", "Client", "InputError", "Pipeline", "PipelineError", "Result", "SamplingParams", "Stream"]
 
 _HOMES = {
-    "AsyncClient": "orchestrator.client",
-    "Client": "orchestrator.client",
+    "AsyncClient": "orchestrator.api.client",
+    "Client": "orchestrator.api.client",
     "InputError": "protocol.errors",
-    "Pipeline": "orchestrator.pipeline",
+    "Pipeline": "orchestrator.api.pipeline",
     "PipelineError": "protocol.errors",
-    "Result": "orchestrator.reply",
-    "SamplingParams": "orchestrator.sampling_params",
-    "Stream": "orchestrator.client",
+    "Result": "orchestrator.api.result",
+    "SamplingParams": "orchestrator.api.sampling_params",
+    "Stream": "orchestrator.api.client",
 }
 
 

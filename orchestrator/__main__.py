@@ -7,9 +7,9 @@ from pathlib import Path
 import structlog
 import zmq
 
-from orchestrator.loop import Orchestrator
-from orchestrator.session import Session
-from orchestrator.setup import OrchestratorSetup
+from orchestrator.runtime.loop import Orchestrator
+from orchestrator.runtime.session import Session
+from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.errors import PipelineError
 
 

@@ -1,1 +1,4 @@
-"""The target: checks guesses and adds one token of its own. Runs in its own process."""
+"""The target: verifies token trees and adds one token of its own, in its own process.
+
+Imports neither the draft worker nor the orchestrator.
+"""

@@ -2,8 +2,8 @@
 
 import sys
 
-from protocol.worker_logic import Worker
-from protocol.worker_process import WorkerSetup, serve
+from protocol.worker.interface import Worker
+from protocol.worker.process import WorkerSetup, serve
 
 
 def main() -> int:

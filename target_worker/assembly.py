@@ -4,17 +4,17 @@ import os
 import time
 from pathlib import Path
 
+from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
-from protocol.fingerprint import tokenizer_fingerprint
-from protocol.kv_exchange import KvExchange
-from protocol.messages import Hello
-from protocol.model_fingerprint import model_fingerprint
-from protocol.pacing import Pacer
-from protocol.tree_model import TreeModel
-from protocol.worker_process import WorkerSetup
+from protocol.inference.tree_model import TreeModel
+from protocol.kv.exchange import KvExchange
+from protocol.messages.worker import Hello
+from protocol.worker.pacing import Pacer
+from protocol.worker.process import WorkerSetup
 from target_worker.device import device, wire
 from target_worker.engine import TargetEngine
-from target_worker.ranks import leading
+from target_worker.tensor_parallel.ranks import leading
 from target_worker.worker import TargetWorker
 
 

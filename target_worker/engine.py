@@ -4,22 +4,24 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from protocol.grammar import GrammarError, Grammars
-from protocol.joint_forward import Part
-from protocol.kept_kv import Found
-from protocol.kv_exchange import KvExchange
-from protocol.messages import NodeId, Sampling, Start, Verdict
-from protocol.restraint import Restraint
-from protocol.sampling import Noise
-from protocol.token_tree import node_id
-from protocol.tree_model import TreeModel
-from protocol.tree_sequence import TreeSequence
-from target_worker.adoption import Adoption, adopt
-from target_worker.checkpoint import Checkpoint
-from target_worker.likelihood import likelihoods
-from target_worker.proposal import Proposal
-from target_worker.rejection import rejection
-from target_worker.sampling import Walk, coupled
+from protocol.inference.joint_forward import Part
+from protocol.inference.tree_model import TreeModel
+from protocol.inference.tree_sequence import TreeSequence
+from protocol.kv.exchange import KvExchange
+from protocol.kv.prefix_cache import Found
+from protocol.messages.base import NodeId
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Start, Verdict
+from protocol.sampling.grammar import GrammarError, Grammars
+from protocol.sampling.logits_processors import Restraint
+from protocol.sampling.sampler import Noise
+from protocol.speculation.token_tree import node_id
+from target_worker.kv.adoption import Adoption, adopt
+from target_worker.kv.checkpoint import Checkpoint
+from target_worker.verification.coupled import Walk, coupled
+from target_worker.verification.likelihood import likelihoods
+from target_worker.verification.proposed_tree import Proposal
+from target_worker.verification.rejection import rejection
 
 
 class TargetEngine:

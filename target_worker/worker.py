@@ -3,9 +3,10 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from protocol.grammar import GrammarError
-from protocol.kept_kv import LEAST, Found, KeptKv
-from protocol.messages import (
+from protocol.kv.prefix_cache import LEAST, Found, KeptKv
+from protocol.kv.segments import SegmentError
+from protocol.messages.base import SequenceId, plain
+from protocol.messages.worker import (
     Fault,
     Forest,
     FromWorker,
@@ -13,20 +14,18 @@ from protocol.messages import (
     KvOffer,
     KvRelease,
     Prefilled,
-    SequenceId,
     Start,
     Stop,
     ToWorker,
     Verdict,
     Verify,
-    plain,
 )
-from protocol.pacing import Pacer
-from protocol.segment_registry import SegmentError
+from protocol.sampling.grammar import GrammarError
+from protocol.worker.pacing import Pacer
 from target_worker.engine import TargetEngine, TargetSequence
-from target_worker.proposal import Proposal, flaw
-from target_worker.reading_order import ReadingOrder
-from target_worker.sampling import Walk
+from target_worker.prefill_queue import ReadingOrder
+from target_worker.verification.coupled import Walk
+from target_worker.verification.proposed_tree import Proposal, flaw
 
 log = logging.getLogger(__name__)
 

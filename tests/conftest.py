@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
-from protocol.segment_registry import unlink_segment
+from protocol.kv.segments import unlink_segment
 
 # The settings of whoever runs the tests are none of theirs.
 os.environ["LAUNCH_PIPELINE_CONFIG"] = os.devnull

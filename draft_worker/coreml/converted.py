@@ -10,8 +10,8 @@ from draft_worker.coreml.arrays import Half
 from draft_worker.coreml.package import HOST, MODEL, Package
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.rotation import Rotation
+from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
-from protocol.fingerprint import tokenizer_fingerprint
 
 
 class HostTables(NamedTuple):

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from draft_worker.coreml.checkpoint import Shape
-from protocol.conversion import FOLDER_MODEL, FORMAT, CacheKind, WeightKind
+from protocol.contracts.conversion import FOLDER_MODEL, FORMAT, CacheKind, WeightKind
 from protocol.errors import InputError
 
 MODEL = FOLDER_MODEL
@@ -13,12 +12,30 @@ HOST = "host.safetensors"
 METADATA_KEY = "launch_pipeline"
 
 
+class DecoderShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sizes of a decoder, as its graph and its host need them."""
+
+    architecture: str
+    layers: int
+    hidden: int
+    heads: int
+    key_heads: int
+    """Heads of keys and of values; each serves heads / key_heads query heads."""
+    head: int
+    """Size of one head."""
+    vocabulary: int
+    positions: int
+    """The most positions the model was trained for."""
+    epsilon: float
+    """Of the RMS norms."""
+
+
 class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The metadata of a package, kept inside it."""
 
     source: str
     """Folder or id that it was converted from."""
-    shape: Shape
+    shape: DecoderShape
     widths: tuple[int, ...]
     """Tokens that one call evaluates, ascending; one function each."""
     context: int

@@ -9,19 +9,21 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from draft_worker.candidates import Candidates
-from draft_worker.chooser import Chooser
-from draft_worker.coreml.arena_shelf import ArenaShelf, exchange_of
+from draft_worker.candidates.selector import Chooser
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.forward import Forward
-from draft_worker.coreml.memory import DeviceMemory, HostMemory, Memory
-from draft_worker.coreml.runtime import Runtime, open_runtime
-from draft_worker.coreml.tree_slots import PREFIX
-from draft_worker.engines import Batch
-from protocol.arena_header import ArenaError
-from protocol.examination import RuntimeName
-from protocol.messages import KvReference, Sampling
-from protocol.segment_registry import SegmentError
+from draft_worker.coreml.runtime.arena_shelf import ArenaShelf, exchange_of
+from draft_worker.coreml.runtime.forward import Forward
+from draft_worker.coreml.runtime.interface import Runtime
+from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, Memory
+from draft_worker.coreml.runtime.runtimes import open_runtime
+from draft_worker.coreml.runtime.tree_slots import PREFIX
+from draft_worker.engine import Batch
+from protocol.contracts.examination import RuntimeName
+from protocol.kv.arena_header import ArenaError
+from protocol.kv.segments import SegmentError
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import KvReference
+from protocol.speculation.candidates import Candidates
 
 Choosers: TypeAlias = Callable[[int], Chooser]
 """What chooses for a target of a vocabulary."""

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from draft_worker.candidates import Candidates
-from draft_worker.engines import Batch
-from draft_worker.proposal import propose
-from protocol.fingerprint import tokenizer_fingerprint
-from protocol.joint_forward import Part
-from protocol.messages import Sampling
-from protocol.sampling import Noise
-from protocol.tree_model import TreeModel
-from protocol.tree_sequence import TreeSequence
+from draft_worker.candidates.ranking import propose
+from draft_worker.engine import Batch
+from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.inference.joint_forward import Part
+from protocol.inference.tree_model import TreeModel
+from protocol.inference.tree_sequence import TreeSequence
+from protocol.messages.sampling import Sampling
+from protocol.sampling.sampler import Noise
+from protocol.speculation.candidates import Candidates
 
 
 class MlxEngine:

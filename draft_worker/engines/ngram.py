@@ -5,12 +5,13 @@ from pathlib import Path
 
 import msgspec
 
-from draft_worker.candidates import Candidates
-from draft_worker.engines import Batch
+from draft_worker.engine import Batch
+from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
-from protocol.fingerprint import tokenizer_fingerprint
-from protocol.messages import MAX_CONTEXT, Sampling
-from protocol.prompt_lookup import PromptLookup
+from protocol.messages.base import MAX_CONTEXT
+from protocol.messages.sampling import Sampling
+from protocol.speculation.candidates import Candidates
+from protocol.speculation.prompt_lookup import PromptLookup
 
 _ANY_TOKEN = 1 << 20
 _LONGEST_RUN = 3

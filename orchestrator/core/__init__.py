@@ -1,1 +1,4 @@
-"""The pure core: events and time in, commands out."""
+"""The orchestrator's state machine: events and the time in, commands out.
+
+Pure: no sockets, clocks, threads, randomness, MLX or numpy.
+"""

@@ -1,7 +1,7 @@
 """Who may work together, and what may be asked: checks with a sentence for an answer. Pure."""
 
 from orchestrator.core.events import Request
-from protocol.messages import Hello
+from protocol.messages.worker import Hello
 
 
 def disagreement(one: Hello, other: Hello) -> str | None:

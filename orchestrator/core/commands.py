@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from protocol.messages import Likelihood, Role, SequenceId, Statistics, ToWorker
+from protocol.messages.base import Role, SequenceId
+from protocol.messages.client import Statistics
+from protocol.messages.sampling import Likelihood
+from protocol.messages.worker import ToWorker
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from protocol.messages import FromWorker, Hello, Role, Sampling, SequenceId
+from protocol.messages.base import Role, SequenceId
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import FromWorker, Hello
 
 
 @dataclass(frozen=True, slots=True)

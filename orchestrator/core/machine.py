@@ -8,18 +8,19 @@ from typing import Literal, assert_never
 
 from orchestrator.core.admission import refusal
 from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Tell
-from orchestrator.core.debts import OWING, Debts, Remedy
-from orchestrator.core.draft_election import MOST_DRAFTS, Standing
-from orchestrator.core.drafting import Drafting
+from orchestrator.core.drafts.election import MOST_DRAFTS, Standing
+from orchestrator.core.drafts.pool import Drafting
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
-from orchestrator.core.handoff import Handoff
+from orchestrator.core.kv.prefill_router import Handoff
 from orchestrator.core.options import Options
 from orchestrator.core.places import Places
-from orchestrator.core.roster import Roster
+from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.core.response_timeouts import OWING, Debts, Remedy
+from orchestrator.core.scheduler import Turns
 from orchestrator.core.sequence import Phase, Sequence, cut
-from orchestrator.core.strategies import STRATEGIES
-from orchestrator.core.turns import Turns
-from protocol.messages import Fault, Forest, Grow, Hello, KvOffer, Prefilled, Role, SequenceId, Stop, Verdict, Verify
+from orchestrator.core.worker_registry import Roster
+from protocol.messages.base import Role, SequenceId
+from protocol.messages.worker import Fault, Forest, Grow, Hello, KvOffer, Prefilled, Stop, Verdict, Verify
 
 
 class Machine:

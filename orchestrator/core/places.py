@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from protocol.messages import SequenceId
+from protocol.messages.base import SequenceId
 
 
 class Places:

@@ -4,15 +4,17 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
-from orchestrator.core.decision import View
-from orchestrator.core.estimates import Estimates
 from orchestrator.core.events import Request
+from orchestrator.core.policy.decision import View
+from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.request_stats import Tally
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.speculation_cache import Outcome, SpeculationCache
-from orchestrator.core.tally import Tally
-from protocol.messages import MAX_ENDS, KvReference, NodeId, Plan, Reroot, SequenceId, Start, Verdict, Verify
-from protocol.prompt_lookup import PromptLookup
-from protocol.token_tree import Node, flatten, node_id
+from protocol.messages.base import MAX_ENDS, NodeId, SequenceId
+from protocol.messages.plans import Plan
+from protocol.messages.worker import KvReference, Reroot, Start, Verdict, Verify
+from protocol.speculation.prompt_lookup import PromptLookup
+from protocol.speculation.token_tree import Node, flatten, node_id
 
 _SUFFIX = 8
 """Tokens that prompt lookup looks at, and more."""

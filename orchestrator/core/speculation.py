@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from orchestrator.core.estimates import Estimates
+from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.speculation_cache import Outcome, SpeculationCache
-from protocol.messages import Grow, NodeId
-from protocol.token_tree import Node
+from protocol.messages.base import NodeId
+from protocol.messages.worker import Grow
+from protocol.speculation.token_tree import Node
 
 _TELLING = 64
 """Fewer tokens are read too fast to say how fast."""

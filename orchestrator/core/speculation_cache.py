@@ -4,8 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from protocol.messages import Distribution, Grow, NodeId
-from protocol.token_tree import Node, TokenTree, node_id
+from protocol.messages.base import NodeId
+from protocol.messages.plans import Distribution
+from protocol.messages.worker import Grow
+from protocol.speculation.token_tree import Node, TokenTree, node_id
 
 _MOST_NODES = 1 << 13
 """Twice what any plan keeps: a draft that grows faster than the target verifies must not eat the memory, nor the

@@ -11,10 +11,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orchestrator.http.anthropic.routes import Messages
 from orchestrator.http.errors import ApiError
-from orchestrator.http.gate import HostGate, KeyGate, refusal
-from orchestrator.http.messages.routes import Messages
-from orchestrator.http.metrics import Counted
+from orchestrator.http.middleware import HostGate, KeyGate, refusal
+from orchestrator.http.monitoring.metrics import Counted
 from orchestrator.http.page import page
 from orchestrator.http.responses.routes import Responses
 from orchestrator.http.server import Server

@@ -4,12 +4,13 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cached_property
 
-from orchestrator.client import AsyncClient, AsyncStream
-from orchestrator.pipeline import Pipeline
-from orchestrator.sampling_params import SamplingParams
+from orchestrator.api.client import AsyncClient, AsyncStream
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling_params import SamplingParams
 from protocol.errors import PipelineError
-from protocol.messages import SequenceId, State
-from protocol.watch_messages import Scene
+from protocol.messages.base import SequenceId
+from protocol.messages.client import State
+from protocol.messages.telemetry import Scene
 
 
 class PipelineBackend:

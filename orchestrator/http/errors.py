@@ -1,11 +1,20 @@
-"""Errors in the shape that OpenAI's clients read. Pure."""
+"""Errors in the shapes that OpenAI's and Anthropic's clients read. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from protocol.errors import InputError, PipelineError
 
-_TYPES = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
+_OPENAI_TYPES = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -28,10 +37,14 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
-        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return _OPENAI_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
-    def body(self) -> dict[str, Any]:
+    def openai_body(self) -> dict[str, Any]:
         return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+
+    def anthropic_body(self) -> dict[str, Any]:
+        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": str(self)}}
 
 
 def unsupported(param: str, message: str) -> ApiError:

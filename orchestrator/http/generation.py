@@ -7,8 +7,8 @@ from typing import Protocol, TypeAlias
 
 import structlog
 
+from orchestrator.api.result import Chosen, Result
 from orchestrator.http.errors import ApiError, of_pipeline
-from orchestrator.reply import Chosen, Result
 from protocol.errors import PipelineError
 
 log = structlog.get_logger()

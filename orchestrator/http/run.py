@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 import uvicorn
 
-from orchestrator.chat_template import ChatTemplate
+from orchestrator.api.pipeline import Pipeline
 from orchestrator.http.app import application
 from orchestrator.http.backend import Keeper, PipelineBackend
 from orchestrator.http.server import Server
 from orchestrator.http.settings import Settings, loopback
-from orchestrator.pipeline import Pipeline
-from orchestrator.tokenizer import TextCodec
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
 
 _CONNECTIONS = 512

@@ -13,26 +13,26 @@ from typing import Protocol, TypeAlias
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from orchestrator.chat_template import ChatTemplate
-from orchestrator.http.answers import Answer, model_card
-from orchestrator.http.chunks import Chunks
+from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.http.admission_limit import Seats
+from orchestrator.http.disconnects import body, unless_gone
 from orchestrator.http.errors import ApiError, of_pipeline, unsupported
 from orchestrator.http.generation import Generation, Pieces
-from orchestrator.http.health import Health, Knowing
-from orchestrator.http.live import Live, Watchable
-from orchestrator.http.metrics import CONTENT_TYPE, Measured, Metrics
-from orchestrator.http.questions import Chat, Completion, Question, read, sampling
-from orchestrator.http.seats import Seats
+from orchestrator.http.monitoring.health import Health, Knowing
+from orchestrator.http.monitoring.live import Live, Watchable
+from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Measured, Metrics
+from orchestrator.http.openai.answers import Answer, model_card
+from orchestrator.http.openai.chunks import Chunks
+from orchestrator.http.openai.request_models import Chat, Completion, Question, read, sampling
+from orchestrator.http.openai.tool_calls import readable, taught
+from orchestrator.http.renderer import Shape
 from orchestrator.http.settings import Settings
-from orchestrator.http.shape import Shape
 from orchestrator.http.streaming import EventStream, frames
-from orchestrator.http.tools import readable, taught
-from orchestrator.http.waiting import body, unless_gone
-from orchestrator.sampling_params import SamplingParams
-from orchestrator.tokenizer import TextCodec
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
-from protocol.grammar import require_enforceable
-from protocol.messages import State
+from protocol.messages.client import State
+from protocol.sampling.grammar import require_enforceable
 
 _COMPLETION_TOKENS = 16
 """What OpenAI's completions generate if nothing is said; chats go on to the end of the context."""

@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import Event, Generation
-from orchestrator.http.shape import Shape
+from orchestrator.http.renderer import Shape
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API over conversations: items for messages, and answers that can be referred to."""
+"""OpenAI's Responses API over chats: items for messages, and answers that later requests can refer to."""

@@ -6,14 +6,14 @@ The object is what the events add up to, so that both ways tell the same.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.http.answers import usage
+from orchestrator.api.result import Chosen, Result
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import End, Event, Text
-from orchestrator.http.logprobs import Transcript
-from orchestrator.http.parts import Parts
-from orchestrator.http.responses.told import Call, Message, Told
-from orchestrator.http.shape import COMMENT, frame
-from orchestrator.reply import Chosen, Result
+from orchestrator.http.openai.answers import usage
+from orchestrator.http.openai.content import Parts
+from orchestrator.http.openai.logprobs import Transcript
+from orchestrator.http.renderer import COMMENT, frame
+from orchestrator.http.responses.output_items import Call, Message, Told
 
 _STATUS = {"stop": "completed", "length": "incomplete"}
 

@@ -8,17 +8,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.http.logprobs import Transcript
-from orchestrator.http.parts import Parts
-from orchestrator.http.questions import Chat
-from orchestrator.http.reading import decoded
+from orchestrator.http.disconnects import body
+from orchestrator.http.openai.content import Parts
+from orchestrator.http.openai.logprobs import Transcript
+from orchestrator.http.openai.request_models import Chat
+from orchestrator.http.request_bodies import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
-from orchestrator.http.responses.memory import Memory
-from orchestrator.http.responses.question import Items
-from orchestrator.http.responses.question import Response as Question
+from orchestrator.http.responses.request import Items
+from orchestrator.http.responses.request import Response as Question
+from orchestrator.http.responses.store import Memory
 from orchestrator.http.server import Server
 from orchestrator.http.settings import Settings
-from orchestrator.http.waiting import body
 
 _PATH = "/v1/responses"
 _MEMORY_BYTES = 64 << 20

@@ -1,0 +1,121 @@
+"""From a draft's logits to candidates: what the target is likely to sample next. Knows no trees or messages.
+
+One evaluation for all rows; only the best few of a vocabulary ever become Python numbers.
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from draft_worker.candidates.top import top
+from draft_worker.engine import Batch
+from protocol.messages.base import MAX_SUPPORT
+from protocol.messages.sampling import Sampling
+from protocol.sampling.grammar import GrammarError
+from protocol.sampling.sampler import Noise, filtered, scores
+from protocol.sampling.threefry import Stream
+from protocol.speculation.candidates import Candidates, Support
+
+FEWEST = 4
+"""Candidates looked up at least: they cost nothing, and a later plan may want them."""
+
+
+def propose(
+    logits: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch, noise: Noise
+) -> list[Candidates]:
+    """Candidates for each row of (L, V) `logits`; `positions[i]` is the absolute position of row i's next token.
+
+    `batch` tells how many and, where asked for, Saguaro's factor and fans.
+    """
+    logits = _restrained(logits, batch)
+    if sampling.verification == "rejection" and sampling.temperature > 0:
+        return _drawn(
+            filtered(logits, sampling, batch.contexts) / sampling.temperature, positions, sampling, batch, noise
+        )
+    ranked = _ranked(scores(logits, positions, sampling, batch.contexts, noise), batch.limit)
+    if sampling.verification == "rejection":
+        return [found._replace(support=Support(found.tokens[:1], (1.0,))) for found in ranked]
+    return ranked
+
+
+def _restrained(logits: mx.array, batch: Batch) -> mx.array:
+    if batch.restraint is None:
+        return logits
+    try:
+        return batch.restraint.applied(logits, batch.paths)
+    except GrammarError:
+        # Worse guesses do no harm, and the target says what is wrong.
+        return logits
+
+
+def _ranked(scored: mx.array, limit: int) -> list[Candidates]:
+    """By the target's own score, noise included, so that the best is the token it would sample."""
+    ids, values = top(scored, min(max(limit, FEWEST), scored.shape[-1]))
+    mx.async_eval(ids, values)
+    chances = _softmax_at(scored, values)
+    return [
+        Candidates(tokens, row) if row[-1] > 0 else _possible(tokens, row)
+        for tokens, row in zip(np.asarray(ids).tolist(), chances.tolist(), strict=True)
+    ]
+
+
+def _softmax_at(scored: mx.array, values: mx.array) -> npt.NDArray[np.float32]:
+    """(L, n) softmax of each (L, V) row of scores where it has these (L, n) values, best first."""
+    if mx.default_device() != mx.Device(mx.cpu):
+        return np.asarray(mx.minimum(mx.exp(values - mx.logsumexp(scored, axis=-1, keepdims=True)), 1.0))
+    # On a processor MLX takes exponentials one by one; numpy has vector code and reads the same memory.
+    mx.eval(scored, values)
+    rows, best = np.asarray(scored), np.asarray(values)
+    total = np.exp(rows - best[:, :1]).sum(axis=-1, keepdims=True)
+    return np.minimum(np.exp(best - best[:, :1]) / total, np.float32(1.0))
+
+
+def _possible(tokens: Sequence[int], chances: Sequence[float]) -> Candidates:
+    """Without the tokens that the filters dropped."""
+    count = sum(chance > 0 for chance in chances)
+    return Candidates(tokens[:count], chances[:count])
+
+
+def _drawn(
+    scaled: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch, noise: Noise
+) -> list[Candidates]:
+    """Leviathan et al. 2023: the main child is a sample of the draft's own renormalised best."""
+    ids, values = top(scaled, min(MAX_SUPPORT, scaled.shape[-1]))
+    rows = mx.stack([noise.row(sampling.seed, position, Stream.DRAFT) for position in positions])
+    gumbel = mx.take_along_axis(rows, ids, axis=-1)
+    mx.eval(ids, values, gumbel)
+    best = np.asarray(values).astype(np.float64)
+    chances = np.exp(best - best[:, :1])
+    chances /= chances.sum(axis=-1, keepdims=True)
+    proposal = _saguaro(chances, batch)
+    with np.errstate(divide="ignore"):
+        picks = np.argmax(np.log(proposal) + np.asarray(gumbel), axis=-1)
+    return [
+        _with_main(tokens, chance.tolist(), share.tolist(), int(pick), max(batch.limit, FEWEST))
+        for tokens, chance, share, pick in zip(np.asarray(ids).tolist(), chances, proposal, picks, strict=True)
+    ]
+
+
+def _saguaro(chances: npt.NDArray[np.float64], batch: Batch) -> npt.NDArray[np.float64]:
+    """Multiply each row's `fans` best by the factor and renormalise, so that the tokens which the
+    speculation cache holds are what is left over on a rejection (arXiv 2603.03251, section 5)."""
+    if batch.saguaro == 1.0 or not batch.fans:
+        return chances
+    ranks = np.arange(chances.shape[-1])
+    weighted = np.where(ranks < np.array(batch.fans)[:, None], batch.saguaro, 1.0) * chances
+    total = weighted.sum(axis=-1, keepdims=True)
+    # Factor 0 with all mass among the best leaves nothing to draw from: then draw as usual.
+    return np.where(total > 0, weighted / np.where(total > 0, total, 1.0), chances)
+
+
+def _with_main(tokens: list[int], chances: list[float], shares: list[float], pick: int, limit: int) -> Candidates:
+    """The drawn token first, then the others by falling probability."""
+    order = [pick, *(rank for rank in range(len(tokens)) if rank != pick and chances[rank] > 0)][:limit]
+    support = [rank for rank in range(len(tokens)) if shares[rank] > 0]
+    return Candidates(
+        [tokens[rank] for rank in order],
+        [chances[rank] for rank in order],
+        Support([tokens[rank] for rank in support], [shares[rank] for rank in support]),
+    )

@@ -1,0 +1,161 @@
+"""A checkpoint to a folder that a draft worker can run: package, host's tables, tokenizer. Needs no torch."""
+
+import importlib.metadata
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+
+from draft_worker.coreml.conversion.checkpoint import Checkpoint
+from draft_worker.coreml.conversion.graph import decoder
+from draft_worker.coreml.conversion.weights import Constants, head_chunks
+from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package
+from draft_worker.coreml.toolchain import toolchain
+from protocol.contracts.conversion import FOLDER_FACTS, Choices, Progress
+from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.errors import InputError
+
+Report: TypeAlias = Callable[[Progress], None]
+
+_SLOTS = 32
+"""The context is a multiple of this: 64 bytes of fp16."""
+_MOST = 16_384
+"""Longest axis that the Neural Engine takes."""
+_USUAL_CONTEXT = 2048
+_COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+
+
+def convert(source: Path, destination: Path, choices: Choices, report: Report = lambda _: None) -> Package:
+    """Write `destination`/model.mlpackage, host.safetensors and the source's configuration and tokenizer.
+
+    An earlier conversion there is replaced once the new one is complete. Raises InputError for a source that
+    can't be converted, for choices that don't fit it, and for a destination that holds something else.
+    """
+    tokenizer = tokenizer_fingerprint(source)
+    return write(Checkpoint.load(source), destination, choices, tokenizer, report)
+
+
+def write(
+    checkpoint: Checkpoint, destination: Path, choices: Choices, tokenizer: str = "", report: Report = lambda _: None
+) -> Package:
+    """Like `convert`, for a checkpoint that is loaded; `tokenizer` is its tokenizer's fingerprint."""
+    package = describe(checkpoint, choices, tokenizer)
+    destination = destination.resolve()
+    _require_replaceable(destination)
+    # Made beside its place and moved there when complete: whatever ends us early leaves no half a model.
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as room:
+        unfinished = Path(room) / destination.name
+        unfinished.mkdir()
+        _fill(unfinished, checkpoint, package, report)
+        if destination.exists():
+            shutil.rmtree(destination)
+        unfinished.rename(destination)
+    return package
+
+
+def describe(checkpoint: Checkpoint, choices: Choices, tokenizer: str = "") -> Package:
+    """What `choices` make of the checkpoint. Raises InputError if they don't fit it, or no Neural Engine."""
+    context = choices.context
+    if context is None:
+        context = min(_USUAL_CONTEXT, checkpoint.shape.positions // _SLOTS * _SLOTS)
+    _check(checkpoint.shape.positions, context, choices.widths)
+    return Package(
+        source=str(checkpoint.folder),
+        shape=checkpoint.shape,
+        widths=tuple(sorted(set(choices.widths))),
+        context=context,
+        cache=choices.cache,
+        weights=choices.weights,
+        outputs=tuple(len(chunk) for chunk in head_chunks(range(checkpoint.shape.vocabulary))),
+        model=checkpoint.fingerprint(),
+        tokenizer=tokenizer,
+        interleaved=checkpoint.interleaved,
+        version=importlib.metadata.version("launch-pipeline"),
+    )
+
+
+def _check(positions: int, context: int, widths: tuple[int, ...]) -> None:
+    if not widths or not 1 <= min(widths) <= max(widths) <= context:
+        raise InputError("Each width must be at least 1 and at most the context: pass for example --widths 1,8,32.")
+    if context > positions:
+        raise InputError(f"The model knows {positions} positions: choose a --context up to that, not {context}.")
+    if context % _SLOTS or context + max(widths) > _MOST:
+        raise InputError(
+            f"A context of {context} does not fit the Neural Engine: "
+            f"choose a multiple of {_SLOTS} up to {(_MOST - max(widths)) // _SLOTS * _SLOTS}."
+        )
+
+
+def _require_replaceable(destination: Path) -> None:
+    if destination.exists() and not destination.is_dir():
+        raise InputError(f"{destination} is a file: name a folder to be made.")
+    if destination.is_dir() and any(destination.iterdir()) and not (destination / MODEL).is_dir():
+        raise InputError(f"{destination} holds other things: name a new or empty folder.")
+
+
+def _fill(folder: Path, checkpoint: Checkpoint, package: Package, report: Report) -> None:
+    layers = len(package.widths) * package.shape.layers
+    built = 0
+
+    def tick() -> None:
+        nonlocal built
+        built += 1
+        report(Progress("graph", built, layers + 2))
+
+    report(Progress("graph", 0, layers + 2))
+    program = _program(checkpoint, package, tick)
+    report(Progress("package", layers, layers + 2))
+    _save(program, package, folder / MODEL)
+    report(Progress("host's tables", layers + 1, layers + 2))
+    _save_host(checkpoint, package, folder / HOST)
+    (folder / FOLDER_FACTS).write_text(package.encode())
+    for name in _COPIED:
+        if (checkpoint.folder / name).is_file():
+            shutil.copyfile(checkpoint.folder / name, folder / name)
+
+
+def _program(checkpoint: Checkpoint, package: Package, tick: Callable[[], None]) -> Any:
+    """A program of one function a width. Constants carry their parameter's name as the id by which
+    coremltools writes them once; `save_multifunction` would need every function as a package of its own first."""
+    program = toolchain().program.Program()
+    constants = Constants(checkpoint, package.weights)
+    for width in package.widths:
+        program.add_function(package.function(width), decoder(package, constants, width, tick))
+    program.default_function_name = package.function(package.widths[0])
+    program.export_as_multifunction = True
+    return program
+
+
+def _save(program: Any, package: Package, path: Path) -> None:
+    coremltools = toolchain().coremltools
+    # It draws progress bars of its own.
+    with redirect_stderr(StringIO()):
+        model = coremltools.convert(
+            program,
+            convert_to="mlprogram",
+            minimum_deployment_target=coremltools.target.iOS18,
+            # The program is fp16 already; the pass for FLOAT16 would only add casts.
+            compute_precision=coremltools.precision.FLOAT32,
+            # The graph is written as it is to run: the default passes take most of the time and change nothing.
+            pass_pipeline=coremltools.PassPipeline.EMPTY,
+            skip_model_load=True,
+        )
+    model.user_defined_metadata[METADATA_KEY] = package.encode()
+    model.short_description = f"Draft model for speculative decoding, made from {package.source}."
+    model.save(str(path))
+
+
+def _save_host(checkpoint: Checkpoint, package: Package, path: Path) -> None:
+    rotation = checkpoint.rotation(package.context)
+    tables: dict[str, Any] = {
+        "embedding": mx.array(checkpoint.half("model.embed_tokens.weight")),
+        "cosine": mx.array(rotation.cosine),
+        "sine": mx.array(rotation.sine),
+    }
+    mx.save_safetensors(str(path), tables, metadata={"model": package.model})

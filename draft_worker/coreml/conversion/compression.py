@@ -1,0 +1,105 @@
+"""How a weight matrix may be stored: fp16, int8 per channel, 4-bit palettes. Pure numpy; knows no Core ML."""
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from draft_worker.coreml.arrays import Half, Single
+from protocol.contracts.conversion import WeightKind
+
+_PALETTE = 16
+_ROUNDS = 20
+"""Lloyd's iterations; the error of Gaussian values is then within 1% of the least possible."""
+_LEVELS = 1024
+"""Bins of the histograms that palettes are fitted to."""
+_ROWS = 256
+"""Channels that are fitted at a time, so that the histograms stay in the processor's cache."""
+
+
+class Scaled(NamedTuple):
+    """weight[o, i] is values[o, i] * scale[o, 0]."""
+
+    values: npt.NDArray[np.int8]
+    scale: Half
+
+
+class Palettes(NamedTuple):
+    """weight[o, i] is tables[o, indices[o, i]]: a palette an output channel."""
+
+    indices: npt.NDArray[np.uint8]
+    tables: Half
+    """(outputs, 16), each row ascending."""
+
+
+Stored: TypeAlias = Half | Scaled | Palettes
+
+
+def compress(weight: Half, kind: WeightKind) -> Stored:
+    """`weight`: (outputs, inputs)."""
+    match kind:
+        case "fp16":
+            return weight
+        case "int8":
+            return _scaled(weight)
+        case "4bit":
+            return _palettes(weight)
+
+
+def restore(stored: Stored) -> Half:
+    """The weight that a device will see; every product rounded to fp16, as Core ML defines it."""
+    match stored:
+        case Scaled(values, scale):
+            return values.astype(np.float16) * scale
+        case Palettes(indices, tables):
+            return np.take_along_axis(tables, indices, axis=1)
+        case _:
+            return stored
+
+
+def _scaled(weight: Half) -> Scaled:
+    largest = np.abs(weight.astype(np.float32)).max(axis=1, keepdims=True)
+    # The scale is rounded to fp16 first, so that the values are the best ones for the scale that is stored.
+    scale = np.maximum(largest / 127, np.finfo(np.float16).tiny).astype(np.float16)
+    return Scaled(np.clip(np.rint(weight / scale.astype(np.float32)), -127, 127).astype(np.int8), scale)
+
+
+def _palettes(weight: Half) -> Palettes:
+    blocks = [_fit(weight[begin : begin + _ROWS].astype(np.float32)) for begin in range(0, len(weight), _ROWS)]
+    return Palettes(np.concatenate([block.indices for block in blocks]), np.concatenate([b.tables for b in blocks]))
+
+
+def _fit(rows: Single) -> Palettes:
+    """Sixteen numbers for each row near which its values cluster: k-means in one dimension (Lloyd 1982).
+
+    It runs on a histogram of each row, whose cumulative sums give every cluster's mean at once.
+    """
+    low = rows.min(axis=1, keepdims=True)
+    step = np.maximum(rows.max(axis=1, keepdims=True) - low, np.finfo(np.float16).tiny) / (_LEVELS - 1)
+    bins = np.rint((rows - low) / step).astype(np.int64)
+    flat = (bins + np.arange(len(rows))[:, None] * _LEVELS).reshape(-1)
+    counts = _cumulative(np.bincount(flat, minlength=len(rows) * _LEVELS), len(rows))
+    sums = _cumulative(np.bincount(flat, weights=bins.reshape(-1), minlength=len(rows) * _LEVELS), len(rows))
+    # Begin at equal shares of the cube root of the density, the best for many levels (Panter and Dite 1951).
+    roots = _cumulative(np.cbrt(np.diff(counts, axis=1)), len(rows))
+    shares = (np.arange(_PALETTE) + 0.5) / _PALETTE * roots[:, -1:]
+    centres = (roots[:, None, 1:] < shares[:, :, None]).sum(axis=2).astype(np.float64)
+    for _ in range(_ROUNDS):
+        edges = _edges(centres)
+        members = np.diff(np.take_along_axis(counts, edges, axis=1))
+        means = np.diff(np.take_along_axis(sums, edges, axis=1)) / np.maximum(members, 1)
+        centres = np.sort(np.where(members > 0, means, centres), axis=1)
+    # Bin by bin, the palette entry is the number of borders at or below.
+    nearest = (np.arange(_LEVELS)[None, :, None] >= _edges(centres)[:, None, 1:-1]).sum(axis=2, dtype=np.uint8)
+    return Palettes(np.take_along_axis(nearest, bins, axis=1), (low + centres * step).astype(np.float16))
+
+
+def _cumulative(flat: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    """(rows, bins + 1): what lies below each bin."""
+    return np.pad(np.cumsum(flat.reshape(rows, _LEVELS), axis=1), ((0, 0), (1, 0)))
+
+
+def _edges(centres: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """(rows, 17): the first bin of each cluster, then the number of bins."""
+    between = np.floor((centres[:, 1:] + centres[:, :-1]) / 2).astype(np.int64) + 1
+    return np.pad(between, ((0, 0), (1, 1)), constant_values=((0, 0), (0, _LEVELS)))

@@ -1,0 +1,165 @@
+"""What in a saved program would not run on the Neural Engine, and why. Reads a program; runs nothing.
+
+Core ML says nothing when it moves an operation to the processor, so this is checked before. The rules come from
+Apple's "Deploying Transformers on the Apple Neural Engine", from coremltools' documentation and from what several
+projects report; on a Mac, `MLComputePlan` and timing have the last word.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, Stored, Tensor
+from protocol.contracts.conversion import LintFinding as Finding
+
+_NATIVE = frozenset(
+    (
+        *("conv", "matmul", "add", "sub", "mul", "real_div", "maximum", "minimum", "abs", "square", "sqrt", "rsqrt"),
+        *("softmax", "silu", "sigmoid", "tanh", "relu", "gelu", "reduce_mean", "reduce_max", "reduce_sum"),
+        *("layer_norm", "reshape", "transpose", "split", "concat", "slice_by_size", "slice_by_index"),
+        *("expand_dims", "squeeze", "identity", "read_state", "write_state", "slice_update"),
+        *("constexpr_lut_to_dense", "constexpr_blockwise_shift_scale"),
+    )
+)
+_FOREIGN = {
+    "gather": "a look-up by computed index runs on the processor",
+    "gather_along_axis": "a look-up by computed index runs on the processor",
+    "gather_nd": "a look-up by computed index runs on the processor, or gives wrong numbers",
+    "scatter_nd": "its compiler rejects writes to computed indices",
+    "topk": "sorting runs on the processor, and in fp16 programs indices wrap at 65,535",
+    "reduce_argmax": "an index over a vocabulary runs on the processor and takes longer than handing the logits over",
+    "cast": "a change of type is a change of device",
+    "select": "choosing by condition runs on the processor",
+    "greater_equal": "comparing runs on the processor",
+    "linear": "only as a 1x1 convolution on (1, channels, 1, length) does a product get the fast layout",
+}
+_FLOAT = "FLOAT16"
+_LONGEST_AXIS = 16_384
+_MOST_AXES = 5
+_ALIGNMENT = 64
+_WASTE = 1 << 20
+"""Bytes of padding in one input or output that are worth a word."""
+_STATE_MULTIPLE = 32
+_LARGEST_WEIGHTS = 1 << 30
+_SMALLEST_NORMAL = 2.0**-14
+"""Below this, fp16 numbers lose digits, and the device may take them for 0."""
+_LARGEST_BIAS = 3e4
+"""Added twice, it leaves fp16's range."""
+
+
+def lint(file: ProgramFile) -> list[Finding]:
+    """Every finding, errors first. Raises InputError for a damaged weight file."""
+    findings = list(_weights(file))
+    for function in file.functions.values():
+        for rule in (operations, tensors, channels, interface, states, numbers):
+            findings += rule(function)
+    return sorted(findings, key=lambda finding: finding.severity)
+
+
+def _weights(file: ProgramFile) -> Iterator[Finding]:
+    if file.weights_size > _LARGEST_WEIGHTS:
+        reason = f"{file.weights_size / 2**30:.1f} GiB of weights; above 1 GiB, loading on the device often fails"
+        yield Finding("warning", "package size", "", "weight.bin", reason)
+
+
+def operations(function: FunctionFile) -> Iterator[Finding]:
+    for operation in function.operations:
+        where = f"{operation.type} {operation.outputs[0] if operation.outputs else ''}".strip()
+        if operation.type in _FOREIGN:
+            yield Finding("error", "operation", function.name, where, _FOREIGN[operation.type])
+        elif operation.type not in _NATIVE:
+            yield Finding("error", "operation", function.name, where, "it is not known to run on the Neural Engine")
+        elif operation.type == "constexpr_blockwise_shift_scale" and _is_blockwise(operation, function):
+            reason = "scales of blocks within a channel are for the GPU; use one scale a channel"
+            yield Finding("error", "weight form", function.name, where, reason)
+
+
+def _is_blockwise(operation: Operation, function: FunctionFile) -> bool:
+    return any(size > 1 for size in _tensor(operation.inputs["scale"][0], function).shape[1:])
+
+
+def tensors(function: FunctionFile) -> Iterator[Finding]:
+    indices = _slice_indices(function)
+    for name, tensor in function.types.items():
+        if name in function.constants:
+            continue
+        if -1 in tensor.shape:
+            yield Finding("error", "static shape", function.name, name, f"{_show(tensor)}: shapes must be fixed")
+        if len(tensor.shape) > _MOST_AXES:
+            yield Finding("error", "axes", function.name, name, f"{_show(tensor)}: at most {_MOST_AXES} axes")
+        if max(tensor.shape, default=0) > _LONGEST_AXIS:
+            reason = f"{_show(tensor)}: no axis may be longer than {_LONGEST_AXIS}"
+            yield Finding("error", "axis length", function.name, name, reason)
+        if name in indices:
+            reason = "a slot known only at run time: some systems fail to compile it, others ship it; measure"
+            yield Finding("warning", "run-time slot", function.name, name, reason)
+        elif tensor.kind != _FLOAT:
+            reason = f"{_show(tensor)}: the Neural Engine computes in fp16 alone"
+            yield Finding("error", "element type", function.name, name, reason)
+
+
+def _slice_indices(function: FunctionFile) -> set[str]:
+    updates = [operation for operation in function.operations if operation.type == "slice_update"]
+    return {name for update in updates for end in ("begin", "end") for name in update.inputs.get(end, ())}
+
+
+def channels(function: FunctionFile) -> Iterator[Finding]:
+    """Kernels are constants, or expanded from constants, which the rules for tensors pass by."""
+    for operation in function.operations:
+        if operation.type != "conv":
+            continue
+        kernel = _tensor(operation.inputs["weight"][0], function)
+        if max(kernel.shape[:2]) > _LONGEST_AXIS:
+            reason = f"a kernel of {_show(kernel)}: split what has more than {_LONGEST_AXIS} channels"
+            yield Finding("error", "channels", function.name, operation.outputs[0], reason)
+
+
+def _tensor(name: str, function: FunctionFile) -> Tensor:
+    stored = function.constants.get(name)
+    return stored.tensor if stored else function.types[name]
+
+
+def interface(function: FunctionFile) -> Iterator[Finding]:
+    """Inputs and outputs lie in memory with their last axis padded to 64 bytes."""
+    for name in (*function.inputs, *function.outputs):
+        shape, kind = function.types[name]
+        if kind != _FLOAT or not shape or -1 in shape:
+            continue
+        rows, row = math.prod(shape[:-1]), 2 * shape[-1]
+        padded = -(-row // _ALIGNMENT) * _ALIGNMENT
+        if rows * (padded - row) > _WASTE:
+            reason = f"{_show(function.types[name])}: padded from {rows * row} to {rows * padded} bytes"
+            yield Finding("warning", "alignment", function.name, name, reason)
+
+
+def states(function: FunctionFile) -> Iterator[Finding]:
+    if len(function.states) > 1:
+        reason = f"{len(function.states)} states; the Neural Engine is known to take one"
+        yield Finding("warning", "states", function.name, ", ".join(function.states), reason)
+    for name, tensor in function.states.items():
+        if any(size % _STATE_MULTIPLE for size in tensor.shape[-2:]):
+            reason = f"{_show(tensor)}: the last two axes of a state must be multiples of {_STATE_MULTIPLE}"
+            yield Finding("error", "state alignment", function.name, name, reason)
+
+
+def numbers(function: FunctionFile) -> Iterator[Finding]:
+    for name, stored in function.constants.items():
+        # Rows of weights were rounded to finite fp16 numbers when they were stored; large ones are not read again.
+        if stored.text is None and stored.tensor.kind == _FLOAT and isinstance(stored.key, bytes):
+            yield from _number(function.name, name, stored)
+
+
+def _number(function: str, name: str, stored: Stored) -> Iterator[Finding]:
+    values = np.abs(np.asarray(stored.value(), np.float32))
+    largest, smallest = float(values.max(initial=0)), float(values.min(initial=1))
+    if not largest <= _LARGEST_BIAS:
+        reason = f"{largest:g} is near or beyond fp16's range, and what it is added to becomes NaN; mask with -1e4"
+        yield Finding("error", "large number", function, name, reason)
+    if values.size == 1 and 0 < smallest < _SMALLEST_NORMAL:
+        reason = f"{smallest:.3g} is below fp16's normal range and may be taken for 0"
+        yield Finding("warning", "small number", function, name, reason)
+
+
+def _show(tensor: Tensor) -> str:
+    return f"{tensor.kind.lower()} {tensor.shape}"

@@ -1,0 +1,99 @@
+"""How a checkpoint's parameters enter a program: as constants that the functions of a package share."""
+
+from typing import Any, TypeVar
+
+import numpy as np
+
+from draft_worker.coreml.arrays import Array, Half
+from draft_worker.coreml.conversion.checkpoint import Checkpoint
+from draft_worker.coreml.conversion.compression import Palettes, Scaled, Stored, compress
+from draft_worker.coreml.toolchain import toolchain
+from protocol.contracts.conversion import WeightKind
+
+_CHANNELS = 16_384
+"""The most output channels of a convolution on the Neural Engine."""
+_ALIGNED = 32
+"""fp16 numbers in the 64 bytes to which the Neural Engine aligns an axis."""
+Rows = TypeVar("Rows", Half, range)
+
+
+class Constants:
+    """Makes MIL constants; each parameter is read and compressed once, whatever number of functions uses it."""
+
+    def __init__(self, checkpoint: Checkpoint, kind: WeightKind) -> None:
+        self._checkpoint = checkpoint
+        self._kind: WeightKind = kind
+        self._stored: dict[str, Stored] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._checkpoint
+
+    def vector(self, name: str, axis: int, rank: int = 4) -> Any:
+        """A norm's weight, laid along `axis`."""
+        shape = [1] * rank
+        shape[axis] = -1
+        return _constant(self._half(name).reshape(shape), name)
+
+    def bias(self, name: str) -> Any | None:
+        return _constant(self._half(name), name) if name in self._checkpoint else None
+
+    def kernel(self, name: str) -> Any:
+        """A matrix (outputs, inputs) as the kernel (outputs, inputs, 1, 1) of a convolution."""
+        if name not in self._stored:
+            self._stored[name] = compress(self._checkpoint.half(name), self._kind)
+        return _kernel(self._stored[name], name)
+
+    def head_kernels(self) -> list[Any]:
+        """The output head in chunks of rows that the Neural Engine can take, as even as alignment allows."""
+        name = "lm_head.weight" if "lm_head.weight" in self._checkpoint else "model.embed_tokens.weight"
+        if f"{name}.0" not in self._stored:
+            # A head in 4 bits costs more accuracy than all layers together and is read once a token.
+            kind: WeightKind = "int8" if self._kind == "4bit" else self._kind
+            for index, rows in enumerate(head_chunks(self._checkpoint.half(name))):
+                self._stored[f"{name}.{index}"] = compress(rows, kind)
+        chunks = [chunk for chunk in self._stored if chunk.startswith(f"{name}.")]
+        return [_kernel(self._stored[chunk], chunk) for chunk in chunks]
+
+    def _half(self, name: str) -> Half:
+        if name not in self._stored:
+            self._stored[name] = self._checkpoint.half(name)
+        held = self._stored[name]
+        assert isinstance(held, np.ndarray)
+        return held
+
+
+def head_chunks(rows: Rows) -> list[Rows]:
+    """Contiguous runs of rows, none above the Neural Engine's channel limit."""
+    count = -(-len(rows) // _CHANNELS)
+    size = -(-len(rows) // (count * _ALIGNED)) * _ALIGNED
+    return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+
+
+def _kernel(stored: Stored, name: str) -> Any:
+    operations, uint4 = toolchain().operations, toolchain().uint4
+    match stored:
+        case Scaled(values, scale):
+            return operations.constexpr_blockwise_shift_scale(
+                data=_constant(values[:, :, None, None], f"{name}.values"),
+                scale=_constant(scale[:, :, None, None], f"{name}.scale"),
+                name=_identifier(name),
+            )
+        case Palettes(indices, tables):
+            return operations.constexpr_lut_to_dense(
+                indices=_constant(indices.astype(uint4)[:, :, None, None], f"{name}.indices"),
+                lut=_constant(tables[:, None, None, None, :, None], f"{name}.palettes"),
+                name=_identifier(name),
+            )
+        case _:
+            return _constant(stored[:, :, None, None], name)
+
+
+def _constant(array: Array, name: str) -> Any:
+    """A constant that lies in the weight file once, for all functions that name it alike."""
+    constant = toolchain().operations.const(val=np.ascontiguousarray(array), name=_identifier(name))
+    constant.op.weight_id = name
+    return constant
+
+
+def _identifier(name: str) -> str:
+    return name.replace(".", "_")

@@ -1,0 +1,174 @@
+"""The examining process: one stage of what a converted model does on its device. Judges nothing.
+
+`python -m draft_worker.coreml.examine ORDER`: an order in JSON as the last argument, reports as lines of JSON.
+"""
+
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+
+from draft_worker.coreml.arrays import Single
+from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.runtime.compute_plan import placements
+from draft_worker.coreml.runtime.forward import Forward
+from draft_worker.coreml.runtime.interface import Runtime
+from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, Memory
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
+from draft_worker.coreml.runtime.tree_slots import PREFIX
+from protocol.contracts.examination import (
+    Agreed,
+    Broken,
+    ExaminationOrder,
+    ExaminationReport,
+    Placed,
+    Predicted,
+    Timed,
+    Units,
+    Written,
+)
+from protocol.errors import PipelineError
+
+OpenRuntime: TypeAlias = Callable[[Converted, Units], Runtime]
+_PROMPT = 24
+_REPORT_EVERY = 25
+_STEADY = 1e-3
+"""In standard deviations: what two predicts of the same may differ by."""
+
+
+def main(open_core_ml: OpenRuntime | None = None) -> int:
+    """`open_core_ml`: stands in for Core ML."""
+    # Standard output is for reports alone, whatever a library may print.
+    output, sys.stdout = sys.stdout, sys.stderr
+    order = msgspec.json.decode(sys.argv[-1], type=ExaminationOrder)
+    try:
+        for report in carry_out(order, open_core_ml or _core_ml):
+            output.write(msgspec.json.encode(report).decode() + "\n")
+            output.flush()
+    except (PipelineError, RuntimeError, ValueError, OSError) as error:
+        output.write(msgspec.json.encode(Broken(f"{type(error).__name__}: {error}"[:2000])).decode() + "\n")
+        return 1
+    return 0
+
+
+def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[ExaminationReport]:
+    """The reports of one stage. Raises what the runtime raises."""
+    mx.set_default_device(mx.cpu)
+    converted = Converted.open(Path(order.folder))
+    if order.stage == "golden":
+        np.savez(order.golden, **_named(answers(calls(converted, ExecutorRuntime(converted)))))
+        yield Written()
+        return
+    if order.stage == "plan":
+        yield from _placed(converted.folder, order)
+        return
+    executing = order.runtime == "executor"
+    runtime = ExecutorRuntime(converted) if executing else open_core_ml(converted, order.units)
+    with np.load(order.golden) as golden:
+        expected = {width: golden[_name(width)] for width in converted.package.widths}
+    # They live to the end: Core ML may hold on to their buffers.
+    repeatable = calls(converted, runtime)
+    yield from compare(answers(repeatable), expected)
+    yield from soak(repeatable, order.predicts, time.perf_counter)
+
+
+def calls(converted: Converted, runtime: Runtime) -> "dict[int, Call]":
+    """One for each width."""
+    return {width: Call(converted, runtime, width) for width in converted.package.widths}
+
+
+def answers(calls: "dict[int, Call]") -> dict[int, Single]:
+    """By width: (width, vocabulary) logits of a chain behind a short prompt that was read by the widest function."""
+    return {width: call.logits() for width, call in calls.items()}
+
+
+def compare(got: dict[int, Single], expected: dict[int, Single]) -> Iterator[Agreed]:
+    for width, want in expected.items():
+        difference = got[width] - want
+        deviation = float(np.sqrt(np.mean(difference * difference)) / want.std())
+        same = float((got[width].argmax(-1) == want.argmax(-1)).mean())
+        yield Agreed(width, deviation if np.isfinite(deviation) else None, same)
+
+
+def soak(calls: "dict[int, Call]", predicts: int, clock: Callable[[], float]) -> Iterator[Predicted | Timed]:
+    """The widths in turns, the same call of each again and again; then the time of each."""
+    first = answers(calls)
+    turns = itertools.cycle(calls)
+    times: dict[int, list[float]] = {width: [] for width in calls}
+    steady = True
+    for done in range(1, predicts + 1):
+        width = next(turns)
+        began = clock()
+        logits = calls[width].logits()
+        times[width].append(clock() - began)
+        drift = float(np.abs(logits - first[width]).max())
+        steady = steady and drift <= _STEADY * float(first[width].std())
+        if done % _REPORT_EVERY == 0 or done == predicts:
+            yield Predicted(done, steady)
+    for width, seconds in times.items():
+        if seconds:
+            yield Timed(width, median(seconds) * 1e3)
+
+
+class Call:
+    """One call that can be repeated: its rows are dropped each time."""
+
+    def __init__(self, converted: Converted, runtime: Runtime, width: int) -> None:
+        package = converted.package
+        self._forward = Forward(package, converted.tables, runtime)
+        self._memory = _memory(converted, runtime)
+        self._vocabulary = package.shape.vocabulary
+        source = np.random.default_rng(width)
+        prompt = source.integers(0, self._vocabulary, min(_PROMPT, package.context // 2))
+        self._tokens = source.integers(0, self._vocabulary, min(width, package.context - len(prompt))).tolist()
+        self._width = width
+        for begin in range(0, len(prompt), package.widths[-1]):
+            path = self._run(prompt[begin : begin + package.widths[-1]].tolist(), package.widths[-1])[0]
+            self._memory.slots.keep(path, ())
+
+    def logits(self) -> Single:
+        _, logits = self._run(self._tokens, self._width)
+        self._memory.slots.keep([], ())
+        return logits[:, : self._vocabulary].copy()
+
+    def _run(self, tokens: list[int], width: int) -> tuple[list[int], Single]:
+        first = self._memory.slots.next_row
+        numbers = self._memory.slots.add(tokens, [PREFIX, *range(first, first + len(tokens) - 1)], width)
+        return numbers, self._forward.run(self._memory, numbers)
+
+
+def _memory(converted: Converted, runtime: Runtime) -> Memory:
+    if converted.package.cache == "state":
+        return DeviceMemory(converted.package, runtime)
+    return HostMemory(np.zeros(converted.package.cache_shape, np.float32))
+
+
+def _placed(folder: Path, order: ExaminationOrder) -> Iterator[Placed]:
+    """The executor has no devices to choose between."""
+    if order.runtime == "coreml":
+        yield from placements(folder)
+
+
+def _core_ml(converted: Converted, units: Units) -> Runtime:
+    from draft_worker.coreml.runtime.apple import CoreMlRuntime
+
+    return CoreMlRuntime(converted, units)
+
+
+def _named(logits: dict[int, Single]) -> dict[str, Any]:
+    return {_name(width): rows for width, rows in logits.items()}
+
+
+def _name(width: int) -> str:
+    return f"width_{width}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Core ML itself, behind the interface of a runtime. The only file whose calls need a Mac."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from draft_worker.coreml.arrays import Array
+from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.package import MODEL
+from draft_worker.coreml.runtime.interface import DeviceState
+from draft_worker.coreml.toolchain import toolchain
+from protocol.contracts.examination import Units
+from protocol.contracts.neural_engine import package_fingerprint
+from protocol.paths import cache_folder
+
+_CACHE = "kv"
+
+
+class CoreMlRuntime:
+    """A package compiled for this machine. Loading may take a minute the first time, and a moment later on."""
+
+    name = "coreml"
+
+    def __init__(self, converted: Converted, units: Units = "CPU_AND_NE") -> None:
+        # The Neural Engine is a preference: Core ML moves what it can't take to the processor, and says nothing.
+        coremltools, package = toolchain().coremltools, converted.package
+        path = compiled(converted.folder)
+        self.device = f"Core ML, {'Neural Engine preferred' if units == 'CPU_AND_NE' else 'processor only'}"
+        self._models: dict[int, Any] = {
+            width: coremltools.models.CompiledMLModel(
+                path=str(path),
+                compute_units=coremltools.ComputeUnit[units],
+                function_name=package.function(width),
+            )
+            for width in package.widths
+        }
+
+    def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+        held = state.state if isinstance(state, CoreMlState) else None
+        return self._models[width].predict(data=inputs, state=held)
+
+    def make_state(self) -> "CoreMlState":
+        return CoreMlState(next(iter(self._models.values())).make_state())
+
+
+class CoreMlState:
+    """Core ML's state as a DeviceState."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def read(self) -> Array:
+        return self.state.read_state(name=_CACHE)
+
+    def write(self, cache: Array) -> None:
+        self.state.write_state(name=_CACHE, value=cache)
+
+
+def compiled(folder: Path) -> Path:
+    """The compiled model of a converted folder, made on first use and then found at the same place.
+
+    A fixed place matters: the system keeps what it prepared for the Neural Engine by the path of the model.
+    """
+    place = cache_folder() / "compiled" / f"{package_fingerprint(folder)}.mlmodelc"
+    if not place.is_dir():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent) as room:
+            made = toolchain().coremltools.models.utils.compile_model(
+                model=str(folder / MODEL), destination_path=str(Path(room) / place.name)
+            )
+            shutil.move(made, place)
+    return place

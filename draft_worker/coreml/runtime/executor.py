@@ -1,0 +1,220 @@
+"""Runs a saved .mlpackage with MLX, on any machine. It proves the graph; it is no Neural Engine.
+
+It reads the same file as Core ML does and follows each operation's definition. It says nothing about the
+speed of a device, about where Core ML would run an operation, or about how a device accumulates sums.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+
+from draft_worker.coreml.arrays import Array
+from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, Stored, Tensor
+from draft_worker.coreml.runtime.operations import EXPANSIONS, OPERATIONS, Run
+from protocol.errors import InputError
+
+Precision: TypeAlias = Literal["fp16", "fp32"]
+"""fp16 rounds inputs and every result, as stored; fp32 shows what the graph means before rounding."""
+State: TypeAlias = dict[str, mx.array]
+"""What a function keeps between calls; `predict` changes it."""
+_DTYPES: dict[Precision, mx.Dtype] = {"fp16": mx.float16, "fp32": mx.float32}
+
+
+class Executor:
+    """A package ready to run. Constants are shared between functions.
+
+    Its functions raise InputError for a damaged weight file and for an operation that is not known here.
+    """
+
+    def __init__(self, file: ProgramFile, precision: Precision = "fp16") -> None:
+        self.file = file
+        self._constants = _Constants()
+        self._precision: Precision = precision
+        self._loaded: dict[str, Function] = {}
+
+    def function(self, name: str) -> "Function":
+        if name not in self.file.functions:
+            known = ", ".join(self.file.functions)
+            raise InputError(f"{self.file.path} has no function {name} (it has {known}): convert the model again.")
+        if name not in self._loaded:
+            self._loaded[name] = Function(self.file, self.file.functions[name], self._constants, self._precision)
+        return self._loaded[name]
+
+
+class Function:
+    """One function of a package, with Core ML's own calls: `predict` and `make_state`."""
+
+    def __init__(
+        self, file: ProgramFile, function: FunctionFile, constants: "_Constants", precision: Precision
+    ) -> None:
+        self.inputs: Mapping[str, Tensor] = function.inputs
+        self.outputs = function.outputs
+        self._states = function.states
+        self._path = file.path
+        self._dtype = _DTYPES[precision]
+        self._registers: list[mx.array | None] = [None]
+        self._places: dict[str, int] = {}
+        for name in (*function.inputs, *function.states):
+            self._place(name)
+        self._steps = [self._step(operation, function, constants) for operation in _ordered(function, constants)]
+
+    def make_state(self) -> State:
+        return {name: mx.zeros(tensor.shape, self._dtype) for name, tensor in self._states.items()}
+
+    def predict(self, data: Mapping[str, Array | mx.array], state: State | None = None) -> dict[str, Array]:
+        """One call. Raises InputError for an input that is missing or of another shape."""
+        outputs = self.run(data, state)
+        mx.eval(outputs, state or {})
+        return {name: np.array(value) for name, value in outputs.items()}
+
+    def run(self, data: Mapping[str, Array | mx.array], state: State | None = None) -> dict[str, mx.array]:
+        """Like `predict`, but nothing is computed yet."""
+        registers = self._registers.copy()
+        held: State = {} if state is None else state
+        if not held.keys() >= self._states.keys():
+            raise InputError(f"{self._path} keeps its cache as a state: pass one from make_state().")
+        for name in self.inputs:
+            registers[self._places[name]] = self._input(name, data)
+        for name in self._states:
+            registers[self._places[name]] = held[name]
+        for step in self._steps:
+            step(registers)
+        held |= {name: _present(registers[self._places[name]]) for name in self._states}
+        return {name: _present(registers[self._places[name]]) for name in self.outputs}
+
+    def _input(self, name: str, data: Mapping[str, Array | mx.array]) -> mx.array:
+        shape, kind = self.inputs[name]
+        if name not in data:
+            raise InputError(f"The input {name} of {self._path} is missing.")
+        given: Any = data[name]
+        if tuple(given.shape) != shape:
+            raise InputError(f"The input {name} of {self._path} must have shape {shape}, not {tuple(given.shape)}.")
+        return mx.array(given).astype(mx.int32 if kind == "INT32" else self._dtype)
+
+    def _place(self, name: str) -> int:
+        """The register of a value; a new one for a name not seen before."""
+        if name not in self._places:
+            self._places[name] = len(self._registers)
+            self._registers.append(None)
+        return self._places[name]
+
+    def _step(
+        self, operation: Operation, function: FunctionFile, constants: "_Constants"
+    ) -> Callable[[list[Any]], None]:
+        if operation.type in ("read_state", "write_state"):
+            return self._state_step(operation)
+        rule = OPERATIONS.get(operation.type)
+        if rule is None:
+            raise InputError(
+                f"{self._path} uses the operation {operation.type}, which can't be run here: "
+                "only packages made by `launch-pipeline convert` can."
+            )
+        try:
+            run = rule.bind(constants.settings(operation, function, rule.tensors))
+        except (ValueError, KeyError) as error:
+            raise InputError(f"{self._path} uses {operation.type} in a way that can't be run here: {error}.") from error
+        if not rule.moves:
+            run = _rounded(run, self._dtype)
+        sources = [self._source(name, function, constants) for name in _arguments(operation, rule.tensors)]
+        return _writing(run, sources, [self._place(name) for name in operation.outputs])
+
+    def _state_step(self, operation: Operation) -> Callable[[list[Any]], None]:
+        held = self._place(operation.inputs["input"][0])
+        if operation.type == "read_state":
+            return _writing(lambda value: value, [held], [self._place(operation.outputs[0])])
+        return _writing(lambda value: value, [self._place(operation.inputs["data"][0])], [held])
+
+    def _source(self, name: str | None, function: FunctionFile, constants: "_Constants") -> int:
+        if name is None:
+            return 0
+        place = self._place(name)
+        if self._registers[place] is None and constants.knows(name, function):
+            self._registers[place] = constants.tensor(name, function)
+        return place
+
+
+class _Constants:
+    """Constants as MLX arrays, one for equal data. Floats are kept in fp32, which holds every fp16 number."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[Any, mx.array] = {}
+        self._expansions: dict[tuple[str, str], Operation] = {}
+
+    def add(self, expansion: Operation, function: FunctionFile) -> None:
+        self._expansions[function.name, expansion.outputs[0]] = expansion
+
+    def knows(self, name: str, function: FunctionFile) -> bool:
+        return name in function.constants or (function.name, name) in self._expansions
+
+    def tensor(self, name: str, function: FunctionFile) -> mx.array:
+        expansion = self._expansions.get((function.name, name))
+        parts = [name] if expansion is None else [part for names in expansion.inputs.values() for part in names]
+        key = tuple((stored.key, stored.tensor) for stored in (function.constants[part] for part in parts))
+        if key not in self._arrays:
+            value: Any = (
+                function.constants[name].value()
+                if expansion is None
+                else EXPANSIONS[expansion.type](self.settings(expansion, function, ()))
+            )
+            self._arrays[key] = mx.array(value.astype(np.float32) if value.dtype == np.float16 else value)
+        return self._arrays[key]
+
+    def settings(self, operation: Operation, function: FunctionFile, tensors: tuple[str, ...]) -> dict[str, Any]:
+        """The parameters of `operation` that are not among `tensors`."""
+        found = {name: value for name, value in operation.inputs.items() if name not in tensors}
+        return {name: _only(function.constants, value).value() for name, value in found.items()}
+
+
+def _ordered(function: FunctionFile, constants: _Constants) -> list[Operation]:
+    """The operations of every call; those that only expand constants are noted in `constants`."""
+    every_call = []
+    for operation in function.operations:
+        if operation.type in EXPANSIONS:
+            constants.add(operation, function)
+        else:
+            every_call.append(operation)
+    return every_call
+
+
+def _only(constants: Mapping[str, Stored], names: tuple[str, ...]) -> Stored:
+    if len(names) != 1 or names[0] not in constants:
+        raise ValueError("a parameter that must be constant is computed")
+    return constants[names[0]]
+
+
+def _arguments(operation: Operation, tensors: tuple[str, ...]) -> list[str | None]:
+    names: list[str | None] = []
+    for parameter in tensors:
+        names += operation.inputs.get(parameter, (None,))
+    return names
+
+
+def _rounded(run: Run, dtype: mx.Dtype) -> Run:
+    """Computes in fp32, which is fast everywhere, and rounds the result once."""
+
+    def rounded(*arguments: mx.array | None) -> mx.array:
+        return run(*(None if a is None else a.astype(mx.float32) for a in arguments)).astype(dtype)
+
+    return rounded
+
+
+def _writing(run: Run, sources: list[int], targets: list[int]) -> Callable[[list[Any]], None]:
+    if len(targets) <= 1:
+
+        def one(registers: list[Any]) -> None:
+            registers[targets[0]] = run(*[registers[source] for source in sources])
+
+        return one
+
+    def several(registers: list[Any]) -> None:
+        for target, value in zip(targets, run(*[registers[source] for source in sources]), strict=True):
+            registers[target] = value
+
+    return several
+
+
+def _present(value: mx.array | None) -> mx.array:
+    assert value is not None, "a function's outputs are computed by its operations"
+    return value

@@ -1,0 +1,65 @@
+"""Which runtime runs a converted model, and the executor as a runtime. Core ML's own is in `apple`.
+
+Another runtime, such as Core AI, is one more class like `ExecutorRuntime` and one more line in `open_runtime`.
+"""
+
+import sys
+from collections.abc import Mapping
+
+import mlx.core as mx
+import numpy as np
+
+from draft_worker.coreml.arrays import Array
+from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.runtime.executor import Executor, Precision
+from draft_worker.coreml.runtime.executor import State as Registers
+from draft_worker.coreml.runtime.interface import DeviceState, Runtime
+from protocol.contracts.examination import RuntimeName
+
+_CACHE = "kv"
+
+
+def open_runtime(converted: Converted, name: RuntimeName | None = None) -> Runtime:
+    """The runtime of that name; by default Core ML on a Mac, the executor elsewhere."""
+    if (name or default_runtime()) == "coreml":
+        from draft_worker.coreml.runtime.apple import CoreMlRuntime
+
+        return CoreMlRuntime(converted)
+    return ExecutorRuntime(converted)
+
+
+def default_runtime() -> RuntimeName:
+    return "coreml" if sys.platform == "darwin" else "executor"
+
+
+class ExecutorRuntime:
+    """Our executor: the same package on any machine, to prove it; no Neural Engine."""
+
+    name = "executor"
+
+    def __init__(self, converted: Converted, precision: Precision = "fp16") -> None:
+        kind = "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
+        self.device = f"{kind}, by the executor: no Neural Engine"
+        self._package = converted.package
+        self._executor = Executor(converted.file, precision)
+
+    def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+        function = self._executor.function(self._package.function(width))
+        registers = state.registers if isinstance(state, ExecutorState) else None
+        return function.predict(inputs, registers)
+
+    def make_state(self) -> "ExecutorState":
+        return ExecutorState(self._executor.function(self._package.function(self._package.widths[0])).make_state())
+
+
+class ExecutorState:
+    """The executor's registers as a DeviceState."""
+
+    def __init__(self, registers: Registers) -> None:
+        self.registers = registers
+
+    def read(self) -> Array:
+        return np.array(self.registers[_CACHE])
+
+    def write(self, cache: Array) -> None:
+        self.registers[_CACHE] = mx.array(cache).astype(self.registers[_CACHE].dtype)

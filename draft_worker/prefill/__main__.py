@@ -1,0 +1,52 @@
+"""The prefill worker's process: builds the engine it was told to use and serves."""
+
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draft_worker.prefill.outlet import ArenaOutlet, OpenOutlet, RemoteOutlet
+from draft_worker.prefill.worker import PrefillWorker
+from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.errors import InputError
+from protocol.kv.exchange import KvExchange
+from protocol.worker.process import WorkerSetup, serve
+
+if TYPE_CHECKING:
+    from draft_worker.prefill.coreml import CoreMlPrefillEngine
+    from draft_worker.prefill.mlx import MlxPrefillEngine
+
+
+def main() -> int:
+    setup = WorkerSetup.from_arguments()
+    return serve(setup, lambda: _built(setup))
+
+
+def _built(setup: WorkerSetup) -> PrefillWorker:
+    engine = _open(setup)
+    fingerprint = model_fingerprint(Path(setup.source or setup.model))
+    outlet: OpenOutlet = RemoteOutlet
+    if not setup.server:
+        if setup.owner is None:
+            raise InputError("A prefill worker needs shared memory: set --kv-memory above 0, or --prefill-engine none.")
+        exchange = KvExchange(engine.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner)
+        outlet = partial(ArenaOutlet, exchange)
+    return PrefillWorker(engine, outlet, time.perf_counter, setup.prefill_chunk, fingerprint)
+
+
+def _open(setup: WorkerSetup) -> "MlxPrefillEngine | CoreMlPrefillEngine":
+    """Imports only the engine that is used."""
+    if setup.engine == "mlx":
+        from draft_worker.prefill.mlx import MlxPrefillEngine
+
+        return MlxPrefillEngine.load(Path(setup.model))
+    if setup.engine == "coreml":
+        from draft_worker.prefill.coreml import CoreMlPrefillEngine
+
+        return CoreMlPrefillEngine.load(Path(setup.model), Path(setup.source))
+    raise InputError(f"There is no prefill engine called {setup.engine!r}: choose mlx, coreml or none.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The target's model on MLX, in a process of its own, to read prompts. Knows no messages."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+
+from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.errors import InputError
+from protocol.inference.tree_model import TreeModel
+from protocol.inference.tree_sequence import TreeSequence
+from protocol.kv.arena import LayerRows
+from protocol.kv.arena_header import ArenaLayout
+
+
+class MlxPrefillEngine:
+    """Any model that `TreeModel` takes and whose KV an arena holds."""
+
+    name = "mlx"
+
+    def __init__(self, model: TreeModel, tokenizer: str) -> None:
+        """`tokenizer`: the fingerprint of the model's tokenizer. Raises InputError if no arena can hold the KV."""
+        if model.layout is None:
+            raise InputError(
+                f"The KV of {model.folder} can't be handed on, since its layers differ: use --prefill-engine none."
+            )
+        self.layout: ArenaLayout = model.layout
+        self.model = str(model.folder)
+        self.architecture = model.architecture
+        self.vocabulary = model.vocabulary
+        self.context = model.context
+        self.device = str(mx.default_device())
+        self.tokenizer = tokenizer
+        self._network = model
+
+    @classmethod
+    def load(cls, folder: Path) -> "MlxPrefillEngine":
+        """Raises InputError if the folder holds no model that can serve."""
+        return cls(TreeModel.load(folder), tokenizer_fingerprint(folder))
+
+    def open(self) -> "MlxPrefillSequence":
+        return MlxPrefillSequence(self._network.sequence())
+
+
+class MlxPrefillSequence:
+    """One prompt's KV."""
+
+    def __init__(self, rows: TreeSequence) -> None:
+        self._rows = rows
+
+    def prefill(self, tokens: Sequence[int]) -> tuple[LayerRows, LayerRows]:
+        begin = self._rows.committed
+        self._rows.prefill(tokens)
+        return self._rows.export(begin, begin + len(tokens))

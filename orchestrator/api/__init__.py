@@ -1,0 +1,4 @@
+"""What other programs import: Pipeline, Client, AsyncClient, SamplingParams.
+
+Prints nothing.
+"""

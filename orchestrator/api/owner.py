@@ -1,0 +1,76 @@
+"""What the owner of a pipeline may ask of it: who is at work, a join line, to send somebody away."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import zmq
+
+from orchestrator.api.client import STAMP
+from orchestrator.runtime.session import Session, running_sessions
+from protocol.errors import InputError, PipelineError, blaming
+from protocol.messages.client import Refused
+from protocol.messages.remote import FromOwner, Invitation, Invite, Revoke, Roll, ToOwner, WorkerEntry, Workers
+from protocol.transport.sockets import Link
+
+_ANSWER_SECONDS = 5.0
+
+M = TypeVar("M")
+
+
+class Owner:
+    """Speaks to one pipeline by a socket in its private folder, which only its own user can reach."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def workers(self) -> tuple[WorkerEntry, ...]:
+        """Every worker that is up, and every guest who may come."""
+        return self._ask(Roll(), Workers).workers
+
+    def invite(self) -> Invitation:
+        """A join line, good for one machine and ten minutes."""
+        return self._ask(Invite(), Invitation)
+
+    def revoke(self, name: str) -> tuple[WorkerEntry, ...]:
+        """Let a guest go and never in again; who is left. Raises InputError if there is none of that name."""
+        return self._ask(Revoke(name), Workers).workers
+
+    def _ask(self, question: FromOwner, expected: type[M]) -> M:
+        link = Link(zmq.Context[Any].instance(), self._session.owner_address, STAMP, ToOwner)
+        try:
+            link.send(question)
+            for answer in link.receive(_ANSWER_SECONDS):
+                if isinstance(answer, Refused):
+                    raise blaming(answer.blame, answer.text)
+                if isinstance(answer, expected):
+                    return answer
+        finally:
+            link.close()
+        raise PipelineError("The pipeline does not answer: see whether it still runs.")
+
+
+def listening_pipelines() -> dict[int, Session]:
+    """Running pipelines of this user that let workers of other machines in, by the process that owns them."""
+    found = {folder: folder / "owner" for folder in running_sessions()}
+    return {_process(folder): Session(folder) for folder, socket in found.items() if socket.is_socket()}
+
+
+def the_pipeline(process: int | None) -> Session:
+    """The one that listens; `process` chooses among several. Raises InputError if it is not clear which."""
+    found = listening_pipelines()
+    if not found:
+        raise InputError(
+            "No pipeline here lets workers of other machines in: start one with "
+            "`launch-pipeline serve-workers --listen HOST:PORT`."
+        )
+    if process is None and len(found) > 1:
+        numbers = ", ".join(map(str, sorted(found)))
+        raise InputError(f"Several pipelines listen here: choose one of {numbers} with --pid.")
+    if process is not None and process not in found:
+        numbers = ", ".join(map(str, sorted(found)))
+        raise InputError(f"No pipeline that listens has the process id {process}: choose from {numbers}.")
+    return found[process] if process is not None else next(iter(found.values()))
+
+
+def _process(folder: Path) -> int:
+    return int(folder.name.split("-")[1])

@@ -1,0 +1,94 @@
+"""What a client makes of the orchestrator's answers to one request. Pure."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from protocol.errors import blaming
+from protocol.messages.client import Done, Piece, Refused, Statistics, ToClient
+from protocol.messages.sampling import Likelihood
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished generation."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: Literal["stop", "length", "cancelled"]
+    statistics: Statistics
+    seed: int
+    stop: str | None = None
+    """The stop string that ended it; None for the model's own end."""
+    likelihoods: tuple[Likelihood, ...] = ()
+    """Of each token, if they were asked for."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `generate --json` prints."""
+        asked = {"logprobs": msgspec.to_builtins(self.likelihoods)} if self.likelihoods else {}
+        return {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            **asked,
+            "stats": msgspec.to_builtins(self.statistics),
+        }
+
+
+class Chosen(NamedTuple):
+    """A token, and how probable the target found it and others."""
+
+    token: int
+    likelihood: Likelihood
+
+
+class Reply:
+    """Collects one request's pieces; `result` is there when the last one was fed."""
+
+    def __init__(self, request: str, seed: int) -> None:
+        self.result: Result | None = None
+        self._request = request
+        self._seed = seed
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._hits: list[bool] = []
+        self.chosen: list[Chosen] = []
+        """Tokens so far with their likelihoods, if they were asked for."""
+
+    @property
+    def tokens(self) -> int:
+        """How many have come."""
+        return len(self._tokens)
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Of the rounds so far; None if there is no such thing, or not yet."""
+        return sum(self._hits) / len(self._hits) if self._hits else None
+
+    def feed(self, message: ToClient) -> str:
+        """The text that `message` adds, perhaps none. Raises PipelineError if the request was refused."""
+        match message:
+            case Piece() if message.request == self._request:
+                self._texts.append(message.text)
+                self._tokens.extend(message.tokens)
+                self.chosen.extend(map(Chosen, message.tokens, message.likelihoods))
+                if message.hit is not None:
+                    self._hits.append(message.hit)
+                return message.text
+            case Done() if message.request == self._request:
+                self.result = Result(
+                    "".join(self._texts),
+                    tuple(self._tokens),
+                    message.finish_reason,
+                    message.statistics,
+                    self._seed,
+                    message.stop,
+                    tuple(one.likelihood for one in self.chosen),
+                )
+            case Refused() if message.request in (self._request, ""):
+                raise blaming(message.blame, message.text)
+            case _:
+                pass
+        return ""

@@ -1,1 +1,0 @@
-"""Compares our strategies with mlx-lm's own code, interleaved in one run. `trials` runs, `table` shows."""

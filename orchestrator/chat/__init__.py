@@ -1,1 +1,0 @@
-"""`launch-pipeline chat`: a conversation in the terminal. Knows the pipeline only as a client."""

@@ -1,0 +1,152 @@
+"""Where a chat is shown: on a terminal, rendered, or as plain lines in and plain text out."""
+
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.segment import Segment
+from rich.text import Text
+
+_REDRAWS = 8
+"""A second; rendering costs more the longer an answer is."""
+
+
+class AnswerScreen(Protocol):
+    """A context for one answer."""
+
+    def __enter__(self) -> "AnswerScreen": ...
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, text: str, status: str) -> None:
+        """The answer so far."""
+        ...
+
+    def finish(self, text: str, status: str) -> None:
+        """All of it."""
+        ...
+
+
+class Screen(Protocol):
+    @property
+    def lasting(self) -> bool:
+        """Whether the chat goes on after a mistake or a stopped answer."""
+        ...
+
+    def ask(self) -> str | None:
+        """The next message; None at the end. Raises KeyboardInterrupt for Ctrl-C on an empty line."""
+        ...
+
+    def tell(self, words: str, wrong: bool = False) -> None:
+        """Something that is no answer."""
+        ...
+
+    def answering(self) -> AnswerScreen: ...
+
+
+def screen(history: Path | None) -> Screen:
+    """`history`: a file for the lines that are typed on a terminal, or None."""
+    return Terminal(history) if sys.stdin.isatty() and sys.stdout.isatty() else Plain()
+
+
+class Plain:
+    """For scripts: a line is a message, its answer is text, everything else goes to stderr."""
+
+    lasting = False
+
+    def ask(self) -> str | None:
+        message: list[str] = []
+        for line in iter(sys.stdin.readline, ""):
+            text = line.rstrip("\r\n")
+            message.append(text.removesuffix("\\"))
+            if not text.endswith("\\"):
+                break
+        return "\n".join(message) if message else None
+
+    def tell(self, words: str, wrong: bool = False) -> None:
+        print(words, file=sys.stderr)
+
+    def answering(self) -> "PlainAnswer":
+        return PlainAnswer()
+
+
+class PlainAnswer:
+    def __init__(self) -> None:
+        self._told = 0
+
+    def __enter__(self) -> "PlainAnswer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, text: str, status: str) -> None:
+        # White space at the end may turn out to be the answer's end, which is not shown.
+        certain = text.rstrip()
+        print(certain[self._told :], end="", flush=True)
+        self._told = max(self._told, len(certain))
+
+    def finish(self, text: str, status: str) -> None:
+        print(text[self._told :], flush=True)
+
+
+class Terminal:
+    """For people."""
+
+    lasting = True
+
+    def __init__(self, history: Path | None) -> None:
+        from orchestrator.cli.chat.prompt_line import prompt_session
+
+        self._console = Console()
+        self._session = prompt_session(history)
+
+    def ask(self) -> str | None:
+        try:
+            return self._session.prompt("› ")
+        except EOFError:
+            return None
+
+    def tell(self, words: str, wrong: bool = False) -> None:
+        self._console.print(words, style="red" if wrong else "dim", markup=False, highlight=False)
+
+    def answering(self) -> "LiveAnswer":
+        return LiveAnswer(self._console)
+
+
+class LiveAnswer:
+    """Markdown that grows, above a status line."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(Text("…", style="dim"), console=console, refresh_per_second=_REDRAWS, transient=True)
+
+    def __enter__(self) -> "LiveAnswer":
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, text: str, status: str) -> None:
+        self._live.update(Group(_End(text), Text(status, style="dim")))
+
+    def finish(self, text: str, status: str) -> None:
+        self._live.stop()
+        self._console.print(Markdown(text))
+        self._console.print(Text(status, style="dim"))
+
+
+class _End:
+    """The last lines of a Markdown text, as many as the screen has room for."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = max(3, console.height - 3)
+        for line in console.render_lines(Markdown(self._text), options, pad=False)[-room:]:
+            yield from line
+            yield Segment.line()

@@ -1,0 +1,1 @@
+"""One file a command: options in, a call of the layer below, text out."""

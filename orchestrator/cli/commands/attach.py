@@ -1,0 +1,124 @@
+"""`launch-pipeline attach`: options to a worker that is lent to another machine, and one line about how it does."""
+
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.converted_draft import converted_draft
+from orchestrator.machine.draft_choice import draft_choice
+from orchestrator.machine.known_servers import Server, known_server, known_servers
+from orchestrator.tools.attach.attachment import Attachment, Lending
+from orchestrator.tools.attach.discovery import discover as discovered
+from protocol.errors import InputError
+from protocol.messages.base import Role
+from protocol.paths import keys_folder
+from protocol.security.addresses import Endpoint
+from protocol.security.keys import JoinLine
+
+_DISCOVERY_SECONDS = 10.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
+
+
+@click.command()
+@click.argument("role", type=click.Choice(["draft", "target", "prefill"]))
+@click.argument("server", metavar="[JOIN-LINE|HOST:PORT]", required=False)
+@click.option("--draft", metavar="MODEL", help="Folder or Hugging Face id of the draft. Default: demo model.")
+@click.option("--target", metavar="MODEL", help="The same for a target.")
+@click.option(
+    "--draft-engine",
+    type=click.Choice(["mlx", "coreml", "ngram"]),
+    default="mlx",
+    show_default=True,
+    help="coreml is for the Neural Engine.",
+)
+@click.option(
+    "--prefill-engine",
+    type=click.Choice(["mlx", "coreml"]),
+    default="mlx",
+    show_default=True,
+    help="The same for a prefill worker, which runs the other machine's target.",
+)
+@click.option("--name", help="What the other machine should call this one.  [default: its host name]")
+@click.option("--discover", is_flag=True, help="Look for the address on the local network; the key must be known.")
+def attach(role: Role, server: str | None, name: str | None, discover: bool, **options: Any) -> None:
+    """Lend a worker of this machine to a pipeline on another one, until Ctrl-C.
+
+    The other machine runs `launch-pipeline serve-workers --listen HOST:PORT`, which prints the join line. It is good
+    for one machine and ten minutes; from then on HOST:PORT is enough.
+
+    \b
+    launch-pipeline attach draft lp1:mac-studio.local:5571:...
+    launch-pipeline attach draft mac-studio.local:5571 --draft-engine coreml
+    launch-pipeline attach prefill mac-studio.local:5571 --target MODEL       where --prefill-engine guest was given
+    """
+    folder = keys_folder()
+    line = JoinLine.parse(server) if server is not None and server.startswith("lp1:") else None
+    known = _server(folder, server, line, discover)
+    engine, model, source = _model(role, options)
+    lending = Lending(role, engine, model, known, _checked(name), folder, source, line)
+    console = Console(stderr=True)
+    with console.status("Connecting ...") as status:
+        attachment = Attachment(lending, show=_shown(console, status.update))
+        attachment.run()
+
+
+def _server(folder: Path, text: str | None, line: JoinLine | None, discover: bool) -> Server:
+    """Whose key is known, by the join line or from before; its address may have changed since."""
+    if discover:
+        keys = [known.public for known in known_servers(folder)] if line is None else [line.server]
+        if not keys:
+            raise InputError("This machine has joined no pipeline yet: give a join line beside --discover.")
+        return discovered(keys, _DISCOVERY_SECONDS)
+    if text is None:
+        raise click.UsageError("Give a join line or HOST:PORT, or --discover.")
+    return known_server(folder, text) if line is None else Server(Endpoint(line.host, line.port), line.server)
+
+
+def _model(role: Role, options: dict[str, Any]) -> tuple[str, str, str]:
+    """Engine, folder, and the folder that it was converted from where that matters."""
+    if role == "draft":
+        with ConversionBar(False) as bar:
+            choice = draft_choice(options["draft_engine"], options["draft"], bar)
+        if choice.note:
+            click.echo(choice.note, err=True)
+        return choice.engine, str(choice.folder), ""
+    target = str(resolve(options["target"], "target"))
+    if role == "prefill" and options["prefill_engine"] == "coreml":
+        with ConversionBar(False) as bar:
+            return "coreml", str(converted_draft(target, bar)), target
+    return "mlx", target, ""
+
+
+def _checked(name: str | None) -> str:
+    if name is not None and not _NAME.fullmatch(name):
+        raise InputError(
+            f"--name {name[:100]} has other characters than letters, digits, '.', '_' and '-': choose one."
+        )
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", socket.gethostname()).strip("-._")[:48]
+    return name or plain or "guest"
+
+
+def _shown(console: Console, update: Any) -> Any:
+    """A line that stays where it is on a terminal; elsewhere each new one is printed."""
+    last = ""
+
+    def show(line: str) -> None:
+        nonlocal last
+        if console.is_terminal:
+            update(line)
+        elif _kind(line) != _kind(last):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        last = line
+
+    return show
+
+
+def _kind(line: str) -> str:
+    """Without its numbers, which change all the time."""
+    return re.sub(r"[0-9.]+", "", line)

@@ -1,0 +1,73 @@
+"""`launch-pipeline calibrate`: options to a measurement, a profile to a file and a table."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.cli.pair_option import pair_option
+from orchestrator.machine.calibration_file import calibration_file
+from orchestrator.machine.device_profiles import DeviceTimes, Profile
+from protocol.errors import InputError
+
+
+@click.command()
+@pair_option
+@click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model.")
+@click.option("--draft", metavar="MODEL", help="The same for the draft.")
+@click.option("--draft-engine", "engine", type=click.Choice(["mlx", "coreml"]), default="mlx", show_default=True)
+@click.option("--samples", type=click.IntRange(min=1), default=30, show_default=True, help="Forwards of each width.")
+@click.option(
+    "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Default: this user's own."
+)
+def calibrate(out: Path | None, **options: Any) -> None:
+    """Measure what this machine takes for a pair of models, and write a device profile.
+
+    Target and draft run in their worker processes: forwards over 1 to 32 tokens, prompts, and both at
+    once. Nothing else should run meanwhile.
+
+    \b
+    launch-pipeline calibrate
+    launch-pipeline calibrate --target mlx-community/Qwen2.5-3B-Instruct-4bit --out mine.toml
+    launch-pipeline bench --pace mine.toml
+    """
+    from orchestrator.tools.calibration.calibrate import calibrate as measured
+    from orchestrator.tools.calibration.toml_writer import to_toml
+
+    path = out or calibration_file()
+    _require_writable(path)
+    console = Console(stderr=True)
+    with console.status("Starting ...") as status:
+        date = datetime.datetime.now(datetime.UTC).date().isoformat()
+        profile = measured(date=date, notice=lambda what: status.update(f"Measuring: {what} ..."), **options)
+    path.write_text(to_toml(profile))
+    Console().print(_table(profile))
+    click.echo(f"Written to {path}. Use it with --pace {path}.")
+
+
+def _require_writable(path: Path) -> None:
+    """Before minutes of measuring, not after."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise InputError(f"{path} can't be written ({error.strerror}): choose another file for --out.") from error
+
+
+def _table(profile: Profile) -> Table:
+    grid = Table(box=None, padding=(0, 2, 0, 0), title=profile.description, title_justify="left")
+    devices = (profile.target, profile.draft, profile.draft_on_target_device)
+    for title in ("ms", "target", "draft", "draft on the target's device"):
+        grid.add_column(title, justify="right")
+    for index, step in enumerate(profile.target.steps):
+        grid.add_row(f"{step.width} tokens", *(_milliseconds(device, index) for device in devices))
+    grid.add_row("prompt, tokens/s", *(f"{device.prefill.tokens_per_second:,.0f}" for device in devices))
+    grid.add_row("both at once", f"× {profile.both_busy.factor:.2f}")
+    return grid
+
+
+def _milliseconds(device: DeviceTimes, index: int) -> str:
+    return f"{device.steps[index].milliseconds:.2f}"

@@ -1,0 +1,104 @@
+"""`launch-pipeline config`: which values are in force without any flag, and where they come from."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.cli.configuration import commands, options, origin, secret, unheard
+from orchestrator.cli.presets import PRESETS, yields
+from protocol.errors import InputError
+from protocol.paths import config_file
+
+
+@dataclass(frozen=True)
+class Row:
+    command: str
+    option: str
+    value: Any
+    origin: str
+    """An environment variable, a file, a preset, or "default"."""
+
+
+@click.command()
+@click.argument("words", metavar="[COMMAND]", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def config(context: click.Context, words: tuple[str, ...], as_json: bool) -> None:
+    """Show what is set by the configuration file and the environment, or every option of COMMAND.
+
+    Flags are strongest, then environment variables, then the file.
+
+    \b
+    launch-pipeline config
+    launch-pipeline config generate
+    LAUNCH_PIPELINE_PRESET=balanced launch-pipeline config chat --json
+    """
+    root = context.find_root()
+    assert isinstance(root.command, click.Group)
+    known = dict(commands(root.command))
+    if words and words not in known:
+        raise InputError(f"There is no command {' '.join(words)!r}: see `launch-pipeline --help`.")
+    chosen = {words: known[words]} if words else known
+    rows = [row for path, command in chosen.items() for row in _rows(root, path, command)]
+    shown = [row for row in rows if words or row.origin != "default"]
+    file, extra = root.meta.get("configuration"), unheard(root.command)
+    if as_json:
+        click.echo(
+            json.dumps({"file": file and str(file), "settings": [asdict(row) for row in shown], "unheard": extra})
+        )
+        return
+    click.echo(f"Configuration file: {file or f'{config_file()} (not there)'}")
+    for name in extra:
+        click.echo(f"No option hears the environment variable {name}.")
+    Console().print(_table(shown)) if shown else click.echo("Nothing is set: the defaults are in force.")
+
+
+def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) -> list[Row]:
+    """Raises click's error for a value that an option can't take."""
+    context = root
+    for word in path:
+        group = context.command
+        assert isinstance(group, click.Group)
+        context = click.Context(group.commands[word], info_name=word, parent=context)
+    found: dict[str, Row] = {}
+    for option in options(command).values():
+        assert option.name is not None
+        value, source = option.consume_value(context, {})
+        context.set_parameter_source(option.name, source)
+        given = (
+            option.type_cast_value(context, value)
+            if source is not ParameterSource.DEFAULT
+            else option.get_default(context)
+        )
+        flag = max(option.opts, key=len)
+        told = "(set)" if secret(option, given) else _plain(given)
+        found[option.name] = Row(" ".join(path), flag, told, origin(context, option) or "default")
+    preset = str(found["preset"].value) if "preset" in found else ""
+    for name, value in PRESETS.get(preset, {}).items():
+        if name in found and yields(context, name, "preset"):
+            found[name] = Row(found[name].command, found[name].option, value, f"preset {preset}")
+    return list(found.values())
+
+
+def _plain(value: Any) -> Any:
+    """For a table and for JSON."""
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    return (
+        value if isinstance(value, str | int | float | bool | None) else str(value) if isinstance(value, Path) else None
+    )
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(box=None, padding=(0, 2))
+    for title in ("command", "option", "value", "from"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(row.command, row.option, "" if row.value is None else str(row.value), row.origin)
+    return table

@@ -1,0 +1,106 @@
+"""`launch-pipeline convert`: options to a conversion, its progress and outcome to text."""
+
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.conversion import conversion
+from protocol.contracts.conversion import Choices, Finished
+from protocol.errors import InputError
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--out", "destination", required=True, metavar="DIR", type=click.Path(path_type=Path), help="To be made.")
+@click.option("--widths", default="1,8,32", show_default=True, help="Tokens that one call evaluates; a function each.")
+@click.option("--context", type=click.IntRange(min=1), help="KV slots.  [default: 2048, or what the model knows]")
+@click.option(
+    "--weights",
+    type=click.Choice(["fp16", "int8", "4bit"]),
+    default="fp16",
+    show_default=True,
+    help="fp16 is exact; int8 has a scale a channel; 4bit a palette a channel, and an int8 head.",
+)
+@click.option(
+    "--kv",
+    "cache",
+    type=click.Choice(["io", "state"]),
+    default="io",
+    show_default=True,
+    help="Who holds the cache: io, the worker; state, Core ML.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def convert(model: str | None, destination: Path, widths: str, as_json: bool, **options: Any) -> None:
+    """Convert MODEL (a folder or Hugging Face id; default: the demo draft) for the Neural Engine.
+
+    Takes Llama, Qwen2 and Qwen3 in mlx-lm's format, quantised or not, and makes a Core ML package whose
+    functions share their weights. Works on any machine; running it on the Neural Engine takes a Mac.
+
+    \b
+    launch-pipeline convert --out demo-draft
+    launch-pipeline convert mlx-community/Qwen2.5-0.5B-Instruct-bf16 --out qwen --weights int8 --context 4096
+    """
+    choices = Choices(widths=_widths(widths), **options)
+    finished = _watched(resolve(model, "draft"), destination, choices, quiet=as_json)
+    if as_json:
+        click.echo(msgspec.json.encode(finished).decode())
+    else:
+        console = Console()
+        console.print(_summary(finished, choices))
+        for line in _findings(finished):
+            console.print(line, markup=False, highlight=False)
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(width) for width in text.split(","))
+    except ValueError as error:
+        raise InputError(f"--widths {text} is no list of numbers: pass for example --widths 1,8,32.") from error
+
+
+def _watched(source: Path, destination: Path, choices: Choices, quiet: bool) -> Finished:
+    # Closing ends the process, also when Ctrl-C is what ends us.
+    with ConversionBar(quiet) as bar, closing(conversion(source, destination, choices)) as reports:
+        for report in reports:
+            if isinstance(report, Finished):
+                return report
+            bar(report)
+    raise AssertionError("a conversion ends with its outcome or an error")
+
+
+def _summary(finished: Finished, choices: Choices) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("package", f"{finished.folder} ({_megabytes(finished.package_bytes)} {choices.weights})")
+    grid.add_row("host's tables", _megabytes(finished.host_bytes))
+    grid.add_row("context", f"{finished.context} tokens, cache by {choices.cache}")
+    for name, kinds in finished.operations.items():
+        common = ", ".join(f"{count} {kind}" for kind, count in list(kinds.items())[:4])
+        grid.add_row(name, f"{sum(kinds.values())} operations: {common}, ...")
+    grid.add_row("took", f"{finished.seconds:.1f} s")
+    return grid
+
+
+def _findings(finished: Finished) -> list[str]:
+    """One line a rule: a breach in one layer is one in all."""
+    if not finished.findings:
+        return ["Nothing here would leave the Neural Engine."]
+    counts = Counter((finding.severity, finding.rule) for finding in finished.findings)
+    first = {(finding.severity, finding.rule): finding for finding in reversed(finished.findings)}
+    lines = [
+        f"{severity}: {rule}, {count} times, first {first[severity, rule].where}: {first[severity, rule].reason}."
+        for (severity, rule), count in counts.items()
+    ]
+    leaves = any(finding.severity == "error" for finding in finished.findings)
+    return lines if leaves else ["Nothing here would leave the Neural Engine; worth knowing:", *lines]
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

@@ -1,0 +1,134 @@
+"""`launch-pipeline drill`: names to drills, outcomes to a table and an exit code."""
+
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from orchestrator.tools.drill.outcome import Outcome
+
+_FAILED = 1
+_SENTENCES_SHOWN = 5
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--count", type=click.IntRange(min=1), help="Faults of each drill.  [default: a few]")
+@click.option("--minutes", type=click.FloatRange(min=0.1), help="How long the soak takes.")
+@click.option("--full", is_flag=True, help="As many faults as the promises speak of; about an hour for all.")
+@click.option("--simulate", type=click.IntRange(min=1), help="Instead: so many hours on a virtual clock, one a seed.")
+@click.option("--hours", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Of each simulated seed.")
+@click.option("--seed", type=click.IntRange(min=0), help="Equal seeds give equal faults.  [default: a fresh one]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+def drill(
+    names: tuple[str, ...],
+    count: int | None,
+    minutes: float | None,
+    full: bool,
+    simulate: int | None,
+    hours: float,
+    seed: int | None,
+    as_json: bool,
+) -> None:
+    """Break a pipeline on purpose, and see whether it keeps its promises.
+
+    Starts pipelines of its own, kills and stops their processes, sends garbage, presses Ctrl-C. NAMEs are
+    draft-kill, draft-stop, draft-garbage, target-kill, orchestrator-kill, interrupt, segments, soak; without one
+    all take place. Ends with exit code 1 if a promise was not kept.
+
+    \b
+    launch-pipeline drill
+    launch-pipeline drill draft-kill target-kill --count 20 --seed 1
+    launch-pipeline drill soak --minutes 20
+    launch-pipeline drill --full --json > promises.json
+    launch-pipeline drill --simulate 1000 --seed 0
+    """
+    if simulate is not None:
+        _simulate(simulate, hours, seed or 0, as_json)
+        return
+    from orchestrator.tools.drill.drills.soak import FAULT_SECONDS
+    from orchestrator.tools.drill.registry import DRILLS
+
+    unknown = [name for name in names if name not in DRILLS]
+    if unknown:
+        raise click.UsageError(f"There is no drill {unknown[0]!r}: choose from {', '.join(DRILLS)}.")
+    chosen = {name: DRILLS[name] for name in names or DRILLS}
+    counts = {name: count or (one.full if full else one.quick) for name, one in chosen.items()}
+    if minutes is not None and "soak" in counts:
+        counts["soak"] = max(1, round(60 * minutes / FAULT_SECONDS))
+    # So few that a person can type it to see the same faults again.
+    seed = random.SystemRandom().randrange(10_000) if seed is None else seed
+    outcomes: dict[str, Outcome] = {}
+    with _progress(quiet=as_json) as progress:
+        for name, one in chosen.items():
+            outcomes[name] = one.run(counts[name], seed, _stepper(progress, name, counts[name]))
+    _tell(outcomes, seed, as_json)
+
+
+def _simulate(count: int, hours: float, seed: int, as_json: bool) -> None:
+    """Seeds from `seed` on, so that a count of one shows that seed again."""
+    from orchestrator.tools.drill.drills.simulated import simulate
+
+    with _progress(quiet=as_json) as progress:
+        outcome = simulate(count, seed, _stepper(progress, "simulated hours", count), hours)
+    _tell({"simulate": outcome}, seed, as_json)
+
+
+def _tell(outcomes: Mapping[str, "Outcome"], seed: int, as_json: bool) -> None:
+    """Print what came of it, and end with exit code 1 unless all was kept."""
+    if as_json:
+        click.echo(json.dumps(_to_json(outcomes, seed)))
+    else:
+        _print(outcomes, seed)
+    if not all(outcome.held for outcome in outcomes.values()):
+        sys.exit(_FAILED)
+
+
+def _progress(quiet: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True, quiet=quiet))
+
+
+def _stepper(progress: Progress, name: str, count: int) -> Callable[[], None]:
+    task = progress.add_task(name, total=count)
+    return lambda: progress.advance(task)
+
+
+def _print(outcomes: Mapping[str, "Outcome"], seed: int) -> None:
+    console = Console()
+    table = Table(box=None, padding=(0, 2), caption=f"seed {seed}, load {_load():.1f} on {os.cpu_count()} processors")
+    for title in ("promise", "measured", "held?"):
+        table.add_column(title)
+    for outcome in outcomes.values():
+        table.add_row(outcome.promise, outcome.measured, "[green]yes[/]" if outcome.held else "[red]no[/]")
+    console.print(table)
+    for name, outcome in outcomes.items():
+        for sentence in [*outcome.failures, *outcome.late][:_SENTENCES_SHOWN]:
+            console.print(f"{name}: {sentence}", style="red", markup=False)
+
+
+def _to_json(outcomes: Mapping[str, "Outcome"], seed: int) -> dict[str, object]:
+    drills = {
+        name: {
+            "promise": outcome.promise,
+            "held": outcome.held,
+            "failures": list(outcome.failures),
+            "late": list(outcome.late),
+            **outcome.figures,
+        }
+        for name, outcome in outcomes.items()
+    }
+    return {"seed": seed, "load": _load(), "drills": drills}
+
+
+def _load() -> float:
+    """Processes that want a processor, over the last minute."""
+    return round(os.getloadavg()[0], 1)

@@ -1,0 +1,96 @@
+"""`launch-pipeline pairs`: the recommended pairs, and what each would be on this machine."""
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.machine.calibration_file import calibration_file
+from orchestrator.machine.device_profiles import Profile, load_profile
+from orchestrator.machine.hardware import computes_on_processor, memory_bytes
+from orchestrator.tools.pairs import Pair, fits, forecast, memory, pairs, tokenizers
+
+_GIB = 1 << 30
+
+
+@click.command("pairs")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def pairs_command(as_json: bool) -> None:
+    """List recommended pairs of target and draft for --pair, with what each takes and would reach here.
+
+    Memory is estimated from the number of weights and their bits. Speed is what `plan` predicts if forwards take
+    as much longer than those that `launch-pipeline calibrate` measured as the weights are bigger.
+
+    \b
+    launch-pipeline pairs
+    launch-pipeline generate "Why is the sky blue?" --pair qwen2.5-3b
+    """
+    file = calibration_file()
+    profile = load_profile(str(file)) if file.is_file() else None
+    on_processor, available = computes_on_processor(), memory_bytes()
+    with Console(stderr=True, quiet=as_json).status("Predicting ..."):
+        rows = {name: _facts(pair, profile, on_processor, available) for name, pair in pairs().items()}
+    advice = _advice(profile)
+    if as_json:
+        found = [{"name": name, **facts} for name, facts in rows.items()]
+        click.echo(json.dumps({"memory": available, "advice": advice, "pairs": found}))
+        return
+    console = Console()
+    # A table that is piped somewhere must not be cut to a terminal's width.
+    console = console if console.is_terminal else Console(width=140)
+    console.print(_table(rows, available))
+    kind = ", as float32 on a processor" if on_processor else ""
+    click.echo(f"Sizes are estimated{kind}. {advice}")
+
+
+def _facts(pair: Pair, profile: Profile | None, on_processor: bool, available: int) -> dict[str, Any]:
+    match, checked = tokenizers(pair)
+    fitting = fits(pair, on_processor, available)
+    usable = fitting and match and not pair.refused
+    expected = forecast(pair, profile, on_processor) if profile is not None and usable else None
+    return {
+        "target": pair.target.id,
+        "draft": pair.draft.id,
+        "bytes": round(memory(pair, on_processor)),
+        "fits": fitting,
+        "tokenizers_match": match,
+        "tokenizers_checked": checked,
+        "refused": pair.refused or None,
+        "plain_tokens_per_second": None if expected is None else round(expected.plain, 1),
+        "tokens_per_second": None if expected is None else round(expected.adaptive, 1),
+    }
+
+
+def _advice(profile: Profile | None) -> str:
+    if profile is None:
+        return "For a prediction of speed, run `launch-pipeline calibrate`."
+    if profile.target.weights is None or profile.draft.weights is None:
+        return "For a prediction of speed, run `launch-pipeline calibrate` again: it did not note sizes before."
+    return (
+        "Speeds are extrapolated from `launch-pipeline calibrate`, at temperature 0, to pairs of similar size; "
+        "`launch-pipeline calibrate --pair NAME` measures one."
+    )
+
+
+def _table(rows: dict[str, dict[str, Any]], available: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in (
+        "name",
+        "target",
+        "draft",
+        f"memory (of {available / _GIB:.0f} GiB)",
+        "tokenizers",
+        "tokens/s (plain)",
+    ):
+        table.add_column(title, overflow="fold")
+    for name, facts in rows.items():
+        size = f"{facts['bytes'] / _GIB:.1f} GiB, {'fits' if facts['fits'] else '[red]too big[/]'}"
+        match = "match" if facts["tokenizers_match"] else "[red]differ[/]"
+        how = "checked" if facts["tokenizers_checked"] else "by family"
+        speed = facts["tokens_per_second"]
+        words = facts["refused"] or ("" if speed is None else f"{speed:.0f} ({facts['plain_tokens_per_second']:.0f})")
+        short = (facts[role].removeprefix("mlx-community/") for role in ("target", "draft"))
+        table.add_row(name, *short, size, f"{match}, {how}", words)
+    return table

@@ -1,0 +1,219 @@
+"""`launch-pipeline plan`: options to scenes, predictions to text."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from orchestrator.api.pipeline import checked_options
+from orchestrator.core.options import Options
+from orchestrator.machine.calibration_file import calibration_file
+from orchestrator.machine.device_profiles import Profile, load_profile
+from orchestrator.tools.simulate import outlook
+from orchestrator.tools.simulate.acceptance import Acceptance
+from orchestrator.tools.simulate.devices import Devices, Wire, Wires
+from orchestrator.tools.simulate.fit import fit
+from orchestrator.tools.simulate.plan import GREEDY, SAMPLED, Prediction, Scene, pays_from, predict
+from orchestrator.tools.simulate.sweep import SWEEPS, Point, sweep, with_draft_delay, with_draft_step, with_target_step
+from orchestrator.tools.simulate.trace import Recorded, coverage, read_trace
+from protocol.errors import InputError
+
+_DEFAULT_PROFILE = "m4-16gb-qwen2.5-3b"
+_SHARE = click.FloatRange(0.0, 1.0)
+_MILLISECONDS = click.FloatRange(0.0, min_open=True)
+
+
+@click.command()
+@click.option("--pace", "profile", metavar="PROFILE", help=f"Device and pair of models.  [default: {_DEFAULT_PROFILE}]")
+@click.option("--this-mac", is_flag=True, help="The machine that `launch-pipeline calibrate` measured.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Replay what `generate --record FILE` wrote.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0.0, 100.0),
+    multiple=True,
+    help="May be given several times.  [default: 0 and 1]",
+)
+@click.option("--accept", type=_SHARE, help="How often the draft's best guess is right.")
+@click.option("--exponent", type=click.FloatRange(0.01, 20.0), help="How fast further guesses catch the rest.")
+@click.option("--spread", type=click.FloatRange(0.0, 10.0), help="How much positions differ, in log odds.")
+@click.option("--independent", type=_SHARE, help="How often two independent draws agree (mlx-lm above temperature 0).")
+@click.option("--draft-ms", type=_MILLISECONDS, help="Another draft: milliseconds of one step.")
+@click.option("--target-ms", type=_MILLISECONDS, help="Another target: milliseconds of one forward.")
+@click.option("--draft-delay", type=click.FloatRange(0.0), help="Milliseconds to a draft elsewhere, each way.")
+@click.option(
+    "--hop", type=click.FloatRange(0.0), default=0.3, show_default=True, help="Milliseconds of messages a round."
+)
+@click.option("--draft-tokens", type=int, help="K, the chain length of sd and ssd.  [default: 4]")
+@click.option("--draft-width", type=int, help="Most tree nodes a growth step evaluates (adaptive).  [default: 16]")
+@click.option("--draft-fan", type=int, help="Children a tree node gets (adaptive).  [default: 8]")
+@click.option("--max-verify", type=int, help="Most draft nodes in one verification.  [default: 16]")
+@click.option("--fan-budget", type=int, help="B, the bonus guesses of ssd in all.  [default: 15]")
+@click.option("--fallback", type=click.Choice(["neural", "fast", "adaptive"]), help="What ssd does on a miss.")
+@click.option("--tokens", type=click.IntRange(2, 100_000), default=256, show_default=True, help="A request.")
+@click.option("--requests", type=click.IntRange(1, 1000), default=3, show_default=True, help="Without --trace.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--sweep", "swept", type=click.Choice(list(SWEEPS)), help="Change one thing at a time.")
+@click.option("--values", help="Comma-separated values of the sweep.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def plan(swept: str | None, values: str | None, plot: Path | None, as_json: bool, **options: Any) -> None:
+    """Predict tokens/s on a device, without it and without models.
+
+    The real state machine runs against modelled workers in virtual time. By default the draft guesses as
+    the demo pair's does on Python code.
+
+    \b
+    launch-pipeline plan --pace m4-pro-gemma3-12b-bf16
+    launch-pipeline plan --this-mac
+    launch-pipeline plan --accept 0.6 --draft-ms 4 --temperature 0
+    launch-pipeline plan --sweep draft-delay --values 0.3,2,10,50 --plot delay.png
+    launch-pipeline generate "import os" --record run.jsonl && launch-pipeline plan --trace run.jsonl
+    """
+    profile = _profile(options)
+    scenes = list(_scenes(profile, options))
+    numbers = _numbers(values)
+    if values is not None and swept is None:
+        raise click.UsageError("--values says what --sweep is to try: give --sweep too.")
+    with nullcontext() if as_json else Console(stderr=True).status("Simulating ..."):
+        if swept is not None:
+            sweeps = [(scene, list(sweep(scene, swept, numbers))) for scene in scenes]
+            _show_sweeps(profile, swept, sweeps, plot, as_json)
+        else:
+            _show_plans(profile, [(scene, predict(scene)) for scene in scenes], plot, as_json)
+
+
+def _show_plans(
+    profile: Profile, plans: Sequence[tuple[Scene, list[Prediction]]], plot: Path | None, as_json: bool
+) -> None:
+    if plot is not None:
+        outlook.plot(plot, [(scene.temperature, predictions) for scene, predictions in plans])
+    thresholds = [pays_from(scene) for scene, _ in plans]
+    if as_json:
+        rows = [
+            {**_circumstances(scene), "pays_from_acceptance": threshold, "predictions": outlook.to_json(predictions)}
+            for (scene, predictions), threshold in zip(plans, thresholds, strict=True)
+        ]
+        click.echo(json.dumps({"profile": profile.name, "plans": rows}))
+        return
+    console = _console()
+    console.print(_heading(profile), highlight=False)
+    for (scene, predictions), threshold in zip(plans, thresholds, strict=True):
+        console.print()
+        console.print(outlook.table(scene.temperature, predictions))
+        console.print(outlook.sentence(predictions, threshold), highlight=False)
+        console.print(_note(scene), highlight=False, style="dim")
+
+
+def _show_sweeps(
+    profile: Profile, name: str, sweeps: Sequence[tuple[Scene, list[Point]]], plot: Path | None, as_json: bool
+) -> None:
+    if plot is not None:
+        outlook.plot_sweep(plot, name, [(scene.temperature, points) for scene, points in sweeps])
+    if as_json:
+        rows = [{**_circumstances(scene), "sweep": outlook.sweep_json(name, points)} for scene, points in sweeps]
+        click.echo(json.dumps({"profile": profile.name, "sweeps": rows}))
+        return
+    console = _console()
+    console.print(_heading(profile), highlight=False)
+    for scene, points in sweeps:
+        console.print()
+        console.print(outlook.sweep_table(name, scene.temperature, points))
+
+
+def _profile(options: dict[str, Any]) -> Profile:
+    named, this_mac = options["profile"], options["this_mac"]
+    if named is not None and this_mac:
+        raise click.UsageError("--pace and --this-mac are two answers to one question: give one of them.")
+    if this_mac and not calibration_file().is_file():
+        raise InputError("This machine was not measured yet: run `launch-pipeline calibrate` first.")
+    return load_profile(str(calibration_file()) if this_mac else named or _DEFAULT_PROFILE)
+
+
+def _scenes(profile: Profile, options: dict[str, Any]) -> Iterator[Scene]:
+    """A scene for each temperature."""
+    for temperature, recorded in _temperatures(options):
+        scene = Scene(
+            devices=Devices.of(profile),
+            wires=Wires(target=Wire(delay=options["hop"] / 2000)),
+            acceptance=_acceptance(temperature, recorded, options),
+            recorded=recorded,
+            temperature=temperature,
+            options=_checked(options),
+            tokens=options["tokens"],
+            requests=options["requests"],
+            seed=options["seed"],
+        )
+        changes = (("draft_ms", with_draft_step), ("target_ms", with_target_step), ("draft_delay", with_draft_delay))
+        for name, change in changes:
+            if options[name] is not None:
+                scene = change(scene, options[name])
+        yield scene
+
+
+def _temperatures(options: dict[str, Any]) -> Iterator[tuple[float, tuple[Recorded, ...]]]:
+    """Those of the recorded run, or those that were asked for."""
+    if options["trace"] is None:
+        yield from ((temperature, ()) for temperature in options["temperature"] or (0.0, 1.0))
+        return
+    if options["accept"] is not None or options["temperature"]:
+        raise click.UsageError("A recorded run has its own acceptance and temperature: leave out --trace or those.")
+    recorded = sorted(read_trace(options["trace"]), key=lambda one: one.temperature)
+    for temperature, group in groupby(recorded, key=lambda one: one.temperature):
+        yield temperature, tuple(group)
+
+
+def _acceptance(temperature: float, recorded: Sequence[Recorded], options: dict[str, Any]) -> Acceptance:
+    known = fit(recorded) if recorded else SAMPLED if temperature > 0 else GREEDY
+    names = ("accept", "exponent", "spread", "independent")
+    return replace(known, **{name: options[name] for name in names if options[name] is not None})
+
+
+def _checked(options: dict[str, Any]) -> Options:
+    names = ("draft_tokens", "draft_width", "draft_fan", "max_verify", "fan_budget", "fallback")
+    return checked_options({name: options[name] for name in names if options[name] is not None})
+
+
+def _numbers(values: str | None) -> list[float]:
+    try:
+        return [float(value) for value in values.split(",")] if values else []
+    except ValueError as error:
+        raise click.UsageError(f"--values takes numbers separated by commas, not {values!r}.") from error
+
+
+def _circumstances(scene: Scene) -> dict[str, Any]:
+    acceptance = scene.acceptance
+    return {
+        "temperature": scene.temperature,
+        "source": "recorded" if scene.recorded else "modelled",
+        "coverage": coverage(scene.recorded) if scene.recorded else None,
+        "acceptance": acceptance.accept,
+        "exponent": acceptance.exponent,
+        "spread": acceptance.spread,
+        "independent": acceptance.independent,
+    }
+
+
+def _heading(profile: Profile) -> str:
+    return f"Predicted for {profile.name}: {profile.description}."
+
+
+def _note(scene: Scene) -> str:
+    acceptance = scene.acceptance
+    if scene.recorded:
+        return f"Replayed; the draft's guesses are known for {coverage(scene.recorded):.0%} of the tokens."
+    return (
+        f"Modelled: best guess right {acceptance.accept:.0%}, exponent {acceptance.exponent:g}, spread "
+        f"{acceptance.spread:g}."
+    )
+
+
+def _console() -> Console:
+    console = Console()
+    # A table that is piped somewhere must not be cut to a terminal's width.
+    return console if console.is_terminal else Console(width=140)

@@ -1,0 +1,111 @@
+"""`launch-pipeline profile`: options into a measurement, a measurement into tables and files."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+
+from orchestrator.tools.bench.prompts import read_prompts
+from orchestrator.tools.profile.measure import Task, measure
+from orchestrator.tools.profile.overhead import tracing_cost
+from orchestrator.tools.profile.report.table import tables
+
+_NARROWEST = 104
+"""Characters the tables need."""
+_OWN = ("temperature", "max_tokens", "seed", "overhead")
+"""Options that are not the pipeline's."""
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def profile_command(pipeline_options: Decorator) -> click.Command:
+    """The command, with the options that every command with a pipeline has."""
+
+    @click.command(name="profile")
+    @click.argument("prompt", required=False)
+    @click.option("--temperature", type=float, multiple=True, help="May be given several times.  [default: 0 and 1]")
+    @click.option("--max-tokens", type=click.IntRange(min=8), default=128, show_default=True)
+    @click.option("--seed", type=int, default=0, show_default=True)
+    @click.option(
+        "--out",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=Path("profile"),
+        show_default=True,
+        help="Folder for report.html, timeline.png, trace.perfetto-trace and profile.json.",
+    )
+    @click.option(
+        "--overhead", type=click.IntRange(min=1), metavar="GROUPS", help="Measure what tracing costs, instead."
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+    @pipeline_options
+    def profile(prompt: str | None, out: Path, as_json: bool, **options: Any) -> None:
+        """Show where the time goes while PROMPT (default: a piece of Python) is continued.
+
+        Measures how much of the draft's and the target's work overlaps, lets each of them do its work again
+        alone, and says what the target waited for. Open report.html in a browser, and the trace at
+        https://ui.perfetto.dev.
+
+        \b
+        launch-pipeline profile
+        launch-pipeline profile "import os" --temperature 0.7 --max-tokens 256 --out /tmp/profile
+        launch-pipeline profile --strategy ssd --pace m4-16gb-qwen2.5-3b --json
+        launch-pipeline profile --overhead 10
+        """
+        task = _task(prompt if prompt is not None else read_prompts(None, 1)[0], options)
+        if options["overhead"] is not None:
+            _overhead(task, options["overhead"], as_json)
+        else:
+            _profile(task, out, as_json)
+
+    return profile
+
+
+def _task(prompt: str, options: dict[str, Any]) -> Task:
+    """Raises InputError for a temperature, seed or number of tokens that can't be."""
+    temperatures = tuple(dict.fromkeys(options["temperature"])) or (0.0, 1.0)
+    given = {name: value for name, value in options.items() if value is not None and name not in _OWN}
+    if given["draft_engine"] == "none":
+        given["strategy"] = "ar"
+    task = Task(prompt, temperatures, options["max_tokens"], options["seed"], given)
+    for each in temperatures:
+        task.sampling(each, task.max_tokens).submit(prompt, "check")
+    return task
+
+
+def _profile(task: Task, out: Path, as_json: bool) -> None:
+    # Neither matplotlib nor the trace's schema should slow the other commands' start down.
+    from orchestrator.tools.profile.report.files import require_folder, write_files
+
+    require_folder(out)
+    with _notice(as_json) as notice:
+        measured = measure(task, notice)
+        paths = write_files(measured, out)
+    if as_json:
+        click.echo(msgspec.json.encode(measured.profile).decode())
+        return
+    console = Console()
+    console = console if console.is_terminal else Console(width=max(_NARROWEST, console.width))
+    console.print(tables(measured.profile))
+    click.echo("\n" + "\n".join(map(str, paths)))
+
+
+def _overhead(task: Task, groups: int, as_json: bool) -> None:
+    with _notice(as_json) as notice:
+        found = tracing_cost(task, groups, notice)
+    if as_json:
+        click.echo(msgspec.json.encode(found._asdict()).decode())
+        return
+    click.echo(
+        f"With tracing {found.ratio:.2%} of the throughput without it "
+        f"(median of {found.groups} groups; 95% confidence: {found.low:.2%} to {found.high:.2%})."
+    )
+
+
+@contextmanager
+def _notice(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Says on stderr what is going on."""
+    with Console(stderr=True, quiet=quiet).status("Profiling ...") as status:
+        yield lambda text: status.update(f"{text} ...")

@@ -1,0 +1,73 @@
+"""`launch-pipeline target-rank`: one rank of a divided target, on a machine of its own, started again when it ends."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import click
+import msgspec
+
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.hardware import worker_environment
+from orchestrator.machine.target_hosts import division
+from protocol.contracts.target_hosts import RankSetup
+from protocol.errors import InputError
+
+target_hosts_option = click.option(
+    "--target-hosts",
+    metavar="FILE",
+    help="Divide the target among the hosts in this file; the others run `launch-pipeline target-rank`.",
+)
+
+_REFUSED = 2
+"""Exit code of a rank that another try would not help."""
+_PAUSE_SECONDS = 0.5
+
+
+@click.command("target-rank")
+@click.option("--hosts", "file", metavar="FILE", required=True, help="The hosts file, the same on every host.")
+@click.option("--rank", type=click.IntRange(min=1), required=True, help="Which of its hosts this is; the first is 0.")
+@click.option("--target", metavar="MODEL", help="The same as at rank 0. Default: demo model.")
+def target_rank(file: str, rank: int, target: str | None) -> None:
+    """Serve a target that is bigger than one machine, as one of its ranks, until Ctrl-C.
+
+    Rank 0 is the pipeline itself. The wire between the ranks must be one that you trust: MLX neither
+    authenticates nor encrypts what goes over it.
+
+    \b
+    launch-pipeline start --target-hosts hosts.json --target MODEL              on the first host
+    launch-pipeline target-rank --hosts hosts.json --rank 1 --target MODEL      on the second
+    """
+    folder = resolve(target, "target")
+    hosts = division(file, folder)
+    if rank >= hosts.ranks:
+        raise InputError(f"The hosts file {file} has no rank {rank}: choose 1 to {hosts.ranks - 1}.")
+    while _lived(RankSetup(hosts=hosts, rank=rank, model=str(folder))) != _REFUSED:
+        time.sleep(_PAUSE_SECONDS)
+    raise InputError(f"Rank {rank} can't serve: see the reason above.")
+
+
+def _lived(setup: RankSetup) -> int:
+    """The exit code of one life of the rank."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            setup = msgspec.structs.replace(setup, life=theirs.fileno())
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "target_worker.tensor_parallel.rank_process",
+                    msgspec.json.encode(setup).decode(),
+                ],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **worker_environment("target", ())},
+            )
+        try:
+            return process.wait()
+        finally:
+            process.kill()
+            process.wait()

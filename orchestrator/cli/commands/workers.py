@@ -1,0 +1,93 @@
+"""`launch-pipeline workers`: who is at work in a running pipeline, new join lines, sending guests away."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.api.owner import Owner, listening_pipelines, the_pipeline
+from protocol.messages.remote import Invitation, WorkerEntry
+
+_PID = click.option("--pid", type=int, help="Which pipeline, if several run: its process id.")
+
+
+@click.group()
+def workers() -> None:
+    """Workers of a running pipeline, those of other machines among them."""
+
+
+@workers.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.option("--pid", type=int, help="Only of the pipeline with this process id.")
+def list_workers(as_json: bool, pid: int | None) -> None:
+    """Who is at work, in every pipeline here that lets workers of other machines in.
+
+    \b
+    launch-pipeline workers list
+    launch-pipeline workers list --json
+    """
+    chosen = listening_pipelines() if pid is None else {pid: the_pipeline(pid)}
+    if not chosen:
+        the_pipeline(None)
+    found = {process: Owner(session).workers() for process, session in chosen.items()}
+    if as_json:
+        rows = [_row(process, entry) for process, entries in found.items() for entry in entries]
+        click.echo(json.dumps(rows))
+        return
+    for process, entries in found.items():
+        if len(found) > 1:
+            click.echo(f"Pipeline {process}:")
+        Console().print(_table(entries))
+
+
+@workers.command()
+@_PID
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def invite(pid: int | None, as_json: bool) -> None:
+    """Print a new join line, good for one machine and ten minutes."""
+    invitation = Owner(the_pipeline(pid)).invite()
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(invitation)))
+    else:
+        click.echo(invitation.line)
+
+
+@workers.command()
+@click.argument("name")
+@_PID
+def revoke(name: str, pid: int | None) -> None:
+    """Send the guest NAME away, with all its workers, and never let it in again without a new join line."""
+    Owner(the_pipeline(pid)).revoke(name)
+    click.echo(f"{name} is gone. Requests go on without it.")
+
+
+def welcome(invitation: Invitation) -> str:
+    """What the owner of a new pipeline is told about letting workers in."""
+    return (
+        f"On the other machine, within {invitation.seconds / 60:.0f} minutes:\n\n"
+        f"  launch-pipeline attach draft {invitation.line}\n\n"
+        "Another line: launch-pipeline workers invite. Who is there: launch-pipeline workers list."
+    )
+
+
+def _row(process: int, entry: WorkerEntry) -> dict[str, Any]:
+    return {"pipeline": process, **msgspec.to_builtins(entry)}
+
+
+def _table(entries: Iterable[WorkerEntry]) -> Table:
+    table = Table(box=None, padding=(0, 2))
+    for title in ("name", "role", "state", "model", "device", "round trip", "clock ahead by"):
+        table.add_column(title, overflow="fold")
+    for entry in entries:
+        away = "" if entry.round_trip is None else f"{entry.round_trip * 1000:.2f} ms"
+        ahead = ""
+        if entry.clock_offset is not None and entry.round_trip is not None:
+            ahead = f"{entry.clock_offset:.6f} s ± {entry.round_trip * 500:.2f} ms"
+        name = entry.model.rstrip("/").rpartition("/")[2]
+        model = f"{name} ({entry.engine})" if entry.engine else name
+        table.add_row(entry.name, entry.role or "", entry.place, model, entry.device, away, ahead)
+    return table

@@ -1,0 +1,118 @@
+"""Counts one request's rounds and turns them into its statistics. Pure; time comes in."""
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass, field
+
+from protocol.messages.client import Pace, Statistics
+from protocol.messages.worker import Paced
+
+_OVERHEADS_KEPT = 4096
+TOLERATED_OVERRUNS = 0.01
+"""Share of all forwards; with more of them the figures are this machine's and not the device's."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Times are seconds on the orchestrator's clock."""
+
+    arrived: float
+    prompt_tokens: int
+    generated: int = 0
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    decode_began_at: float | None = None
+    rounds: int = 0
+    hits: int = 0
+    hit_chances: int = 0
+    accepted: Counter[int] = field(default_factory=Counter)
+    """By depth below the root (1 is the first draft token)."""
+    tried: Counter[int] = field(default_factory=Counter)
+    """Rounds in which the node above was accepted and had a child under verification, by depth."""
+    target_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    evaluated: int = 0
+    adopted: int = 0
+    """Tokens whose KV the target took over."""
+    prefill_seconds: float = 0.0
+    paced: Paced = field(default_factory=Paced)
+    """What both workers report of keeping to a device's pace."""
+    overheads: list[float] = field(default_factory=list)
+
+    def decoding(self, now: float) -> None:
+        """The target is ready for the first round; what it waits for from here on counts as decoding."""
+        if self.decode_began_at is None:
+            self.decode_began_at = now
+
+    def round(self, accepted: int, tried: int, seconds: float) -> None:
+        """A verdict: `accepted` draft tokens; the path could have been accepted `tried` deep."""
+        self.rounds += 1
+        self.target_seconds += seconds
+        self.accepted.update(range(1, accepted + 1))
+        self.tried.update(range(1, tried + 1))
+
+    def outcome(self, hit: bool) -> None:
+        self.hit_chances += 1
+        self.hits += hit
+
+    def growth(self, evaluated: int, seconds: float) -> None:
+        """The draft evaluated nodes for this request; before decoding it was not in anybody's way."""
+        self.evaluated += evaluated
+        if self.decode_began_at is not None:
+            self.draft_seconds += seconds
+
+    def pace(self, paced: Paced | None) -> None:
+        """Forwards that were, or should have been, as slow as a device's."""
+        if paced is not None:
+            self.paced += paced
+
+    def overhead(self, seconds: float) -> None:
+        if len(self.overheads) < _OVERHEADS_KEPT:
+            self.overheads.append(max(0.0, seconds))
+
+    def tokens(self, count: int, now: float) -> None:
+        """`count` more tokens left for the client."""
+        self.generated += count
+        self.last_token_at = now
+        if self.first_token_at is None:
+            self.first_token_at = now
+
+    def statistics(self, now: float, drafting: bool, caching: bool, profile: str = "") -> Statistics:
+        """The figures so far; `drafting` and `caching` say which rates mean anything under the strategy.
+
+        `profile`: the device whose pace the workers were to keep to, if any.
+        """
+        end = self.last_token_at or now
+        first = self.first_token_at or now
+        decoding = max(1e-9, end - (self.decode_began_at if self.decode_began_at is not None else end))
+        accepted, tried = self.accepted.total(), self.tried.total()
+        return Statistics(
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated,
+            elapsed=end - self.arrived,
+            time_to_first_token=first - self.arrived,
+            tokens_per_second=self.generated / decoding,
+            rounds=self.rounds,
+            tokens_per_round=self.generated / self.rounds if self.rounds else 0.0,
+            hit_rate=self.hits / self.hit_chances if caching and self.hit_chances else None,
+            acceptance_rate=accepted / tried if drafting and tried else None,
+            acceptance_by_depth=tuple(self.accepted[depth] / self.tried[depth] for depth in sorted(self.tried)),
+            target_busy=min(1.0, self.target_seconds / decoding) if self.rounds else 0.0,
+            draft_busy=min(1.0, self.draft_seconds / decoding) if self.rounds else 0.0,
+            wasted_draft_share=1.0 - min(1.0, accepted / self.evaluated) if self.evaluated else None,
+            overhead_per_round=statistics.median(self.overheads) if self.overheads else 0.0,
+            adopted_tokens=self.adopted,
+            prefill_seconds=self.prefill_seconds,
+            pace=pace_of(profile, self.paced) if profile else None,
+        )
+
+
+def pace_of(profile: str, paced: Paced) -> Pace:
+    """The verdict on a paced run."""
+    return Pace(
+        profile=profile,
+        forwards=paced.forwards,
+        overruns=paced.overruns,
+        stretch=paced.excess / paced.seconds if paced.seconds else 0.0,
+        valid=paced.overruns <= TOLERATED_OVERRUNS * paced.forwards,
+    )

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API over chats: content blocks for texts and tool calls."""

@@ -1,0 +1,94 @@
+"""POST /v1/messages: what may be asked, as the chat that it stands for. Pure."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.http.anthropic.content_blocks import function, messages
+from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.http.openai.request_models import Chat
+from orchestrator.http.request_bodies import converted
+
+_CALLED = {"response_format": "output_config", "max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
+"""What fields of the chat are called here."""
+_SAME = ("model", "stream", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class Conversation(msgspec.Struct, kw_only=True):
+    """POST /v1/messages/count_tokens. Fields that mean the same in chats are looked at there."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    system: str | list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=256)] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    model: Any = None
+
+    def chat(self) -> Chat:
+        """Raises ApiError, in the words of this API."""
+        self._refuse_unsupported()
+        fields = {**self._fields(), "messages": messages(self.system, self.messages)}
+        try:
+            chat = converted(fields, Chat)
+            chat.refuse_unsupported()
+        except ApiError as error:
+            error.param = _CALLED.get(error.param or "", error.param)
+            raise
+        return chat
+
+    def _fields(self) -> dict[str, Any]:
+        choice = self.tool_choice or {}
+        return {
+            "model": self.model,
+            "tools": None if self.tools is None else [function(tool) for tool in self.tools],
+            "tool_choice": _choice(choice),
+            "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
+            "response_format": _format((self.output_config or {}).get("format")),
+        }
+
+    def _refuse_unsupported(self) -> None:
+        if (self.thinking or {}).get("type") == "enabled":
+            raise unsupported("thinking", "Thinking can't be asked for: leave it out; a model that thinks does so.")
+
+
+class Question(Conversation, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    stop_sequences: list[str] | None = None
+    stream: Any = None
+    temperature: Any = None
+    top_p: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
+    seed: Any = None
+    mcp_servers: Any = None
+    container: Any = None
+
+    def _fields(self) -> dict[str, Any]:
+        same = {name: getattr(self, name) for name in _SAME}
+        return {**super()._fields(), **same, "max_completion_tokens": self.max_tokens, "stop": self.stop_sequences}
+
+    def _refuse_unsupported(self) -> None:
+        super()._refuse_unsupported()
+        for name in ("mcp_servers", "container"):
+            if getattr(self, name):
+                raise unsupported(name, f"{name} is not supported: nothing is run here but the model.")
+
+
+def _choice(choice: Mapping[str, Any]) -> Any:
+    if choice.get("type") == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    kind = choice.get("type")
+    return _CHOICES.get(kind, kind) if isinstance(kind, str) else kind
+
+
+def _format(form: Any) -> Any:
+    if not isinstance(form, Mapping) or form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.get("schema"), "strict": True}}

@@ -1,0 +1,41 @@
+"""/v1/messages: Anthropic's Messages API, asked through the server that all routes share."""
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from orchestrator.http.anthropic.answer import MessageAnswer
+from orchestrator.http.anthropic.request import Conversation, Question
+from orchestrator.http.disconnects import body
+from orchestrator.http.middleware import MESSAGES
+from orchestrator.http.openai.content import Parts
+from orchestrator.http.request_bodies import decoded
+from orchestrator.http.server import Server
+
+
+class Messages:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route(MESSAGES, self.create, methods=["POST"]),
+            Route(MESSAGES + "/count_tokens", self.count, methods=["POST"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        question = decoded(await body(request), Question)
+        chat = question.chat()
+        model, stops = self._server.named(chat.model), question.stop_sequences or []
+        return await self._server.converse(
+            request, chat, lambda prompt: MessageAnswer(model, Parts(chat), stops, prompt)
+        )
+
+    async def count(self, request: Request) -> Response:
+        chat = decoded(await body(request), Conversation).chat()
+        self._server.named(chat.model)
+        tokens = await asyncio.to_thread(self._server.conversation, chat)
+        return JSONResponse({"input_tokens": len(tokens)})

@@ -1,1 +1,0 @@
-"""Anthropic's Messages API over conversations: blocks for texts and calls."""

@@ -1,0 +1,123 @@
+"""Who may come in, and with how much: ASGI middlewares in front of every route.
+
+Browsers are why there is a list of hosts: a page of somebody else's can let its own name point to this machine, and
+its requests then say that name. An address can't be made to point elsewhere, so every address passes.
+"""
+
+import hmac
+import ipaddress
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from orchestrator.http.errors import ApiError
+
+OPEN = frozenset({"/health", "/"})
+"""Routes that need no key: how the server is, and the page, which asks for the key itself."""
+MESSAGES = "/v1/messages"
+"""Anthropic's routes, whose clients read errors of another shape."""
+
+
+def refusal(error: ApiError, path: str) -> JSONResponse:
+    """The answer that an error is to whoever asked for `path`."""
+    body = error.anthropic_body() if path.startswith(MESSAGES) else error.openai_body()
+    return JSONResponse(body, error.status, error.headers)
+
+
+class HostGate:
+    """Refuses requests that were meant for another name than this server's."""
+
+    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+        self._app = app
+        self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._admits(Headers(scope=scope).get("host", "")):
+            error = ApiError(
+                403, "This server does not go by that name: add it with --allow-host NAME.", code="host_not_allowed"
+            )
+            await refusal(error, scope["path"])(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _admits(self, host: str) -> bool:
+        name = _without_port(host).lower().rstrip(".")
+        return name in self._names or _is_address(name)
+
+
+class KeyGate:
+    """Asks for the key, for JSON, and for bodies of a bounded size."""
+
+    def __init__(self, app: ASGIApp, key: str | None, most_bytes: int) -> None:
+        """`key`: None lets everybody in."""
+        self._app = app
+        self._key = None if key is None else key.encode()
+        self._most_bytes = most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check(scope)
+        except ApiError as error:
+            await refusal(error, scope["path"])(scope, receive, send)
+            return
+        await self._app(scope, _Bounded(receive, self._most_bytes), send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if scope["path"] not in OPEN and self._key is not None:
+            given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ").strip()
+            if not hmac.compare_digest(given.encode(), self._key):
+                raise ApiError(
+                    401,
+                    "The API key is missing or wrong: send the header `Authorization: Bearer KEY`.",
+                    code="invalid_api_key",
+                    headers={"www-authenticate": "Bearer"},
+                )
+        # Other types may be sent by any web page without asking first.
+        if (
+            scope["method"] == "POST"
+            and headers.get("content-type", "").partition(";")[0].strip() != "application/json"
+        ):
+            raise ApiError(415, "Send JSON, with the header `Content-Type: application/json`.", code="not_json")
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > self._most_bytes:
+            raise _too_long(self._most_bytes)
+
+
+class _Bounded:
+    """What comes in, up to a number of bytes."""
+
+    def __init__(self, receive: Receive, most_bytes: int) -> None:
+        self._receive = receive
+        self._most_bytes = most_bytes
+        self._seen = 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._seen += len(message.get("body", b""))
+        if self._seen > self._most_bytes:
+            raise _too_long(self._most_bytes)
+        return message
+
+
+def _too_long(most: int) -> ApiError:
+    return ApiError(413, f"The body is longer than {most:,} bytes: shorten it.", code="body_too_long")
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

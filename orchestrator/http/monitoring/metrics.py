@@ -1,0 +1,134 @@
+"""Figures of the server for Prometheus. One registry a server, so that several may live in one process."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from orchestrator.api.result import Chosen, Result
+from orchestrator.http.admission_limit import Seats
+from orchestrator.http.generation import Pieces
+from orchestrator.http.monitoring.health import Condition
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_STATUSES = ("ok", "loading", "degraded", "failed")
+
+
+class Metrics:
+    def __init__(self, seats: Seats) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "launch_pipeline_http_requests", "Answers by route and status", ["route", "status"], registry=registry
+        )
+        self._tokens = Counter("launch_pipeline_tokens", "Tokens by kind", ["kind"], registry=registry)
+        self._finished = Counter(
+            "launch_pipeline_generations", "Finished generations by reason", ["reason"], registry=registry
+        )
+        self._latency = _histogram("generation_seconds", "From admission to the last token", registry)
+        self._first = _histogram("time_to_first_token_seconds", "From admission to the first text", registry)
+        self._rate = _summary("tokens_per_second", "Of each generation, from the end of prefilling on", registry)
+        self._shares = {
+            "hit_rate": _summary("hit_rate", "Share of rounds that found the next speculation ready", registry),
+            "acceptance_rate": _summary("acceptance_rate", "Share of verified tokens that were accepted", registry),
+            "target_busy": _summary("target_busy_share", "Share of decoding time that the target worked", registry),
+            "draft_busy": _summary("draft_busy_share", "Share of decoding time that the draft worked", registry),
+        }
+        queue = Gauge("launch_pipeline_open_generations", "Generations that hold a place", registry=registry)
+        queue.set_function(lambda: seats.taken)
+        Gauge("launch_pipeline_places", "Generations that may be open at once", registry=registry).set(seats.most)
+        self._waiting = Gauge("launch_pipeline_queue", "Open generations without any text yet", registry=registry)
+        self._lost = Gauge(
+            "launch_pipeline_worker_restarts", "Workers that went down; local ones are restarted", registry=registry
+        )
+        self._status = Gauge("launch_pipeline_status", "1 for what /health says", ["status"], registry=registry)
+
+    def text(self, condition: Condition) -> bytes:
+        """All figures, with those that only the pipeline knows."""
+        for status in _STATUSES:
+            self._status.labels(status).set(status == condition.status)
+        if condition.state is not None:
+            self._lost.set(condition.state.lost)
+        return generate_latest(self._registry)
+
+    def answered(self, route: str, status: int) -> None:
+        self._requests.labels(route, status).inc()
+
+    async def measured(self, pieces: Pieces) -> AsyncIterator[str]:
+        """The same pieces, counted and timed."""
+        began = time.monotonic()
+        waiting = True
+        self._waiting.inc()
+        try:
+            async for piece in pieces:
+                if waiting:
+                    waiting = False
+                    self._waiting.dec()
+                    self._first.observe(time.monotonic() - began)
+                yield piece
+        finally:
+            if waiting:
+                self._waiting.dec()
+            self._end(pieces.result, time.monotonic() - began)
+
+    def _end(self, result: Result | None, seconds: float) -> None:
+        self._finished.labels("unfinished" if result is None else result.finish_reason).inc()
+        if result is None:
+            return
+        figures = result.statistics
+        self._latency.observe(seconds)
+        self._rate.observe(figures.tokens_per_second)
+        self._tokens.labels("prompt").inc(figures.prompt_tokens)
+        self._tokens.labels("generated").inc(figures.generated_tokens)
+        self._tokens.labels("adopted").inc(figures.adopted_tokens)
+        for name, summary in self._shares.items():
+            share = getattr(figures, name)
+            if share is not None:
+                summary.observe(share)
+
+
+class Measured:
+    """Pieces that leave their figures behind."""
+
+    def __init__(self, pieces: Pieces, metrics: Metrics) -> None:
+        self._pieces = pieces
+        self._metrics = metrics
+
+    @property
+    def result(self) -> Result | None:
+        return self._pieces.result
+
+    @property
+    def chosen(self) -> Sequence[Chosen]:
+        return self._pieces.chosen
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self._metrics.measured(self._pieces)
+
+
+class Counted:
+    """ASGI middleware that counts answers."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
+        """`routes`: whatever else is asked for counts as one."""
+        self._app = app
+        self._metrics = metrics
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = scope["path"] if scope["path"] in self._routes else "other"
+                self._metrics.answered(route, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counting if scope["type"] == "http" else send)
+
+
+def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(f"launch_pipeline_{name}", text, buckets=_SECONDS, registry=registry)
+
+
+def _summary(name: str, text: str, registry: CollectorRegistry) -> Summary:
+    return Summary(f"launch_pipeline_{name}", text, registry=registry)

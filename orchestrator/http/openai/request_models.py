@@ -1,0 +1,209 @@
+"""What clients may ask: OpenAI's request bodies, checked and turned into sampling parameters. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.http.openai.structured_output import asked_form, forced_call
+from orchestrator.http.request_bodies import decoded
+from protocol.errors import InputError
+from protocol.messages.base import MAX_ALTERNATIVES, Token
+from protocol.messages.sampling import Grammar
+
+MOST_CHOICES = 16
+_NUMBERS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
+_IGNORED: tuple[object, ...] = (None, False, 0, [], {})
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class Question(msgspec.Struct, kw_only=True):
+    """What both kinds of completion have in common; None is what clients send for "not given"."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    seed: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
+    user: Any = None
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def with_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens that the client wants at most."""
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many of the most probable tokens are told beside each chosen one; None if nothing is."""
+        return None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer is held to. Raises ApiError."""
+        return None
+
+    def refuse_unsupported(self) -> None:
+        """Raises ApiError for what would change the answer, if this server could do it."""
+
+
+class Completion(Question, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | tuple[str | Token | tuple[Token, ...], ...]
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | bool | None = None
+    echo: Any = None
+    suffix: Any = None
+    best_of: int | None = None
+
+    @property
+    def prompts(self) -> list[str | tuple[int, ...]]:
+        """Each one gets its own choices. A list of ids is one prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if any(isinstance(each, int) for each in self.prompt):
+            ids = tuple(each for each in self.prompt if isinstance(each, int))
+            if len(ids) < len(self.prompt):
+                raise ApiError(400, "prompt mixes token ids with texts or lists: send one kind.", param="prompt")
+            return [ids]
+        return [each for each in self.prompt if not isinstance(each, int)]
+
+    @property
+    def alternatives(self) -> int | None:
+        """0 asks for the chosen tokens' alone."""
+        return None if self.logprobs is False or self.logprobs is None else int(self.logprobs)
+
+    def refuse_unsupported(self) -> None:
+        for name in ("echo", "suffix"):
+            if getattr(self, name) not in (*_IGNORED, ""):
+                raise unsupported(name, f"{name} is not supported: leave it out.")
+        if self.best_of is not None and self.best_of > self.choices:
+            raise unsupported("best_of", "best_of is not supported beyond n: nothing is chosen among answers.")
+
+
+class Chat(Question, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1)]
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)] | None = None
+    response_format: Any = None
+    tools: Annotated[tuple[dict[str, Any], ...], Meta(max_length=256)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+
+    @property
+    def offered(self) -> tuple[dict[str, Any], ...]:
+        """Tools that the model is to know of."""
+        return () if self.tool_choice == "none" else self.tools or ()
+
+    @property
+    def most_calls(self) -> int | None:
+        return 1 if self.parallel_tool_calls is False else None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        form = None if self.response_format in _IGNORED else asked_form(self.response_format)
+        calls = forced_call(self.offered, self.tool_choice, self.most_calls)
+        if calls is not None and not calls.optional:
+            # Such an answer has no text.
+            return calls
+        if form is not None and self.offered:
+            raise unsupported(
+                "response_format",
+                "A form is not supported where a tool may be called instead: set tool_choice to none, or force a call.",
+            )
+        return form or calls
+
+    def refuse_unsupported(self) -> None:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs to be true.", code="invalid_value", param="top_logprobs")
+        _ = self.grammar
+        for name in ("functions", "function_call", "audio"):
+            if getattr(self, name) not in (*_IGNORED, "none", "auto"):
+                raise unsupported(name, f"{name} is not supported: leave it out.")
+        if self.modalities not in (*_IGNORED, ["text"]):
+            raise unsupported("modalities", "Only text is supported.")
+
+
+Q = TypeVar("Q", bound=Question)
+
+
+def read(body: bytes, kind: type[Q]) -> Q:
+    """The question in a request's body. Raises ApiError naming what is wrong with it."""
+    question = decoded(body, kind)
+    question.refuse_unsupported()
+    return question
+
+
+def sampling(
+    question: Question, room: int, default_tokens: int | None, defaults: Mapping[str, float]
+) -> SamplingParams:
+    """Of the first choice. `room`: tokens that fit behind the prompt; `defaults`: for what the question leaves open."""
+    given = {name: value for name in _NUMBERS if (value := getattr(question, name)) is not None}
+    if given.get("top_k") == -1:
+        # What some clients send for "all".
+        given["top_k"] = 0
+    params = SamplingParams(
+        **{**defaults, **given},
+        seed=None if question.seed is None else question.seed % (1 << 32),
+        stop=_stops(question.stop),
+        max_tokens=max(1, min(question.limit or default_tokens or room, room)),
+        logit_bias=_bias(question.logit_bias or {}),
+        grammar=question.grammar,
+        logprobs=question.alternatives,
+    )
+    try:
+        params.submit("", "check")
+    except InputError as error:
+        raise ApiError(400, str(error).partition(" See `")[0], code="invalid_value") from error
+    return params
+
+
+def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(each for each in ((stop,) if isinstance(stop, str) else stop or ()) if each)
+
+
+def _bias(bias: Mapping[str, float]) -> dict[int, float]:
+    if not all(token.isascii() and token.isdigit() and len(token) < 10 for token in bias):
+        raise ApiError(400, 'logit_bias maps token ids to numbers, for instance {"50": -100}.', param="logit_bias")
+    return {int(token): value for token, value in bias.items()}

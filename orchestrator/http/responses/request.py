@@ -1,0 +1,130 @@
+"""POST /v1/responses: what may be asked, as the chat that it stands for. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.http.openai.request_models import Chat
+from orchestrator.http.request_bodies import converted
+from orchestrator.http.responses.items import function, messages
+
+Items = list[dict[str, Any]]
+_CALLED = {"response_format": "text", "max_completion_tokens": "max_output_tokens", "messages": "input"}
+"""What fields of the chat are called here."""
+_LOGPROBS = "message.output_text.logprobs"
+_SAME = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "parallel_tool_calls",
+    "user",
+)
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """Fields that mean the same in chats are looked at there."""
+
+    input: str | Items = []
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    tools: Annotated[Items, Meta(max_length=256)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    model: Any = None
+    stream: Any = None
+    temperature: Any = None
+    top_p: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
+    seed: Any = None
+    parallel_tool_calls: Any = None
+    user: Any = None
+    top_logprobs: Any = None
+    include: list[str] | None = None
+    truncation: Any = None
+    background: Any = None
+    conversation: Any = None
+    prompt: Any = None
+
+    @property
+    def items(self) -> Items:
+        """The input, always as items."""
+        return (
+            [{"type": "message", "role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        )
+
+    @property
+    def kept(self) -> bool:
+        """Whether the answer may be referred to later."""
+        return self.store is not False
+
+    def chat(self, before: Sequence[Mapping[str, Any]]) -> Chat:
+        """`before`: items of the conversation so far. Raises ApiError, in the words of this API."""
+        self._refuse_unsupported()
+        heading = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        fields = {
+            **{name: getattr(self, name) for name in _SAME},
+            "messages": [*heading, *messages([*before, *self.items])],
+            "max_completion_tokens": self.max_output_tokens,
+            "tools": None if self.tools is None else [function(tool) for tool in self.tools],
+            "tool_choice": _choice(self.tool_choice),
+            "logprobs": self._likelihoods or None,
+            "top_logprobs": self.top_logprobs or None,
+            "response_format": _format((self.text or {}).get("format")),
+        }
+        try:
+            chat = converted(fields, Chat)
+            chat.refuse_unsupported()
+        except ApiError as error:
+            error.param = _CALLED.get(error.param or "", error.param)
+            raise
+        return chat
+
+    @property
+    def _likelihoods(self) -> bool:
+        """Whether log-probabilities are asked for."""
+        return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
+
+    def _refuse_unsupported(self) -> None:
+        if not self.input and self.previous_response_id is None:
+            raise ApiError(400, "There is no input: give a text, or a list of items.", param="input")
+        if self._likelihoods and self.tools:
+            raise unsupported(
+                "top_logprobs", "Log-probabilities are told of texts alone: leave them out, or the tools."
+            )
+        if self.truncation not in (None, "disabled"):
+            raise unsupported("truncation", "Nothing is left out of a conversation that is too long: shorten it.")
+        for name, instead in _NOT_DONE.items():
+            if getattr(self, name):
+                raise unsupported(name, f"{name} is not supported: {instead}.")
+
+
+_NOT_DONE = {
+    "background": "wait for the answer, or stream it",
+    "conversation": "continue by previous_response_id",
+    "prompt": "send its text as instructions and input",
+}
+
+
+def _choice(choice: str | Mapping[str, Any] | None) -> Any:
+    if not isinstance(choice, Mapping) or "name" not in choice:
+        return choice
+    return {"type": choice.get("type"), "function": {"name": choice["name"]}}
+
+
+def _format(form: Any) -> Any:
+    if not isinstance(form, Mapping) or form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}

@@ -1,0 +1,4 @@
+"""What this machine has: checkpoints, converted drafts, device profiles, hardware facts, addresses.
+
+Starts no pipeline.
+"""

@@ -1,0 +1,82 @@
+"""The folder of a draft for Core ML: one that was converted, or a model that is converted on its first use."""
+
+import fcntl
+import importlib.metadata
+from collections.abc import Callable
+from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.conversion import conversion
+from protocol.contracts.conversion import FOLDER_FACTS, FOLDER_MODEL, FORMAT, Choices, Facts, Finished, Progress
+from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.errors import InputError
+from protocol.paths import cache_folder
+
+OnProgress: TypeAlias = Callable[[Progress], None]
+_PARTS = (FOLDER_FACTS, "host.safetensors", "config.json", "tokenizer.json")
+
+
+def converted_draft(name: str | None, on_progress: OnProgress = lambda _: None) -> Path:
+    """Folder of the converted model `name`, or of a conversion of the model `name` (None: the demo draft).
+
+    A conversion in fp16 is made once and kept in this user's cache folder. Raises InputError for what is
+    neither, or can't be converted.
+    """
+    if name is not None and is_converted(folder := Path(name).expanduser()):
+        return _checked(folder.resolve())
+    source = resolve(name, "draft")
+    place = cache_folder() / "converted" / _key(source)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.with_suffix(".lock").open("w") as lock:
+        # Whoever comes second waits, and finds it made.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_converted(place):
+            _convert(source, place, on_progress)
+    return _checked(place)
+
+
+def is_converted(folder: Path) -> bool:
+    """Whether it is the folder of a converted model, complete or not."""
+    return (folder / FOLDER_MODEL).is_dir()
+
+
+def source_of(folder: Path) -> Path:
+    """The model that a converted folder was made from. Raises InputError if it is no longer there."""
+    source = Path(_facts(folder).source)
+    if not source.is_dir():
+        raise InputError(f"{source}, from which {folder} was converted, is gone: pass a model with --draft.")
+    return resolve(str(source), "draft")
+
+
+def _convert(source: Path, place: Path, on_progress: OnProgress) -> None:
+    # Closing ends the process, also when Ctrl-C is what ends us.
+    with closing(conversion(source, place, Choices())) as reports:
+        for report in reports:
+            if not isinstance(report, Finished):
+                on_progress(report)
+
+
+def _key(source: Path) -> str:
+    version = importlib.metadata.version("launch-pipeline")
+    return sha256(f"{FORMAT} {version} {model_fingerprint(source)}".encode()).hexdigest()[:32]
+
+
+def _checked(folder: Path) -> Path:
+    missing = [part for part in _PARTS if not (folder / part).is_file()]
+    if missing:
+        raise InputError(f"{folder} lacks {missing[0]}: convert the model again with `launch-pipeline convert`.")
+    if _facts(folder).format != FORMAT:
+        raise InputError(f"{folder} is of another version's form: convert the model again.")
+    return folder
+
+
+def _facts(folder: Path) -> Facts:
+    try:
+        return msgspec.json.decode((folder / FOLDER_FACTS).read_bytes(), type=Facts)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{folder}/{FOLDER_FACTS} can't be read ({error}): convert the model again.") from error

@@ -1,0 +1,137 @@
+"""What a named device takes for a named pair of models: TOML, each number with its source. Knows no processes."""
+
+import tomllib
+from collections.abc import Iterator
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.core.options import StrategyName
+from orchestrator.core.policy.strategies import STRATEGIES
+from protocol.errors import InputError
+from protocol.messages.base import Role
+from protocol.worker.pacing import DevicePace
+
+Source = Annotated[str, Meta(min_length=1)]
+"""Who measured the number beside it, or that it is assumed, and of what."""
+_SHIPPED = resources.files("orchestrator.machine") / "profiles"
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One forward."""
+
+    width: Annotated[int, Meta(ge=1, le=4096)]
+    """Tokens."""
+    milliseconds: Annotated[float, Meta(gt=0.0, le=1e6)]
+    source: Source
+
+
+class PrefillRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How fast a prompt is read."""
+
+    tokens_per_second: Annotated[float, Meta(gt=0.0, le=1e9)]
+    source: Source
+
+
+class SlowDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a forward takes while the other device is at work, relative to one alone."""
+
+    factor: Annotated[float, Meta(ge=1.0, le=100.0)]
+    source: Source
+
+
+class DeviceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model on one device."""
+
+    prefill: PrefillRate
+    steps: Annotated[tuple[Step, ...], Meta(min_length=1, max_length=64)]
+    """By rising width, the first of width 1; linear in between, and on behind the last."""
+    weights: Annotated[int, Meta(gt=0)] | None = None
+    """Bytes of the model that a forward reads, if known."""
+
+    def pace(self, slow_down: float = 1.0) -> DevicePace:
+        steps = tuple((step.width, step.milliseconds / 1000) for step in self.steps)
+        return DevicePace(steps=steps, prefill_rate=self.prefill.tokens_per_second, slow_down=slow_down)
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Both models on their devices."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    description: str
+    target: DeviceTimes
+    draft: DeviceTimes
+    """On a device of its own: the Neural Engine, a second GPU, other cores."""
+    draft_on_target_device: DeviceTimes
+    """In turns with the target."""
+    both_busy: SlowDown
+
+
+def load_profile(name: str) -> Profile:
+    """A shipped profile by its name, or a file of the user's own by its path.
+
+    Raises InputError in a sentence for one that is missing, is no TOML, or makes no sense.
+    """
+    path = Path(name)
+    if name in profile_names():
+        content = (_SHIPPED / f"{name}.toml").read_text()
+    elif path.is_file():
+        content = _text(path)
+    else:
+        raise InputError(
+            f"There is no profile {name!r}: choose {', '.join(profile_names())}, or the path of a file that "
+            "`launch-pipeline calibrate --out FILE` wrote."
+        )
+    return parse_profile(content, name)
+
+
+def profile_names() -> list[str]:
+    """The shipped ones."""
+    return sorted(file.name.removesuffix(".toml") for file in _SHIPPED.iterdir() if file.name.endswith(".toml"))
+
+
+def parse_profile(content: str, origin: str) -> Profile:
+    """A profile from TOML; `origin` names it in the sentence of an InputError."""
+    try:
+        profile = msgspec.convert(tomllib.loads(content), Profile)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise InputError(f"Profile {origin} can't be used: {error}. See orchestrator/profiles for examples.") from error
+    flaw = next(_flaws(profile), None)
+    if flaw is not None:
+        raise InputError(f"Profile {origin} can't be used: {flaw}. See orchestrator/profiles for examples.")
+    return profile
+
+
+def worker_pace(
+    profile: Profile, role: Role, strategy: StrategyName, draft_engine: str, apart: bool = False
+) -> DevicePace | None:
+    """The pace of one worker of ours, whose draft has a device of its own; None for one that has none to be like.
+
+    The slow-down holds where a strategy lets both devices work at once, unless they are `apart`: in two machines,
+    which share no memory.
+    """
+    if role == "prefill" or (role == "draft" and draft_engine == "ngram"):
+        return None
+    both = not apart and draft_engine not in ("none", "ngram") and STRATEGIES[strategy].caches
+    times = profile.draft if role == "draft" else profile.target
+    return times.pace(profile.both_busy.factor if both else 1.0)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"Profile {path} can't be read ({error}): check the file.") from error
+
+
+def _flaws(profile: Profile) -> Iterator[str]:
+    for name in ("target", "draft", "draft_on_target_device"):
+        widths = [step.width for step in getattr(profile, name).steps]
+        if widths[0] != 1:
+            yield f"the first width of {name}.steps is {widths[0]} and must be 1"
+        if any(wider <= width for width, wider in pairwise(widths)):
+            yield f"the widths of {name}.steps must rise"

@@ -1,0 +1,159 @@
+"""What this machine has, and what a worker process must be told of it. Never imports MLX: asks a child instead."""
+
+import functools
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from protocol.messages.base import Role
+
+_OPENBLAS = [
+    "/usr/lib/x86_64-linux-gnu/openblas-pthread/libblas.so.3",  # Debian, Ubuntu
+    "/usr/lib/aarch64-linux-gnu/openblas-pthread/libblas.so.3",
+    "/usr/lib64/libopenblasp.so.0",  # Fedora
+    "/usr/lib64/libopenblas_pthreads.so.0",  # openSUSE
+    "/usr/lib/libopenblas.so.0",  # Arch
+    "/usr/lib/libopenblas.so",
+]
+_QUESTION = """
+import json, mlx.core as mx
+info = mx.device_info()
+print(json.dumps({
+    "version": mx.__version__,
+    "kind": "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu",
+    "name": str(info.get("device_name") or info.get("architecture") or "unknown"),
+}))
+"""
+_QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+"""Workers get local folders: whatever a library would fetch or say on its own is unwanted."""
+
+
+class MlxDevice(msgspec.Struct, frozen=True):
+    """Where MLX computes by default."""
+
+    version: str
+    kind: str
+    """cpu or gpu."""
+    name: str
+
+
+def worker_environment(role: Role, cores: Sequence[int]) -> dict[str, str]:
+    """Environment variables, beyond our own, of a worker that will stay on `cores` (empty: its usual share).
+
+    On a Linux processor MLX gets OpenBLAS where there is one.
+    """
+    if not computes_on_processor():
+        return dict(_QUIET)
+    environment = _QUIET | {"OPENBLAS_NUM_THREADS": str(len(cores or partition_cores()[role]))}
+    library = openblas()
+    if library is not None:
+        preloaded = os.environ.get("LD_PRELOAD", "")
+        environment["LD_PRELOAD"] = preloaded if str(library) in preloaded else f"{library} {preloaded}".strip()
+    return environment
+
+
+def partition_cores() -> dict[Role, tuple[int, ...]]:
+    """Processor cores for each worker where both compute on the processor; empty on macOS or with a GPU."""
+    return partition(usable_cores()) if computes_on_processor() else {}
+
+
+def partition(cores: Sequence[int]) -> dict[Role, tuple[int, ...]]:
+    """A quarter (at least one) for the draft, the rest for the target; a single core is shared."""
+    if len(cores) == 1:
+        return {"target": tuple(cores), "draft": tuple(cores)}
+    rest = len(cores) - max(1, len(cores) // 4)
+    return {"target": tuple(cores[:rest]), "draft": tuple(cores[rest:])}
+
+
+def usable_cores() -> tuple[int, ...]:
+    """Logical cores this process may use; the threads of one physical core are neighbours."""
+    if sys.platform == "linux":
+        return tuple(sorted(os.sched_getaffinity(0), key=lambda core: (_first_sibling(core), core)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def computes_on_processor() -> bool:
+    """Whether MLX here is the Linux processor build. Asks MLX itself only where a CUDA build is installed."""
+    if sys.platform != "linux":
+        return False
+    if not any(installed(name) for name in ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")):
+        return True
+    device = mlx_device()
+    return not isinstance(device, MlxDevice) or device.kind == "cpu"
+
+
+@functools.cache
+def mlx_device() -> MlxDevice | str:
+    """MLX's default device as a child process finds it, or the last line of why it can't be had."""
+    try:
+        out = subprocess.run([sys.executable, "-c", _QUESTION], capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return "MLX gave no answer within 60 seconds"
+    if out.returncode:
+        return (out.stderr.strip().splitlines() or [f"exit code {out.returncode}"])[-1]
+    return msgspec.json.decode(out.stdout, type=MlxDevice)
+
+
+def openblas() -> Path | None:
+    """A fast BLAS for MLX on a Linux processor: one already preloaded, or the distribution's."""
+    preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    candidates = [*(path for path in preloaded if "blas" in path), *_OPENBLAS]
+    return next((Path(path) for path in candidates if Path(path).is_file()), None)
+
+
+def has_compiler() -> bool:
+    """Whether MLX can fuse kernels on a Linux processor: it calls g++ at run time, or else does without."""
+    return shutil.which("g++") is not None
+
+
+def memory_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def chip() -> str:
+    """The processor's name."""
+    if sys.platform == "darwin":
+        out = subprocess.run(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True)
+        return out.stdout.strip() or os.uname().machine
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, os.uname().machine)
+
+
+def system_build() -> str:
+    """Which operating system this is, to the build."""
+    if sys.platform == "darwin":
+        out = subprocess.run(["/usr/bin/sw_vers", "-buildVersion"], capture_output=True, text=True)
+        return f"macOS {out.stdout.strip()}"
+    return f"{os.uname().sysname} {os.uname().release}"
+
+
+def installed(package: str) -> bool:
+    """Whether a distribution of this name is in the environment; imports nothing of it."""
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _first_sibling(core: int) -> int:
+    siblings = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+    try:
+        return int(siblings.read_text().replace("-", ",").split(",")[0])
+    except (OSError, ValueError):
+        return core

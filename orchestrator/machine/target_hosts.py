@@ -1,0 +1,19 @@
+"""The hosts file of a divided target, checked against the model before any process starts. Opens no weights."""
+
+from pathlib import Path
+
+from protocol.contracts.engines import PrefillEngine
+from protocol.contracts.target_hosts import TargetHosts, read_hosts, require_divisible
+from protocol.errors import InputError
+
+
+def division(file: str, target: Path, prefill_engine: PrefillEngine = "none") -> TargetHosts:
+    """The hosts among which `target` will be divided. Raises InputError if that can't work."""
+    hosts = read_hosts(Path(file))
+    require_divisible(target, hosts.ranks)
+    if prefill_engine != "none":
+        raise InputError(
+            "A prefill engine can't hand keys and values to a target that is divided among hosts: "
+            "leave --prefill-engine or --target-hosts out."
+        )
+    return hosts

@@ -1,0 +1,218 @@
+"""The orchestrator's shell: sockets, processes and the clock around the pure state machine."""
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+import structlog
+import zmq
+
+from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Release, Replace, Tell
+from orchestrator.core.events import Event, Tick, WorkerDown, WorkerUp
+from orchestrator.core.machine import Machine
+from orchestrator.core.telemetry.recorder import Observation
+from orchestrator.core.telemetry.watchers import Watchers
+from orchestrator.runtime.client_frontend import Desk, Visitor
+from orchestrator.runtime.journal import Journal
+from orchestrator.runtime.session import Session
+from orchestrator.runtime.setup import OrchestratorSetup
+from orchestrator.runtime.workers.local import News
+from orchestrator.runtime.workers.pool import Crew
+from orchestrator.text.tokenizer import TextCodec
+from protocol.errors import InputError, PipelineError, blame_of
+from protocol.kv.segments import unlink_owned, unlink_segment
+from protocol.messages.base import Role
+from protocol.messages.client import State
+from protocol.messages.worker import Hello, ToWorker
+
+_PING_SECONDS = 2.0
+_COLLECTION_SECONDS = 10.0
+"""Trees are cycles, so a pipeline that is never idle has to collect garbage while it works: about 1 ms."""
+_TEXTS_KEPT = 1 << 14
+"""Of single tokens, while somebody watches."""
+log = structlog.get_logger()
+
+
+class Orchestrator:
+    """One pipeline: its machine, its workers, its clients."""
+
+    def __init__(self, setup: OrchestratorSetup, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._setup = setup
+        self._session = Session(Path(setup.session))
+        self._epoch = int.from_bytes(os.urandom(4)) + 1
+        self._codec = TextCodec(Path(setup.target))
+        self._machine = Machine(setup.options, setup.pace.name if setup.pace else "")
+        self._journal = Journal.to(setup.record)
+        self._watchers = Watchers[Visitor](Observation(self._machine, lru_cache(_TEXTS_KEPT)(self._codec.shown)))
+        self._desk = Desk(context, setup, self._codec, self._state, self._watchers)
+        self._crew = Crew(context, setup, self._epoch, self._machine.strategy.drafts)
+        self._trace = self._crew.trace
+        self._poller = zmq.Poller()
+        self._hellos: dict[Role, Hello] = {}
+        self._serving: dict[Role, int] = {}
+        """Which worker the state machine means by a role, by incarnation."""
+        self._up: dict[int, Role] = {}
+        """Every worker that is there, by incarnation."""
+        self._lost = 0
+        self._failure: PipelineError | None = None
+        self._was_ready = False
+        self._next_ping = self._next_collection = 0.0
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until the parent is gone or SIGTERM comes; then end every worker."""
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stopping", True))
+        self._poller.register(self._desk.socket, zmq.POLLIN)
+        if self._setup.life is not None:
+            self._poller.register(self._setup.life, zmq.POLLIN)
+        self._crew.start(self._poller)
+        self._became_ready()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            while not self._stopping:
+                self._turn()
+        finally:
+            self._close()
+
+    def _turn(self) -> None:
+        """Wait for something to happen, and let it."""
+        ready = {source for source, _ in self._poller.poll(self._patience())}
+        self._trace.woke()
+        self._on_all(self._crew.receive(ready))
+        for event in self._desk.receive():
+            self._step(event)
+        if self._setup.life in ready:
+            self._stopping = True
+        self._on_time()
+
+    def _patience(self) -> int:
+        """Milliseconds until something is due."""
+        due = [self._machine.deadline(), self._crew.deadline(), self._watchers.deadline(), self._next_ping]
+        wait = self._crew.patience(min(at for at in due if at is not None) - time.monotonic())
+        # Rounded up, so that a turn never comes just before what it is for.
+        return max(0, int(wait * 1000) + 1)
+
+    def _on_time(self) -> None:
+        now = time.monotonic()
+        deadline = self._machine.deadline()
+        if deadline is not None and now >= deadline:
+            self._step(Tick())
+        self._on_all(self._crew.on_time(now))
+        if self._watchers.watching:
+            self._desk.tell_watchers(now)
+        if now >= self._next_ping:
+            self._next_ping = now + _PING_SECONDS
+            self._crew.ping(self._machine.standings())
+            if self._desk.idle or now >= self._next_collection:
+                gc.collect()
+                self._next_collection = now + _COLLECTION_SECONDS
+
+    def _step(self, event: Event) -> None:
+        began, now = self._trace.now(), time.monotonic()
+        self._journal.write(event, now)
+        commands = self._machine.step(event, now)
+        for command in commands:
+            self._perform(command)
+        if self._watchers.watching:
+            # Behind the commands, which a round waits for.
+            self._watchers.saw(event, commands, now)
+        self._trace.stepped(began)
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Tell(role, message, incarnation):
+                self._tell(role, message, incarnation)
+            case Emit() as emit:
+                ended = self._desk.emit(emit)
+                if ended is not None:
+                    self._step(ended)
+            case Finish():
+                self._desk.finish(command)
+            case Reject(sequence, text):
+                self._desk.refuse(sequence, InputError(text))
+            case Replace(role, incarnation, reason):
+                log.warning("worker replaced", role=role, reason=reason)
+                self._on_all(self._crew.replace(role, incarnation, reason))
+            case Dismiss(role, incarnation, text):
+                self._on_all(self._crew.dismiss(role, incarnation, text))
+            case Release(name):
+                unlink_segment(name)
+
+    # Workers ----------------------------------------------------------------------------------
+
+    def _on_all(self, news: Iterable[News]) -> None:
+        for one in news:
+            self._on_news(one)
+
+    def _on_news(self, news: News) -> None:
+        match news:
+            case PipelineError():
+                self._fail(news)
+            case WorkerUp(incarnation, hello):
+                self._hellos[hello.role] = hello
+                self._up[incarnation] = hello.role
+                self._serving[hello.role] = incarnation
+                self._step(news)
+                self._became_ready()
+            case WorkerDown(role, incarnation):
+                self._lost += self._up.pop(incarnation, None) is not None
+                if self._serving.get(role) == incarnation:
+                    del self._serving[role]
+                self._step(news)
+            case _:
+                self._step(news)
+
+    def _tell(self, role: Role, message: ToWorker, incarnation: int | None) -> None:
+        to = self._serving.get(role) if incarnation is None else incarnation
+        if to is not None:
+            self._crew.tell(to, message)
+
+    # State ------------------------------------------------------------------------------------
+
+    def _state(self) -> State:
+        target, draft = self._hellos.get("target"), self._hellos.get("draft")
+        return State(
+            session=self._setup.session,
+            ready=self._failure is None and all(role in self._hellos for role in self._crew.roles),
+            failure=None if self._failure is None else str(self._failure)[:4000],
+            blame="pipeline" if self._failure is None else blame_of(self._failure),
+            target=target.model if target else self._setup.target,
+            draft=draft.model if draft else "",
+            strategy=self._setup.options.strategy,
+            context=target.context if target else 0,
+            vocabulary=target.vocabulary if target else 0,
+            down=tuple(role for role in self._hellos if role not in self._up.values()),
+            lost=self._lost,
+        )
+
+    def _became_ready(self) -> None:
+        if not self._was_ready and self._state().ready:
+            self._was_ready = True
+            self._crew.settled()
+            self._desk.tell_inquirers()
+
+    def _fail(self, error: PipelineError) -> None:
+        """The pipeline can't go on; whoever waits is told why."""
+        log.error("pipeline failed", reason=str(error))
+        self._failure = error
+        self._session.record_failure(error)
+        self._desk.refuse_all(error)
+        self._desk.tell_inquirers()
+
+    def _close(self) -> None:
+        stopped = PipelineError("The pipeline was stopped while it served this request: start it and ask again.")
+        self._desk.refuse_all(stopped)
+        self._crew.stop()
+        unlink_owned()
+        self._desk.close()
+        self._journal.close()
+        self._trace.save()
+        with suppress(OSError):
+            self._session.remove()

@@ -1,0 +1,112 @@
+"""A pipeline's private folder: sockets, logs, and the word of what failed. Gone when the pipeline is."""
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from protocol.errors import Blame, PipelineError, blame_of, blaming
+from protocol.kv import segments
+
+_FAILURE = "failure"
+_PREFIX = "lp-"
+
+
+class Session:
+    """One folder, mode 0700, named after the process that owns it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def create(cls) -> "Session":
+        """A new folder for this process; what dead pipelines of this user left is removed first."""
+        home = sessions_home()
+        home.mkdir(mode=0o700, exist_ok=True)
+        sweep()
+        segments.sweep()
+        return cls(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home)))
+
+    @property
+    def client_address(self) -> str:
+        return f"ipc://{self.folder}/clients"
+
+    @property
+    def worker_address(self) -> str:
+        return f"ipc://{self.folder}/workers"
+
+    @property
+    def owner_address(self) -> str:
+        """Where the commands of this user speak to a pipeline that workers of other machines may come to."""
+        return f"ipc://{self.folder}/owner"
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def last_words(self, name: str, lines: int = 3) -> str:
+        """The end of a process's log, on one line."""
+        with suppress(OSError):
+            return " / ".join(self.log(name).read_text(errors="replace").strip().splitlines()[-lines:])
+        return ""
+
+    def record_failure(self, error: PipelineError) -> None:
+        (self.folder / _FAILURE).write_bytes(msgspec.json.encode((blame_of(error), str(error))))
+
+    def failure(self) -> PipelineError | None:
+        """Why the orchestrator gave up, if it said so."""
+        with suppress(OSError):
+            return blaming(*msgspec.json.decode((self.folder / _FAILURE).read_bytes(), type=tuple[Blame, str]))
+        return None
+
+    def remove(self) -> None:
+        """Also what an orchestrator that was killed left in shared memory."""
+        segments.sweep()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):
+            sessions_home().rmdir()
+
+
+def sessions_home() -> Path:
+    """Short, because socket paths are limited to some 100 bytes; per user, because the folder is private."""
+    return Path("/tmp") / f"launch-pipeline-{os.getuid()}"  # noqa: S108 - private: mode 0700, checked by sweep
+
+
+def running_sessions() -> list[Path]:
+    """Folders whose owner lives."""
+    return [folder for folder in _sessions() if _alive(_owner(folder))]
+
+
+def stale_sessions() -> list[Path]:
+    """Folders whose owner is gone."""
+    return [folder for folder in _sessions() if not _alive(_owner(folder))]
+
+
+def sweep() -> list[Path]:
+    """Remove what dead pipelines left; returns the folders."""
+    stale = stale_sessions()
+    for folder in stale:
+        shutil.rmtree(folder, ignore_errors=True)
+    return stale
+
+
+def _sessions() -> list[Path]:
+    home = sessions_home()
+    return sorted(home.glob(f"{_PREFIX}*")) if home.is_dir() and home.stat().st_uid == os.getuid() else []
+
+
+def _owner(folder: Path) -> int:
+    owner = folder.name.removeprefix(_PREFIX).split("-")[0]
+    return int(owner) if owner.isdigit() else 0
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid > 0

@@ -1,0 +1,190 @@
+"""The pipeline's own workers: their processes and their socket. What it yields are events of the state machine."""
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import structlog
+import zmq
+
+from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
+from orchestrator.runtime.delayed_hub import FarHub
+from orchestrator.runtime.link_emulation import EmulatedLink
+from orchestrator.runtime.session import Session
+from orchestrator.runtime.setup import OrchestratorSetup
+from orchestrator.runtime.tracing import Recording, Trace
+from orchestrator.runtime.workers.supervisor import Child, Death, Supervisor
+from protocol.errors import InputError, PipelineError
+from protocol.messages.base import Message, Role
+from protocol.messages.remote import WorkerEntry
+from protocol.messages.worker import Fault, FromWorker, Hello, Ping, Pong, Prefilled, Shutdown, ToWorker
+from protocol.transport.codec import Stamp
+from protocol.transport.sockets import Arrival, Hub
+
+log = structlog.get_logger()
+
+WorkerEvent: TypeAlias = WorkerUp | WorkerDown | Arrived
+News: TypeAlias = WorkerEvent | PipelineError
+"""An event, or why the pipeline can't go on."""
+
+
+class LocalWorkers:
+    """Starts the workers of some roles, hears them and speaks to them, and starts them again when they die."""
+
+    def __init__(self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int) -> None:
+        session = Session(Path(setup.session))
+        self.supervisor = Supervisor(setup, session, epoch)
+        self.trace = Recording(Path(setup.trace)) if setup.trace else Trace()
+        self.settled = False
+        """The pipeline has been ready once: from now on a worker that can't go on is no fault of what was asked for."""
+        self.stale = 0
+        """Messages of other lives."""
+        self._epoch = epoch
+        self._hub = self._opened(context, session.worker_address, setup.draft_link)
+        self._poller: zmq.Poller | None = None
+        self._peers: dict[int, bytes] = {}
+        """Routing ids of workers by incarnation."""
+        self._hellos: dict[int, Hello] = {}
+        self._faults: dict[int, str] = {}
+        """What a worker said before it ended, by incarnation."""
+
+    def start(self, roles: Iterable[Role], poller: zmq.Poller) -> None:
+        """Start a worker for each role; all there is to wait for goes into `poller`."""
+        self._poller = poller
+        poller.register(self._hub.socket, zmq.POLLIN)
+        for role in roles:
+            self._watch(self.supervisor.start(role))
+
+    def receive(self, ready: Iterable[Any]) -> Iterator[News]:
+        """What workers said, and who died; `ready` is what the poller found."""
+        for arrival in self._hub.receive():
+            yield from self._on_message(arrival)
+        for child in list(self.supervisor.children.values()):
+            if child.life.fileno() in ready:
+                yield from self._on_death(child)
+
+    def tell(self, incarnation: int, message: ToWorker) -> None:
+        """Send to a worker, if it is up."""
+        if incarnation not in self._peers:
+            return
+        began = self.trace.now()
+        self._send(incarnation, message)
+        self.trace.told(self._hellos[incarnation].role, incarnation, message, began)
+
+    def ping(self) -> None:
+        """Ask all for a sign of life."""
+        for incarnation in self._peers:
+            self._send(incarnation, Ping(time.perf_counter()))
+
+    def restart_due(self, now: float) -> None:
+        """Start again what died and has waited long enough."""
+        for child in self.supervisor.restart_due(now):
+            self._watch(child)
+
+    def deadline(self) -> float | None:
+        """When the next restart is due."""
+        return self.supervisor.deadline()
+
+    def patience(self, wait: float) -> float:
+        """Seconds to poll, at most `wait`: an emulated link may be due before."""
+        return self._hub.patience(wait) if isinstance(self._hub, FarHub) else wait
+
+    def roll(self) -> list[WorkerEntry]:
+        """Who is up; the places are for others to know."""
+        return [
+            WorkerEntry(
+                name="local",
+                role=hello.role,
+                engine=hello.engine,
+                model=hello.model,
+                device=hello.device,
+                place="at work",
+            )
+            for hello in (self._hellos[incarnation] for incarnation in self._peers)
+        ]
+
+    def stop(self) -> None:
+        """End all, in good order where that is possible."""
+        for incarnation in list(self._peers):
+            self.tell(incarnation, Shutdown())
+        self.supervisor.stop(told=self._peers)
+        self._hub.close()
+
+    def _opened(self, context: zmq.Context[Any], address: str, link: EmulatedLink | None) -> Hub:
+        """Where workers connect; drafts perhaps by a link that makes them seem far away."""
+        if link is None:
+            return Hub(context, address, FromWorker)
+        return FarHub(context, address, FromWorker, link, self._is_draft)
+
+    def _is_draft(self, stamp: Stamp) -> bool:
+        draft = self.supervisor.children.get("draft")
+        return draft is not None and draft.incarnation == stamp.incarnation
+
+    def _watch(self, child: Child) -> None:
+        assert self._poller is not None
+        self._poller.register(child.life.fileno(), zmq.POLLIN)
+
+    def _send(self, incarnation: int, message: Message) -> None:
+        if incarnation in self._peers:
+            self._hub.send(self._peers[incarnation], message, Stamp(self._epoch, incarnation))
+
+    def _probe(self, incarnation: int) -> None:
+        """Learn what a profile needs to know of a worker's clock."""
+        ping = self.trace.probe(incarnation)
+        if ping is not None:
+            self._send(incarnation, ping)
+
+    def _on_message(self, arrival: Arrival) -> Iterator[News]:
+        epoch, incarnation = arrival.stamp
+        child = next((c for c in self.supervisor.children.values() if c.incarnation == incarnation), None)
+        if epoch != self._epoch or child is None:
+            self.stale += 1
+            return
+        self.trace.arrived(child.role, incarnation, arrival.message)
+        match arrival.message:
+            case Hello(role=role) if role != child.role:
+                yield InputError(f"A {role} worker was started as the {child.role}: check the command that starts it.")
+            case Hello() as hello:
+                self._peers[incarnation] = arrival.peer
+                self._hellos[incarnation] = hello
+                log.info("worker up", role=hello.role, model=hello.model, device=hello.device)
+                yield WorkerUp(incarnation, hello)
+                self._probe(incarnation)
+            case Pong() as pong:
+                yield Arrived(child.role, incarnation, pong)
+                self._probe(incarnation)
+            case Fault(kind="fatal", text=text):
+                self._faults[incarnation] = text
+            case message:
+                if isinstance(message, Prefilled) and message.warning:
+                    log.warning("KV was not adopted", reason=message.warning)
+                yield Arrived(child.role, incarnation, message)
+
+    def _on_death(self, child: Child) -> Iterator[News]:
+        assert self._poller is not None
+        self._poller.unregister(child.life.fileno())
+        # What it said before it died may still be in the queue.
+        for arrival in self._hub.receive():
+            yield from self._on_message(arrival)
+        death = self.supervisor.bury(child.role, time.monotonic())
+        self._peers.pop(child.incarnation, None)
+        self._hellos.pop(child.incarnation, None)
+        if isinstance(self._hub, FarHub):
+            self._hub.cut(child.incarnation)
+        log.warning("worker died", role=death.role, cause=death.text)
+        yield WorkerDown(child.role, child.incarnation)
+        yield from self._after_death(death)
+
+    def _after_death(self, death: Death) -> Iterator[News]:
+        """A worker that could not even begin is the user's to mend; one that died at work is started again."""
+        reason = self._faults.pop(death.incarnation, None)
+        if reason is not None and not self.settled:
+            self.supervisor.forget(death.role)
+            yield InputError(reason)
+        elif not self.supervisor.restarting(death.role):
+            text = f"The {death.role} worker {death.text} It died three times within a minute and is not started again."
+            if death.role == "target" or not self.settled:
+                yield PipelineError(f"{text} Run `launch-pipeline doctor`, or choose another model.")
+            else:
+                log.error("going on without it", reason=text)

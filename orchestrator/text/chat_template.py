@@ -1,0 +1,205 @@
+"""A conversation to the tokens a model continues it from: its own template, or a plain one where it has none.
+
+Knows the tokenizer's files, and no model. Templates are the model folder's and run in Jinja's sandbox.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from orchestrator.text.tokenizer import TextCodec
+from protocol.errors import InputError
+
+Message = Mapping[str, Any]
+"""`role` and `content`, as OpenAI's API has them; content is text, or a list of text parts."""
+
+_NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
+_FALLBACK_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:", "\nTool:")
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class ChatTemplate:
+    """Of one model folder. Raises InputError for a template that can't be read."""
+
+    def __init__(self, folder: Path, codec: TextCodec | None = None) -> None:
+        self._folder = folder
+        self._codec = codec or TextCodec(folder)
+        settings = _json(folder / "tokenizer_config.json")
+        self._sources = _sources(folder, settings)
+        self._special = {name: text for name in _SPECIAL if (text := _special(settings.get(name)))}
+        self._compiled = {name: self._read(source) for name, source in self._sources.items()}
+
+    @property
+    def own(self) -> bool:
+        """Whether the model brings a template; if not, conversations look like `plain`'s."""
+        return bool(self._sources)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end an answer, beside the model's own end tokens."""
+        return () if self.own else _FALLBACK_STOPS
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the template says anything about `tools`."""
+        source = self._sources.get(self._name(tools=True))
+        return source is not None and "tools" in find_undeclared_variables(_environment().parse(source))
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        answering: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The conversation as the model reads it, up to where its answer begins (`answering`).
+
+        `variables`: what else the template knows, for instance enable_thinking. Raises InputError for messages
+        that it refuses, for instance a system text in a model that has none, and for content that is no text.
+        """
+        flat = [_flat(message) for message in messages]
+        template = self._compiled.get(self._name(tools=bool(tools)))
+        if template is None:
+            if tools:
+                raise InputError("This model has no chat template, so it knows no tools: leave them out.")
+            return plain(flat, answering)
+        known = {**self._special, "tools": list(tools) if tools else None, "documents": None, **variables}
+        try:
+            return template.render(messages=flat, add_generation_prompt=answering, **known)
+        # Jinja lets whatever a template does wrong through as Python's own errors.
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
+            raise InputError(f"The model's chat template refuses these messages: {_words(error)}") from error
+
+    def tokens(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
+    ) -> list[int]:
+        """The same in token ids. A model's own template writes its special tokens itself, so none is added."""
+        return self._codec.encode(self.text(messages, tools, **variables), special=not self.own)
+
+    def _name(self, tools: bool) -> str:
+        """Some models have a template of its own for tools."""
+        return "tool_use" if tools and "tool_use" in self._sources else "default"
+
+    def _read(self, source: str) -> Template:
+        try:
+            return _environment().from_string(source)
+        except (TemplateError, RecursionError) as error:
+            raise InputError(
+                f"The chat template in {self._folder} is broken ({_words(error)}): download the model again."
+            ) from error
+
+
+def plain(messages: Sequence[Message], answering: bool = True) -> str:
+    """What a model without a template gets: a system text as it is, then turns named "User:" and "Assistant:".
+
+    A turn ends with a line break; the answer is to end before the next "\\nUser:".
+    """
+    turns = [
+        str(message["content"]).strip() + "\n"
+        if _NAMES[message["role"]] == "System"
+        else f"{_NAMES[message['role']]}: {str(message['content']).strip()}"
+        for message in messages
+    ]
+    return "\n".join([*turns, "Assistant:"] if answering else turns)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks in some templates what was learnt from; for us it is what stands in it."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What templates on Hugging Face are written for."""
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    made.filters["tojson"] = _to_json
+    made.globals["raise_exception"] = _refuse
+    made.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return made
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter is for HTML pages: it would escape what a model is to read."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(words: object) -> None:
+    raise TemplateError(str(words))
+
+
+def _flat(message: Message) -> dict[str, Any]:
+    """The message with its text parts joined. Raises InputError for what can't be read as text."""
+    role, content = message.get("role"), message.get("content")
+    if role not in _NAMES:
+        raise InputError(f"A message's role is {role!r} and must be one of {', '.join(_NAMES)}.")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise InputError("A message has a part that is no text, and these models read only text: leave it out.")
+        content = "".join(map(str, parts))
+    if content is not None and not isinstance(content, str):
+        raise InputError(f"A message's content is of type {type(content).__name__} and must be text.")
+    return {**message, "content": content or ""}
+
+
+def _sources(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name. A file of its own counts before what stands among the tokenizer's settings."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return {"default": file.read_text(encoding="utf-8")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{file} can't be read ({error}): download the model again.") from error
+    found = _json(folder / "chat_template.json").get("chat_template") or settings.get("chat_template")
+    if isinstance(found, str):
+        return {"default": found}
+    named = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return {str(each.get("name")): str(each.get("template")) for each in named}
+
+
+def _special(token: object) -> str:
+    """The text of a special token, which is given as such or with its properties."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} can't be read ({error}): download the model again.") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _words(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

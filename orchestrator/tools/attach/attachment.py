@@ -1,0 +1,272 @@
+"""A worker of this machine for a pipeline on another one: joins, attaches, runs the worker, comes back when it can.
+
+The thin shell of `launch-pipeline attach`; the worker itself is the same as in a pipeline of one machine.
+"""
+
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from orchestrator.api.client import STAMP
+from orchestrator.core.restarts import RestartPolicy
+from orchestrator.machine.hardware import usable_cores, worker_environment
+from orchestrator.machine.known_servers import Server, remember
+from orchestrator.runtime.session import Session
+from orchestrator.runtime.workers.launch import launch, worker_command
+from protocol.errors import InputError, PipelineError, blaming
+from protocol.messages.base import Role, plain
+from protocol.messages.client import Refused
+from protocol.messages.remote import Attach, Join, Joined, Leave, Standing, ToGuest, Welcome
+from protocol.security.keys import JoinLine, KeyPair, own_keys
+from protocol.transport.sockets import Link
+from protocol.worker.process import WorkerSetup
+
+_GLANCE = 0.2
+_GRACE = 2.0
+_EXPLANATION_SECONDS = 1.0
+"""For the server to say why a worker was told to end."""
+_SERVER_SILENCE = 10.0
+_WAITS = (1.0, 2.0, 4.0, 8.0)
+"""Seconds between attempts at a server that refuses for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lending:
+    """What is lent to whom."""
+
+    role: Role
+    engine: str
+    model: str
+    """Folder."""
+    server: Server
+    name: str
+    """What this machine would like to be called there."""
+    folder: Path
+    """Where its keys are."""
+    source: str = ""
+    """Folder of the model that a conversion in `model` stands in for, where that matters."""
+    line: JoinLine | None = None
+    """For a server that does not know this machine yet."""
+
+
+class _NotNow(Exception):
+    """The server refused or let the worker go; it may take another one later."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    """The child process, and the stamp that it has."""
+
+    life: int
+    stamp: tuple[int, int]
+    process: subprocess.Popen[bytes]
+    pipe: socket.socket
+    worked: bool = False
+    """It got as far as being of use."""
+
+
+class Attachment:
+    """Until Ctrl-C. Raises PipelineError when it makes no sense to go on."""
+
+    def __init__(self, lending: Lending, show: Callable[[str], None]) -> None:
+        """`show` is given one line whenever it changes."""
+        self._lending = lending
+        self._keys = own_keys(lending.folder)
+        self._show = show
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._session = Session.create()
+        self._policy = RestartPolicy()
+
+    def run(self) -> None:
+        refused = 0
+        try:
+            while True:
+                try:
+                    self._one_life()
+                    refused = 0
+                except _NotNow as reason:
+                    wait = _WAITS[min(refused, len(_WAITS) - 1)]
+                    refused += 1
+                    self._show(f"{reason} Trying again in {wait:.0f} s.")
+                    time.sleep(wait)
+        finally:
+            self._context.term()
+            self._session.remove()
+
+    def _one_life(self) -> None:
+        """Attach and work until the worker ends."""
+        control = self._connect(self._keys)
+        life = secrets.randbelow(1 << 53)
+        worker: _Worker | None = None
+        try:
+            welcome = self._attach(control, life)
+            if welcome is None:
+                self._join()
+                return
+            remember(self._lending.folder, self._lending.server)
+            worker = self._launch(welcome)
+            self._watch(control, worker)
+        finally:
+            # To a server that does not let us in, sending would wait for ever.
+            if control.standing == "up":
+                control.send(Leave(life))
+            if worker is not None:
+                _end(worker)
+            control.close()
+
+    def _attach(self, control: Link, life: int) -> Welcome | None:
+        """The stamp for one life; None if the server does not know this machine yet and a join line may help."""
+        control.send(Attach(self._lending.role, life))
+        began = time.monotonic()
+        while True:
+            for message in control.receive(_GLANCE):
+                if isinstance(message, Welcome) and message.life == life:
+                    return message
+                _heed(message)
+            match control.standing:
+                case "denied" if self._lending.line is not None:
+                    return None
+                case "denied":
+                    raise InputError(
+                        f"{self._where} does not let this machine in (it was sent away, or never joined): "
+                        "ask for a new join line (`launch-pipeline workers invite` there)."
+                    )
+                case "mistaken":
+                    raise self._mistaken()
+                case standing:
+                    waited = time.monotonic() - began
+                    self._show(f"{_WAITING[standing]} {self._where} ({waited:.0f} s) ...")
+
+    def _join(self) -> None:
+        """Have this machine's own key pinned, by the one-time keys of the join line."""
+        line = self._lending.line
+        assert line is not None
+        joining = self._connect(line.guest_keys())
+        try:
+            joining.send(Join(self._lending.name, self._keys.public.decode()))
+            while True:
+                for message in joining.receive(_GLANCE):
+                    if isinstance(message, Joined):
+                        self._show(f"Joined {self._where} as {message.name}.")
+                        return
+                    _heed(message)
+                if joining.standing == "denied":
+                    raise InputError(
+                        "This join line was used or is older than ten minutes: ask for a new one "
+                        "(`launch-pipeline workers invite` there)."
+                    )
+                if joining.standing == "mistaken":
+                    raise self._mistaken()
+        finally:
+            joining.close()
+
+    def _watch(self, control: Link, worker: _Worker) -> None:
+        """Until the worker has ended, or the server has no use for it any more."""
+        was_up = True
+        while worker.process.poll() is None:
+            for message in control.receive(_GLANCE):
+                if isinstance(message, Standing) and message.life == worker.life:
+                    worker.worked = worker.worked or message.place != "loading"
+                    self._show(self._line(message))
+                elif isinstance(message, Welcome) and (message.epoch, message.incarnation) != worker.stamp:
+                    # The connection was lost for so long that the worker was given up.
+                    return
+                else:
+                    _heed(message)
+            up = control.standing == "up"
+            if up and not was_up:
+                control.send(Attach(self._lending.role, worker.life))
+            elif was_up and not up:
+                self._show(f"The connection to {self._where} is lost; trying again ...")
+            was_up = up
+        for message in control.receive(_EXPLANATION_SECONDS):
+            if isinstance(message, Refused) and not worker.worked:
+                raise blaming(message.blame, plain(message.text))
+            if isinstance(message, Refused):
+                _heed(message)
+        self._after(worker)
+
+    def _after(self, worker: _Worker) -> None:
+        code = worker.process.returncode
+        if code == 0:
+            raise _NotNow(f"{self._where} has let the {self._lending.role} go.")
+        words = self._session.last_words(self._lending.role) or "none"
+        delay = self._policy.died(time.monotonic())
+        if delay is None:
+            raise PipelineError(
+                f"The {self._lending.role} worker died three times within a minute (exit code {code}). "
+                f"Its last words: {words}. Run `launch-pipeline doctor`, or choose another model."
+            )
+        time.sleep(delay)
+
+    def _launch(self, welcome: Welcome) -> _Worker:
+        lending = self._lending
+        setup = WorkerSetup(
+            address=lending.server.address,
+            epoch=welcome.epoch,
+            incarnation=welcome.incarnation,
+            server=lending.server.public.decode(),
+            keys=str(lending.folder),
+            patience=_SERVER_SILENCE,
+            engine=lending.engine,
+            model=lending.model,
+            source=lending.source,
+        )
+        environment = worker_environment(lending.role, usable_cores())
+        log = self._session.log(lending.role)
+        process, pipe = launch(worker_command(lending.role), setup, log, environment)
+        self._show(f"Loading {lending.model} ...")
+        return _Worker(welcome.life, (welcome.epoch, welcome.incarnation), process, pipe)
+
+    def _connect(self, keys: KeyPair) -> Link:
+        server = self._lending.server
+        return Link(self._context, server.address, STAMP, ToGuest, server=server.public, keys=keys)
+
+    @property
+    def _where(self) -> str:
+        return self._lending.server.address.removeprefix("tcp://")
+
+    def _line(self, standing: Standing) -> str:
+        away = "" if standing.round_trip is None else f" · round trip {standing.round_trip * 1000:.1f} ms"
+        return f"{self._lending.role} for {self._where} · {standing.place}{away}"
+
+    def _mistaken(self) -> InputError:
+        return InputError(
+            f"What answers at {self._where} is not the server that the join line named: check the address, "
+            "or ask for a new join line."
+        )
+
+
+_WAITING = {
+    "connecting": "Looking for",
+    "up": "Waiting for a word from",
+    "down": "Lost the connection to",
+}
+
+
+def _heed(message: Any) -> None:
+    """A refusal that is the guest's to mend ends it; any other one may pass."""
+    if isinstance(message, Refused):
+        # Another machine's words on this one's terminal.
+        if message.blame == "input":
+            raise InputError(plain(message.text))
+        raise _NotNow(plain(message.text))
+
+
+def _end(worker: _Worker) -> None:
+    """In good order if that does not take long."""
+    for urge in (signal.SIGTERM, signal.SIGKILL):
+        if worker.process.poll() is None:
+            worker.process.send_signal(urge)
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(_GRACE)
+    worker.pipe.close()

@@ -1,0 +1,86 @@
+"""Finds pipelines on the local network by DNS-SD over multicast DNS (RFC 6762, 6763), with the optional zeroconf.
+
+What is found is an address and a public key to compare with, never a reason to trust: CURVE proves the key.
+"""
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from orchestrator.machine.known_servers import Server
+from protocol.errors import InputError
+from protocol.security.addresses import Endpoint
+
+_TYPE = "_lp-workers._tcp.local."
+_KEY = b"key"
+
+
+@contextmanager
+def announced(name: str, server: Server, interfaces: Sequence[str] = ()) -> Iterator[None]:
+    """Let others on the local network find this server under `name`; `interfaces`: addresses, none for all."""
+    zeroconf = _zeroconf()
+    addresses = [_packed(server.where.host)]
+    described = zeroconf.ServiceInfo(
+        _TYPE,
+        f"{name}.{_TYPE}",
+        addresses=addresses,
+        port=server.where.port,
+        properties={_KEY: server.public},
+    )
+    radio = _radio(zeroconf, interfaces)
+    try:
+        radio.register_service(described, allow_name_change=True)
+        yield
+    finally:
+        radio.close()
+
+
+def discover(
+    wanted: Sequence[bytes], seconds: float, interfaces: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
+) -> Server:
+    """The first announced server with one of these public keys. Raises InputError if there is none in time."""
+    zeroconf = _zeroconf()
+    found: list[Server] = []
+
+    def heard(zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:  # noqa: ARG001 - its keyword
+        described = zeroconf.get_service_info(service_type, name, timeout=2000)
+        key = b"" if described is None else described.properties.get(_KEY) or b""
+        if described is not None and key in wanted:
+            found.extend(Server(Endpoint(address, described.port), key) for address in described.parsed_addresses()[:1])
+
+    radio = _radio(zeroconf, interfaces)
+    browser = zeroconf.ServiceBrowser(radio, _TYPE, handlers=[heard])
+    try:
+        deadline = clock() + seconds
+        while not found and clock() < deadline:
+            time.sleep(0.05)
+    finally:
+        browser.cancel()
+        radio.close()
+    if not found:
+        raise InputError(
+            f"No pipeline that this machine may join was announced within {seconds:.0f} s (`--announce NAME` there; on "
+            "macOS allow access to the local network): give a join line or HOST:PORT without --discover."
+        )
+    return found[0]
+
+
+def _radio(zeroconf: Any, interfaces: Sequence[str]) -> Any:
+    return zeroconf.Zeroconf(interfaces=list(interfaces)) if interfaces else zeroconf.Zeroconf()
+
+
+def _packed(host: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+
+
+def _zeroconf() -> Any:
+    try:
+        import zeroconf
+    except ImportError as error:
+        raise InputError(
+            "Discovery needs the optional package zeroconf: install it (`pip install 'launch-pipeline[discover]'`), or "
+            "give HOST:PORT."
+        ) from error
+    return zeroconf

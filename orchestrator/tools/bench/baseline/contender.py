@@ -1,0 +1,146 @@
+"""mlx-lm's own decoding as contenders: a child process on the target's cores, and what its deliveries mean."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+import msgspec
+
+from orchestrator.core.request_stats import pace_of
+from orchestrator.machine.device_profiles import Profile
+from orchestrator.machine.hardware import partition_cores, worker_environment
+from orchestrator.tools.bench.baseline.messages import BatchDelivery, BatchOrder, Delivery, Order, Setup
+from orchestrator.tools.bench.contender import Family, Generation, Task
+from orchestrator.tools.bench.figures import PLAIN
+from protocol.errors import PipelineError
+
+_CLOSING_SECONDS = 5.0
+
+
+@contextmanager
+def running(target: str, draft: str, profile: Profile | None = None) -> Iterator["MlxLm"]:
+    """A process that runs mlx-lm, with the models, cores and libraries that our target has.
+
+    `target` and `draft` are folders (no draft: empty); `profile`: be as slow as its target's device.
+    """
+    setup = Setup(
+        target=target,
+        draft=draft,
+        cores=partition_cores().get("target", ()),
+        target_pace=profile and profile.target.pace(),
+        draft_pace=profile and profile.draft_on_target_device.pace(),
+    )
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.tools.bench.baseline.process", msgspec.json.encode(setup).decode()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **worker_environment("target", setup.cores)},
+        )
+        with process:
+            try:
+                yield MlxLm(process, log, profile.name if profile else "")
+            finally:
+                _end(process)
+
+
+class MlxLm:
+    """The running process. Idle while it waits for an order."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes], profile: str = "") -> None:
+        """`profile`: name of the device whose pace it keeps to, if any."""
+        self.profile = profile
+        self._process = process
+        self._log = log
+
+    def await_ready(self) -> None:
+        """Until the models are loaded. Raises PipelineError if the process ended instead."""
+        self._next()
+
+    def carry_out(self, order: Order) -> Delivery:
+        """Raises PipelineError if the process ended instead."""
+        self._tell(order)
+        return self._next()
+
+    def carry_out_batch(self, order: BatchOrder) -> BatchDelivery:
+        """The same for several prompts."""
+        self._tell(order)
+        return msgspec.json.decode(self._line(), type=BatchDelivery)
+
+    def _tell(self, order: Order | BatchOrder) -> None:
+        pipe = self._process.stdin
+        assert pipe is not None
+        try:
+            pipe.write(msgspec.json.encode(order) + b"\n")
+            pipe.flush()
+        except BrokenPipeError as error:
+            raise self._ended() from error
+
+    def _next(self) -> Delivery:
+        return msgspec.json.decode(self._line(), type=Delivery)
+
+    def _line(self) -> bytes:
+        pipe = self._process.stdout
+        assert pipe is not None
+        line = pipe.readline()
+        if not line:
+            raise self._ended()
+        return line
+
+    def _ended(self) -> PipelineError:
+        self._log.seek(0)
+        words = self._log.read().decode(errors="replace").strip().splitlines() or ["nothing"]
+        return PipelineError(f"mlx-lm's process ended; its last words: {words[-1][:500]}. Check the models' folders.")
+
+
+class MlxLmContender:
+    """`generate_step` (draft_tokens 0) or `speculative_generate_step` with so many draft tokens."""
+
+    family: Family = "mlx-lm"
+
+    def __init__(self, process: MlxLm, draft_tokens: int, ends: Iterable[int]) -> None:
+        self.name = f"{PLAIN} K={draft_tokens}" if draft_tokens else PLAIN
+        self._process = process
+        self._draft_tokens = draft_tokens
+        self._ends = tuple(ends)
+
+    def generate(self, task: Task) -> Generation:
+        order = Order(ends=self._ends, draft_tokens=self._draft_tokens, **task._asdict())
+        delivery = self._process.carry_out(order)
+        rounds, tried = rounds_of(delivery.drafted, self._draft_tokens, task.max_tokens)
+        return Generation(
+            tokens=delivery.tokens,
+            tokens_per_second=len(delivery.tokens) / delivery.seconds,
+            tokens_per_round=len(delivery.tokens) / rounds,
+            acceptance_rate=sum(delivery.drafted) / tried if tried else None,
+            pace=delivery.paced and pace_of(self._process.profile, delivery.paced),
+        )
+
+
+def rounds_of(drafted: Sequence[bool], draft_tokens: int, max_tokens: int) -> tuple[int, int]:
+    """Forwards of the target, and draft tokens that it got to judge: the accepted ones and the first
+    refused one of each round. A round drafts no more than may still be generated."""
+    rounds = tried = begin = 0
+    while begin < len(drafted):
+        accepted = next((k for k, guessed in enumerate(drafted[begin:]) if not guessed), len(drafted) - begin)
+        accepted = min(accepted, draft_tokens)
+        ended = begin + accepted == len(drafted)
+        refused = not ended and accepted < min(draft_tokens, max_tokens - begin)
+        rounds += 1
+        tried += accepted + refused
+        begin += accepted + 1
+    return rounds, tried
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_CLOSING_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()

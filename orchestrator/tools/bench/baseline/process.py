@@ -1,0 +1,157 @@
+"""The process in which mlx-lm's own decoding runs: `python -m orchestrator.tools.bench.baseline.process SETUP`.
+
+With `paced_network` the only module of the orchestrator that imports MLX; nothing else may import them.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import msgspec
+from mlx_lm.generate import BatchGenerator, generate_step, generation_stream, speculative_generate_step, wired_limit
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import make_sampler
+from mlx_lm.utils import dequantize_model, load_model
+
+from orchestrator.tools.bench.baseline.messages import BatchDelivery, BatchOrder, Delivery, Order, Setup
+from orchestrator.tools.bench.baseline.paced_network import PacedDevice
+from protocol.worker.pacing import DevicePace
+
+_PREFILL_CHUNK = 512
+
+
+class Networks(NamedTuple):
+    """The models, in the precision that our workers give them."""
+
+    target: Any
+    draft: Any
+    """None if nothing is drafted."""
+    paces: tuple[DevicePace, DevicePace] | None = None
+    """Of the target and of the draft."""
+
+
+def main() -> int:
+    setup = msgspec.json.decode(sys.argv[1], type=Setup)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if setup.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, setup.cores)
+    # What libraries print must not get between the deliveries.
+    deliveries = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    paces = None
+    if setup.target_pace is not None and setup.draft_pace is not None:
+        paces = setup.target_pace, setup.draft_pace
+    networks = Networks(_loaded(setup.target), _loaded(setup.draft) if setup.draft else None, paces)
+    _deliver(deliveries, Delivery())
+    for line in sys.stdin.buffer:
+        order = msgspec.json.decode(line, type=Order | BatchOrder)
+        _deliver(deliveries, decoded(networks, order) if isinstance(order, Order) else batched(networks, order))
+    return 0
+
+
+def decoded(networks: Networks, order: Order) -> Delivery:
+    """Carry an order out. The clock starts when all but the prompt's last token are in the caches."""
+    mx.random.seed(order.seed)
+    tokens: list[int] = []
+    drafted: list[bool] = []
+    streams: list[Any] = [generation_stream]
+    device = PacedDevice()
+    with wired_limit(networks.target, streams):
+        steps = _steps(networks, order, device)
+        began = ended = time.perf_counter()
+        for token, from_draft in steps:
+            ended = time.perf_counter()
+            tokens.append(token)
+            drafted.append(from_draft)
+            if token in order.ends:
+                break
+        steps.close()
+        # mlx-lm computes ahead: what is still under way must not run into the next contender's time.
+        mx.synchronize(generation_stream)
+    return Delivery(tuple(tokens), tuple(drafted), ended - began, device.take() if networks.paces else None)
+
+
+def batched(networks: Networks, order: BatchOrder) -> BatchDelivery:
+    """mlx-lm's batch generator over prompts that are in the caches but for their last tokens. The clock runs from
+    the first tokens of all to where the first text ends."""
+    mx.random.seed(order.seed)
+    device = PacedDevice()
+    target = networks.target if networks.paces is None else device.network(networks.target, networks.paces[0])
+    generator = BatchGenerator(
+        target,
+        max_tokens=order.max_tokens,
+        stop_tokens=[[token] for token in order.ends],
+        sampler=make_sampler(temp=order.temperature),
+    )
+    caches = [_prefilled(networks.target, prompt[:-1]) for prompt in order.prompts]
+    generator.insert([[prompt[-1]] for prompt in order.prompts], caches=caches)
+    generated, began, ended = 0, 0.0, 0.0
+    while responses := generator.next_generated():
+        device.settle()
+        ended = time.perf_counter()
+        began, generated = (began, generated + len(responses)) if began else (ended, 0)
+        if any(response.finish_reason for response in responses):
+            break
+    generator.close()
+    mx.synchronize(generation_stream)
+    return BatchDelivery(generated, max(1e-9, ended - began), device.take() if networks.paces else None)
+
+
+def _steps(networks: Networks, order: Order, device: PacedDevice) -> Generator[tuple[int, bool], None, None]:
+    """mlx-lm's loop, not yet begun, over caches that hold the prompt: its tokens, and who guessed them."""
+    target, draft, paces = networks
+    *prefix, root = order.tokens
+    cache = _prefilled(target, prefix)
+    if paces is not None:
+        target, draft = device.network(target, paces[0]), device.network(draft, paces[1])
+    common: dict[str, Any] = {"max_tokens": order.max_tokens, "sampler": make_sampler(temp=order.temperature)}
+    if order.draft_tokens == 0:
+        return _plain(generate_step(mx.array([root]), target, prompt_cache=cache, **common))
+    cache += _prefilled(networks.draft, prefix)
+    common |= {"num_draft_tokens": order.draft_tokens, "prompt_cache": cache}
+    return _speculative(speculative_generate_step(mx.array([root]), target, draft, **common), device)
+
+
+def _plain(steps: Any) -> Generator[tuple[int, bool], None, None]:
+    for token, _ in steps:
+        yield int(token), False
+
+
+def _speculative(steps: Any, device: PacedDevice) -> Generator[tuple[int, bool], None, None]:
+    """A round's tokens are there when its verification is done."""
+    for token, _, from_draft in steps:
+        device.settle()
+        yield int(token), bool(from_draft)
+
+
+def _prefilled(network: Any, tokens: Sequence[int]) -> list[Any]:
+    """A prompt cache that holds `tokens`."""
+    cache = make_prompt_cache(network)
+    for begin in range(0, len(tokens), _PREFILL_CHUNK):
+        network(mx.array([tokens[begin : begin + _PREFILL_CHUNK]]), cache=cache)
+        mx.eval([layer.state for layer in cache])
+    return cache
+
+
+def _loaded(folder: str) -> Any:
+    """A stock mlx-lm model, cast like the workers cast theirs: float32 on a processor."""
+    network, _ = load_model(Path(folder), lazy=True, trust_remote_code=False)
+    if mx.default_device() == mx.Device(mx.cpu):
+        network = dequantize_model(network)
+        network.set_dtype(mx.float32)
+    mx.eval(network.parameters())
+    return network
+
+
+def _deliver(pipe: Any, delivery: Delivery | BatchDelivery) -> None:
+    pipe.write(msgspec.json.encode(delivery) + b"\n")
+    pipe.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

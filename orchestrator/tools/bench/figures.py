@@ -1,0 +1,137 @@
+"""From measurements to the figures of the table: medians, spreads and ratios. Pure arithmetic."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from orchestrator.core.request_stats import TOLERATED_OVERRUNS
+from orchestrator.tools.bench.contender import Generation
+from orchestrator.tools.bench.measurement import Measurement, deviating, is_checked
+from orchestrator.tools.bench.schedule import Setting
+
+PLAIN = "mlx-lm"
+"""Name of the contender that everything is compared with."""
+AUTOREGRESSIVE = "ar"
+_FIGURES: dict[str, Callable[[Generation], float | None]] = {
+    "tokens_per_round": lambda generation: generation.tokens_per_round,
+    "hit_rate": lambda generation: generation.hit_rate,
+    "acceptance_rate": lambda generation: generation.acceptance_rate,
+    "target_busy": lambda generation: generation.target_busy,
+    "draft_busy": lambda generation: generation.draft_busy,
+    "overhead_per_round": lambda generation: generation.overhead_per_round,
+    "stretch": lambda generation: generation.pace and generation.pace.stretch,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One contender at one temperature. Figures are medians over prompts and repeats; None: has none."""
+
+    contender: str
+    temperature: float
+    generations: int
+    tokens_per_second: float
+    slowest: float
+    fastest: float
+    over_plain: float | None
+    """Median over settings of its tokens/s divided by those of mlx-lm's plain decoding in the same setting."""
+    over_speculative: float | None
+    """The same against mlx-lm's speculative decoding with the number of draft tokens that did best at this
+    temperature, judged by its median."""
+    over_autoregressive: float | None
+    """The same against our own `ar`."""
+    tokens_per_round: float | None
+    hit_rate: float | None
+    acceptance_rate: float | None
+    target_busy: float | None
+    draft_busy: float | None
+    overhead_per_round: float | None
+    """Seconds."""
+    checked: int
+    """Generations whose tokens were compared with the reference's."""
+    deviating: int
+    """Those that differed; with any, the other figures mean nothing."""
+    in_law: bool
+    """Its tokens are only distributed like the target's, and can't be compared."""
+    overruns: float | None
+    """Share of paced forwards whose real work took longer than the profile's device would."""
+    stretch: float | None
+    """Median share by which all paced forwards of a generation took longer, late awakenings included."""
+
+    @property
+    def representative(self) -> bool:
+        """The figures can stand for the profile's device, if there is one."""
+        return self.overruns is None or self.overruns <= TOLERATED_OVERRUNS
+
+    @property
+    def exact(self) -> bool:
+        return self.deviating == 0
+
+
+def rows(measurements: Sequence[Measurement], order: Sequence[str]) -> list[Row]:
+    """A row for each temperature and contender, in the order of the contenders' names."""
+    wrong = deviating(measurements, order)
+    result: list[Row] = []
+    for temperature in dict.fromkeys(measurement.setting.temperature for measurement in measurements):
+        here = [measurement for measurement in measurements if measurement.setting.temperature == temperature]
+        result += _rows_at(temperature, here, order, wrong)
+    return result
+
+
+def best_speculative(measurements: Iterable[Measurement]) -> str | None:
+    """The name of mlx-lm's speculative contender with the highest median of tokens/s, if there is any."""
+    speeds: dict[str, list[float]] = {}
+    for measurement in measurements:
+        if measurement.family == "mlx-lm" and measurement.contender != PLAIN:
+            speeds.setdefault(measurement.contender, []).append(measurement.generation.tokens_per_second)
+    return max(speeds, key=lambda name: median(speeds[name]), default=None)
+
+
+def _rows_at(
+    temperature: float, measurements: Sequence[Measurement], order: Sequence[str], wrong: Sequence[Measurement]
+) -> Iterable[Row]:
+    rivals = (PLAIN, best_speculative(measurements), AUTOREGRESSIVE)
+    for name in order:
+        own = [measurement for measurement in measurements if measurement.contender == name]
+        if not own:
+            continue
+        speeds = [measurement.generation.tokens_per_second for measurement in own]
+        plain, speculative, autoregressive = (_ratio(own, measurements, rival) for rival in rivals)
+        yield Row(
+            contender=name,
+            temperature=temperature,
+            generations=len(own),
+            tokens_per_second=median(speeds),
+            slowest=min(speeds),
+            fastest=max(speeds),
+            over_plain=plain,
+            over_speculative=speculative,
+            over_autoregressive=autoregressive,
+            checked=sum(map(is_checked, own)),
+            deviating=sum(measurement in wrong for measurement in own),
+            in_law=own[0].family == "in law",
+            overruns=_overruns(one.generation for one in own),
+            **{figure: _median(map(read, (one.generation for one in own))) for figure, read in _FIGURES.items()},
+        )
+
+
+def _ratio(own: Sequence[Measurement], everybody: Iterable[Measurement], rival: str | None) -> float | None:
+    """Paired by setting: what slows one prompt or one minute down slows both."""
+    speeds: dict[Setting, float] = {
+        measurement.setting: measurement.generation.tokens_per_second
+        for measurement in everybody
+        if measurement.contender == rival
+    }
+    ratios = [one.generation.tokens_per_second / speeds[one.setting] for one in own if one.setting in speeds]
+    return median(ratios) if ratios else None
+
+
+def _overruns(generations: Iterable[Generation]) -> float | None:
+    paces = [generation.pace for generation in generations if generation.pace is not None]
+    forwards = sum(pace.forwards for pace in paces)
+    return sum(pace.overruns for pace in paces) / forwards if forwards else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

@@ -1,0 +1,1 @@
+"""Single steps measured alone, each in a process of its own."""

@@ -1,0 +1,130 @@
+"""How long a target takes to adopt KV from shared memory, and what share of the memory's speed that is.
+
+Imports MLX, so it runs in a process that may: a micro benchmark's, not the orchestrator's. Random data,
+real shared memory, the target's own code.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from protocol.inference.tree_sequence import TreeSequence
+from protocol.kv.arena import Arena
+from protocol.kv.arena_header import ArenaLayout, ElementType
+from protocol.kv.exchange import KvExchange
+from protocol.messages.worker import KvReference
+
+QWEN_3B = ArenaLayout(layers=36, kv_heads=2, capacity=32_768, head_size=128, dtype=ElementType.FLOAT16)
+"""The KV of Qwen2.5-3B: 36 KiB a token."""
+TOKENS = (40, 512, 4096)
+_COPY_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """Medians, in seconds; `copy_bandwidth` in bytes a second of one big copy, measured in the same run."""
+
+    tokens: int
+    bytes: int
+    write: float
+    """The writer: rows out of a model's KV into a new arena, checksum included."""
+    attach: float
+    """The reader: open and map the arena, check its header."""
+    validate: float
+    """Check that every row is the one that was committed."""
+    copy: float
+    """Bring the rows into a model's KV."""
+    copy_bandwidth: float
+
+    @property
+    def seconds(self) -> float:
+        """From a name to a sequence that can be decoded."""
+        return self.attach + self.validate + self.copy
+
+    @property
+    def bandwidth_share(self) -> float:
+        """Speed of the whole adoption as a share of that of a plain copy."""
+        return self.bytes / self.seconds / self.copy_bandwidth
+
+
+def measure(layout: ArenaLayout = QWEN_3B, tokens: Sequence[int] = TOKENS, repeats: int = 9) -> list[Adoption]:
+    """One entry for each number of tokens. Needs twice the biggest KV as memory."""
+    bandwidth = _copy_bandwidth(repeats)
+    return [_measured(layout, count, repeats, bandwidth) for count in tokens]
+
+
+def _measured(layout: ArenaLayout, tokens: int, repeats: int, bandwidth: float) -> Adoption:
+    exchange = KvExchange(layout, fingerprint="random", epoch=1, owner=os.getpid())
+    source = _filled(layout, tokens)
+    times = np.median([_once(layout, exchange, source, tokens) for _ in range(repeats)], axis=0)
+    write, attach, adopt, copy = times.tolist()
+    size = 2 * replace(layout, capacity=tokens).half_bytes
+    return Adoption(tokens, size, write, attach, max(0.0, adopt - attach), copy, bandwidth)
+
+
+def _once(
+    layout: ArenaLayout, exchange: KvExchange, source: TreeSequence, tokens: int
+) -> tuple[float, float, float, float]:
+    with _arena(exchange, tokens) as arena:
+        write = _timed(lambda: _write(arena, source, tokens))
+        attach = _timed(lambda: Arena.attach(arena.name).close())
+        held: list[Arena] = []
+        adopt = _timed(lambda: held.append(exchange.adopt(KvReference(arena.name, tokens))))
+        copy = _timed(lambda: _copy(layout, held[0], tokens))
+        held[0].close()
+    return write, attach, adopt, copy
+
+
+def _write(arena: Arena, source: TreeSequence, tokens: int) -> None:
+    arena.write_rows(0, *source.export(0, tokens))
+    arena.commit(tokens)
+
+
+def _copy(layout: ArenaLayout, arena: Arena, tokens: int) -> None:
+    sequence = _empty(layout)
+    sequence.adopt(list(arena.keys[:, :, :tokens]), list(arena.values[:, :, :tokens]), tokens, layout.dtype)
+
+
+def _filled(layout: ArenaLayout, tokens: int) -> TreeSequence:
+    random = np.random.default_rng(tokens)
+    shape = layout.layers, layout.kv_heads, tokens, layout.head_size
+    keys, values = (random.standard_normal(shape, np.float32).astype(layout.dtype.numpy_name) for _ in range(2))
+    sequence = _empty(layout)
+    sequence.adopt(list(keys), list(values), tokens, layout.dtype)
+    return sequence
+
+
+def _empty(layout: ArenaLayout) -> TreeSequence:
+    """Adoption asks a network only for the number of its layers."""
+    return TreeSequence(SimpleNamespace(layers=[None] * layout.layers))
+
+
+@contextmanager
+def _arena(exchange: KvExchange, tokens: int) -> Iterator[Arena]:
+    arena = exchange.create(tokens)
+    try:
+        yield arena
+    finally:
+        arena.close()
+        arena.unlink()
+
+
+def _copy_bandwidth(repeats: int) -> float:
+    """Bytes a second of one big copy between arrays that are in memory."""
+    source, target = np.ones(_COPY_BYTES, np.uint8), np.ones(_COPY_BYTES, np.uint8)
+    return _COPY_BYTES / statistics.median(_timed(lambda: np.copyto(target, source)) for _ in range(repeats))
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    mx.synchronize()
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

@@ -1,0 +1,134 @@
+"""A bench's rows for people and for programs: tables with a footnote, and one JSON object."""
+
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.machine import hardware as machine_facts
+from orchestrator.machine.device_profiles import Profile, load_profile
+from orchestrator.tools.bench.figures import Row
+from orchestrator.tools.bench.trials import WARM_UP_TOKENS, Plan
+
+_NARROWEST = 124
+"""Characters a table needs."""
+_TITLES = (
+    *("tok/s", "min..max", "/plain", "/spec", "/ar", "tok/round", "hits", "accepted"),
+    *("target", "draft", "µs", "exact"),
+)
+_FOOTNOTE = f"""\
+tok/s: generated tokens, the first included, divided by the seconds from the moment when the target holds all of the \
+prompt but its last token to the last token. Median over prompts and repeats; min..max of the same.
+/plain, /spec, /ar: median ratio to mlx-lm's generate_step, to its speculative_generate_step with the K that did best \
+at this temperature, and to our ar, over pairs of the same prompt and repeat.
+hits: rounds whose root had children in the cache. target, draft: share of the time at work. µs: overhead a round \
+beyond the target's forward. Medians.
+exact: at temperature 0 every token equals mlx-lm's plain decoding; above it ours equal our first strategy's. law: \
+rejection sampling draws tokens of its own; they are distributed as the target's, which no single run can show.
+One contender computes at a time. Before, each generated {WARM_UP_TOKENS} tokens unmeasured at each temperature. \
+mlx-lm runs on the target's cores; our draft has its own. Every prompt is read anew: our pipelines keep no KV."""
+
+
+def tables(rows: Sequence[Row], plan: Plan, prompts: int) -> Group:
+    """One table a temperature, then what was counted and where."""
+    parts: list[RenderableType] = []
+    for temperature in dict.fromkeys(row.temperature for row in rows):
+        parts += [_table(temperature, [row for row in rows if row.temperature == temperature]), ""]
+    scope = f"{prompts} prompts, {plan.max_tokens} tokens, {plan.repeats} repeats"
+    pace = _pace_note(load_profile(plan.pace)) if plan.pace else ""
+    parts.append(Text(f"{scope}. {'. '.join(machine_lines())}.\n{_FOOTNOTE}{pace}", style="dim"))
+    return Group(*parts)
+
+
+def wide_enough() -> Console:
+    """Standard output; a file or pipe is as wide as a table needs."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(_NARROWEST, console.width))
+
+
+def to_json(rows: Sequence[Row], plan: Plan, prompts: int) -> dict[str, Any]:
+    """All of it: the machine, the settings, whether everything was exact, and the rows."""
+    return {
+        "machine": machine_lines(),
+        "settings": {**msgspec.to_builtins(asdict(plan)), "prompts": prompts},
+        "exact": all(row.exact for row in rows),
+        "representative": all(row.representative for row in rows),
+        "results": [asdict(row) for row in rows],
+    }
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each contender whose tokens are wrong."""
+    return [
+        f"{row.contender} at temperature {row.temperature:g}: {row.deviating} of {row.checked} generations "
+        "differ from the reference."
+        for row in rows
+        if not row.exact
+    ]
+
+
+def invalid(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each contender that could not keep to the pace it was given."""
+    return [
+        f"{row.contender} at temperature {row.temperature:g} is invalid: {row.overruns:.1%} of its forwards took "
+        "longer than the profile's device would. Use a faster or quieter machine, or a slower profile."
+        for row in rows
+        if not row.representative
+    ]
+
+
+def machine_lines() -> list[str]:
+    """What the figures depend on beyond this project."""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("mlx", "mlx-lm"))
+    shares = machine_facts.partition_cores()
+    cores = f"cores of the target {len(shares['target'])}, of the draft {len(shares['draft'])}" if shares else ""
+    blas = f"BLAS {machine_facts.openblas() or 'as MLX ships it'}" if shares else ""
+    return [line for line in (machine_facts.chip(), versions, cores, blas) if line]
+
+
+def _table(temperature: float, rows: Sequence[Row]) -> Table:
+    table = Table(title=f"temperature {temperature:g}", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("contender", no_wrap=True)
+    paced = any(row.overruns is not None for row in rows)
+    for title in (*_TITLES, "overran", "longer") if paced else _TITLES:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        cells = (*_cells(row), _share(row.overruns, 1), _share(row.stretch, 1)) if paced else _cells(row)
+        table.add_row(row.contender, *cells, style="" if row.exact and row.representative else "red")
+    return table
+
+
+def _cells(row: Row) -> Iterator[str]:
+    if not row.exact:
+        yield "WRONG"
+        yield from [""] * (len(_TITLES) - 2)
+        yield f"{row.checked - row.deviating}/{row.checked}"
+        return
+    yield f"{row.tokens_per_second:.1f}"
+    yield f"{row.slowest:.0f}..{row.fastest:.0f}"
+    yield from (_times(ratio) for ratio in (row.over_plain, row.over_speculative, row.over_autoregressive))
+    yield "-" if row.tokens_per_round is None else f"{row.tokens_per_round:.2f}"
+    yield from (_share(s) for s in (row.hit_rate, row.acceptance_rate, row.target_busy, row.draft_busy))
+    yield "-" if row.overhead_per_round is None else f"{row.overhead_per_round * 1e6:.0f}"
+    yield "yes" if row.checked else "law" if row.in_law else "-"
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def _share(share: float | None, decimals: int = 0) -> str:
+    return "-" if share is None else f"{share:.{decimals}%}"
+
+
+def _pace_note(profile: Profile) -> str:
+    return f"""
+As slow as {profile.name} ({profile.description}). mlx-lm: target and draft on the target's device, one after the \
+other. Ours: the draft on a device of its own, and everything {profile.both_busy.factor:g} times as long under \
+strategies that let both work at once. overran: forwards whose real work took longer than that device's; more than 1% \
+is invalid. longer: what all forwards took beyond the device's time, late awakenings included. Prefill is not timed."""

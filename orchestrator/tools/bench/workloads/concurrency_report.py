@@ -1,0 +1,65 @@
+"""What `crowd` measured, for people and for programs: a table and one JSON object."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.tools.bench.table import machine_lines
+from orchestrator.tools.bench.trials import Plan
+from orchestrator.tools.bench.workloads.concurrency import Crowd
+
+_FOOTNOTE = """\
+tok/s: of all requests together, while all of them are decoded, over the same prompts for every number of them; x: \
+relative to one. joins after: from a request's submission, right behind the beginning of a round of the others, to its \
+first token, less what the target took to read its prompt; round: what a round takes, then; medians. mlx-lm batches \
+without a draft; with one (K) it serves one request after the other."""
+
+
+def table(figures: Sequence[Crowd], plan: Plan) -> Group:
+    """One line a contender and number of requests, then what was counted and where."""
+    grid = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("contender", "requests", "tok/s", "x", "joins after", "round", "tokens"):
+        grid.add_column(title, justify="left" if title == "contender" else "right")
+    for row in figures:
+        grid.add_row(*_cells(row, _alone(row, figures)), style="" if row.representative else "red")
+    pace = f" As slow as {plan.pace}; INVALID: did not keep to it." if plan.pace else ""
+    scope = f"{plan.max_tokens} tokens at temperature {plan.temperatures[0]:g}, {plan.repeats} repeats.{pace}"
+    return Group(grid, Text("\n".join([scope, *machine_lines(), _FOOTNOTE]), style="dim"))
+
+
+def to_json(figures: Sequence[Crowd], plan: Plan) -> dict[str, Any]:
+    """All of it."""
+    return {
+        "machine": machine_lines(),
+        "settings": msgspec.to_builtins(asdict(plan)),
+        "results": [asdict(row) for row in figures],
+    }
+
+
+def failures(figures: Sequence[Crowd]) -> list[str]:
+    """A sentence for each line with a wrong token."""
+    return [
+        f"{row.contender} with {row.requests} requests at once gave other tokens than each request alone."
+        for row in figures
+        if row.exact is False
+    ]
+
+
+def _alone(row: Crowd, figures: Sequence[Crowd]) -> Crowd | None:
+    """The same contender with one request."""
+    return next((one for one in figures if one.contender == row.contender and one.requests == 1), None)
+
+
+def _cells(row: Crowd, alone: Crowd | None) -> list[str]:
+    ratio = "" if alone is None else f"{row.tokens_per_second / alone.tokens_per_second:.2f}"
+    joins, round = (
+        "" if seconds is None else f"{1000 * seconds:.0f} ms" for seconds in (row.joining_seconds, row.round_seconds)
+    )
+    exact = {True: "exact", False: "WRONG", None: ""}[row.exact]
+    speed = f"{row.tokens_per_second:.1f}" if row.representative else "INVALID"
+    return [row.contender, str(row.requests), speed, ratio, joins, round, exact]

@@ -1,0 +1,153 @@
+"""Time to the first token of an agent's turns, with KV that outlives a request and without. Prints nothing."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.core.events import Arrived, Submitted
+from orchestrator.core.request_stats import TOLERATED_OVERRUNS
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.runtime.journal import replay
+from orchestrator.text.tokenizer import TextCodec
+from orchestrator.tools.bench.trials import Plan
+from orchestrator.tools.bench.workloads.transcript import Shape, Transcript, shape
+from protocol.errors import InputError
+from protocol.messages.base import SequenceId
+from protocol.messages.client import Pace
+from protocol.messages.worker import Grow, Prefilled
+
+CONTENDERS: dict[str, dict[str, Any]] = {
+    "no reuse": {"kv_memory": 0},
+    "shared memory alone": {"kept_memory": 0},
+    "reuse": {},
+}
+"""Options of each; the first is what the others' tokens are compared with."""
+_WARM_UP = 48
+"""Tokens of a prompt that nothing else begins with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One prompt of one contender. Seconds count from the request's arrival at the orchestrator."""
+
+    contender: str
+    repeat: int
+    number: int
+    prompt_tokens: int
+    first_token: float
+    adopted: int
+    """Prompt tokens that the target did not evaluate."""
+    draft_growth: float | None = None
+    """When the draft's first growth came; None if the request was over by then."""
+    draft_adopted: int = 0
+    exact: bool
+    pace: Pace | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What a journal says of one request's draft."""
+
+    growth: float | None = None
+    adopted: int = 0
+
+
+def measure(
+    plan: Plan, turns: int, texts: Sequence[str], on_count: Callable[[int], None], on_turn: Callable[[str], None]
+) -> tuple[list[Turn], Shape]:
+    """Every turn of every contender, in turns; and how long they were.
+
+    `on_count` is told how many there will be, `on_turn` the name of each that is done.
+    """
+    codec = TextCodec(resolve(plan.target, "target"))
+    tokens = [token for text in texts for token in codec.encode(text)]
+    if not tokens:
+        raise InputError("The prompts have no tokens: give every line of them at least one word.")
+    measured: list[Turn] = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        records = {name: Path(folder) / f"{index}.jsonl" for index, name in enumerate(CONTENDERS)}
+        pipelines: dict[str, Pipeline] = {}
+        for name, options in CONTENDERS.items():
+            pipeline = Pipeline(plan.target, plan.draft, pace=plan.pace, record=str(records[name]), **options)
+            pipelines[name] = stack.enter_context(pipeline)
+        form = shape(pipelines["reuse"].state().context, turns, plan.max_tokens)
+        on_count(plan.repeats * turns * len(CONTENDERS))
+        _warm_up(pipelines, tokens, plan)
+        for repeat in range(plan.repeats):
+            for turn in _conversation(pipelines, Transcript(tokens, form, repeat), form, plan, repeat):
+                measured.append(turn)
+                on_turn(f"turn {turn.number}, {turn.contender}")
+        stack.close()
+        return _with_drafts(measured, records), form
+
+
+def drafted(record: Path) -> list[Drafted]:
+    """Of each request in a journal, in the order of their arrival."""
+    arrived: dict[SequenceId, float] = {}
+    found: dict[SequenceId, Drafted] = {}
+    for event, now in replay(record):
+        match event:
+            case Submitted(sequence):
+                arrived[sequence], found[sequence] = now, Drafted()
+            case Arrived("draft", _, Grow() as growth) if growth.sequence in found and growth.tokens:
+                known = found[growth.sequence]
+                if known.growth is None:
+                    found[growth.sequence] = Drafted(now - arrived[growth.sequence], known.adopted)
+            case Arrived("draft", _, Prefilled() as prefilled) if prefilled.sequence in found:
+                found[prefilled.sequence] = Drafted(found[prefilled.sequence].growth, prefilled.adopted)
+            case _:
+                pass
+    return list(found.values())
+
+
+def kept_pace(turns: Sequence[Turn]) -> bool:
+    """Whether they were as slow as they were to be."""
+    paces = [turn.pace for turn in turns if turn.pace is not None]
+    return sum(pace.overruns for pace in paces) <= TOLERATED_OVERRUNS * sum(pace.forwards for pace in paces)
+
+
+def _warm_up(pipelines: dict[str, Pipeline], tokens: Sequence[int], plan: Plan) -> None:
+    prompt = list(tokens[:_WARM_UP])[::-1]
+    for pipeline in pipelines.values():
+        pipeline.generate(prompt, SamplingParams(temperature=plan.temperatures[0], seed=0, max_tokens=plan.max_tokens))
+
+
+def _conversation(
+    pipelines: dict[str, Pipeline], transcript: Transcript, form: Shape, plan: Plan, repeat: int
+) -> Iterator[Turn]:
+    names = list(pipelines)
+    for number in range(1, form.turns + 1):
+        params = SamplingParams(temperature=plan.temperatures[0], seed=number, max_tokens=form.answer)
+        first = number % len(names)
+        answers = {
+            name: pipelines[name].generate(transcript.prompt, params) for name in (*names[first:], *names[:first])
+        }
+        expected = answers[names[0]].tokens
+        for name in names:
+            figures = answers[name].statistics
+            yield Turn(
+                contender=name,
+                repeat=repeat,
+                number=number,
+                prompt_tokens=figures.prompt_tokens,
+                first_token=figures.time_to_first_token,
+                adopted=figures.adopted_tokens,
+                exact=answers[name].tokens == expected,
+                pace=figures.pace,
+            )
+        transcript.answered(expected)
+
+
+def _with_drafts(turns: Sequence[Turn], records: dict[str, Path]) -> list[Turn]:
+    # The first request of each was to warm up.
+    found = {name: iter(drafted(record)[1:]) for name, record in records.items()}
+    return [_with_draft(turn, next(found[turn.contender])) for turn in turns]
+
+
+def _with_draft(turn: Turn, draft: Drafted) -> Turn:
+    return replace(turn, draft_growth=draft.growth, draft_adopted=draft.adopted)

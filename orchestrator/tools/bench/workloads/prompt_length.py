@@ -1,0 +1,111 @@
+"""How speed and overhead change with the prompt's length. Prints nothing."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from statistics import median
+
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.core.options import StrategyName
+from orchestrator.core.request_stats import TOLERATED_OVERRUNS
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.text.tokenizer import TextCodec
+from orchestrator.tools.bench.trials import Plan
+from protocol.errors import InputError
+from protocol.messages.client import Pace, Statistics
+
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+"""Prompt tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """One strategy with prompts of one length; medians over repeats."""
+
+    strategy: str
+    prompt_tokens: int
+    tokens_per_second: float
+    tokens_per_round: float
+    overhead_per_round: float
+    """Seconds of a round in which the target verified nothing, waiting for the draft included; mean."""
+    representative: bool
+    """It kept to its pace, if it was given one."""
+
+
+def lengths(context: int, max_tokens: int) -> list[int]:
+    """Those for which the context has room."""
+    fitting = [length for length in LENGTHS if length + max_tokens <= context]
+    if not fitting:
+        raise InputError(
+            f"The target's context of {context:,} has no room for {LENGTHS[0]} tokens and {max_tokens:,} more: "
+            "lower --max-tokens."
+        )
+    return fitting
+
+
+def left_out(context: int, max_tokens: int) -> str:
+    """A sentence about the lengths for which there is no room, or nothing."""
+    missing = [f"{length:,}" for length in LENGTHS if length + max_tokens > context]
+    return f"The target's context of {context:,} has no room for prompts of {', '.join(missing)}." if missing else ""
+
+
+def measure(
+    plan: Plan, texts: Sequence[str], on_count: Callable[[int], None], on_length: Callable[[str], None]
+) -> tuple[list[Growth], int]:
+    """Every strategy of the plan with every length, one pipeline after the other; and the target's context.
+
+    `on_count` is told how many measurements there will be, `on_length` the name of each that is done.
+    """
+    codec = TextCodec(resolve(plan.target, "target"))
+    tokens = [token for text in texts for token in codec.encode(text)]
+    if not tokens:
+        raise InputError("The prompts have no tokens: give every line of them at least one word.")
+    results: list[Growth] = []
+    context = 0
+    for strategy in plan.strategies:
+        with Pipeline(plan.target, plan.draft, strategy=strategy, pace=plan.pace, kv_memory=0) as pipeline:
+            context = pipeline.state().context
+            fitting = lengths(context, plan.max_tokens)
+            on_count(len(plan.strategies) * len(fitting))
+            results += _with_all_lengths(strategy, pipeline, plan, tokens, fitting, on_length)
+    return results, context
+
+
+def summed_up(strategy: str, prompt_tokens: int, repeats: Sequence[Statistics]) -> Growth:
+    """One figure of each kind for a length."""
+    return Growth(
+        strategy=strategy,
+        prompt_tokens=prompt_tokens,
+        tokens_per_second=median(one.tokens_per_second for one in repeats),
+        tokens_per_round=median(one.tokens_per_round for one in repeats),
+        overhead_per_round=median(map(overhead, repeats)),
+        representative=_kept_pace([one.pace for one in repeats if one.pace is not None]),
+    )
+
+
+def overhead(statistics: Statistics) -> float:
+    """Seconds of a round in which the target verified nothing; mean."""
+    seconds = statistics.generated_tokens / statistics.tokens_per_second
+    return (1.0 - statistics.target_busy) * seconds / statistics.rounds
+
+
+def _kept_pace(paces: Sequence[Pace]) -> bool:
+    return sum(pace.overruns for pace in paces) <= TOLERATED_OVERRUNS * sum(pace.forwards for pace in paces)
+
+
+def _with_all_lengths(
+    strategy: StrategyName,
+    pipeline: Pipeline,
+    plan: Plan,
+    tokens: Sequence[int],
+    lengths: Sequence[int],
+    on_length: Callable[[str], None],
+) -> Iterator[Growth]:
+    params = SamplingParams(temperature=plan.temperatures[0], seed=0, max_tokens=plan.max_tokens)
+    pipeline.generate(tokens[: LENGTHS[0]], params)
+    for length in lengths:
+        prompt = list(islice(cycle(tokens), length % len(tokens), length % len(tokens) + length))
+        repeats = [pipeline.generate(prompt, params).statistics for _ in range(plan.repeats)]
+        on_length(f"{strategy}, {length:,} tokens")
+        yield summed_up(strategy, length, repeats)

@@ -1,0 +1,1 @@
+"""Measures what this machine takes for a pair of models, in its own worker processes. `calibrate` is the way in."""

@@ -1,0 +1,98 @@
+"""What the workers are asked, so that they show what a forward takes: any tokens will do. Pure."""
+
+from itertools import count
+
+import numpy as np
+
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.plans import BestFirst
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Hello, Start, Stop, Verdict, Verify
+from protocol.speculation.token_tree import node_id
+
+PROMPT_TOKENS = 64
+"""Of a sequence that steps are measured on."""
+_MOST_GROWN = 256
+"""Tree nodes, after which a draft begins anew: it rests when it has too many, or none that is likely enough."""
+_FAN = 8
+"""Wide steps soon, and room for one of them below that number of nodes."""
+
+
+class Questions:
+    """Sequences of random tokens for one worker."""
+
+    def __init__(self, hello: Hello, seed: int = 0) -> None:
+        self.context = hello.context
+        self._vocabulary = hello.vocabulary
+        self._random = np.random.default_rng(seed)
+        self._ids = map(SequenceId, count(1))
+
+    def start(self, tokens: int, plan: BestFirst | None = None) -> Start:
+        """A new sequence of so many tokens, the root included."""
+        return Start(
+            sequence=next(self._ids),
+            round=0,
+            tokens=self.tokens(tokens),
+            root=NodeId(int(self._random.integers(1 << 62))),
+            sampling=Sampling(),
+            plan=plan,
+        )
+
+    def tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self._random.integers(self._vocabulary, size=count).tolist())
+
+
+class Verifying:
+    """One sequence at a target that is asked to verify chains of random tokens."""
+
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
+        self.start = questions.start(PROMPT_TOKENS)
+        self._root, self._last = self.start.root, self.start.tokens[-1]
+        self._round, self._position = 0, PROMPT_TOKENS - 1
+        self._asked: Verify | None = None
+
+    def has_room(self, width: int) -> bool:
+        return self._position + width < self._questions.context
+
+    def ask(self, width: int) -> Verify:
+        """A chain of `width` tokens, root included."""
+        tokens = (self._last, *self._questions.tokens(width - 1))
+        parents = tuple(range(-1, width - 1))
+        self._asked = Verify(self.start.sequence, self._round, self._root, self._position, tokens, parents)
+        return self._asked
+
+    def heard(self, verdict: Verdict) -> None:
+        assert self._asked is not None
+        accepted = self._asked.tokens[1 : 1 + len(verdict.path)]
+        self._root = node_id((self._root, *verdict.path)[-1], verdict.bonus)
+        self._last = verdict.bonus
+        self._round += 1
+        self._position += len(accepted) + 1
+
+
+class Growing:
+    """Sequences at a draft that is let grow `width` nodes a step, each until its tree is full."""
+
+    def __init__(self, questions: Questions, width: int) -> None:
+        self._questions = questions
+        self._plan = BestFirst(width=width, fan=_FAN)
+        self._sequence: SequenceId | None = None
+        self._grown = 0
+
+    def begin(self) -> list[Stop | Start]:
+        """Give up the sequence that was grown so far, and start another."""
+        old = self.end()
+        start = self._questions.start(PROMPT_TOKENS, self._plan)
+        self._sequence, self._grown = start.sequence, 0
+        return [*old, start]
+
+    def end(self) -> list[Stop]:
+        """Give up the sequence that was grown so far."""
+        return [] if self._sequence is None else [Stop(self._sequence)]
+
+    def heard(self, sequence: SequenceId, nodes: int) -> bool:
+        """New nodes arrived; whether it is time to begin anew. Those of an earlier sequence don't count."""
+        if sequence == self._sequence:
+            self._grown += nodes
+        return self._grown >= _MOST_GROWN

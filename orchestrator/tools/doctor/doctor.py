@@ -1,0 +1,230 @@
+"""Examines this machine and says what is missing and what to do. Changes nothing and prints nothing."""
+
+import importlib.metadata
+import json
+import platform
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from orchestrator.machine import hardware as machine_facts
+from orchestrator.machine.checkpoints import demo_model
+from orchestrator.machine.hardware import MlxDevice
+from orchestrator.machine.network import own_host
+from orchestrator.runtime.session import sessions_home, stale_sessions
+from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.errors import PipelineError
+from protocol.kv.segments import free_shared_memory, stale_segments
+from protocol.messages.base import Role
+
+_GIB = 1 << 30
+_REINSTALL = "delete .venv and start bin/launch-pipeline again"
+_ROLES: tuple[Role, ...] = ("target", "draft")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    """warn: works, but slower or with less; fail: a pipeline can't run."""
+    text: str
+    next_step: str | None = None
+
+
+def examine() -> list[Finding]:
+    """Everything worth knowing before a pipeline starts, most basic first."""
+    return [
+        *(python(), packages(), mlx(machine_facts.mlx_device())),
+        *_linux_processor(),
+        *(cores(), memory(machine_facts.memory_bytes()), shared_memory(free_shared_memory())),
+        *(temporary_folder(), leftovers(), local_network(own_host()), demo_pair()),
+        *neural_engine(),
+    ]
+
+
+def to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """The findings as JSON values, in order."""
+    return [asdict(finding) for finding in findings]
+
+
+def python() -> Finding:
+    version = platform.python_version()
+    if sys.platform == "darwin" and platform.machine() != "arm64":
+        return Finding("Python", "fail", f"{version} for Intel: MLX needs Apple silicon", "install an arm64 Python")
+    return Finding("Python", "ok", f"{version} on {platform.system()} {platform.machine()}")
+
+
+def packages() -> Finding:
+    try:
+        lines = importlib.metadata.requires("launch-pipeline") or []
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("packages", "fail", "launch-pipeline itself is not installed", _REINSTALL)
+    missing = [name for name in _names_for_here(lines) if not machine_facts.installed(name)]
+    if missing:
+        return Finding("packages", "fail", f"not installed: {', '.join(missing)}", _REINSTALL)
+    return Finding("packages", "ok", "all installed")
+
+
+def mlx(answer: MlxDevice | str) -> Finding:
+    if isinstance(answer, str):
+        return Finding("MLX", "fail", f"can't be used: {answer}", _REINSTALL)
+    return Finding("MLX", "ok", f"{answer.version} on the {answer.kind.upper()} ({answer.name})")
+
+
+def openblas(library: Path | None) -> Finding:
+    if library is None:
+        return Finding(
+            "OpenBLAS",
+            "warn",
+            "not found: MLX's own matrix product takes as long for 8 rows as 8 times one row, "
+            "so that speculation can't win on this processor",
+            "apt-get install libopenblas0-pthread (Fedora: dnf install openblas-threads)",
+        )
+    return Finding("OpenBLAS", "ok", f"{library}, preloaded into the workers")
+
+
+def compiler(found: bool) -> Finding:
+    text = "g++, for MLX's fused kernels" if found else "no g++: MLX runs its kernels unfused, with the same results"
+    return Finding("compiler", "ok", text)
+
+
+def cores() -> Finding:
+    usable = machine_facts.usable_cores()
+    about = f"{len(usable)} of {machine_facts.chip()}"
+    shares = machine_facts.partition_cores()
+    if not shares:
+        return Finding("cores", "ok", f"{about}; the models run elsewhere or share them")
+    if len(usable) == 1:
+        return Finding(
+            "cores", "warn", f"{about}: draft and target take turns on it", "use two or more cores, or --strategy ar"
+        )
+    return Finding("cores", "ok", f"{about}: target {len(shares['target'])}, draft {len(shares['draft'])}")
+
+
+def memory(total: int) -> Finding:
+    text = f"{total / _GIB:.0f} GiB"
+    if total < 2 * _GIB:
+        return Finding("memory", "warn", text, "stay with the demo pair or models of less than 1 GiB")
+    return Finding("memory", "ok", text)
+
+
+def shared_memory(free: int | None) -> Finding:
+    if free is None:
+        return Finding("shared memory", "ok", "no limit of its own")
+    text = f"{free / _GIB:.1f} GiB free"
+    if free < _GIB // 8:
+        return Finding(
+            "shared memory", "warn", text, "enlarge /dev/shm (in Docker: --shm-size=2g), or end what fills it"
+        )
+    return Finding("shared memory", "ok", text)
+
+
+def temporary_folder() -> Finding:
+    """Sockets live under a short path, and the registry of shared memory in the temporary folder."""
+    for folder in (sessions_home().parent, Path(tempfile.gettempdir())):
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                free = shutil.disk_usage(folder).free
+        except OSError as error:
+            return Finding(
+                "temporary folder", "fail", f"{folder}: {error.strerror}", f"make {folder} writable, or free some space"
+            )
+    return Finding("temporary folder", "ok", f"{folder}, {free / _GIB:.0f} GiB free")
+
+
+def leftovers() -> Finding:
+    try:
+        segments, sessions = stale_segments(), stale_sessions()
+    except PipelineError as error:
+        return Finding("leftovers", "fail", str(error))
+    if not segments and not sessions:
+        return Finding("leftovers", "ok", "none of dead pipelines")
+    text = f"{len(segments)} shared-memory segments and {len(sessions)} session folders of dead pipelines"
+    return Finding("leftovers", "warn", text, "start a pipeline: it removes them")
+
+
+def local_network(own: str | None, system: str = sys.platform, reach: Callable[[], None] | None = None) -> Finding:
+    """Whether other machines can be reached. macOS asks its user first, for each program, and a program that may not
+    sees only that nobody is there; `reach` (default: a datagram to the network's own multicast group) raises OSError
+    then."""
+    if own is None:
+        return Finding("local network", "ok", "none: workers of other machines can't come, all else works")
+    if system != "darwin":
+        return Finding("local network", "ok", f"this machine is {own} there")
+    try:
+        (reach or _multicast)()
+    except OSError as error:
+        return Finding(
+            "local network",
+            "warn",
+            f"this machine is {own} there, but this program can't reach it ({error.strerror})",
+            "System Settings > Privacy & Security > Local Network: allow the terminal and Python, then start again",
+        )
+    return Finding("local network", "ok", f"this machine is {own} there, and may speak to others")
+
+
+def _multicast() -> None:
+    """An empty datagram to where mDNS lives (RFC 6762); nobody answers, but a system that forbids it says so."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.sendto(b"", ("224.0.0.251", 5353))
+
+
+def demo_pair() -> Finding:
+    try:
+        folders = [demo_model(role) for role in _ROLES]
+        broken = [folder for folder in folders if not weights_are_whole(folder / "model.safetensors")]
+        same = len({tokenizer_fingerprint(folder) for folder in folders}) == 1
+    except PipelineError as error:
+        return Finding("demo pair", "fail", str(error), "clone the repository again")
+    if broken or not same:
+        text = f"{broken[0]} has broken weights" if broken else "the two tokenizers differ"
+        return Finding("demo pair", "fail", text, "clone the repository again")
+    return Finding("demo pair", "ok", "target and draft are complete and share a tokenizer")
+
+
+def neural_engine() -> list[Finding]:
+    if sys.platform != "darwin":
+        text = "none: --draft-engine coreml runs its package by an executor, which is no Neural Engine"
+        return [Finding("Neural Engine", "ok", text)]
+    text = "used by --draft-engine coreml; launch-pipeline doctor --neural-engine examines whether it does its work"
+    return [Finding("Neural Engine", "ok", text)]
+
+
+def weights_are_whole(path: Path) -> bool:
+    """Whether a safetensors file's header is readable and promises exactly the bytes that follow it.
+
+    The format: 8 bytes of header length, a JSON header, then the tensors' bytes.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= path.stat().st_size - 8:
+                return False
+            header = json.loads(file.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        return 8 + length + max(ends) == path.stat().st_size
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return False
+
+
+def _linux_processor() -> list[Finding]:
+    if not machine_facts.computes_on_processor():
+        return []
+    return [openblas(machine_facts.openblas()), compiler(machine_facts.has_compiler())]
+
+
+def _names_for_here(lines: Sequence[str]) -> Iterator[str]:
+    """Package names out of requirement lines, without extras and other systems' packages."""
+    for line in lines:
+        name = re.match(r"[\w.-]+", line)
+        system = re.search(r"sys_platform == ['\"](\w+)['\"]", line)
+        if name and "extra ==" not in line and (system is None or system[1] == sys.platform):
+            yield name[0]

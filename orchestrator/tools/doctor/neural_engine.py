@@ -1,0 +1,108 @@
+"""What an examination of the Neural Engine means: findings for people, and the engine that a draft should use. Pure."""
+
+from collections.abc import Sequence
+
+from orchestrator.tools.doctor.doctor import Finding
+from orchestrator.tools.doctor.examination import Outcome
+from protocol.contracts.examination import Agreed, Placed, Predicted, Timed
+from protocol.contracts.neural_engine import Place, Verdict
+
+_DEVIATION = 0.1
+"""Of a device's logits, in standard deviations: fp16 sums in another order stay below, wrong numbers do not."""
+_SAME = 0.9
+"""Share of tokens whose favourite must be the executor's."""
+_FASTER = 1.1
+"""A Neural Engine beats the processor by more than this at the draft's usual width, or it is not used at all."""
+_USUAL_WIDTH = 8
+_LITTLE = 0.9
+"""Share of the estimated cost below which it is worth a warning that operations leave the Neural Engine."""
+_NEXT = "the pipeline drafts in MLX instead; try again after an update of macOS, or convert with other options"
+
+
+def judge(outcomes: Sequence[Outcome], place: Place, rehearsal: bool = False) -> tuple[list[Finding], Verdict]:
+    """Findings in the order of the stages, and the verdict: the first failure decides against Core ML.
+
+    In a rehearsal our executor stands in for the device, and no time means anything.
+    """
+    findings = [finding for outcome in outcomes for finding in _of_stage(outcome)]
+    findings += [] if rehearsal else _speed(outcomes)
+    failure = next((finding for finding in findings if finding.status == "fail"), None)
+    if failure is not None:
+        return findings, Verdict(place=place, choice="mlx", reason=f"{failure.name}: {failure.text}")
+    return findings, Verdict(place=place, choice="coreml", reason="all that was examined is as it should be")
+
+
+def _of_stage(outcome: Outcome) -> list[Finding]:
+    name = {"golden": "executor", "plan": "compute plan"}.get(outcome.stage, _device(outcome))
+    if outcome.ending != "done":
+        # The plan is an estimate and a library call of its own: without it, timing still tells.
+        status = "warn" if outcome.stage == "plan" else "fail"
+        return [Finding(name, status, f"the examining process {_ending(outcome)}", _NEXT if status == "fail" else None)]
+    match outcome.stage:
+        case "golden":
+            return [Finding(name, "ok", "reads the package and has logits to compare with")]
+        case "plan":
+            return [_placement(each) for each in outcome.of(Placed)]
+        case "predict":
+            return [*(_agreement(name, each) for each in outcome.of(Agreed)), *_steadiness(name, outcome)]
+
+
+def _ending(outcome: Outcome) -> str:
+    return f"failed ({outcome.text})" if outcome.ending == "broken" else outcome.text
+
+
+def _agreement(device: str, agreed: Agreed) -> Finding:
+    if agreed.deviation is None:
+        return Finding(f"{device}'s logits", "fail", f"width {agreed.width}: some are no numbers", _NEXT)
+    text = (
+        f"width {agreed.width}: logits deviate by {agreed.deviation:.3f} standard deviations, "
+        f"{agreed.same:.0%} of the favourites are the executor's"
+    )
+    good = agreed.deviation <= _DEVIATION and agreed.same >= _SAME
+    return Finding(f"{device}'s logits", "ok" if good else "fail", text, None if good else _NEXT)
+
+
+def _steadiness(device: str, outcome: Outcome) -> list[Finding]:
+    predicted = outcome.of(Predicted)
+    if not predicted:
+        return [Finding(f"{device}'s predicts", "fail", "the examining process made none", _NEXT)]
+    last: Predicted = predicted[-1]
+    if not last.steady:
+        text = f"{last.done} predicts gave different logits for the same input"
+        return [Finding(f"{device}'s predicts", "fail", text, _NEXT)]
+    return [Finding(f"{device}'s predicts", "ok", f"{last.done} in a row, all alike")]
+
+
+def _placement(placed: Placed) -> Finding:
+    text = f"{placed.function}: {placed.engine} of {placed.operations} operations, {placed.cost:.0%} of the cost"
+    if placed.elsewhere:
+        text += "; elsewhere " + ", ".join(f"{count} {kind}" for kind, count in list(placed.elsewhere.items())[:4])
+    if placed.engine == 0:
+        return Finding("compute plan", "fail", text, _NEXT)
+    return Finding("compute plan", "ok" if placed.cost >= _LITTLE else "warn", text)
+
+
+def _speed(outcomes: Sequence[Outcome]) -> list[Finding]:
+    """The only sign that Core ML has not silently moved everything to the processor."""
+    times = {
+        outcome.units: {each.width: each.milliseconds for each in outcome.of(Timed)}
+        for outcome in outcomes
+        if outcome.stage == "predict" and outcome.ending == "done"
+    }
+    engine, processor = times.get("CPU_AND_NE", {}), times.get("CPU_ONLY", {})
+    both = sorted(engine.keys() & processor.keys())
+    if not both:
+        return []
+    usual = min(both, key=lambda width: abs(width - _USUAL_WIDTH))
+    return [_compared(width, engine[width], processor[width], decides=width == usual) for width in both]
+
+
+def _compared(width: int, engine: float, processor: float, *, decides: bool) -> Finding:
+    text = f"width {width}: {engine:.2f} ms, {processor:.2f} ms on the processor alone"
+    if not decides or processor > _FASTER * engine:
+        return Finding("latency", "ok", text)
+    return Finding("latency", "fail", f"{text}: the Neural Engine is not used, or no faster", _NEXT)
+
+
+def _device(outcome: Outcome) -> str:
+    return "Neural Engine" if outcome.units == "CPU_AND_NE" else "processor"

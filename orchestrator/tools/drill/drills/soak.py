@@ -1,0 +1,132 @@
+"""One pipeline for long, with requests all the time and a fault every few seconds: nothing may grow."""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.api.client import Client
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.tools.drill.exchange import Question, ask, questions, wrong
+from orchestrator.tools.drill.faults import Victim
+from orchestrator.tools.drill.outcome import OnStep, Outcome
+from orchestrator.tools.drill.processes import Usage, mark, members, own_registry, remains, usage
+
+PROMISE = "soak, a fault every 5 s: every answer exact; memory, descriptors and threads flat"
+FAULT_SECONDS = 5.0
+_CLIENTS = 2
+_WATCHED = ("orchestrator", "target_worker", "draft_worker")
+_WARM = 0.25
+"""Share of the samples before which nothing counts as level."""
+_GROWTH = 1.1
+_GROWTH_BYTES = 16 << 20
+"""Memory is flat if the last quarter's median is at most a tenth and 16 MiB above the second quarter's."""
+
+
+@dataclass(slots=True)
+class Asker:
+    """A client that asks without end, on a thread of its own."""
+
+    address: str
+    known: Sequence[Question]
+    first: int
+    answered: int = 0
+    failures: list[str] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            question = self.known[(self.first + self.answered) % len(self.known)]
+            self.failures += wrong(question, ask(Client(self.address), question), f"answer {self.answered}")
+            self.answered += 1
+
+
+def run(count: int, seed: int, on_step: OnStep) -> Outcome:
+    """`count` faults, one every five seconds."""
+    with own_registry():
+        known = questions(seed)
+        with Pipeline() as pipeline:
+            place = mark(pipeline.address)
+            askers = [Asker(pipeline.address, known, first) for first in range(_CLIENTS)]
+            threads = [threading.Thread(target=asker.run, daemon=True) for asker in askers]
+            for thread in threads:
+                thread.start()
+            samples = _suffer(Victim(pipeline.address, place, known, seed), place, count, on_step)
+            for asker in askers:
+                asker.over.set()
+            for thread in threads:
+                thread.join(60.0)
+            failures = [text for asker in askers for text in asker.failures]
+            failures += ["A client still waits for its answer." for thread in threads if thread.is_alive()]
+            failures += wrong(known[0], ask(pipeline, known[0]), "after the last fault")
+        failures += [f"{left} was left behind." for left in remains(place)]
+    grown = [text for name in (*_WATCHED, "client") for text in _growth(name, samples)]
+    answered = sum(asker.answered for asker in askers)
+    measured = f"{count} faults, {answered} answers, {len(failures)} failures; {_levels(samples)}"
+    figures = {"faults": count, "answers": answered, **_figures(samples)}
+    return Outcome(PROMISE, measured, [f"seed {seed}: {text}" for text in failures + grown], (), figures)
+
+
+def _suffer(victim: Victim, place: str, count: int, on_step: OnStep) -> list[dict[str, Usage]]:
+    """Let faults happen; what every process held just before each."""
+    samples: list[dict[str, Usage]] = []
+    due = time.monotonic()
+    for number in range(count):
+        due += FAULT_SECONDS
+        time.sleep(max(0.0, due - time.monotonic()))
+        pids = {**members(place), "client": os.getpid()}
+        samples.append({name: held for name, pid in pids.items() if (held := usage(pid)) is not None})
+        victim.faults[number % len(victim.faults)]()
+        on_step()
+    return samples
+
+
+def _quarter(name: str, samples: Sequence[dict[str, Usage]], last: bool) -> list[Usage]:
+    """What a process held in the last quarter, or in the second one: the first is warming up."""
+    size = max(1, int(len(samples) * _WARM))
+    part = samples[-size:] if last else samples[size : 2 * size]
+    return [sample[name] for sample in part if name in sample]
+
+
+def _growth(name: str, samples: Sequence[dict[str, Usage]]) -> list[str]:
+    early, late = _quarter(name, samples, last=False), _quarter(name, samples, last=True)
+    if not early or not late:
+        return []
+    before, after = _median([held.memory for held in early]), _median([held.memory for held in late])
+    sentences: list[str] = []
+    if after > _GROWTH * before + _GROWTH_BYTES:
+        sentences.append(f"The memory of {name} grew from {before >> 20} to {after >> 20} MiB.")
+    for what in ("descriptors", "threads"):
+        first, final = ([getattr(held, what) or 0 for held in part] for part in (early, late))
+        # Requests in progress hold some, so the least of each quarter is what counts.
+        if min(final) > min(first) + 1:
+            sentences.append(f"The {what} of {name} grew from {min(first)} to {min(final)}.")
+    return sentences
+
+
+def _figures(samples: Sequence[dict[str, Usage]]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for name in (*_WATCHED, "client"):
+        for label, last in (("early", False), ("late", True)):
+            part = _quarter(name, samples, last)
+            if part:
+                figures[f"{name}_{label}_mib"] = round(_median([held.memory for held in part]) / (1 << 20), 1)
+                figures[f"{name}_{label}_descriptors"] = min(held.descriptors or 0 for held in part)
+                figures[f"{name}_{label}_threads"] = min(held.threads or 0 for held in part)
+    return figures
+
+
+def _levels(samples: Sequence[dict[str, Usage]]) -> str:
+    """Memory, descriptors and threads of the orchestrator, then and now."""
+    figures = _figures(samples)
+    names = ("mib", "descriptors", "threads")
+    early, late = (
+        " / ".join(f"{figures.get(f'orchestrator_{label}_{name}', 0):.0f}" for name in names)
+        for label in ("early", "late")
+    )
+    return f"orchestrator MiB / descriptors / threads {early} → {late}"
+
+
+def _median(values: Sequence[int]) -> int:
+    return sorted(values)[len(values) // 2]

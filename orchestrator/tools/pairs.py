@@ -1,0 +1,132 @@
+"""Recommended pairs of models: what they take, whether they go together, what they would reach here. Prints nothing."""
+
+import json
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.machine.checkpoints import cached
+from orchestrator.machine.device_profiles import Profile
+from orchestrator.tools.simulate.devices import Devices
+from orchestrator.tools.simulate.plan import Scene, plain, simulated
+from orchestrator.tools.simulate.sweep import with_draft_step, with_target_step
+from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.errors import InputError
+
+_USABLE = 0.75
+"""Of a machine's memory: about what macOS lends the GPU, and the system needs the rest."""
+_KV_BYTES = 1 << 30
+"""For keys and values of some thousand tokens, and the processes themselves."""
+_PROCESSOR_BITS = 32
+"""On a processor weights are unpacked to float32."""
+_TOKENS = 128
+_FURTHEST = 20.0
+"""Times the weights of the calibrated model: beyond, what a forward takes besides reading them is a guess."""
+_SLOWEST = 2000.0
+"""Milliseconds of a forward that anybody would wait for; far slower targets are taken for dead."""
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: str
+    parameters: Annotated[float, Meta(gt=0.0)]
+    """Billions."""
+    bits: Annotated[float, Meta(gt=0.0, le=32.0)]
+    """A weight's, scales included."""
+    tokenizer: str
+    """Family; within one, ids mean the same."""
+
+    def weights(self, on_processor: bool) -> float:
+        """Bytes that a forward reads, estimated."""
+        return self.parameters * 1e9 * (_PROCESSOR_BITS if on_processor else self.bits) / 8
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    target: Model
+    draft: Model
+    refused: str = ""
+    """Why it can't be used yet, if so."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Tokens a second at temperature 0."""
+
+    plain: float
+    adaptive: float
+
+
+@cache
+def pairs() -> dict[str, Pair]:
+    """The shipped ones, by name."""
+    content = (resources.files("orchestrator.tools") / "pairs.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(content), dict[str, Pair])
+
+
+def usable_pair(name: str) -> Pair:
+    """Raises InputError for one that can't be used yet."""
+    pair = pairs()[name]
+    if pair.refused:
+        raise InputError(f"The pair {name} can't be used yet: {pair.refused}. `launch-pipeline pairs` lists others.")
+    return pair
+
+
+def memory(pair: Pair, on_processor: bool) -> float:
+    """Bytes that the pair needs, estimated."""
+    return pair.target.weights(on_processor) + pair.draft.weights(on_processor) + _KV_BYTES
+
+
+def fits(pair: Pair, on_processor: bool, available: int) -> bool:
+    """`available`: the machine's memory in bytes."""
+    return memory(pair, on_processor) <= _USABLE * available
+
+
+def tokenizers(pair: Pair) -> tuple[bool, bool]:
+    """Whether they match, and whether that was found in the files themselves, because both are here."""
+    folders = cached(pair.target.id), cached(pair.draft.id)
+    if None in folders:
+        return pair.target.tokenizer == pair.draft.tokenizer, False
+    target, draft = (tokenizer_fingerprint(folder) for folder in folders if folder is not None)
+    return target == draft, True
+
+
+def forecast(pair: Pair, profile: Profile, on_processor: bool) -> Forecast | None:
+    """What `plan` says for a device whose forwards take as much longer as the weights are bigger.
+
+    None if the profile does not say what weights it was measured with, or they were too different. The draft
+    guesses as the demo pair's does.
+    """
+    measured = profile.target.weights, profile.draft.weights
+    if measured[0] is None or measured[1] is None:
+        return None
+    scene = Scene(devices=Devices.of(profile), requests=1, tokens=_TOKENS)
+    for change, pace, model, known in (
+        (with_target_step, scene.devices.target, pair.target, measured[0]),
+        (with_draft_step, scene.devices.draft, pair.draft, measured[1]),
+    ):
+        factor = model.weights(on_processor) / known
+        milliseconds = 1000 * pace.forward(1) * factor
+        if not 1 / _FURTHEST <= factor <= _FURTHEST or milliseconds > _SLOWEST:
+            return None
+        scene = change(scene, milliseconds)
+    return Forecast(plain(scene).tokens_per_second, simulated(scene, "adaptive").tokens_per_second)
+
+
+def weights_in(folder: Path, on_processor: bool) -> int:
+    """Bytes that a forward of the model in `folder` reads, by the size of its files."""
+    size = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+    if not on_processor:
+        return size
+    config = json.loads((folder / "config.json").read_bytes())
+    quantization = config.get("quantization")
+    if isinstance(quantization, dict):
+        # A scale and a bias of 16 bits for each group.
+        bits = quantization["bits"] + 32 / quantization.get("group_size", 64)
+    else:
+        bits = 32 if config.get("torch_dtype", config.get("dtype")) == "float32" else 16
+    return round(size * _PROCESSOR_BITS / bits)

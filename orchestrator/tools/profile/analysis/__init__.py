@@ -1,0 +1,1 @@
+"""From a traced run to figures: rounds, overlap, what the target waits for. Pure."""

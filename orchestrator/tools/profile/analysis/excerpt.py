@@ -1,0 +1,129 @@
+"""A few rounds of a request, cut out for a picture: bars in lanes, and which growth each verdict used. Pure."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from orchestrator.tools.profile.analysis.episode import Episode, edges
+from orchestrator.tools.profile.analysis.figures import grown_by
+from orchestrator.tools.profile.analysis.intervals import Interval, Intervals, difference, intersection
+from orchestrator.tools.profile.analysis.overlap import TARGET_WORK, work
+from orchestrator.tools.profile.analysis.rounds import Round, Step, rounds
+from orchestrator.tools.profile.run import Run, Span
+from protocol.worker.spans import Kind
+
+Look: TypeAlias = Literal["verify", "tidy", "prefill", "used", "discarded", "exposed", "wait"]
+
+ROUNDS = 8
+"""Rounds in a picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Milliseconds from the beginning of the excerpt."""
+
+    begin: float
+    end: float
+    look: Look
+    text: str
+    """What it was, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A growth step whose tokens the target accepted: from its end to the end of the verification, milliseconds."""
+
+    grown: float
+    chosen: float
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Lanes from top to bottom: draft, target; a wait of the orchestrator stands in the target's lane."""
+
+    temperature: float
+    length: float
+    """Milliseconds."""
+    first: int
+    """Number of the first round."""
+    count: int
+    draft: tuple[Bar, ...]
+    target: tuple[Bar, ...]
+    uses: tuple[Use, ...]
+
+
+def excerpt(run: Run, episode: Episode, count: int = ROUNDS) -> Excerpt:
+    """`count` rounds from the middle of the request, or all if there are fewer."""
+    done = rounds(episode.seen)
+    middle = max(0, (len(done) - count) // 2)
+    chosen = done[middle : middle + count]
+    numbers = {each.round for each in chosen}
+    verifies = [span for span in work(episode.target, (Kind.VERIFY,)) if span.round in numbers]
+    begin, end = min(span.begin for span in verifies), max(span.end for span in verifies)
+    margin = (end - begin) // 100
+    window = (begin - margin, end + margin)
+    return Excerpt(
+        temperature=episode.temperature,
+        length=(window[1] - window[0]) / 1e6,
+        first=chosen[0].round,
+        count=len(chosen),
+        draft=tuple(_draft(run, episode, done, window)),
+        target=tuple(_target(episode, done, window)),
+        uses=tuple(_uses(run, episode, done, window)),
+    )
+
+
+def _target(episode: Episode, done: Iterable[Round], window: Interval) -> Iterator[Bar]:
+    told = {each.round: each for each in done}
+    for span in episode.target:
+        each = told.get(span.round)
+        looks: dict[Kind, Look] = {Kind.VERIFY: "verify", Kind.TIDY: "tidy", Kind.PREFILL: "prefill"}
+        text = _verdict(span, each) if span.kind is Kind.VERIFY and each else f"{looks[span.kind]} {_long(span)}"
+        yield from _bars([edges(span)], window, looks[span.kind], text)
+    for span in episode.waits:
+        yield from _bars([edges(span)], window, "wait", f"waits for growth {_long(span)}")
+
+
+def _verdict(span: Span, each: Round) -> str:
+    found = {True: ", hit", False: ", miss", None: ""}[each.hit]
+    return f"round {each.round}: {each.nodes} nodes, {each.accepted} accepted + 1{found}, {_long(span)}"
+
+
+def _draft(run: Run, episode: Episode, done: Iterable[Round], window: Interval) -> Iterator[Bar]:
+    """Growth in the parts that were hidden behind the target's work and those that were not."""
+    names = grown_by(run)
+    used = set().union(*(each.used for each in done))
+    busy = episode.busy(work(episode.target, TARGET_WORK), [window])
+    for span in episode.draft:
+        if span.kind is Kind.PREFILL:
+            yield from _bars([edges(span)], window, "prefill", f"prefill {_long(span)}")
+        elif span.kind is Kind.GROW:
+            chosen = names.get(edges(span)) in used
+            text = f"growth step over {span.tokens} tokens {_long(span)}, {'used' if chosen else 'not used'}"
+            yield from _bars(intersection([edges(span)], busy), window, "used" if chosen else "discarded", text)
+            yield from _bars(difference([edges(span)], busy), window, "exposed", text + ", exposed")
+
+
+def _uses(run: Run, episode: Episode, done: Iterable[Round], window: Interval) -> Iterator[Use]:
+    grown = {step: edge for edge, step in grown_by(run).items()}
+    verdicts = {span.round: span.end for span in work(episode.target, (Kind.VERIFY,))}
+    for each in done:
+        for step in sorted(each.accepted_from):
+            yield from _use(grown, step, verdicts.get(each.round), window)
+
+
+def _use(grown: dict[Step, Interval], step: Step, verdict: int | None, window: Interval) -> Iterator[Use]:
+    if step not in grown or verdict is None:
+        return
+    end = grown[step][1]
+    if window[0] <= end and verdict <= window[1]:
+        yield Use((end - window[0]) / 1e6, (verdict - window[0]) / 1e6)
+
+
+def _bars(moments: Intervals, window: Interval, look: Look, text: str) -> Iterator[Bar]:
+    for begin, end in intersection(moments, [window]):
+        yield Bar((begin - window[0]) / 1e6, (end - window[0]) / 1e6, look, text)
+
+
+def _long(span: Span) -> str:
+    return f"({span.length / 1e6:.1f} ms)"

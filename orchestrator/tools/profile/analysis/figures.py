@@ -1,0 +1,179 @@
+"""From a traced run and its replays to the figures of a profile. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from orchestrator.tools.profile.analysis.episode import Episode, edges, episodes
+from orchestrator.tools.profile.analysis.idle import TargetTime, idle_by_cause, target_time
+from orchestrator.tools.profile.analysis.intervals import Interval, intersection, total
+from orchestrator.tools.profile.analysis.overlap import (
+    DRAFT_WORK,
+    TARGET_WORK,
+    DraftTime,
+    draft_time,
+    efficiency,
+    overlapped_share,
+    time_alone,
+    work,
+)
+from orchestrator.tools.profile.analysis.rounds import Round, Step, acceptance_by_depth, rounds
+from orchestrator.tools.profile.run import Life, Run
+from protocol.messages.base import Role
+from protocol.messages.client import Statistics
+from protocol.worker.spans import Kind
+
+
+class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One round. Times in seconds."""
+
+    round: int
+    began: float
+    """Since the request's first round; when the orchestrator began to send the verification."""
+    nodes: int
+    """Draft tokens under verification."""
+    accepted: int
+    hit: bool | None
+    verify: float
+    idle_before: dict[str, float]
+    """How long the target had been idle since the last verdict, by cause."""
+    steps: int
+    """Growth steps that published the nodes under verification."""
+    used_steps: int
+    """Growth steps that its accepted tokens came from or that led to them."""
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. Times in seconds; None where the strategy has no such thing."""
+
+    temperature: float
+    tokens_per_second: float
+    tokens: int
+    tokens_per_round: float
+    hit_rate: float | None
+    acceptance_rate: float | None
+    acceptance_by_depth: tuple[float, ...]
+    seconds: float
+    """Of decoding: from the target having read the prompt to its last verdict; T_both."""
+    draft_alone: float | None
+    """T_draft: the same growth replayed with nobody else at work."""
+    target_alone: float | None
+    """T_target: the same verifications replayed with nobody else at work."""
+    overlap_efficiency: float | None
+    overlapped_share: float | None
+    useful_overlap: float | None
+    target: dict[str, float]
+    draft: dict[str, float]
+    rounds: tuple[RoundRecord, ...]
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    strategy: str
+    machine: tuple[str, ...]
+    prompt_tokens: int
+    clock_error: float | None
+    """Seconds that times of different processes may be off against one another."""
+    lost: int
+    """Spans and messages that were overwritten by newer ones; their rounds are not accounted for."""
+    notes: tuple[str, ...]
+    """What a reader must know before believing the figures."""
+    accounts: tuple[Account, ...]
+
+
+def accounts(run: Run, replays: Mapping[str, Life], statistics: Sequence[Statistics]) -> list[Account]:
+    """One for each request, in order. `replays`: lives by name; `statistics`: of the run's last requests."""
+    measured = episodes(run)[-len(statistics) :]
+    return [_account(run, episode, replays, figures) for episode, figures in zip(measured, statistics, strict=True)]
+
+
+def grown_by(run: Run) -> dict[Interval, Step]:
+    """Which step each growth span was."""
+    return {
+        edges(span): Step(life.worker.incarnation, span.serial)
+        for life in run.lives
+        for span in life.spans
+        if span.kind is Kind.GROW
+    }
+
+
+def _account(run: Run, episode: Episode, replays: Mapping[str, Life], figures: Statistics) -> Account:
+    done = rounds(episode.seen)
+    draft = draft_time(episode, grown_by(run), set().union(*(each.used for each in done)))
+    target_busy = episode.busy(work(episode.target, TARGET_WORK), episode.decode)
+    draft_busy = episode.busy(work(episode.draft, DRAFT_WORK), episode.decode)
+    alone = {role: _alone(run, episode, replays, role) for role in ("target", "draft")}
+    return Account(
+        temperature=episode.temperature,
+        tokens_per_second=figures.tokens_per_second,
+        tokens=figures.generated_tokens,
+        tokens_per_round=figures.tokens_per_round,
+        hit_rate=figures.hit_rate,
+        acceptance_rate=figures.acceptance_rate,
+        acceptance_by_depth=acceptance_by_depth(done),
+        seconds=total(episode.decode) / 1e9,
+        draft_alone=_seconds(alone["draft"]),
+        target_alone=_seconds(alone["target"]),
+        overlap_efficiency=_efficiency(alone["draft"], alone["target"], total(episode.decode)),
+        overlapped_share=overlapped_share(draft_busy, target_busy),
+        useful_overlap=draft.used / draft.busy if draft.busy else None,
+        target=_target(target_time(episode, episode.all)),
+        draft=_draft(draft),
+        rounds=tuple(_records(episode, done)),
+    )
+
+
+def _alone(run: Run, episode: Episode, replays: Mapping[str, Life], role: Role) -> int | None:
+    """Nanoseconds that a role's work in this request takes alone."""
+    lives = [life for life in run.lives if life.worker.role == role and life.spans]
+    kinds = TARGET_WORK if role == "target" else DRAFT_WORK
+    times = [
+        time_alone(life, replays[life.name], kinds, episode.decode) if life.name in replays else None for life in lives
+    ]
+    known = [time for time in times if time is not None]
+    return sum(known) if times and len(known) == len(times) else None
+
+
+def _efficiency(draft: int | None, target: int | None, both: int) -> float | None:
+    return None if draft is None or target is None else efficiency(draft, target, both)
+
+
+def _records(episode: Episode, done: Sequence[Round]) -> list[RoundRecord]:
+    spans = {span.round: span for span in reversed(work(episode.target, (Kind.VERIFY,)))}
+    idle = idle_by_cause(episode, episode.decode)
+    records = []
+    free_at = episode.decoding
+    for each in done:
+        span = spans.get(each.round)
+        if span is None:
+            continue
+        before = {cause: total(intersection(times, [(free_at, span.begin)])) / 1e9 for cause, times in idle.items()}
+        free_at = span.end
+        records.append(
+            RoundRecord(
+                round=each.round,
+                began=(each.asked - done[0].asked) / 1e9,
+                nodes=each.nodes,
+                accepted=each.accepted,
+                hit=each.hit,
+                verify=span.length / 1e9,
+                idle_before=before,
+                steps=len(each.sources),
+                used_steps=len(each.used),
+            )
+        )
+    return records
+
+
+def _target(time: TargetTime) -> dict[str, float]:
+    names = ("prefill", "verify", "tidy", "for_draft", "for_prefill", "for_orchestrator", "for_messages")
+    return {name: getattr(time, name) / 1e9 for name in names}
+
+
+def _draft(time: DraftTime) -> dict[str, float]:
+    return {name: getattr(time, name) / 1e9 for name in ("used", "discarded", "exposed", "prefill", "idle")}
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e9

@@ -1,0 +1,86 @@
+"""Where the target's time goes, and what it waits for when it is idle. Pure.
+
+From the moment a request is handed to the target, an idle target waits for whatever holds the request: a
+message on its way (either way), the orchestrator between reading an answer and sending the next
+verification, or the draft whose growth the orchestrator deliberately awaits.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from orchestrator.tools.profile.analysis.episode import Episode, edges
+from orchestrator.tools.profile.analysis.intervals import Intervals, difference, intersection, total, union
+from orchestrator.tools.profile.analysis.overlap import work
+from protocol.messages.worker import Prefilled, Start, Verdict, Verify
+from protocol.worker.spans import Kind
+
+_TRAVELLING, _HELD = "messaging", "orchestrator"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTime:
+    """Nanoseconds from a request's start at the target to its last verdict. All fields together are that time."""
+
+    prefill: int
+    verify: int
+    tidy: int
+    for_draft: int
+    """Idle, because the orchestrator awaited growth."""
+    for_prefill: int
+    """Idle, because it awaited growth of a draft that was still reading the prompt."""
+    for_orchestrator: int
+    """Idle, because the orchestrator had an answer and had not yet sent the next question."""
+    for_messages: int
+    """Idle, because a message was being encoded, on its way, or waiting to be read."""
+
+    @property
+    def busy(self) -> int:
+        return self.prefill + self.verify + self.tidy
+
+    @property
+    def idle(self) -> int:
+        return self.for_draft + self.for_prefill + self.for_orchestrator + self.for_messages
+
+
+def target_time(episode: Episode, within: Intervals) -> TargetTime:
+    """`within`: the moments that count, for instance `episode.all`."""
+    idle = idle_by_cause(episode, within)
+    verify = episode.busy(work(episode.target, (Kind.VERIFY,)), within)
+    prefill = difference(episode.busy(work(episode.target, (Kind.PREFILL,)), within), verify)
+    busy = episode.busy(episode.target, within)
+    return TargetTime(
+        prefill=total(prefill),
+        verify=total(verify),
+        tidy=total(busy) - total(verify) - total(prefill),
+        **{f"for_{cause}": total(moments) for cause, moments in idle.items()},
+    )
+
+
+def idle_by_cause(episode: Episode, within: Intervals) -> dict[str, Intervals]:
+    """The idle moments by cause, without overlaps: draft, prefill, orchestrator, messages."""
+    idle = difference(within, episode.busy(episode.target, within))
+    waiting = intersection(idle, union(edges(span) for span in episode.waits))
+    reading = episode.busy(work(episode.draft, (Kind.PREFILL,)), within)
+    held = union((begin, end) for begin, end, where in _stations(episode) if where == _HELD)
+    rest = difference(idle, waiting)
+    return {
+        "draft": difference(waiting, reading),
+        "prefill": intersection(waiting, reading),
+        "orchestrator": intersection(rest, held),
+        "messages": difference(rest, held),
+    }
+
+
+def _stations(episode: Episode) -> Iterator[tuple[int, int, str]]:
+    """Where the request was, from when to when."""
+    events = [(span.end, _TRAVELLING) for span in work(episode.target, (Kind.VERIFY, Kind.PREFILL))]
+    for seen in episode.seen:
+        if isinstance(seen.message, Verdict | Prefilled):
+            events.append((seen.at, _HELD))
+        elif isinstance(seen.message, Verify | Start):
+            events.append((seen.at, _TRAVELLING))
+    events.sort()
+    events.append((episode.ended, _TRAVELLING))
+    for (begin, where), (end, _) in pairwise(events):
+        yield begin, end, where

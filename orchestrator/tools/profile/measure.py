@@ -1,0 +1,109 @@
+"""A profile from start to end: a traced pipeline, one request a temperature, then each worker's work alone."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.result import Result
+from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.machine.hardware import chip
+from orchestrator.tools.profile.analysis.figures import Profile, accounts
+from orchestrator.tools.profile.run import Life, Run, load
+from orchestrator.tools.profile.solo import REPLAYED, replays
+
+WARM_UP_TOKENS = 16
+"""Generated at each temperature before anything is measured."""
+
+Notice = Callable[[str], None]
+"""Told what begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to profile. Options are those of `Pipeline`."""
+
+    prompt: str | Sequence[int]
+    temperatures: tuple[float, ...]
+    max_tokens: int
+    seed: int
+    options: dict[str, Any]
+
+    def sampling(self, temperature: float, tokens: int) -> SamplingParams:
+        return SamplingParams(temperature=temperature, seed=self.seed, max_tokens=tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The figures, and the run that they were taken from."""
+
+    profile: Profile
+    run: Run
+
+
+def measure(task: Task, notice: Notice = lambda _: None) -> Measured:
+    """Raises InputError for what can't be profiled, PipelineError if a process fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = _generate(task, folder, notice)
+        run = load(Path(folder))
+        alone: dict[str, Life] = {}
+        for name, life in replays(run, Path(folder), task.options.get("draft_command", ())):
+            notice(f"replayed {name} alone")
+            if life is not None:
+                alone[name] = life
+    return Measured(_profile(task, run, alone, results), run)
+
+
+def _generate(task: Task, folder: str, notice: Notice) -> list[Result]:
+    """Warm up at every temperature, then measure every temperature. A closed pipeline has written its trace."""
+    notice("loading models")
+    with Pipeline(trace=folder, **task.options) as pipeline:
+        for temperature in task.temperatures:
+            pipeline.generate(task.prompt, task.sampling(temperature, min(WARM_UP_TOKENS, task.max_tokens)))
+        results = []
+        for temperature in task.temperatures:
+            notice(f"generating at temperature {temperature:g}")
+            results.append(pipeline.generate(task.prompt, task.sampling(temperature, task.max_tokens)))
+    return results
+
+
+def _profile(task: Task, run: Run, alone: dict[str, Life], results: Sequence[Result]) -> Profile:
+    error = run.clock_error
+    return Profile(
+        strategy=task.options.get("strategy", "adaptive"),
+        machine=(chip(), *(f"{life.worker.role}: {life.worker.device}" for life in run.lives)),
+        prompt_tokens=results[0].statistics.prompt_tokens,
+        clock_error=None if error is None else error / 1e9,
+        lost=run.lost,
+        notes=tuple(_notes(run, alone, results)),
+        accounts=tuple(accounts(run, alone, [result.statistics for result in results])),
+    )
+
+
+def _notes(run: Run, alone: dict[str, Life], results: Sequence[Result]) -> list[str]:
+    notes = []
+    if run.lost:
+        notes.append(f"{run.lost:,} spans and messages were overwritten by newer ones: generate fewer tokens.")
+    roles = [life.worker.role for life in run.lives]
+    notes += [
+        f"The {role} died and was started again: these are not the figures of a healthy run."
+        for role in dict.fromkeys(roles)
+        if roles.count(role) > 1
+    ]
+    notes += [
+        f"{life.name} left no spans: its process does not serve through protocol.worker.process, or was killed."
+        for life in run.lives
+        if not life.spans
+    ]
+    notes += [
+        f"{life.name} could not be replayed alone, so there is no overlap efficiency."
+        for life in run.lives
+        if life.worker.role in REPLAYED and life.spans and life.name not in alone
+    ]
+    if run.clock_error is None:
+        notes.append("A worker told no time, so its spans may be shifted against the others.")
+    if any(result.statistics.pace is not None and not result.statistics.pace.valid for result in results):
+        notes.append("Too many forwards overran the pace: this machine is too slow for the device, or too busy.")
+    return notes

@@ -1,0 +1,67 @@
+"""What tracing costs: a traced and an untraced pipeline generate the same in turns."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from math import comb
+from statistics import median
+from typing import NamedTuple
+
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.tools.profile.measure import WARM_UP_TOKENS, Task
+
+PAIRS = 8
+"""Generations of each before both are started anew."""
+
+
+class Cost(NamedTuple):
+    """Throughput with tracing divided by throughput without it: the median over groups of generations."""
+
+    ratio: float
+    low: float
+    high: float
+    """The median lies between these with at least 95% confidence."""
+    groups: int
+
+
+def tracing_cost(task: Task, groups: int, notice: Callable[[str], None]) -> Cost:
+    """`groups` times both pipelines are started, and take turns. Two equal pipelines may differ by some percent
+    for as long as they live (where their memory lies), so one start of each would say little."""
+    ratios = []
+    for group in range(groups):
+        notice(f"group {group + 1} of {groups}")
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            pipelines = {}
+            for trace in (folder, "") if group % 2 else ("", folder):
+                pipelines[trace] = stack.enter_context(Pipeline(trace=trace, **task.options))
+                _speed(pipelines[trace], task, 0, WARM_UP_TOKENS)
+            ratios.append(median(_ratio(pipelines[folder], pipelines[""], task, index) for index in range(PAIRS)))
+    return cost(ratios)
+
+
+def _ratio(traced: Pipeline, untraced: Pipeline, task: Task, index: int) -> float:
+    order = (traced, untraced) if index % 2 else (untraced, traced)
+    speeds = {pipeline: _speed(pipeline, task, index, task.max_tokens) for pipeline in order}
+    return speeds[traced] / speeds[untraced]
+
+
+def cost(ratios: Sequence[float]) -> Cost:
+    """The median with its confidence interval by order statistics, which assumes nothing of the noise.
+
+    With fewer than six of them there is none of 95%; then it is all of the range.
+    """
+    ranked = sorted(ratios)
+    count = len(ranked)
+    outside = 0.0
+    rank = 0
+    # The chance that at most `rank` of `count` fair coins show heads, twice, is what the interval may miss.
+    while (outside := outside + 2 * comb(count, rank) / 2**count) <= 0.05:
+        rank += 1
+    rank = max(0, rank - 1)
+    return Cost(median(ranked), ranked[rank], ranked[count - 1 - rank], count)
+
+
+def _speed(pipeline: Pipeline, task: Task, index: int, tokens: int) -> float:
+    # Two pairs at each temperature before the next, so that either pipeline goes first at each.
+    temperature = task.temperatures[index // 2 % len(task.temperatures)]
+    return pipeline.generate(task.prompt, task.sampling(temperature, tokens)).statistics.tokens_per_second

@@ -1,0 +1,1 @@
+"""A profile as tables, an HTML page, a timeline and a Perfetto trace."""

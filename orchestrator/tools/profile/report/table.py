@@ -1,0 +1,107 @@
+"""A profile as tables in a terminal."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.tools.profile.analysis.figures import Account, Profile
+
+_TITLES = (
+    *("T", "tok/s", "tok/round", "hits", "accepted", "overlapped", "useful", "efficiency"),
+    *("T_both", "T_draft", "T_target"),
+)
+TARGET_WORDS = {
+    "verify": "verifies",
+    "tidy": "tidies up",
+    "prefill": "prefills",
+    "for_draft": "awaits growth",
+    "for_prefill": "awaits the draft's prefill",
+    "for_messages": "awaits messages",
+    "for_orchestrator": "awaits the orchestrator",
+}
+"""What the target's time is spent on."""
+DRAFT_WORDS = {
+    "used": "hidden and used",
+    "discarded": "hidden but discarded",
+    "exposed": "exposed",
+    "prefill": "prefill",
+    "idle": "idle",
+}
+"""What the draft's time is spent on."""
+DEFINITIONS = {
+    "overlap efficiency": "(draft alone + target alone - both) / the shorter of the two, within 0 and 1: the share of "
+    "the shorter one's work that the other hides (Intel MPI Benchmarks' definition). Alone: the same forwards again, "
+    "in the same processes' set-up, with nobody else at work. T_both, T_draft, T_target: those times in ms.",
+    "overlapped": "share of the draft's busy time in which the target was busy too.",
+    "useful": "share of the draft's busy time in which the target was busy too, in growth steps that published a "
+    "token which the target then accepted, or one that led to it ahead of the target.",
+    "exposed": "the draft was at work and the target was not.",
+}
+
+
+def tables(profile: Profile) -> Group:
+    """The figures, where each one's time went, and what to know about them."""
+    parts: list[RenderableType] = [_figures(profile.accounts), ""]
+    parts += [_times("target", profile.accounts, lambda account: account.target, TARGET_WORDS), ""]
+    if any(account.draft_alone or account.overlapped_share is not None for account in profile.accounts):
+        parts += [_times("draft", profile.accounts, lambda account: account.draft, DRAFT_WORDS), ""]
+    parts.append(Text("\n".join(remarks(profile)), style="dim"))
+    return Group(*parts)
+
+
+def remarks(profile: Profile) -> Iterable[str]:
+    """What to know about the figures, a sentence or two each."""
+    yield f"{profile.strategy}, prompt of {profile.prompt_tokens} tokens. {'; '.join(profile.machine)}."
+    if profile.clock_error is not None:
+        yield f"Clocks of the processes agree to ±{profile.clock_error * 1e6:.0f} µs."
+    yield from profile.notes
+    yield from (f"{name}: {meaning}" for name, meaning in DEFINITIONS.items())
+
+
+def _figures(accounts: Iterable[Account]) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for title in _TITLES:
+        table.add_column(title, justify="right")
+    for account in accounts:
+        table.add_row(
+            f"{account.temperature:g}",
+            f"{account.tokens_per_second:.1f}",
+            f"{account.tokens_per_round:.2f}",
+            share(account.hit_rate),
+            share(account.acceptance_rate),
+            share(account.overlapped_share),
+            share(account.useful_overlap),
+            share(account.overlap_efficiency),
+            *(_milliseconds(time) for time in (account.seconds, account.draft_alone, account.target_alone)),
+        )
+    return table
+
+
+def _times(
+    who: str, accounts: Iterable[Account], time: Callable[[Account], Mapping[str, float]], words: Mapping[str, str]
+) -> Table:
+    """A column a temperature: milliseconds and share of the whole."""
+    accounts = list(accounts)
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table.add_column(f"{who}, ms")
+    for account in accounts:
+        table.add_column(f"T = {account.temperature:g}", justify="right")
+    for name, word in words.items():
+        table.add_row(word, *(_part(time(account), name) for account in accounts))
+    return table
+
+
+def _part(times: Mapping[str, float], name: str) -> str:
+    whole = sum(times.values())
+    return f"{times[name] * 1e3:.1f} {share(times[name] / whole if whole else None):>4}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.0f}"
+
+
+def share(value: float | None) -> str:
+    """A percentage, or a dash for what does not exist."""
+    return "-" if value is None else f"{value:.0%}"

@@ -1,0 +1,110 @@
+"""A traced run as it was, on one clock: who did what when, and which messages went between them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from orchestrator.runtime.tracing import Record, Seen, Traced, load_record
+from protocol.errors import PipelineError
+from protocol.messages.base import Role
+from protocol.worker.spans import Kind, load_spans
+
+
+class Span(NamedTuple):
+    """Nanoseconds on the orchestrator's clock; the fields of `protocol.worker.spans.SPAN`."""
+
+    kind: Kind
+    begin: int
+    end: int
+    sequence: int = 0
+    round: int = 0
+    tokens: int = 0
+    serial: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One worker process from its start to its end."""
+
+    worker: Traced
+    spans: tuple[Span, ...]
+    """Oldest first."""
+    lost: int = 0
+    """Older ones that were overwritten."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.worker.role}-{self.worker.incarnation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What all processes of one pipeline wrote."""
+
+    orchestrator: tuple[Span, ...]
+    lives: tuple[Life, ...]
+    seen: tuple[Seen, ...]
+    """Messages in the order in which the orchestrator read or sent them."""
+    dropped: int = 0
+    """Spans of the orchestrator, and messages, that were overwritten."""
+
+    def of(self, role: Role) -> list[Span]:
+        """The spans of a role's workers, by their beginning."""
+        return sorted((span for life in self.lives if life.worker.role == role for span in life.spans), key=_begin)
+
+    @property
+    def lost(self) -> int:
+        """Everything that was overwritten by something newer."""
+        return self.dropped + sum(life.lost for life in self.lives)
+
+    @property
+    def clock_error(self) -> int | None:
+        """Nanoseconds that a worker's times may be off against the others'; None if a worker told no time."""
+        errors = [life.worker.error for life in self.lives]
+        known = [error for error in errors if error is not None]
+        return max(known) if errors and len(known) == len(errors) else None
+
+
+def load(folder: Path) -> Run:
+    """Raises PipelineError if the orchestrator left no trace there. A worker that left none has no spans."""
+    try:
+        record = load_record(folder)
+        spans, lost = load_spans(folder / "orchestrator.spans")
+    except OSError as error:
+        raise PipelineError("The pipeline ended before it could write its trace: run the profile again.") from error
+    lives = tuple(_life(folder, worker) for worker in record.workers)
+    return Run(_spans(spans, 0), lives, _ordered(record), lost + record.lost)
+
+
+def load_life(path: Path, worker: Traced) -> Life:
+    """The spans in a file of this worker, or none where there is no file."""
+    if not path.is_file():
+        return Life(worker, ())
+    spans, lost = load_spans(path)
+    return Life(worker, _spans(spans, worker.ahead), lost)
+
+
+def _life(folder: Path, worker: Traced) -> Life:
+    return load_life(folder / f"{worker.role}-{worker.incarnation}.spans", worker)
+
+
+def _spans(spans: np.ndarray, ahead: int) -> tuple[Span, ...]:
+    """`ahead`: the writer's clock minus the orchestrator's."""
+    return tuple(
+        Span(Kind(kind), begin - ahead, end - ahead, sequence, round, tokens, serial)
+        for begin, end, sequence, round, serial, kind, tokens in spans.tolist()
+    )
+
+
+def _ordered(record: Record) -> tuple[Seen, ...]:
+    return tuple(sorted(record.seen, key=lambda seen: seen.at))
+
+
+def _begin(span: Span) -> int:
+    return span.begin

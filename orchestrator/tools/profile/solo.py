@@ -1,0 +1,64 @@
+"""Workers of a traced run do their work again, each with nobody else at work: the solo times of the overlap."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.machine.hardware import worker_environment
+from orchestrator.tools.profile.run import Life, Run, load_life
+from protocol.errors import PipelineError
+from protocol.kv.segments import unlink_owned
+from protocol.messages.base import Role
+from protocol.worker.process import WorkerSetup
+
+REPLAYED: tuple[Role, ...] = ("target", "draft")
+
+
+def replays(run: Run, folder: Path, draft_command: Sequence[str] = ()) -> Iterator[tuple[str, Life | None]]:
+    """Each worker's name with the spans of its replay, one after the other; None if it left no script to follow.
+
+    `folder`: where the traced run wrote. A worker has the cores, the environment and the pace that it had,
+    save for the slow-down by another device at work. Raises PipelineError if a replay fails.
+    """
+    for life in run.lives:
+        if life.worker.role in REPLAYED:
+            yield life.name, _replay(life, folder, tuple(draft_command))
+
+
+def _replay(life: Life, folder: Path, draft_command: tuple[str, ...]) -> Life | None:
+    script, setup = folder / f"{life.name}.script", folder / f"{life.name}.setup"
+    if not (script.is_file() and setup.is_file()):
+        return None
+    role = life.worker.role
+    command = draft_command if role == "draft" and draft_command else (sys.executable, "-m", f"{role}_worker")
+    with tempfile.TemporaryDirectory() as alone:
+        _work(command, role, _setup_alone(setup, script, alone), life.name)
+        return load_life(Path(alone) / f"{life.name}.spans", life.worker)
+
+
+def _setup_alone(setup: Path, script: Path, folder: str) -> WorkerSetup:
+    then = msgspec.json.decode(setup.read_bytes(), type=WorkerSetup)
+    pace = then.pace and msgspec.structs.replace(then.pace, slow_down=1.0)
+    owner = None if then.owner is None else os.getpid()
+    return msgspec.structs.replace(then, life=None, owner=owner, pace=pace, trace=folder, replay=str(script))
+
+
+def _work(command: Sequence[str], role: Role, setup: WorkerSetup, name: str) -> None:
+    try:
+        done = subprocess.run(
+            [*command, msgspec.json.encode(setup).decode()],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={**os.environ, **worker_environment(role, setup.cores)},
+        )
+    finally:
+        # What a worker saves it saves for others, and there are none.
+        unlink_owned()
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().splitlines() or ["none"]
+        raise PipelineError(f"The replay of {name} failed: run the profile again. Its last words: {words[-1][:500]}")

@@ -1,0 +1,171 @@
+"""A draft worker without a model: the protocol's rules, growth as the real one grows, time from a pace. Pure."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from orchestrator.tools.simulate.growth import GrownTree, guesses_wanted, next_nodes, publish
+from orchestrator.tools.simulate.language import Language
+from orchestrator.tools.simulate.modelled_worker import CHUNK, Work, modelled_hello
+from protocol.messages.base import MAX_NODES, NodeId, SequenceId
+from protocol.messages.plans import BestFirst, Plan
+from protocol.messages.worker import Fault, Grow, Hello, Reroot, Start, Stop, ToWorker
+from protocol.speculation.calibration import Calibration
+from protocol.speculation.token_tree import Node, TokenTree, node_id
+from protocol.worker.pacing import DevicePace
+
+_CATCH_UP = 16
+"""Committed tokens without KV that ride along with a growth step; more of them are prefilled."""
+
+
+class ModelledDraft:
+    """Serves its sequences in turns, one growth step or prefill chunk at a time."""
+
+    def __init__(self, language: Language, pace: DevicePace, context: int) -> None:
+        self.hello: Hello = modelled_hello("draft", context)
+        self._language = language
+        self._pace = pace
+        self._calibrations = {"greedy": Calibration(), "sampled": Calibration()}
+        self._sequences: dict[SequenceId, _Drafted] = {}
+        self._turns: deque[SequenceId] = deque()
+
+    def handle(self, message: ToWorker) -> Work:
+        match message:
+            case Start():
+                self._start(message)
+            case Reroot():
+                return self._reroot(message)
+            case Stop(sequence):
+                self._forget(sequence)
+        return Work()
+
+    def work(self) -> Work | None:
+        for _ in range(len(self._turns)):
+            sequence = self._sequences[self._turns[0]]
+            self._turns.rotate(-1)
+            work = sequence.work(self._pace)
+            if work is not None:
+                return work
+        return None
+
+    def _start(self, message: Start) -> None:
+        sequence = self._sequences.get(message.sequence)
+        if sequence is None or sequence.sampling != message.sampling:
+            self._forget(message.sequence)
+            self._sequences[message.sequence] = self._open(message)
+            self._turns.append(message.sequence)
+        elif (sequence.round, sequence.root.depth) != (message.round, len(message.tokens) - 1):
+            sequence.restart(message)
+
+    def _open(self, start: Start) -> "_Drafted":
+        kind = "greedy" if start.sampling.temperature == 0 else "sampled"
+        return _Drafted(start, self._language, self.hello.context - 1, self._calibrations[kind])
+
+    def _reroot(self, message: Reroot) -> Work:
+        sequence = self._sequences.get(message.sequence)
+        if sequence is None:
+            return Work((Fault("lost", "This sequence is unknown here.", message.sequence),))
+        if message.round <= sequence.round:
+            return Work()
+        if not sequence.follows(message):
+            return Work((Fault("lost", "The draft is out of step.", message.sequence),))
+        return Work(tuple(sequence.reroot(message)))
+
+    def _forget(self, sequence: SequenceId) -> None:
+        if self._sequences.pop(sequence, None) is not None:
+            self._turns.remove(sequence)
+
+
+class _Drafted:
+    """One sequence: how many committed tokens have KV, and the tree below the root."""
+
+    def __init__(self, start: Start, language: Language, horizon: int, calibration: Calibration) -> None:
+        self._calibration = calibration
+        self.sampling = start.sampling
+        self._id = start.sequence
+        self._language = language
+        self._horizon = horizon
+        self._held = 0
+        self.restart(start)
+
+    def restart(self, start: Start) -> None:
+        # Committed tokens never change, so what is held is the prefix of any later Start.
+        self._held = min(self._held, len(start.tokens) - 1)
+        self._backlog = len(start.tokens) - 1 - self._held
+        self._plan: Plan = start.plan or BestFirst(8, 4)
+        self._grown = GrownTree(
+            TokenTree(start.root, start.tokens[-1], len(start.tokens) - 1), self._horizon, self._calibration
+        )
+        self.round = start.round
+
+    @property
+    def root(self) -> Node:
+        return self._grown.tree.root
+
+    def follows(self, message: Reroot) -> bool:
+        root = self.root.id
+        for token in message.tokens:
+            root = node_id(root, token)
+        return message.position == self.root.depth and message.root == root
+
+    def reroot(self, message: Reroot) -> Iterator[Grow]:
+        evaluated = set(self._grown.guesses)
+        committed = self._grown.advance(message.tokens)
+        known = 0 if self._backlog else sum(node.id in evaluated for node in committed)
+        self._held += known
+        self._backlog += len(committed) - known
+        self._plan = message.plan or self._plan
+        self.round = message.round
+        survivors = list(self._grown.surviving()) if message.missed else []
+        fresh = survivors + publish(self._grown, self._plan, ())
+        if fresh:
+            yield from self._messages(fresh)
+
+    def work(self, pace: DevicePace) -> Work | None:
+        """A prefill chunk or a growth step; None in a lull."""
+        nodes = next_nodes(self._grown, self._plan)
+        if not nodes:
+            return None
+        if self._backlog > _CATCH_UP:
+            tokens = min(CHUNK, self._backlog)
+            self._held += tokens
+            self._backlog -= tokens
+            return Work((), pace.prefill(tokens))
+        evaluated = self._backlog + len(nodes)
+        seconds = pace.forward(evaluated)
+        return Work(tuple(self._messages(self._evaluate(nodes), evaluated, seconds)), seconds)
+
+    def _evaluate(self, nodes: Sequence[Node]) -> list[Node]:
+        self._held += self._backlog
+        self._backlog = 0
+        limit = guesses_wanted(self._plan)
+        for node in nodes:
+            request, position = self.sampling.seed, node.depth + 1
+            found = self._language.guesses(request, node.id, position, self._on_truth(node), limit)
+            self._grown.guesses[node.id] = found
+        return publish(self._grown, self._plan, nodes)
+
+    def _on_truth(self, node: Node) -> bool:
+        """The path is what the target says; the root always is."""
+        while node.parent is not None:
+            if node.token != self._language.token(self.sampling.seed, node.depth):
+                return False
+            node = node.parent
+        return True
+
+    def _messages(self, nodes: Sequence[Node], evaluated: int = 0, seconds: float = 0.0) -> Iterator[Grow]:
+        for start in range(0, max(1, len(nodes)), MAX_NODES):
+            part = nodes[start : start + MAX_NODES]
+            yield Grow(
+                sequence=self._id,
+                round=self.round,
+                parents=tuple(_parent(node) for node in part),
+                tokens=tuple(node.token for node in part),
+                probabilities=tuple(node.probability for node in part),
+                evaluated=evaluated if start == 0 else 0,
+                seconds=seconds if start == 0 else 0.0,
+            )
+
+
+def _parent(node: Node) -> NodeId:
+    assert node.parent is not None, "the root is never published"
+    return node.parent.id

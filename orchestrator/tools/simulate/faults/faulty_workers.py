@@ -1,0 +1,194 @@
+"""Modelled workers that do not keep to the usual course: garbage that is valid by type, refusals, offers. Pure."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from orchestrator.tools.simulate.language import VOCABULARY
+from orchestrator.tools.simulate.modelled_worker import ModelledWorker, Work, modelled_hello
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.worker import (
+    Fault,
+    Forest,
+    FromWorker,
+    Grow,
+    KvOffer,
+    Ping,
+    Pong,
+    Prefill,
+    Prefilled,
+    Start,
+    Stop,
+    ToWorker,
+    Verdict,
+    Verify,
+)
+
+_MOST_KNOWN = 64
+
+
+class Responsive:
+    """Answers a ping as every worker does; all else is the inner worker's."""
+
+    def __init__(self, inner: ModelledWorker) -> None:
+        self.hello = inner.hello
+        self._inner = inner
+
+    def handle(self, message: ToWorker) -> Work:
+        return Work((Pong(message.sent),)) if isinstance(message, Ping) else self._inner.handle(message)
+
+    def work(self) -> Work | None:
+        return self._inner.work()
+
+
+class WaywardTarget(Responsive):
+    """Honest in its verdicts; loses sequences, refuses trees, offers keys and values and then can't use them."""
+
+    def __init__(self, inner: ModelledWorker, source: random.Random, share: float) -> None:
+        """`share`: of messages that get an unusual answer."""
+        super().__init__(inner)
+        self._source = source
+        self._share = share
+        self._adopting: dict[SequenceId, bool] = {}
+        self._answered: set[tuple[SequenceId, int]] = set()
+        """Questions, by their round, that were answered in earnest: the same again gets the same answer."""
+
+    def handle(self, message: ToWorker) -> Work:
+        match message:
+            case Verify():
+                return self._verify((message,))
+            case Forest(trees):
+                return self._verify(trees)
+            case Start():
+                self._adopting[message.sequence] = message.adopt is not None
+        return self._with_kv(super().handle(message))
+
+    def _verify(self, trees: Sequence[Verify]) -> Work:
+        """The faults leave first, as those of a real target do."""
+        faults = [(verify, self._fault(verify)) for verify in trees]
+        good = [verify for verify, fault in faults if fault is None]
+        told = tuple(fault for _, fault in faults if fault is not None)
+        if not good:
+            return Work(told)
+        work = self._with_kv(super().handle(good[0] if len(good) == 1 else Forest(tuple(good))))
+        return work._replace(replies=(*told, *work.replies))
+
+    def _fault(self, verify: Verify) -> Fault | None:
+        if (verify.sequence, verify.round) in self._answered:
+            return None
+        if len(verify.tokens) > 1 and self._unusual():
+            return Fault("refused", "This tree is no tree.", verify.sequence, len(verify.tokens) - 1)
+        return Fault("lost", "Out of memory.", verify.sequence) if self._unusual() else None
+
+    def work(self) -> Work | None:
+        work = super().work()
+        return None if work is None else self._with_kv(work)
+
+    def _unusual(self) -> bool:
+        return self._source.random() < self._share
+
+    def _with_kv(self, work: Work) -> Work:
+        return work._replace(replies=tuple(reply for one in work.replies for reply in self._told(one)))
+
+    def _told(self, reply: FromWorker) -> Iterator[FromWorker]:
+        if isinstance(reply, Prefilled) and self._adopting.get(reply.sequence):
+            yield replace(reply, warning="The arena is torn." if self._source.random() < 0.5 else "")
+            return
+        yield reply
+        if isinstance(reply, Verdict):
+            self._answered.add((reply.sequence, reply.round))
+        if isinstance(reply, Verdict) and self._unusual():
+            yield KvOffer(reply.sequence, arena_name(self._source), self._source.randrange(1, 80), 1 << 24, 0.001)
+
+
+class ModelledPrefill:
+    """Reads prompts for the target."""
+
+    def __init__(self, source: random.Random, context: int) -> None:
+        self.hello = modelled_hello("prefill", context)
+        self._source = source
+
+    def handle(self, message: ToWorker) -> Work:
+        if not isinstance(message, Prefill):
+            return Work()
+        if self._source.random() < 0.1:
+            return Work((Fault("refused", "Too long.", message.sequence),))
+        offer = KvOffer(message.sequence, arena_name(self._source), len(message.tokens), 1 << 24, 0.01)
+        return Work((offer,), 0.01)
+
+    def work(self) -> Work | None:
+        return None
+
+
+class GarbageDraft(Responsive):
+    """Spoils what an honest draft says, and says what only others may."""
+
+    def __init__(self, inner: ModelledWorker, source: random.Random, share: float) -> None:
+        """`share`: of messages that are spoiled."""
+        super().__init__(inner)
+        self._source = source
+        self._share = share
+        self._sequences: list[SequenceId] = [SequenceId(0)]
+        self._nodes: list[NodeId] = [NodeId(0)]
+
+    def handle(self, message: ToWorker) -> Work:
+        if isinstance(message, Start):
+            self._sequences = [*self._sequences[-_MOST_KNOWN:], message.sequence]
+            self._nodes = [*self._nodes[-_MOST_KNOWN:], message.root]
+        if isinstance(message, Stop) and self._source.random() < self._share:
+            return Work((self._said(message.sequence),))
+        return self._spoiled(super().handle(message))
+
+    def work(self) -> Work | None:
+        work = super().work()
+        return None if work is None else self._spoiled(work)
+
+    def _spoiled(self, work: Work) -> Work:
+        replies: list[FromWorker] = []
+        for reply in work.replies:
+            if isinstance(reply, Grow):
+                self._nodes = [*self._nodes[-_MOST_KNOWN:], *reply.parents]
+            if self._source.random() < self._share:
+                replies.append(self._wrong(reply) if isinstance(reply, Grow) else reply)
+                replies.append(self._said(self._source.choice(self._sequences)))
+            else:
+                replies.append(reply)
+        return work._replace(replies=tuple(replies))
+
+    def _wrong(self, grow: Grow) -> Grow:
+        """One thing about it, or several, as it must not be."""
+        source, count = self._source, len(grow.tokens)
+        changes = (
+            {"parents": tuple(source.choice(self._nodes) for _ in range(count))},
+            {"tokens": tuple(source.randrange(2 * VOCABULARY - 1) for _ in range(count))},
+            {"probabilities": tuple(source.choice((0.0, 1e-300, 0.5, 1.0)) for _ in range(count))},
+            {"round": source.choice((0, grow.round + 1, 1 << 50))},
+            {"sequence": source.choice(self._sequences)},
+            {"seconds": source.choice((0.0, 1e6)), "evaluated": source.choice((0, 1 << 40))},
+            {"parents": grow.parents[::-1], "tokens": grow.tokens[::-1]},
+        )
+        for change in source.sample(changes, source.randrange(1, 4)):
+            grow = replace(grow, **change)
+        return grow
+
+    def _said(self, sequence: SequenceId) -> FromWorker:
+        """What an honest draft would not say now, if ever."""
+        source = self._source
+        return source.choice(
+            (
+                Fault("lost", "Not again.", sequence),
+                Fault("refused", "No.", sequence),
+                Fault("lost", "Nothing in particular."),
+                Verdict(sequence, source.randrange(9), (), source.randrange(VOCABULARY), 0.001),
+                Prefilled(sequence, source.randrange(9), 1, 0.001, 1, source.choice(("", "No such arena."))),
+                KvOffer(sequence, arena_name(source), source.randrange(1, 99), 1 << 24, 0.001),
+                Pong(-1.0),
+                Grow(sequence, 0, (), (), (), 0, 0.0),
+            )
+        )
+
+
+def arena_name(source: random.Random) -> str:
+    """One that no other arena has."""
+    return f"lp-{source.getrandbits(80):020x}"

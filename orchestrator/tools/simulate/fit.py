@@ -1,0 +1,90 @@
+"""The parameters of an acceptance process from a recorded run. Pure arithmetic."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import mean, pstdev
+
+from orchestrator.tools.simulate.acceptance import Acceptance, from_odds, to_odds
+from orchestrator.tools.simulate.trace import Position, Recorded
+
+_NEWTON_STEPS = 25
+_RIDGE = 1.0
+"""Pseudo-observations that hold a claim for what it says, so that few positions can't make it absurd."""
+_LONGEST_PASSAGE = 16
+_EXPONENTS = [0.1 * 1.08**step for step in range(61)]
+"""Tried for r: 0.1 to 10 by 8%."""
+
+
+def fit(recorded: Sequence[Recorded], independent: float | None = None) -> Acceptance:
+    """What the positions with known guesses suggest. There must be at least one."""
+    runs = [[position for position in one.positions if position.guesses] for one in recorded]
+    known = [position for run in runs for position in run]
+    slope, shift = _odds_of_claims(known)
+    return Acceptance(
+        accept=mean(position.rank == 1 for position in known),
+        exponent=_exponent(known, slope, shift),
+        spread=slope * pstdev(_claimed_odds(position) for position in known),
+        passage=_passage(runs),
+        # The fit says what a claim is worth; the model needs what a worth is claimed to be.
+        claim_slope=1.0 / slope,
+        claim_shift=-shift / slope,
+        independent=independent,
+    )
+
+
+def _claimed_odds(position: Position) -> float:
+    assert position.guesses
+    return to_odds(min(max(position.guesses[0].claim, 1e-4), 1.0 - 1e-4))
+
+
+def _odds_of_claims(known: Sequence[Position]) -> tuple[float, float]:
+    """Slope and shift of log odds of being right by claimed log odds: logistic regression by Newton's method."""
+    points = [(_claimed_odds(position), float(position.rank == 1)) for position in known]
+    slope, shift = 1.0, 0.0
+    for _ in range(_NEWTON_STEPS):
+        a, b, c = _RIDGE, 0.0, _RIDGE
+        toward_slope, toward_shift = -_RIDGE * (slope - 1.0), -_RIDGE * shift
+        for odds, right in points:
+            believed = 1.0 / (1.0 + math.exp(-(slope * odds + shift)))
+            weight = believed * (1.0 - believed)
+            a, b, c = a + weight * odds * odds, b + weight * odds, c + weight
+            toward_slope += (right - believed) * odds
+            toward_shift += right - believed
+        scale = a * c - b * b
+        slope += (c * toward_slope - b * toward_shift) / scale
+        shift += (a * toward_shift - b * toward_slope) / scale
+    return max(slope, 0.05), shift
+
+
+def _exponent(known: Sequence[Position], slope: float, shift: float) -> float:
+    """The r under which the right guesses' ranks are likeliest, given that they were not the first."""
+    missed = [
+        (position.rank, len(position.guesses or ()), from_odds(slope * _claimed_odds(position) + shift))
+        for position in known
+        if position.rank != 1
+    ]
+    return max(_EXPONENTS, key=lambda exponent: _log_likelihood(missed, exponent))
+
+
+def _log_likelihood(missed: Sequence[tuple[int | None, int, float]], exponent: float) -> float:
+    """Of (rank, guesses, chance of the first guess); rank None: no guess was right."""
+    law = Acceptance(accept=0.5, exponent=exponent)
+    # Two imagined misses of an even first guess, so that a run without any has an answer.
+    total = 0.0
+    for rank, count, accept in [*missed, (2, 2, 0.5), (None, 2, 0.5)]:
+        chance = law.beyond(count, accept) if rank is None else law.beyond(rank - 1, accept) - law.beyond(rank, accept)
+        total += math.log(max(chance, 1e-12) / max(law.beyond(1, accept), 1e-12))
+    return total
+
+
+def _passage(runs: Sequence[Sequence[Position]]) -> int:
+    """How many positions are equally easy, if neighbours' claims are as alike as in passages of that length."""
+    pairs = [(_claimed_odds(one), _claimed_odds(next)) for run in runs for one, next in pairwise(run)]
+    if len(pairs) < 2:
+        return 1
+    center = mean(one for one, _ in pairs)
+    variance = mean((one - center) ** 2 for one, _ in pairs)
+    together = mean((one - center) * (next - center) for one, next in pairs)
+    likeness = together / variance if variance > 0 else 0.0
+    return max(1, min(_LONGEST_PASSAGE, round(1.0 / max(1e-3, 1.0 - likeness))))

@@ -1,0 +1,176 @@
+"""Predicts tokens a second for every way to decode, on given devices with a given draft. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import mean
+
+import msgspec
+
+from orchestrator.core.options import Options
+from orchestrator.tools.simulate.acceptance import Acceptance, InventedLanguage
+from orchestrator.tools.simulate.baseline import Agreement, Reached, agreement, alone, in_turns
+from orchestrator.tools.simulate.devices import Devices, Wire, Wires
+from orchestrator.tools.simulate.language import Language
+from orchestrator.tools.simulate.replayed import ReplayedLanguage
+from orchestrator.tools.simulate.run import Served, Simulation
+from orchestrator.tools.simulate.trace import Recorded
+from protocol.worker.pacing import DevicePace
+
+PLAIN = "mlx-lm"
+RIVAL = "mlx-lm, speculative"
+ORACLE = "adaptive, draft takes no time"
+_MOST_RIVAL_TOKENS = 8
+_NO_TIME = 1e-6
+"""Seconds: above zero, so that a growth step still has an end to wait for."""
+GREEDY = Acceptance(accept=0.81, exponent=1.27, spread=2.14, claim_slope=0.93, claim_shift=-1.96)
+SAMPLED = Acceptance(accept=0.67, exponent=2.17, spread=1.45, claim_slope=1.03, claim_shift=-1.55, independent=0.172)
+"""The demo pair on held-out library code at temperature 0 and 1: 12 prompts, 1800 tokens (docs/planning.md)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """Who decodes what, on which devices."""
+
+    devices: Devices
+    wires: Wires = field(default_factory=Wires)
+    acceptance: Acceptance = GREEDY
+    recorded: tuple[Recorded, ...] = ()
+    """Replayed instead of an invented language, if there are any; all of one temperature."""
+    temperature: float = 0.0
+    options: Options = field(default_factory=Options)
+    """Of the speculating strategies; the strategy's name is replaced."""
+    tokens: int = 256
+    """A request, at most."""
+    requests: int = 3
+    """One after the other; what the controller learns from one serves the next."""
+    seed: int = 0
+
+    @property
+    def language(self) -> Language:
+        return (
+            ReplayedLanguage(self.recorded, self.seed)
+            if self.recorded
+            else InventedLanguage(self.acceptance, self.seed)
+        )
+
+    def work(self) -> list[tuple[int, int]]:
+        """Requests with the tokens to generate for each."""
+        if self.recorded:
+            return [(index, min(self.tokens, len(one.positions))) for index, one in enumerate(self.recorded)]
+        return [(request, self.tokens) for request in range(self.requests)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One way to decode. Rates are None where it has no such thing."""
+
+    contender: str
+    tokens_per_second: float
+    tokens_per_round: float
+    hit_rate: float | None = None
+    acceptance_rate: float | None = None
+    target_busy: float | None = None
+    draft_busy: float | None = None
+
+
+def predict(scene: Scene) -> list[Prediction]:
+    """Others' decoders first, then our strategies, then what a draft without a cost would reach."""
+    ours = [simulated(scene, strategy) for strategy in ("ar", "sd", "ssd", "adaptive")]
+    return [plain(scene), *rival(scene), *ours, oracle(scene)]
+
+
+def plain(scene: Scene) -> Prediction:
+    """mlx-lm without a draft."""
+    return _of(PLAIN, [alone(scene.devices, tokens) for _, tokens in scene.work()])
+
+
+def rival(scene: Scene) -> list[Prediction]:
+    """mlx-lm with the number of draft tokens that suits it best; nothing where its acceptance is not known."""
+    independent = None
+    if scene.temperature > 0:
+        if scene.acceptance.independent is None:
+            return []
+        independent = replace(scene.acceptance, accept=scene.acceptance.independent)
+    agrees = agreement(scene.language, independent)
+    tried = [_in_turns(scene, agrees, depth) for depth in range(1, _MOST_RIVAL_TOKENS + 1)]
+    return [max(tried, key=lambda prediction: prediction.tokens_per_second)]
+
+
+def simulated(scene: Scene, strategy: str, name: str | None = None) -> Prediction:
+    """One of our strategies, through the real state machine. Raises AssertionError if a token is not the target's."""
+    options = msgspec.structs.replace(scene.options, strategy=strategy)
+    simulation = Simulation(options, scene.language, scene.devices, scene.wires, seed=scene.seed)
+    served: list[Served] = []
+    for request, tokens in scene.work():
+        id = simulation.submit(request, tokens, scene.temperature, at=simulation.now)
+        simulation.run()
+        assert simulation.served[id].tokens == simulation.truth(id)
+        served.append(simulation.served[id])
+    return _from_statistics(name or strategy, served)
+
+
+def oracle(scene: Scene) -> Prediction:
+    """The same tree policy with a draft that takes no time: what is missing from here on is up to the draft's
+    quality, the tree's shape and the target."""
+    instant = DevicePace(steps=((1, _NO_TIME),), prefill_rate=1e9)
+    # The target is as slow as with a draft at work beside it, so that only the draft's time differs.
+    devices = replace(scene.devices, draft=instant)
+    wires = Wires(scene.wires.target, Wire(delay=0.0))
+    return simulated(replace(scene, devices=devices, wires=wires), "adaptive", ORACLE)
+
+
+def pays_from(scene: Scene, gain: float = 1.1, steps: int = 6) -> float | None:
+    """The acceptance from which on `adaptive` reaches `gain` times plain decoding; None if it never does.
+
+    To 1 in 2^`steps`; text without repetition, so that prompt lookup does not help.
+    """
+    brief = replace(scene, recorded=(), requests=1)
+    goal = gain * simulated(brief, "ar").tokens_per_second
+
+    def reaches(accept: float) -> bool:
+        changed = replace(brief, acceptance=replace(scene.acceptance, accept=accept))
+        return simulated(changed, "adaptive").tokens_per_second >= goal
+
+    low, high = 0.0, 1.0
+    if not reaches(high):
+        return None
+    for _ in range(steps):
+        middle = (low + high) / 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return high
+
+
+def _in_turns(scene: Scene, agrees: Agreement, depth: int) -> Prediction:
+    reached = []
+    for request, tokens in scene.work():
+        first = len(scene.language.prompt(request))
+        reached.append(in_turns(scene.devices, agrees, depth, request, first, tokens))
+    return _of(f"{RIVAL}, K = {depth}", reached)
+
+
+def _of(name: str, reached: Sequence[Reached]) -> Prediction:
+    tokens = sum(one.tokens for one in reached)
+    return Prediction(
+        contender=name,
+        tokens_per_second=tokens / sum(one.seconds for one in reached),
+        tokens_per_round=tokens / sum(one.rounds for one in reached),
+    )
+
+
+def _from_statistics(name: str, served: Sequence[Served]) -> Prediction:
+    figures = [one.statistics for one in served if one.statistics is not None]
+    tokens = sum(figure.generated_tokens for figure in figures)
+    return Prediction(
+        contender=name,
+        tokens_per_second=tokens / sum(figure.generated_tokens / figure.tokens_per_second for figure in figures),
+        tokens_per_round=tokens / sum(figure.rounds for figure in figures),
+        hit_rate=_mean(figure.hit_rate for figure in figures),
+        acceptance_rate=_mean(figure.acceptance_rate for figure in figures),
+        target_busy=_mean(figure.target_busy for figure in figures),
+        draft_busy=_mean(figure.draft_busy for figure in figures),
+    )
+
+
+def _mean(values: Iterator[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None

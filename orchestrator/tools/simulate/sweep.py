@@ -1,0 +1,103 @@
+"""One thing changed at a time: which, over what values, and what each value makes of a scene. Pure."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from orchestrator.core.options import Options
+from orchestrator.tools.simulate.devices import Wires, stretched
+from orchestrator.tools.simulate.plan import Prediction, Scene, rival, simulated
+from protocol.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A quantity, its unit, the values to try unless others are given, and how a scene takes one."""
+
+    unit: str
+    values: tuple[float, ...]
+    change: Callable[[Scene, float], Scene]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What the contenders reach at one value."""
+
+    value: float
+    predictions: tuple[Prediction, ...]
+
+
+def sweep(scene: Scene, name: str, values: Sequence[float] = ()) -> Iterator[Point]:
+    """A point for each value. Raises InputError for a value that makes no sense."""
+    chosen = SWEEPS[name]
+    for value in values or chosen.values:
+        try:
+            changed = chosen.change(scene, value)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise InputError(f"{name} can't be {value:g}: {error}.") from error
+        ours = [simulated(changed, strategy) for strategy in ("ar", "sd", "ssd", "adaptive")]
+        yield Point(value, (*rival(changed), *ours))
+
+
+def with_draft_step(scene: Scene, milliseconds: float) -> Scene:
+    """A draft whose step over one token takes so long, wherever it runs, in proportion at other widths."""
+    devices = scene.devices
+    factor = _positive(milliseconds) / 1000 / devices.draft.forward(1)
+    changed = replace(
+        devices, draft=stretched(devices.draft, factor), rival_draft=stretched(devices.rival_draft, factor)
+    )
+    return replace(scene, devices=changed)
+
+
+def with_target_step(scene: Scene, milliseconds: float) -> Scene:
+    """A target whose forward over one token takes so long, in proportion at other widths."""
+    devices = scene.devices
+    factor = _positive(milliseconds) / 1000 / devices.target.forward(1)
+    return replace(scene, devices=replace(devices, target=stretched(devices.target, factor)))
+
+
+def with_acceptance(scene: Scene, accept: float) -> Scene:
+    """A draft whose best guess is right so often; two independent draws agree less often in proportion."""
+    if not 0.0 <= accept <= 1.0:
+        raise ValueError("an acceptance is between 0 and 1")
+    known = scene.acceptance
+    independent = known.independent
+    if independent is not None:
+        independent = min(1.0, independent * accept / max(known.accept, 1e-9))
+    return replace(scene, recorded=(), acceptance=replace(known, accept=accept, independent=independent))
+
+
+def with_draft_delay(scene: Scene, milliseconds: float) -> Scene:
+    """A draft in another machine, as far away as its messages take, each way; it shares no memory with the target."""
+    if milliseconds < 0:
+        raise ValueError("a delay is not negative")
+    wires = scene.wires
+    apart = replace(scene.devices, slow_down=1.0)
+    return replace(scene, devices=apart, wires=Wires(wires.target, replace(wires.draft, delay=milliseconds / 1000)))
+
+
+def _with_option(name: str) -> Callable[[Scene, float], Scene]:
+    def change(scene: Scene, value: float) -> Scene:
+        whole = int(value) if value == int(value) else value
+        options = msgspec.convert(msgspec.to_builtins(scene.options) | {name: whole}, Options)
+        return replace(scene, options=options)
+
+    return change
+
+
+def _positive(milliseconds: float) -> float:
+    if milliseconds <= 0:
+        raise ValueError("a forward takes some time")
+    return milliseconds
+
+
+SWEEPS: dict[str, Sweep] = {
+    "acceptance": Sweep("", (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95), with_acceptance),
+    "draft-ms": Sweep("ms", (1, 2, 4, 6, 8, 12, 16, 24, 32), with_draft_step),
+    "target-ms": Sweep("ms", (5, 10, 20, 40, 80, 160), with_target_step),
+    "draft-tokens": Sweep("", (1, 2, 3, 4, 5, 6, 7, 8), _with_option("draft_tokens")),
+    "draft-width": Sweep("", (1, 2, 4, 8, 16, 32), _with_option("draft_width")),
+    "max-verify": Sweep("", (1, 2, 4, 8, 16, 32), _with_option("max_verify")),
+    "draft-delay": Sweep("ms each way", (0.15, 0.3, 1, 2, 5, 10, 25, 50), with_draft_delay),
+}

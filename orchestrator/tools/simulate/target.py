@@ -1,0 +1,116 @@
+"""A target worker without a model: the protocol's rules, an invented language, time from a pace. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.tools.simulate.language import Language
+from orchestrator.tools.simulate.modelled_worker import CHUNK, Work, modelled_hello
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.worker import Fault, Forest, FromWorker, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
+from protocol.speculation.token_tree import node_id
+from protocol.worker.pacing import DevicePace
+
+
+@dataclass(slots=True)
+class _Served:
+    start: Start
+    round: int
+    root: NodeId
+    position: int
+    """Of the root."""
+    unread: int
+    """Prompt tokens still to be prefilled."""
+    verdict: Verdict | None = None
+    prefill_seconds: float = 0.0
+
+
+class ModelledTarget:
+    """Verifies as soon as it is told to; prompts are read a chunk at a time in between, in turns."""
+
+    def __init__(self, language: Language, pace: DevicePace, context: int) -> None:
+        self.hello: Hello = modelled_hello("target", context)
+        self._language = language
+        self._pace = pace
+        self._sequences: dict[SequenceId, _Served] = {}
+
+    def handle(self, message: ToWorker) -> Work:
+        match message:
+            case Start():
+                return self._start(message)
+            case Verify():
+                return self._verify((message,))
+            case Forest(trees):
+                return self._verify(trees)
+            case Stop(sequence):
+                self._sequences.pop(sequence, None)
+        return Work()
+
+    def work(self) -> Work | None:
+        id = next((id for id, served in self._sequences.items() if served.unread), None)
+        if id is None:
+            return None
+        served = self._sequences.pop(id)
+        self._sequences[id] = served
+        tokens = min(CHUNK, served.unread)
+        seconds = self._pace.prefill(tokens)
+        served.unread -= tokens
+        served.prefill_seconds += seconds
+        return Work(() if served.unread else (_prefilled(served),), seconds)
+
+    def _start(self, start: Start) -> Work:
+        held = self._sequences.get(start.sequence)
+        if held is not None and held.start == start and held.round == start.round:
+            return Work() if held.unread else Work((_prefilled(held),))
+        known = 0 if held is None else min(held.position - held.unread, len(start.tokens) - 1)
+        position = len(start.tokens) - 1
+        served = _Served(start, start.round, start.root, position, position - known)
+        self._sequences[start.sequence] = served
+        return Work() if served.unread else Work((_prefilled(served),))
+
+    def _verify(self, trees: Sequence[Verify]) -> Work:
+        """One forward over all trees that there is no other answer to."""
+        settled = {verify.sequence: self._without_forward(verify) for verify in trees}
+        asked = [verify for verify in trees if settled[verify.sequence] is None]
+        seconds = self._pace.forward(sum(len(verify.tokens) for verify in asked)) if asked else 0.0
+        known = [reply for replies in settled.values() if replies is not None for reply in replies]
+        judged = [self._judge(self._sequences[verify.sequence], verify, seconds) for verify in asked]
+        return Work((*known, *judged), seconds)
+
+    def _without_forward(self, verify: Verify) -> tuple[FromWorker, ...] | None:
+        served = self._sequences.get(verify.sequence)
+        if served is None:
+            return (Fault("lost", "This sequence is unknown here.", verify.sequence),)
+        if verify.round < served.round:
+            repeated = served.verdict is not None and served.verdict.round == verify.round
+            return (served.verdict,) if repeated and served.verdict is not None else ()
+        if served.unread or (verify.round, verify.position, verify.root) != (
+            served.round,
+            served.position,
+            served.root,
+        ):
+            return (Fault("lost", "The target is out of step.", verify.sequence),)
+        return None
+
+    def _judge(self, served: _Served, verify: Verify, seconds: float) -> Verdict:
+        """Walk down from the root for as long as the language's token is a node of the tree."""
+        children = {
+            (parent, token): i for i, (parent, token) in enumerate(zip(verify.parents, verify.tokens, strict=True))
+        }
+        at, path = 0, []
+        while True:
+            served.position += 1
+            token = self._language.token(served.start.sampling.seed, served.position)
+            served.root = node_id(served.root, token)
+            below = children.get((at, token))
+            if below is None:
+                break
+            at = below
+            path.append(served.root)
+        served.round += 1
+        served.verdict = Verdict(verify.sequence, verify.round, tuple(path), token, seconds)
+        return served.verdict
+
+
+def _prefilled(served: _Served) -> Prefilled:
+    start = served.start
+    return Prefilled(start.sequence, served.round, len(start.tokens) - 1, served.prefill_seconds)

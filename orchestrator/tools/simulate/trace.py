@@ -1,0 +1,123 @@
+"""What a real draft guessed and a real target chose, read from a recorded run. Pure but for reading the file."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.core.events import Arrived, Request, Submitted
+from orchestrator.runtime.journal import replay
+from orchestrator.tools.simulate.language import Guess
+from protocol.errors import InputError
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.worker import Grow, Verdict
+from protocol.speculation.token_tree import node_id
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One generated token, and what the draft guessed in its place."""
+
+    token: int
+    guesses: tuple[Guess, ...] | None
+    """By falling claim; None where the verdict came before the draft's guesses."""
+
+    @property
+    def rank(self) -> int | None:
+        """Which guess was right, counted from 1; None if none was, or nothing is known."""
+        tokens = [guess.token for guess in self.guesses or ()]
+        return tokens.index(self.token) + 1 if self.token in tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One request of a recorded run."""
+
+    prompt: tuple[int, ...]
+    temperature: float
+    positions: tuple[Position, ...]
+
+
+def read_trace(path: Path) -> list[Recorded]:
+    """The coupled requests of a file that `--record` wrote. Raises InputError if it holds no guess of a draft."""
+    readings: dict[SequenceId, _Reading] = {}
+    try:
+        for event, _ in replay(path):
+            match event:
+                case Submitted(sequence, request):
+                    readings[sequence] = _Reading(request)
+                case Arrived("draft", _, Grow() as growth) if growth.sequence in readings:
+                    readings[growth.sequence].grow(growth)
+                case Arrived("target", _, Verdict() as verdict) if verdict.sequence in readings:
+                    readings[verdict.sequence].judge(verdict)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no recorded run ({error}): write one with `generate --record FILE`.") from error
+    recorded = [reading.recorded() for reading in readings.values() if reading.usable]
+    if not any(position.guesses for one in recorded for position in one.positions):
+        raise InputError(
+            f"{path} holds no guesses of a draft: record a run with a draft, coupled verification and "
+            "`--strategy adaptive`, the default."
+        )
+    return recorded
+
+
+def coverage(recorded: Iterable[Recorded]) -> float:
+    """Share of generated tokens for which the draft's guesses are known."""
+    known = [position.guesses is not None for one in recorded for position in one.positions]
+    return sum(known) / max(1, len(known))
+
+
+class _Reading:
+    """Follows one sequence through its messages, by the ids that name paths."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._root = node_id(NodeId(0), request.tokens[-1])
+        self._round = 0
+        self._guesses: dict[NodeId, dict[int, float]] = {}
+        self._tokens: list[int] = []
+        self._ids = [self._root]
+        """Of the first root and of every generated token."""
+
+    @property
+    def usable(self) -> bool:
+        return self._request.sampling.verification == "coupled" and bool(self._tokens)
+
+    def grow(self, growth: Grow) -> None:
+        for parent, token, claim in zip(growth.parents, growth.tokens, growth.probabilities, strict=True):
+            self._guesses.setdefault(parent, {}).setdefault(token, claim)
+
+    def judge(self, verdict: Verdict) -> None:
+        if verdict.round != self._round:
+            return
+        tokens: list[int] = []
+        for id in verdict.path:
+            token = self._token(self._ids[-1] if not tokens else self._after(tokens), id)
+            if token is None:
+                return
+            tokens.append(token)
+        self._round += 1
+        for token in [*tokens, verdict.bonus]:
+            self._tokens.append(token)
+            self._ids.append(node_id(self._ids[-1], token))
+
+    def recorded(self) -> Recorded:
+        count = min(len(self._tokens), self._request.max_tokens)
+        pairs = zip(self._tokens[:count], self._ids, strict=False)
+        positions = tuple(Position(token, self._known(parent)) for token, parent in pairs)
+        return Recorded(self._request.tokens, self._request.sampling.temperature, positions)
+
+    def _after(self, tokens: Iterable[int]) -> NodeId:
+        id = self._ids[-1]
+        for token in tokens:
+            id = node_id(id, token)
+        return id
+
+    def _token(self, parent: NodeId, id: NodeId) -> int | None:
+        """The token that makes `id` a child of `parent`: a draft's guess, or one by prompt lookup, which only
+        repeats what was read."""
+        seen = (self._guesses.get(parent, {}), set(self._request.tokens), set(self._tokens))
+        return next((token for tokens in seen for token in tokens if node_id(parent, token) == id), None)
+
+    def _known(self, parent: NodeId) -> tuple[Guess, ...] | None:
+        found = self._guesses.get(parent)
+        return None if found is None else tuple(Guess(token, claim) for token, claim in found.items())

@@ -1,0 +1,68 @@
+"""A virtual clock with what is due on it, and wires that carry messages in order. Pure; chance by seed."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+from orchestrator.tools.simulate.devices import Wire
+from orchestrator.tools.simulate.language import uniform
+
+
+class Agenda:
+    """What is due when. Things due at the same time happen in the order in which they were put down."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """Seconds since the simulation began."""
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (max(time, self.now), next(self._count), action))
+
+    @property
+    def next_at(self) -> float | None:
+        return self._due[0][0] if self._due else None
+
+    def advance(self) -> None:
+        """Go to the next thing that is due, and let it happen."""
+        self.now, _, action = heapq.heappop(self._due)
+        action()
+
+
+class Carrier:
+    """One direction of a wire."""
+
+    def __init__(self, agenda: Agenda, wire: Wire, *key: int) -> None:
+        """`key` tells this direction's chance from all others'."""
+        self._agenda = agenda
+        self.wire = wire
+        """May be exchanged; what is on its way stays as it is."""
+        self._key = key
+        self._sent = 0
+        self._clear_at = 0.0
+        """No message arrives before one that was sent earlier."""
+
+    def send(self, at: float, deliver: Callable[[], None]) -> None:
+        """Deliver something that leaves at `at`, unless the wire loses it for good."""
+        wire = self.wire
+        arrival = at + wire.delay + wire.jitter * self._chance(0)
+        doubled, overtaking = self._chance(-1) < wire.doubled, self._chance(-2) < wire.overtaking
+        tries = 1
+        while self._chance(tries) < wire.loss:
+            if wire.resend is None:
+                self._sent += 1
+                return
+            arrival += wire.resend
+            tries += 1
+        self._sent += 1
+        if not overtaking:
+            arrival = self._clear_at = max(self._clear_at, arrival)
+        self._agenda.at(arrival, deliver)
+        if doubled:
+            self._agenda.at(arrival + 20 * wire.delay, deliver)
+
+    def _chance(self, purpose: int) -> float:
+        wire = self.wire
+        certain = not (wire.jitter or wire.loss or wire.doubled or wire.overtaking)
+        return 1.0 if certain else uniform(*self._key, self._sent, purpose)

@@ -1,0 +1,93 @@
+"""What was found out about this machine's Neural Engine and one converted model, and where that is kept.
+
+Knows no Core ML: one process examines, another reads the verdict.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from protocol.contracts.conversion import FOLDER_MODEL
+from protocol.errors import InputError
+from protocol.paths import cache_folder
+
+Choice: TypeAlias = Literal["coreml", "mlx"]
+"""The engine that a draft should use here."""
+_SAMPLES = 64
+_SAMPLE_BYTES = 1 << 16
+
+
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a verdict is about. After an update of the system or of the model it is to be found out anew."""
+
+    system: str
+    """The build of the operating system."""
+    chip: str
+    package: str
+    """See `package_fingerprint`."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The outcome of an examination."""
+
+    place: Place
+    choice: Choice
+    reason: str
+    """One sentence without a full stop."""
+
+
+def package_fingerprint(folder: Path) -> str:
+    """SHA-256 (64 hex digits) over a converted model: names, sizes and, of big files, evenly spaced samples.
+
+    Raises InputError if the folder holds no package that can be read.
+    """
+    package = folder / FOLDER_MODEL
+    digest = hashlib.sha256()
+    try:
+        # The manifest is left out: it holds random ids, new ones at each conversion.
+        files = sorted(path for path in (package / "Data").rglob("*") if path.is_file())
+        for path in files:
+            digest.update(f"\0{path.relative_to(package)}\0{path.stat().st_size}\0".encode())
+            _add_samples(digest, path)
+    except OSError as error:
+        raise InputError(f"{package} can't be read ({error.strerror}): convert the model again.") from error
+    if not files:
+        raise InputError(f"{folder} holds no {FOLDER_MODEL}: make one with `launch-pipeline convert`.")
+    return digest.hexdigest()
+
+
+def recorded(place: Place) -> Verdict | None:
+    """The verdict of an earlier examination, if there is one that can be read."""
+    try:
+        verdict = msgspec.json.decode(_file(place).read_bytes(), type=Verdict)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return verdict if verdict.place == place else None
+
+
+def record(verdict: Verdict) -> Path:
+    """Keep a verdict; returns the file."""
+    file = _file(verdict.place)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(".new")
+    draft.write_bytes(msgspec.json.encode(verdict))
+    draft.replace(file)
+    return file
+
+
+def _file(place: Place) -> Path:
+    name = hashlib.sha256(msgspec.json.encode(place)).hexdigest()
+    return cache_folder() / "neural-engine" / f"{name}.json"
+
+
+def _add_samples(digest: "hashlib._Hash", path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= _SAMPLES * _SAMPLE_BYTES:
+            digest.update(file.read())
+            return
+        for sample in range(_SAMPLES):
+            file.seek((size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))

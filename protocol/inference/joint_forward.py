@@ -1,0 +1,111 @@
+"""Trees of several sequences in one forward: the weights are read once, attention runs sequence by sequence.
+
+A third seam makes that possible: the models of mlx-lm call `scaled_dot_product_attention` by a name in their
+module, and the function behind it is wrapped. Knows no messages, sampling or time.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from protocol.inference.tree_sequence import Forward, MaskKind, SlotCache, TreeSequence
+
+_SEAM = "scaled_dot_product_attention"
+
+
+class Part(NamedTuple):
+    """What one sequence evaluates: the arguments of its `TreeSequence.evaluate`."""
+
+    sequence: TreeSequence
+    tokens: Sequence[int]
+    parents: Sequence[int]
+
+
+def can_join(attentions: Iterable[Any]) -> bool:
+    """Make attention of these classes take `JointCache`s; whether that is possible."""
+    modules = [sys.modules[type(attention).__module__] for attention in attentions]
+    if not all(callable(getattr(module, _SEAM, None)) for module in modules):
+        return False
+    for module in modules:
+        inner = getattr(module, _SEAM)
+        if not isinstance(inner, _JointAttention):
+            setattr(module, _SEAM, _JointAttention(inner))
+    return True
+
+
+def evaluate_together(network: Any, parts: Sequence[Part]) -> list[mx.array]:
+    """(L, V) logits of each part, not yet computed, as its sequence alone would give them."""
+    forwards = [part.sequence.begin(part.parents) for part in parts]
+    lengths = [len(part.tokens) for part in parts]
+    positions = mx.concatenate([_positions(*each) for each in zip(forwards, lengths, strict=True)])
+    caches = [
+        JointCache(layer, lengths, positions) for layer in zip(*(part.sequence.caches for part in parts), strict=True)
+    ]
+    tokens = mx.array([[token for part in parts for token in part.tokens]])
+    return _divided(network(tokens, cache=caches)[0], lengths, axis=0)
+
+
+class JointCache:
+    """One layer's keys and values of several sequences, whose tokens stand behind one another in the forward."""
+
+    def __init__(self, parts: Sequence[SlotCache], lengths: Sequence[int], positions: mx.array) -> None:
+        self.offset = Forward(0, positions, None)
+        """Only a `PositionedRope` can read it."""
+        self._parts = parts
+        self._lengths = lengths
+
+    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
+        """None: every sequence has its own."""
+        if window_size is not None:
+            raise ValueError("sliding windows are not supported")
+        return None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write (1, heads, L, size) where each sequence keeps its own; `attend` reads it there."""
+        for part, key, value in zip(
+            self._parts, _divided(keys, self._lengths, 2), _divided(values, self._lengths, 2), strict=True
+        ):
+            part.update_and_fetch(key, value)
+        return keys, values
+
+    def attend(self, attention: Callable[..., mx.array], queries: mx.array, scale: float, **others: Any) -> mx.array:
+        """(1, heads, L, size): every token attends to its own sequence."""
+        attended = []
+        for part, query in zip(self._parts, _divided(queries, self._lengths, 2), strict=True):
+            keys, values = part.fetch()
+            mask = part.make_mask(query.shape[2])
+            attended.append(attention(query, keys, values, cache=part, scale=scale, mask=mask, **others))
+        return mx.concatenate(attended, axis=2)
+
+
+class _JointAttention:
+    """The models' attention, which for a `JointCache` runs once a sequence."""
+
+    def __init__(self, inner: Callable[..., mx.array]) -> None:
+        self._inner = inner
+
+    def __call__(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        cache: Any = None,
+        scale: float = 1.0,
+        mask: MaskKind = None,
+        **others: Any,
+    ) -> mx.array:
+        if isinstance(cache, JointCache):
+            return cache.attend(self._inner, queries, scale, **others)
+        return self._inner(queries, keys, values, cache=cache, scale=scale, mask=mask, **others)
+
+
+def _positions(forward: Forward, length: int) -> mx.array:
+    return mx.arange(forward.begin, forward.begin + length) if forward.positions is None else forward.positions
+
+
+def _divided(array: mx.array, lengths: Sequence[int], axis: int) -> list[mx.array]:
+    ends = list(accumulate(lengths))[:-1]
+    return list(mx.split(array, ends, axis=axis))

@@ -1,0 +1,160 @@
+"""Keys and values of one sequence in shared memory, so that another process can go on from them.
+
+One writer at a time. Knows no model and no cache class, only arrays; see `arena_header` for the
+format and `segments` for the memory's life.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.kv.arena_checksum import ArenaChecksum
+from protocol.kv.arena_header import (
+    HEADER_BYTES,
+    ArenaDamaged,
+    ArenaHeader,
+    ArenaLayout,
+    ArenaMismatch,
+    decode_header,
+    encode_header,
+    model_key,
+)
+from protocol.kv.segments import create_segment, open_segment, unlink_segment
+
+LayerRows: TypeAlias = list[NDArray[Any]]
+"""One array (kv heads, rows, head size) a layer, of an arena's element type."""
+
+
+class Arena:
+    """A header, then K, then V: `keys` and `values` are views (layers, kv heads, capacity, head size)."""
+
+    def __init__(self, name: str, memory: Any, header: ArenaHeader) -> None:
+        """Use create, attach or adopt."""
+        self.name = name
+        self._memory = memory
+        self._header = header
+        self._checksum = ArenaChecksum()
+        half = header.layout.half_bytes
+        self.keys = self._view(HEADER_BYTES)
+        self.values = self._view(HEADER_BYTES + half)
+
+    @classmethod
+    def create(cls, layout: ArenaLayout, *, fingerprint: str, epoch: int, owner: int | None = None) -> "Arena":
+        """A new arena without committed tokens, at its full size.
+
+        `owner` is the process whose end makes it garbage (default: this one), for instance the
+        orchestrator, so that it outlives the worker that writes it.
+        """
+        header = ArenaHeader(layout, epoch, model_key(fingerprint), committed=0, checksum=0)
+        name, memory = create_segment(layout.segment_bytes, owner)
+        memory[:HEADER_BYTES] = encode_header(header).ljust(HEADER_BYTES, b"\0")
+        return cls(name, memory, header)
+
+    @classmethod
+    def attach(cls, name: str) -> "Arena":
+        """An existing arena as it describes itself. Raises ArenaError or SegmentError; reads no K or V."""
+        memory = open_segment(name)
+        return cls(name, memory, decode_header(memory[:HEADER_BYTES], len(memory)))
+
+    @classmethod
+    def adopt(cls, name: str, layout: ArenaLayout, *, fingerprint: str, epoch: int, tokens: int = 0) -> "Arena":
+        """An existing arena, to be relied on: raises ArenaError unless it is what the caller expects, and whole.
+
+        It may be of another capacity than `layout`, but must hold at least `tokens` committed tokens.
+        Raises SegmentError if there is none of this name.
+        """
+        arena = cls.attach(name)
+        try:
+            arena._require(layout, fingerprint, epoch)
+            arena._require_whole(tokens)
+        except (ArenaMismatch, ArenaDamaged):
+            arena.close()
+            raise
+        return arena
+
+    @property
+    def layout(self) -> ArenaLayout:
+        return self._header.layout
+
+    @property
+    def body(self) -> NDArray[Any]:
+        """Keys and values as one view, (2 layers, kv heads, capacity, head size): keys of every layer first."""
+        layers, *rest = self.layout.shape
+        flat = np.frombuffer(self._memory, self.layout.dtype.numpy_name, 2 * self.keys.size, HEADER_BYTES)
+        return flat.reshape(2 * layers, *rest)
+
+    @property
+    def epoch(self) -> int:
+        return self._header.epoch
+
+    @property
+    def committed(self) -> int:
+        """Tokens committed when this process last looked: at attach or at its own last commit."""
+        return self._header.committed
+
+    def write_rows(self, start: int, keys: Sequence[NDArray[Any]], values: Sequence[NDArray[Any]]) -> None:
+        """Put rows from token `start` on; one array (kv heads, rows, head size) a layer, of the arena's dtype.
+
+        They count for nothing until committed. Committed rows can't be overwritten: commit fewer first.
+        """
+        assert len(keys) == len(values) == self.layout.layers
+        stop = start + keys[0].shape[1]
+        assert self.committed <= start <= stop <= self.layout.capacity
+        for half, layers in ((self.keys, keys), (self.values, values)):
+            for layer, rows in enumerate(layers):
+                assert rows.dtype == half.dtype
+                half[layer, :, start:stop] = rows
+
+    def commit(self, length: int) -> None:
+        """Declare the first `length` tokens whole, or forget those behind it."""
+        assert 0 <= length <= self.layout.capacity
+        if length < self._checksum.length:
+            self._checksum = ArenaChecksum()
+        checksum = self._checksum.extend(self.keys, self.values, length)
+        self._header = replace(self._header, committed=length, checksum=checksum)
+        encoded = encode_header(self._header)
+        self._memory[: len(encoded)] = encoded
+
+    def close(self) -> None:
+        """Let go of the memory, once the caller's own views of it are gone too. The segment lives on."""
+        self.keys = self.values = np.empty(0)
+        try:
+            self._memory.close()
+        except BufferError:
+            # A view is still in use; the mapping ends with it.
+            return
+
+    def unlink(self) -> None:
+        """Remove the segment's name: nobody can attach any more, and the memory goes with its last user."""
+        unlink_segment(self.name)
+
+    def _view(self, offset: int) -> NDArray[Any]:
+        layout = self._header.layout
+        count = layout.half_bytes // layout.dtype.size
+        flat = np.frombuffer(self._memory, layout.dtype.numpy_name, count, offset)
+        return flat.reshape(layout.shape)
+
+    def _require(self, layout: ArenaLayout, fingerprint: str, epoch: int) -> None:
+        if self.layout.dtype != layout.dtype:
+            raise ArenaMismatch(
+                f"KV arena {self.name} holds {self.layout.dtype.name}, {layout.dtype.name} is wanted: prefill again."
+            )
+        if self.layout != replace(layout, capacity=self.layout.capacity):
+            raise ArenaMismatch(
+                f"KV arena {self.name} has shape {self.layout.shape}, {layout.shape} is wanted: prefill again."
+            )
+        if self._header.model != model_key(fingerprint):
+            raise ArenaMismatch(f"KV arena {self.name} was written by another model: prefill again.")
+        if self.epoch != epoch:
+            raise ArenaMismatch(f"KV arena {self.name} is of epoch {self.epoch}, not {epoch}: prefill again.")
+
+    def _require_whole(self, tokens: int) -> None:
+        if self.committed < tokens:
+            raise ArenaMismatch(
+                f"KV arena {self.name} holds {self.committed:,} tokens, {tokens:,} are wanted: prefill again."
+            )
+        if self._checksum.extend(self.keys, self.values, self.committed) != self._header.checksum:
+            raise ArenaDamaged(f"KV arena {self.name} is torn (its checksum is wrong): prefill again.")

@@ -1,0 +1,63 @@
+"""What every message is made of: types with bounds, and the two base structs. Knows no message."""
+
+from typing import Annotated, Literal, NewType, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+VERSION = 1
+"""Raised whenever a struct here changes its meaning; peers of another version are refused."""
+MAX_CONTEXT = 1 << 20
+"""Most tokens a Start may carry."""
+MAX_NODES = 1024
+"""Most tree nodes one message may carry."""
+MAX_TREES = 64
+"""Most trees of one Forest."""
+MAX_SUPPORT = 64
+"""Tokens a draft distribution may put its mass on in rejection mode."""
+MAX_ALTERNATIVES = 20
+"""Tokens whose probabilities may be asked for at each position."""
+MAX_SCHEMA = 1 << 16
+"""Characters of a JSON schema."""
+MAX_ENDS = 64
+"""End-of-sequence tokens a model may have."""
+LEAST_LOG_PROBABILITY = -9999.0
+"""What is less probable is told as this: JSON knows no infinity."""
+SequenceId = NewType("SequenceId", int)
+NodeId = NewType("NodeId", int)
+Token: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Position: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]
+Round: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+LogProbability: TypeAlias = Annotated[float, Meta(ge=LEAST_LOG_PROBABILITY, le=0.0)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
+WireSequence: TypeAlias = Annotated[SequenceId, Meta(ge=0, lt=1 << 53)]
+WireNode: TypeAlias = Annotated[NodeId, Meta(ge=0, le=(1 << 63) - 1)]
+Nodes: TypeAlias = Annotated[tuple[WireNode, ...], Meta(max_length=MAX_NODES)]
+TreeTokens: TypeAlias = Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_NODES)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]
+"""Of tokens or nodes."""
+Moment: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
+"""Seconds on some process's clock."""
+ShortText: TypeAlias = Annotated[str, Meta(max_length=4096)]
+PlainText: TypeAlias = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\x08\x0b-\x1f\x7f-\x9f]*\Z")]
+"""What a worker says of itself: it ends up in logs and on terminals, so it has no control characters; see `plain`."""
+Vocabulary: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
+"""Four times what any model has: noise is made by the row."""
+ArenaName: TypeAlias = Annotated[str, Meta(max_length=23, pattern=r"\Alp-[0-9a-f]{20}\Z")]
+"""A name that `segments.create_segment` gives; nothing else from the wire is ever opened."""
+Role = Literal["draft", "target", "prefill"]
+Verification = Literal["coupled", "rejection"]
+
+
+def plain(text: str) -> str:
+    """`text` as a PlainText."""
+    return "".join(c if c in "\t\n" or c.isprintable() else "?" for c in text[:4096])
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag=str.lower):
+    """Base of all messages; the tag is the class name in lower case."""
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of what messages are made of."""

@@ -1,0 +1,43 @@
+"""How a draft is to grow a token tree, and what it drew tokens from: parts of messages."""
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+from protocol.messages.base import MAX_SUPPORT, Part, Probability, Token, WireNode
+
+
+class BestFirst(Part, frozen=True, tag="best_first"):
+    """Grow the most probable unexpanded nodes: `width` a step, `fan` children each."""
+
+    width: Annotated[int, Meta(ge=1, le=256)]
+    fan: Annotated[int, Meta(ge=1, le=MAX_SUPPORT)]
+
+
+class Chain(Part, frozen=True, tag="chain"):
+    """Grow one chain of `depth` tokens under the root, then rest."""
+
+    depth: Annotated[int, Meta(ge=1, le=256)]
+
+
+class FanOut(Part, frozen=True, tag="fan_out"):
+    """The published SSD speculation: a chain of `depth` tokens, then `fan[k]` guesses of the bonus
+    token after k accepted ones (k = 0..depth), each continued by a chain of `depth` tokens.
+
+    `saguaro` is the factor C in [0, 1] on the draft's top-fan probabilities (rejection mode only).
+    """
+
+    depth: Annotated[int, Meta(ge=1, le=256)]
+    fan: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_SUPPORT)], ...], Meta(min_length=2, max_length=257)]
+    saguaro: Probability = 1.0
+
+
+Plan: TypeAlias = BestFirst | Chain | FanOut
+
+
+class Distribution(Part, frozen=True):
+    """The draft distribution that the children of `node` were drawn from (rejection mode)."""
+
+    node: WireNode
+    tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_SUPPORT)]
+    probabilities: Annotated[tuple[Probability, ...], Meta(min_length=1, max_length=MAX_SUPPORT)]

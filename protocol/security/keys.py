@@ -1,0 +1,124 @@
+"""CURVE keys, and the join line by which a guest and a server come to know each other. Knows no sockets."""
+
+import base64
+import hashlib
+import secrets
+import struct
+from binascii import Error as Base64Error
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from protocol.errors import InputError
+from protocol.security.addresses import tcp_address
+from protocol.security.private_files import private_folder, read_private, write_private
+
+_KEY_BYTES = 32
+_FILE = "curve.key"
+_PREFIX = "lp1"
+_PERSON = b"lp-guest-v1"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """Curve25519, each half in Z85: 40 ASCII bytes."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+def own_keys(folder: Path) -> KeyPair:
+    """The keys in `folder`, made at the first call. Raises InputError if others could know or change them."""
+    file = private_folder(folder) / _FILE
+    kept = read_private(file)
+    if kept is None:
+        _, secret = zmq.curve_keypair()
+        # Another process may have been faster; the file decides.
+        write_private(file, secret, replace=False)
+        kept = read_private(file) or b""
+    if not is_key(kept):
+        raise InputError(f"{file} holds no key: remove it, a new one will be made (guests then need a new join line).")
+    return KeyPair(zmq.curve_public(kept), kept)
+
+
+def is_key(text: bytes) -> bool:
+    """Whether these are 32 bytes in Z85."""
+    if len(text) != 40:
+        return False
+    try:
+        return len(z85.decode(text)) == _KEY_BYTES
+    except (KeyError, ValueError, struct.error):
+        return False
+
+
+def guest_keys(secret: bytes) -> KeyPair:
+    """The keys that the holder of an invitation's secret connects with; the secret itself is never sent.
+
+    A Curve25519 secret may be any 32 bytes: the scalar multiplication clamps it (RFC 7748, section 5).
+    """
+    derived = z85.encode(hashlib.blake2b(key=secret, digest_size=_KEY_BYTES, person=_PERSON).digest())
+    return KeyPair(zmq.curve_public(derived), derived)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinLine:
+    """Where a server listens, its public key, and a secret that admits one guest once.
+
+    One word without characters that a shell treats in its own way: `lp1:HOST:PORT:KEY:SECRET`.
+    """
+
+    host: str
+    port: int
+    server: bytes
+    """The public key, Z85."""
+    secret: bytes = field(repr=False)
+    """32 random bytes; see `new_secret`."""
+
+    def __str__(self) -> str:
+        return f"{_PREFIX}:{self.host}:{self.port}:{_word(z85.decode(self.server))}:{_word(self.secret)}"
+
+    @property
+    def address(self) -> str:
+        return tcp_address(self.host, self.port)
+
+    def guest_keys(self) -> KeyPair:
+        return guest_keys(self.secret)
+
+    @classmethod
+    def parse(cls, text: str) -> "JoinLine":
+        """Raises InputError with what is wrong. Blanks and line breaks that copying added do no harm."""
+        word = "".join(text.split())
+        prefix, _, rest = word.partition(":")
+        if prefix != _PREFIX:
+            raise InputError(f"A join line begins with {_PREFIX}: and this one does not: copy the whole line.")
+        # From the right, since the host may be an IPv6 address.
+        parts = rest.rsplit(":", 3)
+        if len(parts) != 4:
+            raise InputError(f"This join line lacks a part of {_PREFIX}:HOST:PORT:KEY:SECRET: copy the whole line.")
+        host, port, server, secret = parts
+        host = host.removeprefix("[").removesuffix("]")
+        number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
+        tcp_address(host, number)
+        return cls(host, number, z85.encode(_bytes(server, "server's key")), _bytes(secret, "secret"))
+
+
+def new_secret() -> bytes:
+    return secrets.token_bytes(_KEY_BYTES)
+
+
+def _word(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+
+def _bytes(word: str, what: str) -> bytes:
+    try:
+        content = base64.b64decode(word + "=", altchars=b"-_", validate=True)
+    except (Base64Error, ValueError):
+        content = b""
+    if len(content) != _KEY_BYTES:
+        raise InputError(
+            f"The {what} in this join line is not whole (43 letters, digits, - and _): copy the line again."
+        )
+    return content

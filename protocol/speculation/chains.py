@@ -1,0 +1,97 @@
+"""Growth in chains: in turns with the target (sd), and the published speculation cache (ssd). Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from protocol.messages.base import MAX_NODES
+from protocol.messages.plans import Chain, FanOut
+from protocol.speculation.evaluated_tree import EvaluatedTree
+from protocol.speculation.step import Step
+from protocol.speculation.token_tree import Node
+
+MAX_ALIVE = 4096
+"""Nodes of one sequence; a plan that wants more rests there."""
+_SPARE = 2
+"""Candidates looked up for each that is planned: the next plan may want more at a node evaluated under this one."""
+
+
+class ChainGrowth:
+    """The main chain under the root, one node a step, then rest."""
+
+    def __init__(self, evaluated: EvaluatedTree, plan: Chain) -> None:
+        self._evaluated = evaluated
+        self._depth = plan.depth
+
+    def choose(self) -> Step | None:
+        tip = _open_tip(self._evaluated, self._evaluated.tree.root, self._depth)
+        return None if tip is None else Step([tip[1]], limit=1)
+
+    def publish(self, fresh: Sequence[Node]) -> list[Node]:
+        return [child for node in fresh for child in self._evaluated.adopt(node, 1)]
+
+
+class FanOutGrowth:
+    """Saguaro's cache (arXiv 2603.03251, section 4): first the main chain with its last node, then
+    `fan[k]` bonus guesses after k accepted tokens, then every guess's chain, one level a step."""
+
+    def __init__(self, evaluated: EvaluatedTree, plan: FanOut) -> None:
+        self._evaluated = evaluated
+        self._plan = plan
+        self._fan = plan.fan[: plan.depth + 1] + (0,) * (plan.depth + 1 - len(plan.fan))
+
+    def choose(self) -> Step | None:
+        if len(self._evaluated.tree) >= MAX_ALIVE:
+            return None
+        tips = list(self._tips())[:MAX_NODES]
+        if not tips:
+            return None
+        fans = [self._fan[position] for position, _ in tips] if self._plan.saguaro < 1.0 else ()
+        return Step([node for _, node in tips], _SPARE * max(self._fan) + 1, self._plan.saguaro, fans)
+
+    def publish(self, fresh: Sequence[Node]) -> list[Node]:
+        """Chains first, then the guesses, as soon as the main chain has been evaluated to its end."""
+        chain = self._chain()
+        last = chain[self._plan.depth] if len(chain) > self._plan.depth else None
+        published = [child for node in fresh if node is not last for child in self._evaluated.adopt(node, 1)]
+        chain = self._chain()
+        if not any(self._evaluated.is_open(node) for node in chain):
+            for position, node in enumerate(chain):
+                own = 1 if position < self._plan.depth else 0
+                published += self._evaluated.adopt(node, own + self._fan[position])
+        return published
+
+    def _tips(self) -> Iterator[tuple[int, Node]]:
+        """Nodes to evaluate next with their position in their chain: the main chain's, else all guesses'."""
+        chain = self._chain()
+        tip = _open_tip(self._evaluated, chain[0], self._plan.depth + 1)
+        if tip is not None:
+            yield tip
+            return
+        for guess in _guesses(chain):
+            tip = _open_tip(self._evaluated, guess, self._plan.depth)
+            if tip is not None:
+                yield tip
+
+    def _chain(self) -> list[Node]:
+        """The root and at most `depth` nodes of its main chain."""
+        tree = self._evaluated.tree
+        return [tree.root, *(node for node, _ in zip(tree.main_chain(), range(self._plan.depth), strict=False))]
+
+
+def _guesses(chain: Sequence[Node]) -> Iterator[Node]:
+    """Children of the chain's nodes that are not of the chain."""
+    for node, following in zip(chain, [*chain[1:], None], strict=True):
+        for child in node.children.values():
+            if child is not following:
+                yield child
+
+
+def _open_tip(evaluated: EvaluatedTree, start: Node, length: int) -> tuple[int, Node] | None:
+    """The first open node among `length` nodes of the chain from `start`, with its position in it."""
+    node: Node | None = start
+    for position in range(length):
+        if node is None:
+            return None
+        if evaluated.is_open(node):
+            return position, node
+        node = node.main_child
+    return None

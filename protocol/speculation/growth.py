@@ -1,0 +1,88 @@
+"""Which nodes of a token tree to evaluate next and which children to publish. Pure: knows no engine."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, assert_never
+
+from protocol.messages.base import NodeId
+from protocol.messages.plans import BestFirst, Chain, FanOut, Plan
+from protocol.speculation.best_first import BestFirstGrowth, Forced
+from protocol.speculation.calibration import Calibration
+from protocol.speculation.candidates import Candidates
+from protocol.speculation.chains import ChainGrowth, FanOutGrowth
+from protocol.speculation.evaluated_tree import EvaluatedTree
+from protocol.speculation.step import Step
+from protocol.speculation.token_tree import Node, TokenTree
+
+
+class Growth:
+    """One sequence's tree under one plan: `next_step`, evaluate it, `expand`, again; `advance` between."""
+
+    def __init__(
+        self, tree: TokenTree, plan: Plan, horizon: int, calibration: Calibration, forced: Forced | None = None
+    ) -> None:
+        """`horizon`: the first absolute position whose node is never evaluated. `forced` knows of nodes of this tree
+        what must follow them."""
+        self.tree = tree
+        self._evaluated = EvaluatedTree(tree, horizon, calibration)
+        self._plan = plan
+        self._forced = forced
+        self._rule = _rule(plan, self._evaluated, forced)
+        self._next: Step | None = None
+
+    @property
+    def candidates(self) -> Mapping[NodeId, Candidates]:
+        """Of every evaluated node in the tree."""
+        return self._evaluated.candidates
+
+    def next_step(self) -> Step | None:
+        """What to evaluate now; None in a lull. The same until `expand` or `advance`."""
+        if self._next is None:
+            self._next = self._rule.choose()
+        return self._next
+
+    def expand(self, step: Step, candidates: Sequence[Candidates]) -> list[Node]:
+        """Take what the engine said of the step's nodes; returns the new nodes, siblings together."""
+        self._next = None
+        self._evaluated.record(step.nodes, candidates)
+        return self._rule.publish(step.nodes)
+
+    def advance(self, tokens: Sequence[int], plan: Plan | None = None) -> list[Node]:
+        """Move the root along `tokens`, perhaps under a new plan; returns committed nodes, old root first."""
+        committed = self._evaluated.advance(tokens)
+        self._plan = plan or self._plan
+        self._rule = _rule(self._plan, self._evaluated, self._forced)
+        self._next = None
+        return committed
+
+    def publish(self) -> list[Node]:
+        """After `advance`: nodes that the plan wants by now and that need no forward."""
+        return self._rule.publish(())
+
+    def surviving(self) -> Iterator[Node]:
+        """All nodes below the root, parents before children, siblings together."""
+        level = [self.tree.root]
+        while level:
+            level = [child for node in level for child in node.children.values()]
+            yield from level
+
+
+class _Rule(Protocol):
+    """A plan at work on a tree; made anew whenever the root moves."""
+
+    def choose(self) -> Step | None: ...
+
+    def publish(self, fresh: Sequence[Node]) -> list[Node]:
+        """Add to the tree what the plan wants now that `fresh` is evaluated; returns it."""
+        ...
+
+
+def _rule(plan: Plan, evaluated: EvaluatedTree, forced: Forced | None) -> _Rule:
+    match plan:
+        case BestFirst():
+            return BestFirstGrowth(evaluated, plan, forced)
+        case Chain():
+            return ChainGrowth(evaluated, plan)
+        case FanOut():
+            return FanOutGrowth(evaluated, plan)
+        case _:
+            assert_never(plan)

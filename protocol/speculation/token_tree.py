@@ -1,0 +1,135 @@
+"""A prefix tree of what may follow the last committed token. Pure; shared by cache and draft."""
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from protocol.messages.base import NodeId
+
+_MASK = (1 << 63) - 1
+
+
+def node_id(parent: NodeId, token: int) -> NodeId:
+    """63-bit content address of the path `parent` + `token`: the same path has the same id everywhere.
+
+    A multiply-xorshift mix after splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
+    """
+    mixed = (parent * 0x9E3779B97F4A7C15 + token * 0xBF58476D1CE4E5B9 + 1) & _MASK
+    mixed ^= mixed >> 30
+    mixed = (mixed * 0x94D049BB133111EB) & _MASK
+    return NodeId(mixed ^ (mixed >> 31))
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One token on one path. The first child is the main one: the draft's own next token."""
+
+    id: NodeId
+    parent: "Node | None"
+    token: int
+    probability: float
+    """Conditional on the parent, as its draft claims."""
+    log_path: float
+    """Sum of believed log probabilities since the sequence began; only differences mean anything."""
+    depth: int
+    """Absolute position in the sequence."""
+    children: "dict[int, Node]" = field(default_factory=dict)
+
+    @property
+    def main_child(self) -> "Node | None":
+        return next(iter(self.children.values()), None)
+
+
+class TokenTree:
+    """Nodes below a root, which moves down as tokens are committed."""
+
+    def __init__(self, root: NodeId, token: int, position: int) -> None:
+        self.root = Node(root, None, token, 1.0, 0.0, position)
+        self._nodes: dict[NodeId, Node] = {root: self.root}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def get(self, id: NodeId) -> Node | None:
+        return self._nodes.get(id)
+
+    def __contains__(self, id: NodeId) -> bool:
+        return id in self._nodes
+
+    def add(self, parent: Node, token: int, probability: float, belief: float | None = None) -> Node:
+        """The child of `parent` with this token; one that exists is returned as it is.
+
+        `belief` replaces the claimed `probability` in the path probability.
+        """
+        child = parent.children.get(token)
+        if child is None:
+            log_path = parent.log_path + math.log(max(probability if belief is None else belief, 1e-9))
+            child = Node(node_id(parent.id, token), parent, token, probability, log_path, parent.depth + 1)
+            parent.children[token] = child
+            self._nodes[child.id] = child
+        return child
+
+    def path_probability(self, node: Node) -> float:
+        """Probability of reaching `node` from the root, in [0, 1]."""
+        return math.exp(min(0.0, node.log_path - self.root.log_path))
+
+    def advance(self, tokens: Sequence[int]) -> list[Node]:
+        """Commit the root and `tokens` but the last, which becomes the new root; drop what leaves the path.
+
+        Returns the newly committed nodes, old root first. Nodes that were not there are made. What is
+        dropped or committed loses its `parent`.
+        """
+        committed = []
+        node = self.root
+        for token in tokens:
+            committed.append(node)
+            node = node.children.get(token) or self.add(node, token, 1.0)
+        kept = {node.id: node for node in _subtree(node)}
+        for id, dropped in self._nodes.items():
+            if id not in kept:
+                # Workers run without garbage collection: a cycle of parent and child would stay for ever.
+                dropped.parent = None
+        node.parent = None
+        self.root = node
+        self._nodes = kept
+        return committed
+
+    def best(self) -> Iterator[Node]:
+        """Nodes below the root by falling path probability, each after its parent."""
+        heap = [(-child.log_path, child.id, child) for child in self.root.children.values()]
+        heapq.heapify(heap)
+        while heap:
+            node = heapq.heappop(heap)[2]
+            yield node
+            for child in node.children.values():
+                heapq.heappush(heap, (-child.log_path, child.id, child))
+
+    def main_chain(self) -> Iterator[Node]:
+        """The main child of the root, its main child, and so on."""
+        node = self.root.main_child
+        while node is not None:
+            yield node
+            node = node.main_child
+
+
+def flatten(root: Node, nodes: Sequence[Node]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Tokens and parent indices of root + nodes, entry 0 the root. Parents must come first."""
+    index = {root.id: 0}
+    parents = [-1]
+    for position, node in enumerate(nodes, start=1):
+        assert node.parent is not None
+        parents.append(index[node.parent.id])
+        index[node.id] = position
+    return (root.token, *(node.token for node in nodes)), tuple(parents)
+
+
+def _subtree(root: Node) -> Iterator[Node]:
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())

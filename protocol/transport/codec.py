@@ -1,0 +1,59 @@
+"""Messages to bytes and back: msgpack. What arrives is parsed straight into the types that its direction allows, so
+that nothing is ever built from bytes that are no message."""
+
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+import msgpack
+import msgspec
+
+from protocol.errors import WireError
+from protocol.messages.base import VERSION, Message
+
+MAX_FRAME = 16 << 20
+"""Bytes. A Start with a million tokens is the largest message; control traffic stays under 64 KiB."""
+MAX_WORKER_FRAME = 1 << 20
+"""Bytes of the largest frame that comes from a worker: a full Grow with all its distributions has 0.95 MiB."""
+
+M = TypeVar("M")
+
+
+class Stamp(NamedTuple):
+    """Which life of the orchestrator (epoch) and of the worker (incarnation) a message belongs to."""
+
+    epoch: int
+    incarnation: int
+
+
+def encode(message: Message, stamp: Stamp) -> bytes:
+    """One frame of msgpack: [version, epoch, incarnation, body]."""
+    frame = msgpack.packb((VERSION, stamp.epoch, stamp.incarnation, msgspec.to_builtins(message)))
+    assert frame is not None
+    return frame
+
+
+def decode(frame: bytes, expected: type[M] | Any, limit: int = MAX_FRAME) -> tuple[Stamp, M]:
+    """The stamp and the message of a frame, validated against the union `expected`.
+
+    Raises WireError for anything else: too large, not msgpack, another version, a wrong field.
+    """
+    if len(frame) > limit:
+        raise WireError(f"A peer sent a frame of {len(frame):,} bytes; the limit is {limit:,}.")
+    try:
+        version, epoch, incarnation, body = _ENVELOPE.decode(frame)
+        if version != VERSION:
+            raise WireError(
+                f"A peer speaks protocol version {version}, this side {VERSION}: install the same release on both."
+            )
+        return Stamp(epoch, incarnation), _decoder(expected).decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"A peer sent a frame that this protocol does not allow: {error}.") from error
+
+
+_ENVELOPE = msgspec.msgpack.Decoder(tuple[int, int, int, msgspec.Raw])
+"""The body is looked at only when the version is known to be ours."""
+
+
+@cache
+def _decoder(expected: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(expected)

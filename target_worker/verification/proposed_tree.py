@@ -1,0 +1,117 @@
+"""A tree of proposed tokens as the target reads it: what may be wrong with it, and what follows from it.
+
+Pure; knows no model and no cache.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from protocol.messages.base import NodeId
+from protocol.messages.plans import Distribution
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Verify
+from protocol.speculation.token_tree import node_id
+
+
+class Proposal:
+    """A valid Verify with the things every rule of acceptance asks of it.
+
+    Entry 0 is the root. `positions[i]` is the absolute position of entry i, `ids[i]` its node id and
+    `children[i]` maps a token to the entry that proposes it behind entry i.
+    """
+
+    def __init__(self, verify: Verify) -> None:
+        self.tokens = verify.tokens
+        self.parents = verify.parents
+        self.distributions = {distribution.node: distribution for distribution in verify.distributions}
+        self.positions = [verify.position]
+        self.ids = [verify.root]
+        self.children: list[dict[int, int]] = [{} for _ in verify.tokens]
+        for entry, (token, parent) in enumerate(_below_root(verify), start=1):
+            self.positions.append(self.positions[parent] + 1)
+            self.ids.append(node_id(self.ids[parent], token))
+            self.children[parent][token] = entry
+
+    def contexts(self, history: Sequence[int], sampling: Sampling) -> list[Sequence[int]]:
+        """What a penalty reads at each entry: the end of `history` (which ends in the root) and of its own path."""
+        if sampling.repetition_penalty == 1.0 or sampling.repetition_context == 0:
+            return [()] * len(self.tokens)
+        contexts: list[Sequence[int]] = [history[-sampling.repetition_context :]]
+        for token, parent in zip(self.tokens[1:], self.parents[1:], strict=True):
+            contexts.append([*contexts[parent], token])
+        return contexts
+
+    @property
+    def paths(self) -> list[tuple[int, ...]]:
+        """Tokens below the root, down to each entry."""
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(self.tokens[1:], self.parents[1:], strict=True):
+            paths.append((*paths[parent], token))
+        return paths
+
+    def distribution(self, entry: int) -> Distribution | None:
+        """What the children of this entry were drawn from; None for a deterministic proposal."""
+        return self.distributions.get(self.ids[entry])
+
+    def chain(self) -> list[int]:
+        """Entries from the root along first children."""
+        entries = [0]
+        while self.children[entries[-1]]:
+            entries.append(next(iter(self.children[entries[-1]].values())))
+        return entries
+
+    def path(self, accepted: Sequence[int]) -> tuple[NodeId, ...]:
+        return tuple(self.ids[entry] for entry in accepted)
+
+
+def flaw(verify: Verify, sampling: Sampling, vocabulary: int, context: int) -> str | None:
+    """Why this tree can't be verified, as a sentence, or None if it can."""
+    structural = _structural_flaw(verify)
+    if structural:
+        return structural
+    if max(verify.tokens) >= vocabulary:
+        return f"The tree holds token {max(verify.tokens)}; the target's vocabulary ends at {vocabulary - 1}."
+    proposal = Proposal(verify)
+    if max(proposal.positions) >= context:
+        return f"The tree reaches position {max(proposal.positions)}; the target's context ends at {context - 1}."
+    if sampling.verification == "coupled":
+        return None
+    if any(len(children) > 1 for children in proposal.children):
+        return "Rejection verifies chains, and this tree branches: use coupled verification for trees."
+    return next(_distribution_flaws(proposal, verify.distributions, vocabulary), None)
+
+
+def _structural_flaw(verify: Verify) -> str | None:
+    if len(verify.parents) != len(verify.tokens):
+        return f"The tree names {len(verify.parents)} parents for {len(verify.tokens)} tokens."
+    if verify.parents[0] != -1:
+        return "The tree's first entry is not a root."
+    if any(not 0 <= parent < entry for entry, (_, parent) in enumerate(_below_root(verify), start=1)):
+        return "The tree has an entry whose parent does not come before it."
+    if len(set(_below_root(verify))) != len(verify.tokens) - 1:
+        return "The tree proposes one token twice behind the same entry."
+    return None
+
+
+def _distribution_flaws(proposal: Proposal, distributions: Sequence[Distribution], vocabulary: int) -> Iterator[str]:
+    if len(proposal.distributions) != len(distributions):
+        yield "The tree carries two distributions for one node."
+    for distribution in distributions:
+        if len(distribution.tokens) != len(distribution.probabilities):
+            yield "A draft distribution has more tokens than probabilities, or fewer."
+        elif len(set(distribution.tokens)) != len(distribution.tokens):
+            yield "A draft distribution names a token twice."
+        elif max(distribution.tokens) >= vocabulary:
+            yield f"A draft distribution names token {max(distribution.tokens)}, beyond the target's vocabulary."
+    for entry, children in enumerate(proposal.children):
+        distribution = proposal.distribution(entry)
+        for token in children:
+            if distribution is not None and not _possible(token, distribution):
+                yield f"Token {token} can't have been drawn from the distribution sent with it."
+
+
+def _possible(token: int, distribution: Distribution) -> bool:
+    return dict(zip(distribution.tokens, distribution.probabilities, strict=False)).get(token, 0.0) > 0.0
+
+
+def _below_root(verify: Verify) -> list[tuple[int, int]]:
+    return list(zip(verify.tokens[1:], verify.parents[1:], strict=True))

@@ -1,0 +1,91 @@
+"""Rejection sampling of chains whose tokens were drawn from a draft distribution.
+
+Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding" (ICML 2023),
+appendix A.1: accept x with probability min(1, p(x)/q(x)), else draw from norm(max(p - q, 0)). The emitted
+tokens are distributed as p whatever q is. Random numbers are counter-based: one seed, one output.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from protocol.messages.plans import Distribution
+from protocol.messages.sampling import Sampling
+from protocol.sampling.sampler import Noise, filtered
+from protocol.sampling.threefry import Stream, noise_bits, uniform
+from target_worker.verification.coupled import Walk, as_ids, coupled
+from target_worker.verification.proposed_tree import Proposal
+
+
+def rejection(logits: mx.array, proposal: Proposal, history: Sequence[int], sampling: Sampling, noise: Noise) -> Walk:
+    """Accept a prefix of the proposed chain and add one token. `logits` is (L, V), a row an entry.
+
+    At temperature 0, p is one-hot and both rules accept exactly what the target would have chosen.
+    """
+    if sampling.temperature == 0:
+        return coupled(logits, proposal, history, sampling, noise)
+    chain = proposal.chain()
+    target = mx.softmax(
+        filtered(logits, sampling, proposal.contexts(history, sampling)) / sampling.temperature, axis=-1
+    )
+    draft = draft_probabilities(proposal, logits.shape[-1])
+    replacements = mx.argmax(_residual_scores(target, draft, proposal, sampling, noise), axis=-1)
+    ratios = _ratios(target, draft, proposal, chain)
+    mx.eval(replacements, ratios)
+    kept = _accepted(np.array(ratios), [proposal.positions[entry] for entry in chain[1:]], sampling.seed)
+    return Walk(tuple(chain[1 : kept + 1]), as_ids(replacements)[chain[kept]])
+
+
+def draft_probabilities(proposal: Proposal, vocabulary: int) -> mx.array:
+    """(L, V) float32: q behind each entry. One-hot for a deterministic proposal, 0 behind the chain's end."""
+    entries, tokens, masses = [], [], []
+    for entry, children in enumerate(proposal.children):
+        for token, mass in _draft_masses(proposal.distribution(entry), children):
+            entries.append(entry)
+            tokens.append(token)
+            masses.append(mass)
+    dense = mx.zeros((len(proposal.tokens), vocabulary))
+    if masses:
+        dense[mx.array(entries), mx.array(tokens)] = mx.array(masses)
+    return dense
+
+
+def _draft_masses(distribution: Distribution | None, children: Iterable[int]) -> Iterable[tuple[int, float]]:
+    if distribution is None:
+        return ((token, 1.0) for token in children)
+    if not children:
+        return ()
+    total = sum(distribution.probabilities)
+    return zip(distribution.tokens, (mass / total for mass in distribution.probabilities), strict=True)
+
+
+def _ratios(target: mx.array, draft: mx.array, proposal: Proposal, chain: list[int]) -> mx.array:
+    """(K,) p(x)/q(x) of each proposed token of the chain."""
+    entries = mx.array(chain[:-1], dtype=mx.int32)
+    tokens = mx.array([proposal.tokens[entry] for entry in chain[1:]], dtype=mx.int32)
+    return target[entries, tokens] / draft[entries, tokens]
+
+
+def _residual_scores(
+    target: mx.array, draft: mx.array, proposal: Proposal, sampling: Sampling, noise: Noise
+) -> mx.array:
+    """(L, V): the argmax of row i is drawn from norm(max(p - q, 0)), and from p where nothing was proposed."""
+    residual = mx.maximum(target - draft, 0.0)
+    # Where p and q agree to the last bit a rejection is impossible, save for rounding.
+    residual = mx.where(residual.sum(axis=-1, keepdims=True) > 0, residual, target)
+    rows = [noise.row(sampling.seed, position + 1, Stream.RESIDUAL) for position in proposal.positions]
+    return mx.log(residual) + mx.stack(rows)
+
+
+def _accepted(ratios: np.ndarray, positions: Sequence[int], seed: int) -> int:
+    """Tokens accepted before the first rejection; `ratios` is p/q of each, in order."""
+    for index, (ratio, position) in enumerate(zip(ratios.tolist(), positions, strict=True)):
+        if acceptance_uniform(seed, position) >= ratio:
+            return index
+    return len(positions)
+
+
+def acceptance_uniform(seed: int, position: int) -> float:
+    """The one uniform number that decides on the token at absolute `position`."""
+    return float(uniform(noise_bits(seed, position, np.zeros(1, dtype=np.int64), 1, Stream.ACCEPT))[0])

@@ -1,0 +1,230 @@
+"""Laws of the set-up: done once, never trusted half-done, one at a time; the lock file pins everything.
+
+A stand-in for Python on PATH plays venv and pip, so that nothing is installed.
+"""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.support.paths import ROOT
+
+SCRIPTS = ["bin/.bootstrap", "bin/launch-pipeline", "bin/test", ".ci/run"]
+
+TOOLS = ["bash", "cat", "chmod", "cksum", "cp", "dirname", "grep", "head", "mkdir", "mv", "readlink", "rm"]
+TOOLS += ["sleep", "tail", "tee"]
+
+STAND_IN = """#!/bin/bash
+case "$1 $2" in
+"-m venv") echo venv >>log; mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+"-m pip")
+    echo pip >>log
+    if [ -e gate ]; then read -r _ <gate; fi
+    if [ -e broken ]; then echo "ERROR: no network"; exit 1; fi ;;
+"-P -S") shift 3; echo "ran $*" ;;
+esac
+"""
+
+
+class Checkout:
+    """A copy of the commands in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copytree(ROOT / "bin", folder / "bin")
+        for name in ("pyproject.toml", "requirements.lock"):
+            shutil.copy(ROOT / name, folder / name)
+        self.path = folder / "path"
+        self.path.mkdir()
+        for tool in TOOLS:
+            (self.path / tool).symlink_to(str(shutil.which(tool)))
+        self.stand_in = self.path / "python3.13"
+        self.stand_in.write_text(STAND_IN)
+        self.stand_in.chmod(0o755)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["/bin/bash", str(self.folder / "bin/launch-pipeline"), *arguments],
+            env={"PATH": str(self.path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        process = self.start(*arguments)
+        out, error = process.communicate(timeout=60)
+        return process.returncode, out, error
+
+    @property
+    def log(self) -> list[str]:
+        log = self.folder / "log"
+        return log.read_text().split() if log.exists() else []
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path / "check out")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_parse_and_run_as_they_are(script: str):
+    subprocess.run(["/bin/bash", "-n", str(ROOT / script)], check=True)
+
+    assert script == "bin/.bootstrap" or os.access(ROOT / script, os.X_OK)
+
+
+def test_the_first_start_sets_up_and_runs(checkout: Checkout):
+    assert checkout.run("generate", "two words")[:2] == (0, "ran generate two words\n")
+    assert checkout.log == ["venv", "pip"]
+
+
+def test_a_later_start_only_runs(checkout: Checkout):
+    checkout.run()
+
+    assert checkout.run() == (0, "ran \n", "")
+    assert checkout.log == ["venv", "pip"]
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.lock"])
+def test_a_changed_dependency_is_installed_into_the_same_environment(checkout: Checkout, name: str):
+    checkout.run()
+    with (checkout.folder / name).open("a") as file:
+        file.write("# changed\n")
+
+    assert checkout.run()[0] == 0
+    assert checkout.log == ["venv", "pip", "pip"]
+
+
+def test_a_set_up_that_failed_says_why_and_is_not_trusted(checkout: Checkout):
+    (checkout.folder / "broken").touch()
+    code, out, error = checkout.run()
+    (checkout.folder / "broken").unlink()
+
+    assert (code, out) == (1, "")
+    assert re.search(r"ERROR: no network.*could not be installed: check the network .*then start again", error, re.S)
+    assert checkout.run()[0] == 0
+    assert checkout.log == ["venv", "pip", "venv", "pip"]
+
+
+def test_a_moved_checkout_is_set_up_anew(checkout: Checkout, tmp_path: Path):
+    checkout.run()
+    moved = tmp_path / "elsewhere"
+    checkout.folder.rename(moved)
+    checkout.folder, checkout.path = moved, moved / "path"
+
+    assert checkout.run()[0] == 0
+    assert checkout.log == ["venv", "pip", "venv", "pip"]
+
+
+def test_of_two_starts_at_once_one_sets_up_and_the_other_waits(checkout: Checkout):
+    gate = checkout.folder / "gate"
+    os.mkfifo(gate)
+    first = checkout.start()
+    assert first.stderr is not None
+    first.stderr.readline()
+    second = checkout.start()
+    assert second.stderr is not None
+
+    assert "waiting for another start" in second.stderr.readline()
+    gate.write_text("go\n")
+    assert first.communicate(timeout=60)[0] == second.communicate(timeout=60)[0] == "ran \n"
+    assert checkout.log == ["venv", "pip"]
+
+
+def test_the_lock_of_a_dead_start_is_taken_over(checkout: Checkout):
+    ended = subprocess.Popen(["/bin/true"])
+    ended.wait()
+    (checkout.folder / ".venv.lock").mkdir()
+    (checkout.folder / ".venv.lock/owner").write_text(str(ended.pid))
+
+    assert checkout.run()[0] == 0
+    assert list(checkout.folder.glob(".venv.lock*")) == []
+
+
+def test_without_a_suitable_python_the_next_step_is_said(checkout: Checkout):
+    checkout.stand_in.write_text("#!/bin/bash\nexit 127\n")
+    code, out, error = checkout.run()
+
+    assert (code, out) == (1, "")
+    assert error.startswith("launch-pipeline: no Python 3.11 or newer with venv was found: install one (")
+    assert list(checkout.folder.glob(".venv*")) == []
+
+
+def test_the_command_works_through_a_symbolic_link(checkout: Checkout, tmp_path: Path):
+    (tmp_path / "link").symlink_to(checkout.folder / "bin/launch-pipeline")
+    out = subprocess.run(
+        ["/bin/bash", str(tmp_path / "link")], env={"PATH": str(checkout.path)}, capture_output=True, text=True
+    )
+
+    assert out.stdout == "ran \n"
+
+
+def locked() -> dict[str, list[Requirement]]:
+    pins: dict[str, list[Requirement]] = {}
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        if not line.lstrip().startswith("#"):
+            pin = Requirement(line)
+            pins.setdefault(canonicalize_name(pin.name), []).append(pin)
+    return pins
+
+
+def declared() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    # A GPU's build, and clients of the server that one test looks for, are the user's own to install.
+    locked = [line for name in extras if name not in ("cuda", "clients") for line in extras[name]]
+    lines = [*project["dependencies"], *locked]
+    return [Requirement(line) for line in lines]
+
+
+def test_the_lock_pins_exact_versions_and_nothing_of_this_machine():
+    pins = [pin for versions in locked().values() for pin in versions]
+
+    assert all(pin.url is None and re.fullmatch(r"==[\w.!+]+", str(pin.specifier)) for pin in pins)
+    assert not re.search(
+        r"--|://|/home/|/opt/|/Users/", re.sub(r"(?m)^#.*$", "", (ROOT / "requirements.lock").read_text())
+    )
+
+
+def test_the_lock_satisfies_every_declared_dependency():
+    pins = locked()
+
+    for wanted in declared():
+        versions = pins.get(canonicalize_name(wanted.name), [])
+        assert versions, f"{wanted.name} is not in requirements.lock: renew it"
+        assert all(next(iter(pin.specifier)).version in wanted.specifier for pin in versions)
+
+
+def test_the_lock_holds_what_the_dependencies_need():
+    pins = locked()
+    seen: set[str] = set()
+    todo = [(canonicalize_name(wanted.name), extra) for wanted in declared() for extra in (wanted.extras or {""})]
+    while todo:
+        name, extra = todo.pop()
+        assert name in pins, f"{name} is not in requirements.lock: renew it"
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            lines = requires(name) or []
+        except PackageNotFoundError:
+            continue
+        for needed in map(Requirement, lines):
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                todo.append((canonicalize_name(needed.name), ""))
+
+
+def test_a_process_that_a_command_spawns_does_not_run_the_command_again():
+    found = runpy.run_path(str(ROOT / "bin" / ".start.py"), run_name="__mp_main__")
+
+    assert callable(found["start"])

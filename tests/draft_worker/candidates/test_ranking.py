@@ -1,0 +1,142 @@
+"""Laws of the draft's proposals: ranked as the target would rank, drawn as stated."""
+
+import math
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from draft_worker.candidates.ranking import propose
+from draft_worker.candidates.top import top
+from draft_worker.engine import Batch
+from protocol.messages.sampling import Sampling
+from protocol.sampling.sampler import Noise, scores
+from protocol.speculation.candidates import Candidates
+
+COUPLED, REJECTION = Sampling(temperature=1.0, seed=11), Sampling(temperature=1.0, seed=11, verification="rejection")
+
+
+@pytest.mark.parametrize(("width", "count"), [(5, 5), (100, 4), (1000, 1), (1000, 4), (4096, 7), (4100, 64), (300, 64)])
+def test_top_is_the_head_of_a_full_sort(width: int, count: int):
+    values = np.random.default_rng(width + count).normal(size=(5, width)).astype(np.float32)
+    ids, best = top(mx.array(values), count)
+
+    order = np.argsort(-values, axis=-1)[:, :count]
+    assert np.array_equal(np.array(ids), order)
+    assert np.array_equal(np.array(best), np.take_along_axis(values, order, axis=-1))
+
+
+def test_top_does_not_reach_into_padding():
+    ids, _ = top(mx.full((2, 130), -mx.inf), 1)
+
+    assert np.array(ids).max() < 130
+
+
+def test_top_puts_the_lower_of_equal_ids_first():
+    values = np.zeros((1, 1000), dtype=np.float32)
+    values[0, [700, 20, 640]] = 3.0
+
+    assert np.array(top(mx.array(values), 3)[0]).tolist() == [[20, 640, 700]]
+
+
+def proposed(values: list[list[float]], sampling: Sampling, batch: Batch) -> list[Candidates]:
+    logits = mx.array(values)
+    return propose(logits, list(range(50, 50 + len(values))), sampling, batch, Noise(logits.shape[-1]))
+
+
+def asking(limit: int, saguaro: float = 1.0, fans: tuple[int, ...] = ()) -> Batch:
+    return Batch([], [], [], [], limit, saguaro, fans)
+
+
+def random_logits(rows: int, width: int, seed: int) -> list[list[float]]:
+    return (3 * np.random.default_rng(seed).normal(size=(rows, width))).tolist()
+
+
+def test_greedy_candidates_are_ranked_by_softmax():
+    (found,) = proposed([[0.0, 2.0, 1.0, -1.0, 0.5]], Sampling(), asking(3))
+    total = sum(math.exp(value) for value in (0.0, 2.0, 1.0, -1.0, 0.5))
+
+    assert list(found.tokens[:3]) == [1, 2, 4]
+    assert found.probabilities[0] == pytest.approx(math.exp(2) / total, rel=1e-5)
+
+
+def test_coupled_candidates_are_ranked_by_the_target_s_score():
+    logits = random_logits(6, 300, seed=1)
+    expected = scores(mx.array(logits), range(50, 56), COUPLED, [], Noise(300))
+
+    found = proposed(logits, COUPLED, asking(4))
+    assert [each.tokens[0] for each in found] == np.array(mx.argmax(expected, axis=-1)).tolist()
+    share = np.array(mx.softmax(expected, axis=-1))
+    for row, each in zip(share, found, strict=True):
+        assert np.allclose(row[list(each.tokens)], each.probabilities, atol=1e-5)
+
+
+def test_filtered_tokens_are_no_candidates():
+    (found,) = proposed(random_logits(1, 300, seed=2), Sampling(temperature=1.0, top_k=2), asking(8))
+
+    assert len(found.tokens) == len(found.probabilities) == 2
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), COUPLED, REJECTION])
+def test_probabilities_fall_and_stay_within_bounds(sampling: Sampling):
+    for each in proposed([*random_logits(6, 300, seed=4), [100.0] + [0.0] * 299], sampling, asking(8)):
+        rest = list(each.probabilities)[sampling.verification == "rejection" :]
+        assert rest == sorted(rest, reverse=True)
+        assert all(0 <= chance <= 1 for chance in each.probabilities)
+
+
+def test_a_distribution_is_aligned_sums_to_one_and_holds_the_drawn_token():
+    for each in proposed(random_logits(8, 300, seed=6), REJECTION, asking(4)):
+        assert each.support is not None
+        assert len(each.support.tokens) == len(set(each.support.tokens)) == len(each.support.probabilities) == 64
+        assert sum(each.support.probabilities) == pytest.approx(1.0)
+        assert each.tokens[0] in each.support.tokens
+
+
+def test_the_drawn_token_is_distributed_as_stated():
+    logits = [[1.5, 0.0, 0.5, -1.0]]
+    count = 4000
+    noise = Noise(4)
+    drawn = [each.tokens[0] for each in propose(mx.array(logits * count), range(count), REJECTION, asking(1), noise)]
+    (stated,) = proposed(logits, REJECTION, asking(1))
+    assert stated.support is not None
+
+    for token, share in zip(*stated.support, strict=True):
+        deviation = math.sqrt(share * (1 - share) / count)
+        assert drawn.count(token) / count == pytest.approx(share, abs=4 * deviation)
+
+
+def test_greedy_rejection_states_certainty():
+    (found,) = proposed([[0.0, 2.0, 1.0]], Sampling(verification="rejection"), asking(2))
+
+    assert found.tokens[0] == 1
+    assert found.support is not None
+    assert (list(found.support.tokens), list(found.support.probabilities)) == ([1], [1.0])
+
+
+def test_saguaro_scales_the_best_and_renormalises():
+    logits = random_logits(1, 64, seed=8)
+    (plain,) = proposed(logits, REJECTION, asking(4))
+    (scaled,) = proposed(logits, REJECTION, asking(4, 0.25, (3,)))
+    assert plain.support is not None
+    assert scaled.support is not None
+
+    weighted = [share * (0.25 if rank < 3 else 1.0) for rank, share in enumerate(plain.support.probabilities)]
+    assert scaled.support.probabilities == pytest.approx([share / sum(weighted) for share in weighted])
+
+
+def test_saguaro_without_mass_elsewhere_draws_as_usual():
+    (found,) = proposed([[1.0, 0.0]], REJECTION, asking(2, 0.0, (2,)))
+
+    assert found.support is not None
+    assert sum(found.support.probabilities) == pytest.approx(1.0)
+
+
+def test_a_gpu_s_way_to_probabilities_agrees_with_a_processor_s(monkeypatch: pytest.MonkeyPatch):
+    logits = random_logits(4, 300, seed=3)
+    here = proposed(logits, COUPLED, asking(4))
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    there = proposed(logits, COUPLED, asking(4))
+
+    assert [each.tokens for each in there] == [each.tokens for each in here]
+    assert [each.probabilities for each in there] == [pytest.approx(each.probabilities, rel=1e-4) for each in here]

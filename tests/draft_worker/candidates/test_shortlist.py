@@ -1,0 +1,111 @@
+"""Laws of choosing candidates without a sort: the tokens of the full computation, and nearly its probabilities."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draft_worker.candidates.noise_prefetch import PEAK, NoiseAhead
+from draft_worker.candidates.ranking import propose
+from draft_worker.candidates.shortlist import ROWS, shortlist
+from draft_worker.engine import Batch
+from protocol.messages.sampling import Sampling
+from protocol.sampling.sampler import Noise
+from protocol.sampling.threefry import Stream, gumbel, noise_bits
+
+SEED = 11
+NOISES = {size: (NoiseAhead(size, size), Noise(size)) for size in (67, 4096, 151_936)}
+
+
+def padded(logits: np.ndarray) -> np.ndarray:
+    return np.pad(logits, (0, -len(logits) % ROWS), constant_values=-np.inf)
+
+
+def peaked(size: int, spread: float, seed: int) -> np.ndarray:
+    """Logits like a language model's: a broad bulk and a few tokens far above it."""
+    source = np.random.default_rng(seed)
+    logits = source.standard_normal(size) * spread
+    logits[source.integers(0, size, 12)] += 5 * spread
+    return logits.astype(np.float32)
+
+
+def both(logits: np.ndarray, temperature: float, position: int, limit: int = 8):
+    """Ours and the full computation's candidates."""
+    ahead, noise = NOISES[len(logits)]
+    batch = Batch((), [0], [-1], (), limit)
+    (full,) = propose(mx.array(logits)[None], [position], Sampling(temperature=temperature, seed=SEED), batch, noise)
+    ours = shortlist(padded(logits), limit, temperature, ahead.position(SEED, position) if temperature else None)
+    return ours, full
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.sampled_from([67, 4096]),
+    spread=st.floats(0.1, 6),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
+    seed=st.integers(0, 1 << 30),
+    limit=st.integers(4, 64),
+)
+def test_candidates_are_those_of_the_full_computation(
+    size: int, spread: float, temperature: float, seed: int, limit: int
+):
+    ours, full = both(peaked(size, spread, seed), temperature, seed % 1000, limit)
+
+    assert list(ours.tokens)[: len(full.tokens)] == list(full.tokens)
+    assert ours.probabilities[: len(full.probabilities)] == pytest.approx(full.probabilities, abs=0.02)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("spread", [0.5, 2.5, 4.0])
+def test_a_vocabulary_of_151936_is_no_exception(spread: float, temperature: float):
+    for seed in range(4):
+        ours, full = both(peaked(151_936, spread, seed), temperature, seed)
+
+        assert list(ours.tokens) == list(full.tokens)
+        assert ours.probabilities == pytest.approx(full.probabilities, abs=0.02)
+
+
+def test_an_unlikely_token_wins_by_a_peak_of_noise():
+    ahead, _ = NOISES[4096]
+    noise = ahead.position(SEED, 7)
+    highest = int(noise.peaks[noise.heights.argmax()])
+    logits = np.zeros(4096, np.float32)
+
+    assert shortlist(logits, 4, 1.0, noise).tokens[0] == highest
+
+
+def test_equal_logits_rank_by_token():
+    logits = np.zeros(4096, np.float32)
+    logits[[9, 500, 3000]] = 2.0
+
+    assert list(shortlist(logits, 4, 0.0, None).tokens) == [9, 500, 3000, 0]
+
+
+def test_tokens_without_a_chance_are_no_candidates():
+    logits = np.full(4096, -np.inf, np.float32)
+    logits[[4, 8]] = 1.0
+
+    assert list(shortlist(logits, 8, 0.0, None).tokens) == [4, 8]
+    assert set(shortlist(logits, 8, 1.0, NOISES[4096][0].position(SEED, 3)).tokens) == {4, 8}
+    assert shortlist(np.full(128, -np.inf, np.float32), 4, 0.0, None).tokens == []
+
+
+def test_noise_ahead_is_the_shared_noise_and_knows_its_peaks():
+    for size, (ahead, _) in NOISES.items():
+        noise = ahead.position(SEED, 12)
+        want = gumbel(noise_bits(SEED, 12, np.arange(size), size, Stream.SAMPLE))
+
+        assert np.array_equal(noise.at(np.arange(size)), want)
+        assert np.array_equal(noise.peaks, np.flatnonzero(want > PEAK))
+
+
+def test_noise_ahead_forgets_old_positions_and_draws_them_alike_again():
+    ahead = NoiseAhead(67, 67)
+    ahead._limit = 4
+    before = ahead.position(SEED, 0).at(np.arange(67))
+    for position in range(1, 9):
+        ahead.position(SEED, position)
+
+    assert len(ahead._begun) == len(ahead._known) == 4
+    assert np.array_equal(ahead.position(SEED, 0).at(np.arange(67)), before)

@@ -1,0 +1,164 @@
+"""Laws of conversion: the saved package, run anywhere, computes what mlx-lm computes."""
+
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_map, tree_map_with_path
+from mlx_lm.utils import dequantize_model, load_model
+from tokenizers import Tokenizer
+
+from draft_worker.coreml.conversion.build import convert as convert_folder
+from draft_worker.coreml.conversion.compression import compress, restore
+from draft_worker.coreml.converted import Converted
+from protocol.contracts.conversion import Choices
+from tests.support.coreml_runs import CONTEXT, MODELS, WIDTHS, Run, convert, greedy, half, tiny
+from tests.support.paths import DEMO_DRAFT, ROOT
+from tests.support.tiny_models import VOCABULARY, stock_logits
+
+PROMPT = [random.Random(1).randrange(VOCABULARY) for _ in range(21)]
+EXACT = 1e-3
+"""In standard deviations of the logits: 1/sqrt(head) and the norms' epsilon are fp16 in the graph."""
+ROUNDING = 0.05
+"""The same when every result is fp16, over two layers."""
+
+
+class Pair(NamedTuple):
+    reference: Any
+    """The stock model, with the same weights."""
+    converted: Converted
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    given, reference = tiny(**MODELS[request.param]), dequantize_model(tiny(**MODELS[request.param]))
+    reference.update(tree_map(half, reference.parameters()))
+    return Pair(reference, convert(given, tmp_path_factory.mktemp("model") / "converted"))
+
+
+def reference_logits(model: Any, tokens: list[int]) -> np.ndarray:
+    return np.array(model(mx.array([tokens]))[0])
+
+
+def deviation(got: np.ndarray, want: np.ndarray) -> float:
+    """The largest difference, in standard deviations of what is wanted."""
+    return float(np.abs(got - want).max() / want.std())
+
+
+def test_greedy_tokens_are_those_of_mlx_lm(pair: Pair):
+    tokens = list(PROMPT)
+    for _ in range(24):
+        tokens.append(int(stock_logits(pair.reference, tokens).argmax()))
+
+    assert greedy(Run(pair.converted), PROMPT, 24) == tokens[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_logits_are_those_of_mlx_lm_at_every_width(pair: Pair, width: int):
+    got = Run(pair.converted).chain(width, PROMPT)
+
+    assert deviation(got, reference_logits(pair.reference, PROMPT)) < EXACT
+
+
+def test_a_tree_gives_what_its_paths_give(pair: Pair):
+    parents, tokens = [20, 20, 21, 21, 22, 23, 25, 26], [random.Random(2).randrange(VOCABULARY) for _ in range(8)]
+    run = Run(pair.converted)
+    run.chain(16, PROMPT)
+    got = np.concatenate([run.evaluate(4, tokens[:4], parents[:4]), run.evaluate(16, tokens[4:], parents[4:])])
+
+    for node in range(8):
+        path, row = [], node + 21
+        while row > 20:
+            path.insert(0, tokens[row - 21])
+            row = parents[row - 21]
+        assert deviation(got[node], reference_logits(pair.reference, PROMPT + path)[-1]) < EXACT
+
+
+def test_fp16_only_rounds(pair: Pair):
+    got = Run(pair.converted, "fp16").chain(4, PROMPT)
+
+    assert 0 < deviation(got, reference_logits(pair.reference, PROMPT)) < ROUNDING
+
+
+def test_logits_do_not_depend_on_what_dropped_rows_left_behind(tmp_path: Path):
+    converted = convert(tiny(), tmp_path / "model")
+    run = Run(converted)
+    run.chain(16, PROMPT[:16])
+    run.evaluate(4, [1, 2, 3], [15, 16, 16])
+
+    got = run.evaluate(16, PROMPT[16:], [15, 19, 20, 21, 22])
+
+    assert deviation(got, Run(converted).chain(1, PROMPT)[16:]) < EXACT
+
+
+def test_a_cache_held_by_core_ml_gives_the_same_logits(tmp_path: Path):
+    by_host, by_core_ml = (convert(tiny(), tmp_path / kind, cache=kind) for kind in ("io", "state"))
+
+    for width in WIDTHS:
+        assert np.array_equal(Run(by_core_ml).chain(width, PROMPT), Run(by_host).chain(width, PROMPT))
+
+
+def test_positions_reach_to_the_end_of_the_context(tmp_path: Path):
+    converted = convert(tiny(), tmp_path / "model")
+    tokens = [random.Random(3).randrange(VOCABULARY) for _ in range(CONTEXT)]
+
+    assert deviation(Run(converted).chain(16, tokens), reference_logits(tiny(), tokens)) < EXACT
+
+
+def test_a_head_in_chunks_gives_the_same_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole = Run(convert(tiny(), tmp_path / "whole")).chain(4, PROMPT)
+    monkeypatch.setattr("draft_worker.coreml.conversion.weights._CHANNELS", 32)
+    converted = convert(tiny(), tmp_path / "chunks")
+
+    assert converted.package.outputs == (32, 32, 3)
+    assert np.array_equal(Run(converted).chain(4, PROMPT), whole)
+
+
+@pytest.mark.parametrize("kind", ["int8", "4bit"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_compressed_weights_are_the_only_difference(architecture: str, kind: Any, tmp_path: Path):
+    def compressed(name: str, weights: mx.array) -> mx.array:
+        if weights.ndim < 2 or "embed" in name:
+            return weights
+        stored = compress(np.array(weights.astype(mx.float16)), "int8" if "lm_head" in name else kind)
+        return mx.array(restore(stored).astype(np.float32))
+
+    model = tiny(architecture)
+    converted = convert(tiny(architecture), tmp_path / "model", weights=kind)
+    model.update(tree_map_with_path(compressed, model.parameters()))
+
+    assert deviation(Run(converted).chain(4, PROMPT), reference_logits(model, PROMPT)) < EXACT
+
+
+@pytest.mark.parametrize(("kind", "share"), [("fp16", 0.98), ("int8", 0.92), ("4bit", 0.65)])
+def test_the_demo_draft_keeps_its_opinions(kind: Any, share: float, tmp_path: Path):
+    """The share of tokens at which the package, in fp16, has the model's own favourite. So small a model has
+    no redundancy: 4 bits cost it a quarter of them, as MLX's own 4 bits do."""
+    demo = DEMO_DRAFT
+    network, _ = load_model(demo)
+    network.set_dtype(mx.float32)
+    source = (ROOT / "protocol" / "inference" / "slots.py").read_text()
+    tokens = Tokenizer.from_file(str(demo / "tokenizer.json")).encode(source).ids[:192]
+
+    convert_folder(demo, tmp_path / "model", Choices(widths=(32,), context=256, weights=kind))
+    got = Run(Converted.open(tmp_path / "model"), "fp16").chain(32, tokens)
+
+    assert (got.argmax(-1) == reference_logits(network, tokens).argmax(-1)).mean() >= share
+
+
+@pytest.mark.slow
+def test_a_model_of_real_size_converts_and_agrees(tmp_path: Path):
+    """Qwen2.5-0.5B's shape, random: ten chunks of vocabulary, 24 layers, heads of 64 shared by seven."""
+    sizes = {"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864, "num_attention_heads": 14}
+    model = tiny("qwen2", vocab_size=151_936, tie_word_embeddings=True, **sizes)
+    model.update(
+        tree_map(lambda weights: half(weights * 0.02 / 2.5) if weights.ndim == 2 else weights, model.parameters())
+    )
+
+    converted = convert(model, tmp_path / "model", widths=(1, 8))
+
+    assert len(converted.package.outputs) == 10
+    assert deviation(Run(converted).chain(8, PROMPT), reference_logits(model, PROMPT)) < EXACT

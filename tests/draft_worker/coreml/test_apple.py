@@ -1,0 +1,134 @@
+"""Core ML's own calls, held against the signatures of the installed library; behind them our executor answers."""
+
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock, create_autospec
+
+import numpy as np
+import pytest
+
+from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.runtime.apple import CoreMlRuntime, compiled
+from draft_worker.coreml.runtime.interface import Runtime
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime, default_runtime, open_runtime
+from draft_worker.coreml.toolchain import toolchain
+from draft_worker.engine import Batch
+from draft_worker.engines.coreml import CoreMlEngine
+from protocol.messages.sampling import Sampling
+from protocol.paths import cache_folder
+from tests.support.coreml_runs import convert, tiny
+from tests.support.tiny_models import VOCABULARY
+
+
+class Library:
+    """coremltools' classes with their real signatures; predictions are the executor's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, converted: Converted) -> None:
+        models = toolchain().coremltools.models
+        self.executor = ExecutorRuntime(converted)
+        self.made: list[dict[str, Any]] = []
+        self.state_kind = models.model.MLState
+        self.compiling: Mock = create_autospec(models.utils.compile_model, side_effect=self._compile)
+        model: Mock = create_autospec(models.CompiledMLModel, side_effect=self._load)
+        self._kind = models.CompiledMLModel
+        monkeypatch.setattr(models.utils, "compile_model", self.compiling)
+        monkeypatch.setattr(models, "CompiledMLModel", model)
+
+    def _compile(self, model: str, destination_path: str) -> str:
+        assert Path(model).is_dir()
+        Path(destination_path).mkdir()
+        return destination_path
+
+    def _load(self, **given: Any) -> Any:
+        self.made.append(given)
+        width = int(given["function_name"].removeprefix("width_"))
+        loaded = create_autospec(self._kind, instance=True)
+        loaded.predict.side_effect = lambda data, state=None: self._predict(width, data, state)
+        loaded.make_state.side_effect = self._state
+        return loaded
+
+    def _predict(self, width: int, data: Any, state: Any) -> Any:
+        # What the library itself demands of its inputs.
+        toolchain().coremltools.models.MLModel._check_predict_data(data)
+        return self.executor.predict(width, data, None if state is None else state.held)
+
+    def _state(self) -> Any:
+        state, held = create_autospec(self.state_kind, instance=True), self.executor.make_state()
+        state.held = held
+        state.read_state.side_effect = lambda name: held.read()
+        state.write_state.side_effect = lambda name, value: held.write(value)
+        return state
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(params=["io", "state"])
+def pair(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    converted = convert(tiny(), home / "model", cache=request.param)
+    return converted, Library(monkeypatch, converted)
+
+
+def test_core_ml_is_called_as_its_library_wants_and_says_what_the_executor_says(pair: tuple[Converted, Library]):
+    converted, library = pair
+    sampling = Sampling(temperature=0.5, seed=2)
+    engines = [CoreMlEngine(converted, runtime) for runtime in runtimes(converted, library)]
+    found = []
+    for engine in engines:
+        sequence = engine.open(sampling, VOCABULARY)
+        sequence.prefill(range(60))
+        for _ in range(8):
+            found.append(sequence.evaluate(Batch((), [1, 2, 3, 4, 5], [-1] * 5, (), 4)))
+            sequence.keep([sequence.next_row - 1], ())
+
+    assert found[:8] == found[8:]
+    assert {made["function_name"] for made in library.made} == {"width_1", "width_4", "width_16"}
+    assert {made["compute_units"].name for made in library.made} == {"CPU_AND_NE"}
+
+
+def runtimes(converted: Converted, library: Library) -> list[Runtime]:
+    return [CoreMlRuntime(converted), library.executor]
+
+
+def test_a_model_is_compiled_once_to_a_place_that_stays(pair: tuple[Converted, Library]):
+    converted, library = pair
+    CoreMlRuntime(converted)
+    CoreMlRuntime(converted, "CPU_ONLY")
+
+    assert library.compiling.call_count == 1
+    (place,) = {made["path"] for made in library.made}
+    assert Path(place).parent == cache_folder() / "compiled"
+    assert [entry.name for entry in Path(place).parent.iterdir()] == [Path(place).name]
+
+
+def test_another_conversion_is_compiled_to_another_place(home: Path, monkeypatch: pytest.MonkeyPatch):
+    first, second = (convert(tiny(seed=seed), home / f"model-{seed}") for seed in (0, 1))
+    Library(monkeypatch, first)
+
+    assert compiled(first.folder) != compiled(second.folder)
+
+
+def test_inputs_are_what_core_ml_takes_without_a_copy(pair: tuple[Converted, Library]):
+    converted, library = pair
+    seen: list[np.ndarray] = []
+    library._predict = lambda width, data, state: (
+        seen.extend(data.values()),
+        library.executor.predict(width, data, None if state is None else state.held),
+    )[1]
+    sequence = CoreMlEngine(converted, CoreMlRuntime(converted)).open(Sampling(), VOCABULARY)
+    sequence.prefill(range(20))
+
+    assert {value.dtype for value in seen} <= {np.dtype(np.float32), np.dtype(np.int32)}
+    assert all(value.flags.c_contiguous for value in seen)
+
+
+def test_the_runtime_is_core_ml_on_a_mac_alone(home: Path):
+    converted = convert(tiny(), home / "model")
+
+    assert default_runtime() == ("coreml" if sys.platform == "darwin" else "executor")
+    assert "no Neural Engine" in open_runtime(converted, "executor").device

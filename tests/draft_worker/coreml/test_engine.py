@@ -1,0 +1,363 @@
+"""Laws of the draft on a converted model: what it says is what MLX says, however rows come and go."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
+from draft_worker.engine import Batch, EngineSequence, ResumableSequence
+from draft_worker.engines.coreml import CoreMlEngine, HostCachedSequence
+from draft_worker.engines.mlx import MlxEngine
+from draft_worker.paced_engine import paced
+from protocol.inference.tree_model import TreeModel
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import KvReference
+from protocol.sampling.logits_processors import Restraint
+from protocol.speculation.candidates import Candidates
+from protocol.worker.pacing import Pacer
+from tests.support.coreml_runs import CONTEXT, convert, tiny
+from tests.support.tiny_models import VOCABULARY
+
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, seed=5)
+FILTERED = Sampling(temperature=0.8, seed=5, top_p=0.9, repetition_penalty=1.2)
+PENALISED = Sampling(temperature=0.8, seed=5, frequency_penalty=1.5, presence_penalty=2.0)
+DRAWN = Sampling(temperature=1.0, seed=5, verification="rejection")
+
+
+@pytest.fixture(scope="module", params=["io", "state"])
+def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    return convert(tiny("qwen2"), tmp_path_factory.mktemp("model") / "converted", cache=request.param)
+
+
+def engine(converted: Converted, **options: Any) -> CoreMlEngine:
+    """In full precision, so that it can be compared with MLX."""
+    return CoreMlEngine(converted, ExecutorRuntime(converted, "fp32"), **options)
+
+
+@pytest.fixture(scope="module")
+def reference() -> MlxEngine:
+    return MlxEngine(TreeModel(tiny("qwen2")), "")
+
+
+def assert_alike(got: list[Candidates], want: list[Candidates]) -> None:
+    assert len(got) == len(want)
+    for one, other in zip(got, want, strict=True):
+        assert one.tokens[0] == other.tokens[0]
+        chances = dict(zip(one.tokens, one.probabilities, strict=True))
+        for token, chance in zip(other.tokens, other.probabilities, strict=True):
+            assert chances.get(token, chance) == pytest.approx(chance, abs=0.02)
+
+
+class Both:
+    """One walk through two sequences, whose row numbers may differ."""
+
+    def __init__(
+        self, one: EngineSequence, other: EngineSequence, seed: int, path_tokens: int, penalised: bool = False
+    ) -> None:
+        self.penalised = penalised
+        self.sequences = (one, other)
+        self.source = random.Random(seed)
+        self.path_tokens = path_tokens
+        self.nodes: dict[int, tuple[int, list[int], tuple[int, int]]] = {}
+        """By our own number: parent, path from the root, the rows."""
+        self.tokens: list[int] = []
+        self.restraint = Restraint(PENALISED, None, ())
+        self.count = 0
+
+    def prefill(self, count: int) -> None:
+        tokens = [self.source.randrange(VOCABULARY) for _ in range(count)]
+        self.tokens += tokens
+        for sequence in self.sequences:
+            sequence.prefill(tokens)
+
+    def evaluate(self, count: int, committed: int = 0) -> tuple[list[Candidates], list[Candidates]]:
+        """New nodes below nodes that are there, below new ones, or below the prefix."""
+        behind = [self.source.randrange(VOCABULARY) for _ in range(committed)]
+        self.tokens += behind
+        begins = [sequence.next_row + committed for sequence in self.sequences]
+        fresh: list[int] = []
+        tokens, parents, contexts = [], ([], []), []
+        for index in range(count):
+            parent = self.source.choice([-1, *self.nodes])
+            token = self.source.randrange(VOCABULARY)
+            path = [*(self.nodes[parent][1] if parent >= 0 else []), token]
+            for side in (0, 1):
+                parents[side].append(self.nodes[parent][2][side] if parent >= 0 else -1)
+            self.nodes[self.count] = (parent, path, (begins[0] + index, begins[1] + index))
+            fresh.append(self.count)
+            self.count += 1
+            tokens.append(token)
+            contexts.append([*self.tokens, *path][-self.path_tokens :] if self.path_tokens else [])
+        heard = self.restraint if self.penalised else None
+        paths = [self.nodes[number][1] for number in fresh]
+        one, other = (
+            sequence.evaluate(Batch(behind, tokens, parents[side], contexts, 4, 0.5, [2] * count, heard, paths))
+            for side, sequence in enumerate(self.sequences)
+        )
+        return one, other
+
+    def keep(self) -> None:
+        """Commit a random path from the root and keep what is below it."""
+        path: list[int] = []
+        below = -1
+        while children := [number for number, (parent, *_) in self.nodes.items() if parent == below]:
+            below = self.source.choice(children)
+            path.append(below)
+            if self.source.random() < 0.5:
+                break
+        surviving = [number for number in self.nodes if number not in path and self._descends(number, below)]
+        for side, sequence in enumerate(self.sequences):
+            rows = [[self.nodes[number][2][side] for number in group] for group in (path, surviving)]
+            sequence.keep(rows[0], rows[1])
+        self.tokens += [self.nodes[number][1][-1] for number in path]
+        self.nodes = {number: self._cut(number, len(path), below) for number in surviving}
+
+    def _descends(self, number: int, ancestor: int) -> bool:
+        while number != ancestor and number >= 0:
+            number = self.nodes[number][0]
+        return number == ancestor
+
+    def _cut(self, number: int, length: int, root: int) -> tuple[int, list[int], tuple[int, int]]:
+        parent, path, rows = self.nodes[number]
+        return (-1 if parent == root else parent, path[length:], rows)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
+def test_a_walk_says_what_mlx_says(converted: Converted, reference: MlxEngine, sampling: Sampling):
+    one, other = (each.open(sampling, VOCABULARY) for each in (engine(converted), reference))
+    walk = Both(one, other, seed=3, path_tokens=one.path_tokens, penalised=sampling is PENALISED)
+    walk.prefill(21)
+    for step in range(14):
+        assert_alike(*walk.evaluate(walk.source.choice([1, 3, 6, 17]), committed=0 if walk.nodes else step % 3))
+        walk.keep()
+    assert one.committed == other.committed == len(walk.tokens)
+
+
+def test_truncation_forgets_rows_and_tokens(converted: Converted, reference: MlxEngine):
+    one, other = (each.open(SAMPLED, VOCABULARY) for each in (engine(converted), reference))
+    walk = Both(one, other, seed=4, path_tokens=0)
+    walk.prefill(30)
+    walk.evaluate(9)
+    walk.keep()
+    for sequence in walk.sequences:
+        sequence.truncate(17)
+    walk.nodes = {}
+    walk.prefill(5)
+
+    assert_alike(*walk.evaluate(6))
+    assert one.committed == 22
+
+
+def test_slots_that_run_out_cost_candidates_and_no_more(converted: Converted, reference: MlxEngine):
+    one, other = (each.open(GREEDY, VOCABULARY) for each in (engine(converted), reference))
+    walk = Both(one, other, seed=5, path_tokens=0)
+    walk.prefill(CONTEXT - 20)
+    found, _ = walk.evaluate(40)
+    without = [index for index, each in enumerate(found) if not each.tokens]
+
+    assert without
+    assert len(without) < 40
+    got, _ = walk.evaluate(3)
+    assert len(got) == 3
+
+
+def test_a_row_without_a_slot_can_still_be_committed(converted: Converted, reference: MlxEngine):
+    one, other = (each.open(GREEDY, VOCABULARY) for each in (engine(converted), reference))
+    firsts = []
+    for sequence in (one, other):
+        sequence.prefill([token % VOCABULARY for token in range(CONTEXT - 20)])
+        firsts.append(sequence.next_row)
+    batch = Batch((), [*range(30)], [-1] * 30, (), 4)
+    without = [index for index, found in enumerate(one.evaluate(batch)) if not found.tokens]
+    other.evaluate(batch)
+    for sequence, first in zip((one, other), firsts, strict=True):
+        sequence.keep([first + without[0]], ())
+
+    assert one.committed == other.committed == CONTEXT - 19
+    batch = Batch((), [7], [-1], (), 4)
+    assert_alike(one.evaluate(batch), other.evaluate(batch))
+
+
+def test_tokens_reach_to_the_end_of_the_context(converted: Converted, reference: MlxEngine):
+    one, other = (each.open(GREEDY, VOCABULARY) for each in (engine(converted), reference))
+    source = random.Random(6)
+    tokens = [source.randrange(VOCABULARY) for _ in range(CONTEXT)]
+    for sequence in (one, other):
+        sequence.prefill(tokens[:70])
+    for position in range(70, CONTEXT):
+        rows = [sequence.next_row for sequence in (one, other)]
+        found = [sequence.evaluate(Batch((), [tokens[position]], [-1], (), 4)) for sequence in (one, other)]
+        assert_alike(*found)
+        for sequence, row in zip((one, other), rows, strict=True):
+            sequence.keep([row], ())
+
+
+def test_tokens_that_the_target_lacks_are_never_drafted(converted: Converted):
+    for sampling in (GREEDY, SAMPLED, FILTERED, DRAWN):
+        sequence = engine(converted).open(sampling, 20)
+        sequence.prefill([1, 2, 3])
+        for found in sequence.evaluate(Batch((), [4, 5], [-1, -1], [[4], [5]], 8)):
+            assert max(found.tokens) < 20
+
+
+def test_a_host_cache_is_the_input_itself_and_is_never_copied(tmp_path: Path):
+    converted = convert(tiny(), tmp_path / "model")
+    runtime = ExecutorRuntime(converted, "fp32")
+    seen: list[dict[str, np.ndarray]] = []
+    predict = runtime.predict
+    runtime.predict = lambda width, inputs, state=None: (seen.append(dict(inputs)), predict(width, inputs, state))[1]
+    sequence = CoreMlEngine(converted, runtime).open(GREEDY, VOCABULARY)
+    sequence.prefill(range(30))
+    for _ in range(3):
+        sequence.evaluate(Batch((), [1, 2, 3], [-1, -1, -1], (), 4))
+
+    assert {value.dtype for inputs in seen for value in inputs.values()} == {np.dtype(np.float32)}
+    for name in ("kv", "x", "mask", "cos", "sin"):
+        by_width = {inputs["x"].shape[-1]: inputs[name].ctypes.data for inputs in seen}
+        assert all(inputs[name].ctypes.data == by_width[inputs["x"].shape[-1]] for inputs in seen)
+
+
+# Restarts ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(tmp_path: Path, registry: Path) -> Callable[..., CoreMlEngine]:
+    converted = convert(tiny(), tmp_path / "model")
+    return lambda epoch=9: engine(converted, epoch=epoch, owner=os.getpid())
+
+
+def opened(engine: CoreMlEngine, sampling: Sampling = GREEDY) -> HostCachedSequence:
+    sequence = engine.open(sampling, VOCABULARY)
+    assert isinstance(sequence, HostCachedSequence)
+    return sequence
+
+
+def test_another_life_goes_on_from_the_shared_cache(shared: Callable[..., CoreMlEngine]):
+    first = opened(shared())
+    first.prefill(range(40))
+    saved = first.save()
+    assert saved is not None
+    first.evaluate(Batch((), [1, 2], [-1, -1], (), 4))
+    second = opened(shared())
+
+    assert second.adopt(saved) == ""
+
+    assert second.committed == 40
+    batch = Batch((), [3, 4, 5], [-1, -1, -1], (), 4)
+    assert second.evaluate(batch) == first.evaluate(batch)
+
+
+def test_a_paced_engine_is_as_resumable_as_the_one_within(shared: Callable[..., CoreMlEngine]):
+    slow = paced(shared(), Pacer(None), lambda: 0.0)
+    first, second = (slow.open(GREEDY, VOCABULARY) for _ in range(2))
+    assert isinstance(first, ResumableSequence)
+    assert isinstance(second, ResumableSequence)
+    first.prefill(range(40))
+    saved = first.save()
+    assert saved is not None
+    assert second.adopt(saved) == ""
+    second.close()
+    third = slow.open(GREEDY, VOCABULARY)
+    assert isinstance(third, ResumableSequence)
+    third.prefill(range(33))
+
+    assert first.size == third.size > 0
+    assert third.save() == KvReference(saved.name, 33)
+
+
+def test_nothing_is_saved_for_a_few_tokens(shared: Callable[..., CoreMlEngine]):
+    sequence = opened(shared())
+    sequence.prefill(range(31))
+
+    assert sequence.save() is None
+    sequence.prefill([31])
+    assert sequence.save() is not None
+    assert sequence.save() is None
+
+
+def test_a_cache_of_another_life_of_the_pipeline_is_refused(shared: Callable[..., CoreMlEngine]):
+    first = opened(shared())
+    first.prefill(range(40))
+    saved = first.save()
+    assert saved is not None
+    second = opened(shared(epoch=10))
+
+    assert "epoch 9, not 10" in second.adopt(saved)
+    assert second.committed == 0
+    second.prefill(range(40))
+
+
+def test_a_damaged_cache_is_refused(shared: Callable[..., CoreMlEngine]):
+    first = opened(shared())
+    first.prefill(range(40))
+    saved = first.save()
+    assert saved is not None
+    first._held.array[0, 0, 3, 0] += 1
+
+    assert "torn" in opened(shared()).adopt(saved)
+
+
+def test_more_tokens_than_were_saved_are_refused(shared: Callable[..., CoreMlEngine]):
+    first = opened(shared())
+    first.prefill(range(40))
+    saved = first.save()
+    assert saved is not None
+
+    assert "are wanted" in opened(shared()).adopt(KvReference(saved.name, 41))
+
+
+def test_a_closed_sequence_leaves_its_cache_to_the_next(shared: Callable[..., CoreMlEngine]):
+    engine = shared()
+    first = opened(engine)
+    first.prefill(range(40))
+    saved = first.save()
+    assert saved is not None
+    first.close()
+    second = opened(engine)
+    second.prefill(range(10, 50))
+
+    assert second.save() == saved
+    assert "are wanted" not in opened(shared()).adopt(saved)
+
+
+def test_a_truncated_sequence_is_saved_anew(shared: Callable[..., CoreMlEngine]):
+    first = opened(shared())
+    first.prefill(range(64))
+    assert first.save() == KvReference(_name(first), 64)
+    first.truncate(10)
+    first.prefill(range(30, 62))
+    saved = first.save()
+
+    assert saved is not None
+    assert saved.tokens == 42
+    assert opened(shared()).adopt(saved) == ""
+
+
+def _name(sequence: HostCachedSequence) -> str:
+    assert sequence._held.arena is not None
+    return sequence._held.arena.name
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_another_request_goes_on_with_what_one_has_read(converted: Converted, reference: MlxEngine, free: bool):
+    first, other = engine(converted).open(GREEDY, VOCABULARY), reference.open(SAMPLED, VOCABULARY)
+    tokens = [random.Random(7).randrange(VOCABULARY) for _ in range(30)]
+    first.prefill(tokens)
+    first.evaluate(Batch([], [1, 2, 3], [-1, -1, -1], [], 4))
+    if not (free or first.copyable):
+        assert converted.package.cache == "state"
+        return
+    again = first.again(22, SAMPLED, VOCABULARY, free=free)
+    other.prefill(tokens[:22])
+    asked = Batch([], [4, 5], [-1, -1], [], 4)
+
+    assert_alike(again.evaluate(asked), other.evaluate(asked))
+    assert first.memory >= 2 * np.prod(converted.package.cache_shape)
+    if not free:
+        assert (first.committed, again.committed) == (30, 22)

@@ -1,0 +1,53 @@
+"""Laws of the host's share beside a call: nothing grows with the context, and figures say what exceeds its limit."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from draft_worker.coreml.host_overhead import calls, choices, peak
+from orchestrator.tools.bench.micro.commands import measured, table, to_json
+from orchestrator.tools.bench.micro.telemetry import figures as watching
+from protocol.contracts.figure import Figure
+from protocol.errors import PipelineError
+
+
+def test_no_allocation_of_a_call_grows_with_the_context():
+    least, most = peak(512), peak(8192)
+
+    assert abs(most - least) < 512
+
+
+def test_every_step_that_has_a_limit_is_measured():
+    names = [figure.name for figure in [*choices(repeats=1), *calls(repeats=1)] if figure.limit is not None]
+
+    assert sum("choose" in name for name in names) == 6
+    assert sum("inputs of a call" in name for name in names) == 9
+
+
+def test_a_figure_above_its_limit_is_marked():
+    over, under = Figure("slow", 0.3, "ms", 0.2), Figure("quick", 0.1, "ms", 0.2)
+    text = io.StringIO()
+    Console(file=text, force_terminal=True, width=200).print(table([over, under]))
+    marked = [line for line in text.getvalue().splitlines() if "\x1b[31m" in line]
+
+    assert not over.kept
+    assert under.kept
+    assert len(marked) == 1
+    assert "slow" in marked[0]
+    assert to_json([over])["figures"][0]["limit"] == 0.2
+
+
+def test_a_process_that_fails_is_told_of_in_a_sentence():
+    with pytest.raises(PipelineError, match=r"draft_worker.no_such_program failed; its last words: .*No module named"):
+        measured(["draft_worker.no_such_program"])
+
+
+def test_what_watching_costs_is_measured():
+    machine, noted, scene, size = watching(tokens=40, repeats=1)
+
+    assert machine.unit == noted.unit == "us"
+    assert machine.value > 0.0
+    assert noted.value > 0.0
+    assert scene.limit is not None
+    assert 0.1 < size.value < 64.0

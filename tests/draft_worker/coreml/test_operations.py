@@ -1,0 +1,250 @@
+"""Laws of the executor: each operation means what coremltools says, whatever package it stands in."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from draft_worker.coreml.program_file import ProgramFile
+from draft_worker.coreml.runtime.executor import Executor
+from draft_worker.coreml.runtime.operations import EXPANSIONS, OPERATIONS
+from draft_worker.coreml.toolchain import toolchain
+from protocol.errors import InputError
+from tests.support.coreml_programs import numbers, saved
+from tests.support.coreml_runs import convert, tiny
+
+MB: Any = toolchain().operations
+LENGTHS = {"x": (1, 4, 2, 6), "y": (1, 4, 2, 6)}
+
+Build = Callable[..., Any]
+INFERRED: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any]]] = {
+    "add": (LENGTHS, {}),
+    "add over one axis": ({"x": (1, 4, 2, 6), "y": (1, 4, 1, 1)}, {}),
+    "mul": (LENGTHS, {}),
+    "softmax": ({"x": (1, 4, 2, 6)}, {"axis": -1}),
+    "softmax over channels": ({"x": (1, 4, 2, 6)}, {"axis": 1}),
+    "layer_norm": ({"x": (1, 8, 1, 3)}, {"axes": [1], "epsilon": 1e-3}),
+    "layer_norm over two axes": ({"x": (1, 8, 2, 3)}, {"axes": [1, 2], "epsilon": 1e-5}),
+    "matmul": ({"x": (1, 2, 3, 4), "y": (1, 2, 4, 5)}, {}),
+    "matmul turned": ({"x": (1, 2, 4, 3), "y": (1, 2, 5, 4)}, {"transpose_x": True, "transpose_y": True}),
+    "reshape": ({"x": (1, 4, 2, 6)}, {"shape": [1, 2, 12, 2]}),
+    "transpose": ({"x": (1, 4, 2, 6)}, {"perm": [0, 2, 3, 1]}),
+    "split": ({"x": (1, 4, 2, 6)}, {"num_splits": 3, "axis": 3}),
+    "slice_by_size": ({"x": (4, 4, 2, 6)}, {"begin": [1, 0, 1, 2], "size": [2, 4, 1, 3]}),
+    "identity": ({"x": (1, 4)}, {}),
+}
+
+
+def given(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    return {name: numbers(shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
+
+
+@pytest.mark.parametrize("case", INFERRED)
+def test_an_operation_is_what_coremltools_computes(case: str):
+    """coremltools computes an operation on constants itself."""
+    shapes, settings = INFERRED[case]
+    name, tensors = case.split()[0], given(shapes)
+    with toolchain().program.Function({}):
+        constants = {key: MB.const(val=value) for key, value in tensors.items()}
+        inferred = getattr(MB, name)(**constants, **settings)
+    expected = [part.val for part in inferred] if isinstance(inferred, (list, tuple)) else [inferred.val]
+
+    got = OPERATIONS[name].bind(settings)(*(mx.array(value) for value in tensors.values()))
+
+    got = got if isinstance(got, list) else [got]
+    assert [value.shape for value in got] == [value.shape for value in expected]
+    assert all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(got, expected, strict=True))
+
+
+def test_concat_is_what_coremltools_computes():
+    parts = [numbers((1, 2, 3, 4), seed=seed) for seed in range(3)]
+    with toolchain().program.Function({}):
+        expected = MB.concat(values=[MB.const(val=part) for part in parts], axis=2).val
+
+    got = OPERATIONS["concat"].bind({"axis": 2})(*map(mx.array, parts))
+
+    assert np.array_equal(np.array(got), expected)
+
+
+def test_silu_is_its_argument_times_the_sigmoid_that_coremltools_computes():
+    x = numbers((1, 4, 2, 6))
+    with toolchain().program.Function({}):
+        expected = x * MB.sigmoid(x=MB.const(val=x)).val
+
+    assert np.allclose(np.array(OPERATIONS["silu"].bind({})(mx.array(x))), expected, atol=1e-6)
+
+
+def test_a_convolution_is_a_weighted_sum_over_channels():
+    x, weight, bias = numbers((2, 3, 2, 5)), numbers((4, 3, 1, 1), seed=1), numbers((4,), seed=2)
+
+    got = OPERATIONS["conv"].bind({"pad_type": "valid"})(*map(mx.array, (x, weight, bias)))
+
+    expected = np.einsum("oc,bchw->bohw", weight[:, :, 0, 0], x) + bias[None, :, None, None]
+    assert np.allclose(np.array(got), expected, atol=1e-5)
+
+
+def test_a_slice_update_writes_its_block_and_nothing_else():
+    x, update = numbers((3, 4, 5)), numbers((2, 1, 5), seed=1)
+
+    got = OPERATIONS["slice_update"].bind({})(mx.array(x), mx.array(update), mx.array([1, 2, 0]), mx.array([3, 3, 5]))
+
+    expected = x.copy()
+    expected[1:3, 2:3, :] = update
+    assert np.array_equal(np.array(got), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("conv", {"groups": 2}),
+        ("conv", {"pad_type": "same"}),
+        ("conv", {"strides": [2, 2]}),
+        ("layer_norm", {"axes": [1], "gamma": np.ones(4)}),
+        ("concat", {"axis": 0, "interleave": True}),
+        ("split", {"axis": 0, "split_sizes": [1, 3]}),
+        ("slice_update", {"stride": [2]}),
+        ("slice_update", {"end_mask": [True]}),
+    ],
+)
+def test_a_form_of_an_operation_that_is_not_known_is_refused(name: str, settings: dict[str, Any]):
+    with pytest.raises(ValueError, match="only"):
+        OPERATIONS[name].bind(settings)
+
+
+@pytest.mark.parametrize("scale", [(6, 1), (1, 1), (6, 4), (3, 2)])
+@pytest.mark.parametrize("offset", [True, False])
+def test_scaled_weights_are_what_coremltools_computes(scale: tuple[int, int], offset: bool):
+    generator = np.random.default_rng(5)
+    settings = {
+        "data": generator.integers(-128, 128, (6, 8)).astype(np.int8),
+        "scale": generator.random(scale).astype(np.float16),
+    }
+    if offset:
+        settings["offset"] = generator.integers(-8, 8, scale).astype(np.int8)
+
+    assert np.array_equal(EXPANSIONS["constexpr_blockwise_shift_scale"](settings), inferred(settings))
+
+
+@pytest.mark.parametrize("tables", [(6, 1), (1, 1), (3, 2)])
+def test_palettes_are_what_coremltools_computes(tables: tuple[int, int]):
+    generator = np.random.default_rng(6)
+    indices = generator.integers(0, 16, (6, 8)).astype(np.uint8)
+    lut = generator.random((*tables, 16, 1)).astype(np.float16)
+
+    with toolchain().program.Function({}, opset_version=toolchain().coremltools.target.iOS18):
+        expected = MB.constexpr_lut_to_dense(indices=indices.astype(toolchain().uint4), lut=lut)
+
+    got = EXPANSIONS["constexpr_lut_to_dense"]({"indices": indices, "lut": lut})
+    assert np.array_equal(got, expected.op.materialized_val_inference())
+
+
+def inferred(settings: dict[str, np.ndarray]) -> np.ndarray:
+    with toolchain().program.Function({}, opset_version=toolchain().coremltools.target.iOS18):
+        return MB.constexpr_blockwise_shift_scale(**settings).op.materialized_val_inference()
+
+
+@pytest.mark.parametrize("kind", ["FLOAT16", "INT8", "UINT4"])
+def test_constants_are_read_as_they_were_written(kind: str, tmp_path: Path):
+    generator = np.random.default_rng(7)
+    # An odd count leaves half a byte over; above ten numbers, a constant goes to the weight file.
+    values = generator.integers(0, 16, (5, 7, 1, 1))
+    scale = np.ones((5, 1, 1, 1), np.float16)
+
+    def build(x: Any) -> Any:
+        match kind:
+            case "FLOAT16":
+                weight = MB.const(val=values.astype(np.float16))
+            case "INT8":
+                weight = MB.constexpr_blockwise_shift_scale(data=values.astype(np.int8), scale=scale)
+            case _:
+                data = values.astype(toolchain().uint4)
+                weight = MB.constexpr_blockwise_shift_scale(data=data, scale=scale)
+        return MB.conv(x=x, weight=weight, pad_type="valid")
+
+    file = saved(tmp_path, {"x": (1, 7, 1, 1)}, build)
+    held = [stored.value() for stored in file.functions["main"].constants.values() if stored.tensor.kind == kind]
+
+    assert any(np.array_equal(np.asarray(value).reshape(-1), values.reshape(-1)) for value in held)
+
+
+def test_an_unknown_operation_is_named(tmp_path: Path):
+    file = saved(tmp_path, {"x": (1, 4, 1, 8)}, lambda x: MB.erf(x=x))
+
+    with pytest.raises(InputError, match="the operation erf"):
+        Executor(file).function("main")
+
+
+def test_an_unknown_form_is_named(tmp_path: Path):
+    weight = numbers((4, 2, 1, 1)).astype(np.float16)
+    file = saved(tmp_path, {"x": (1, 4, 1, 8)}, lambda x: MB.conv(x=x, weight=weight, groups=2, pad_type="valid"))
+
+    with pytest.raises(InputError, match="conv in a way"):
+        Executor(file).function("main")
+
+
+def test_fp16_rounds_every_result(tmp_path: Path):
+    file = saved(tmp_path, {"x": (1, 1)}, lambda x: MB.add(x=MB.add(x=x, y=np.float16(1)), y=np.float16(-1)))
+    small = {"x": np.array([[2.0**-12]], np.float32)}
+
+    assert Executor(file, "fp16").function("main").predict(small)[output(file)] == 0
+    assert Executor(file, "fp32").function("main").predict(small)[output(file)] == np.float32(2.0**-12)
+
+
+def output(file: ProgramFile) -> str:
+    return file.functions["main"].outputs[0]
+
+
+def test_equal_weights_are_held_once(tmp_path: Path):
+    executor = Executor(convert(tiny(), tmp_path / "model", widths=(1, 4)).file)
+    executor.function("width_1")
+    before = mx.get_active_memory()
+    executor.function("width_4")
+    mx.synchronize()
+
+    # Only the functions' own scalars and shapes come on top.
+    assert mx.get_active_memory() - before < 4096
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Executor:
+    return Executor(convert(tiny(), tmp_path_factory.mktemp("m") / "model", widths=(1,), cache="state").file)
+
+
+def zeros(executor: Executor) -> dict[str, np.ndarray]:
+    return {name: np.zeros(t.shape, np.float32) for name, t in executor.function("width_1").inputs.items()}
+
+
+class TestCalls:
+    """A call that can't be answered is refused with what is wrong."""
+
+    def test_a_missing_function_is_refused(self, executor: Executor):
+        with pytest.raises(InputError, match="width_32"):
+            executor.function("width_32")
+
+    def test_a_missing_input_is_refused(self, executor: Executor):
+        data = zeros(executor)
+        del data["mask"]
+        with pytest.raises(InputError, match="mask"):
+            executor.function("width_1").predict(data, executor.function("width_1").make_state())
+
+    def test_an_input_of_another_shape_is_refused(self, executor: Executor):
+        data = zeros(executor) | {"x": np.zeros((1, 32, 1, 2))}
+        with pytest.raises(InputError, match="must have shape"):
+            executor.function("width_1").predict(data, executor.function("width_1").make_state())
+
+    def test_a_missing_state_is_refused(self, executor: Executor):
+        with pytest.raises(InputError, match="make_state"):
+            executor.function("width_1").predict(zeros(executor))
+
+
+def test_states_of_two_sequences_stay_apart(executor: Executor):
+    function = executor.function("width_1")
+    one, other = function.make_state(), function.make_state()
+    data = zeros(executor) | {"x": numbers((1, 32, 1, 1)), "end": np.array([4, 2, 1, 8], np.int32)}
+    function.predict(data, one)
+
+    assert np.abs(np.array(one["kv"])).sum() > 0
+    assert np.abs(np.array(other["kv"])).sum() == 0

@@ -1,0 +1,153 @@
+"""A prompt that another worker read is the prompt that the target would have read. Real arenas, tiny models."""
+
+import os
+import random
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+
+from draft_worker.prefill.mlx import MlxPrefillEngine
+from draft_worker.prefill.outlet import ArenaOutlet
+from draft_worker.prefill.worker import PrefillWorker
+from protocol.errors import InputError
+from protocol.kv.exchange import KvExchange
+from protocol.kv.segments import SegmentError, open_segment
+from protocol.messages.base import SequenceId
+from protocol.messages.worker import Fault, KvOffer, KvReference, Prefill, Stop, ToWorker
+from protocol.worker.interface import Reply
+from tests.support.tiny_models import VOCABULARY
+from tests.target_worker.kv.test_checkpoint import HELLO, Talk, exchange, expected, model, start, target
+
+pytestmark = pytest.mark.usefixtures("registry")
+PROMPT = start().tokens
+
+
+def worker(sharing: KvExchange | None = None) -> PrefillWorker:
+    ticks = count()
+    outlet = partial(ArenaOutlet, sharing or exchange())
+    return PrefillWorker(MlxPrefillEngine(model(), "t"), outlet, lambda: float(next(ticks)), 32)
+
+
+def asked(tokens: Sequence[int] = PROMPT[:-1], sequence: int = 1) -> Prefill:
+    return Prefill(SequenceId(sequence), tuple(tokens))
+
+
+def answers(reader: PrefillWorker, message: ToWorker) -> list[Reply]:
+    replies = list(reader.handle(message))
+    while reader.has_work:
+        replies += reader.work()
+    return replies
+
+
+def offered(reader: PrefillWorker, message: ToWorker) -> KvOffer:
+    (offer,) = answers(reader, message)
+    assert isinstance(offer, KvOffer)
+    return offer
+
+
+def exists(name: str) -> bool:
+    try:
+        open_segment(name).close()
+    except SegmentError:
+        return False
+    return True
+
+
+def test_the_target_goes_on_from_what_was_read_elsewhere():
+    offer = offered(worker(), asked())
+
+    talk = Talk(target(), start(adopt=KvReference(offer.name, offer.tokens)))
+
+    assert (talk.prefilled.adopted, talk.prefilled.tokens) == (89, 0)
+    assert talk.decode(40) == list(expected(40))
+
+
+def test_an_offer_says_what_it_holds_and_what_it_took():
+    offer = offered(worker(), asked())
+
+    assert (offer.sequence, offer.tokens, offer.seconds) == (1, 89, 3.0)
+    assert offer.size == len(open_segment(offer.name)) >= 89 * 2 * 2 * 2 * 8 * 4
+
+
+def test_prompts_are_read_one_after_the_other_in_chunks():
+    reader = worker()
+    list(reader.handle(asked(sequence=1)))
+    list(reader.handle(asked(PROMPT[:20], sequence=2)))
+    turns = []
+    while reader.has_work:
+        turns.append([reply.sequence for reply in reader.work() if isinstance(reply, KvOffer)])
+
+    assert turns == [[], [], [1], [2]]
+
+
+def test_the_same_question_again_is_one_question():
+    reader = worker()
+    list(reader.handle(asked()))
+    list(reader.work())
+
+    assert len(answers(reader, asked())) == 1
+
+
+def test_a_question_that_changed_is_answered_as_it_is_now():
+    reader = worker()
+    list(reader.handle(asked(random.Random(4).choices(range(VOCABULARY), k=70))))
+    list(reader.work())
+    offer = offered(reader, asked())
+
+    talk = Talk(target(), start(adopt=KvReference(offer.name, offer.tokens)))
+
+    assert talk.decode(20) == list(expected(20))
+
+
+def test_what_is_stopped_leaves_nothing(registry: Any):
+    reader = worker()
+    list(reader.handle(asked()))
+    list(reader.work())
+    (entry,) = registry.glob("*-segments/*")
+
+    list(reader.handle(Stop(SequenceId(1))))
+
+    assert not reader.has_work
+    assert not exists(entry.name)
+
+
+def test_what_was_offered_outlives_a_stop():
+    reader = worker()
+    offer = offered(reader, asked())
+
+    list(reader.handle(Stop(SequenceId(1))))
+
+    assert exists(offer.name)
+
+
+@pytest.mark.parametrize("tokens", [[1] * 4097, [1, VOCABULARY]], ids=["too long", "unknown token"])
+def test_a_prompt_that_the_engine_can_not_read_is_refused(tokens: list[int]):
+    (fault,) = answers(worker(), asked(tokens))
+
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.sequence) == ("refused", 1)
+
+
+def test_without_memory_a_prompt_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("protocol.kv.segments.free_shared_memory", lambda: 1 << 10)
+    (fault,) = answers(worker(), asked())
+
+    assert isinstance(fault, Fault)
+    assert "shared memory" in fault.text
+
+
+def test_it_introduces_itself_as_what_it_is():
+    hello = worker().hello()
+
+    assert (hello.role, hello.engine, hello.vocabulary, hello.pid) == ("prefill", "mlx", VOCABULARY, os.getpid())
+    assert hello.role != HELLO.role
+
+
+def test_a_model_without_a_layout_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(model(), "layout", None)
+
+    with pytest.raises(InputError, match="--prefill-engine none"):
+        MlxPrefillEngine(model(), "t")

@@ -1,0 +1,256 @@
+"""Laws of the draft's engines: candidates do not depend on how they came about, and foresee the target."""
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draft_worker.engines.mlx import MlxEngine
+from draft_worker.engines.ngram import NgramEngine
+from draft_worker.worker import DraftWorker
+from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.errors import InputError
+from protocol.inference.tree_model import TreeModel
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.plans import BestFirst, Chain, FanOut, Plan
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Grow, Reroot, Start
+from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.threefry import Stream
+from protocol.speculation.token_tree import Node, TokenTree, node_id
+from tests.support.paths import DEMO_DRAFT
+from tests.support.tiny_models import VOCABULARY, stock_logits, tree_model
+
+DEMO = DEMO_DRAFT
+ONE, ROOT = SequenceId(1), NodeId(7)
+PROMPT = tuple(random.Random(3).randrange(VOCABULARY) for _ in range(24))
+COUPLED, REJECTION = Sampling(temperature=1.0, seed=11), Sampling(temperature=1.0, seed=11, verification="rejection")
+
+
+@pytest.fixture(scope="module")
+def model() -> TreeModel:
+    return tree_model("llama", seed=5)
+
+
+@pytest.fixture(scope="module")
+def engine(model: TreeModel) -> MlxEngine:
+    return MlxEngine(model, "tiny")
+
+
+def drafting(engine: MlxEngine | NgramEngine, sampling: Sampling, plan: Plan, prompt: tuple[int, ...]) -> DraftWorker:
+    worker = DraftWorker(engine, lambda: 0.0)
+    list(worker.handle(Start(ONE, 0, prompt, ROOT, sampling, plan)))
+    return worker
+
+
+def grow(worker: DraftWorker, tree: TokenTree, steps: int) -> list[Grow]:
+    """Prefill and then that many growth steps, or as many as there are; what they say joins `tree`."""
+    replies: list[Grow] = []
+    while worker.has_work and len(replies) < steps:
+        replies += [reply for reply in worker.work() if isinstance(reply, Grow)]
+    for reply in replies:
+        for parent, token, probability in zip(reply.parents, reply.tokens, reply.probabilities, strict=True):
+            node = tree.get(parent)
+            assert node is not None
+            tree.add(node, token, probability)
+    return replies
+
+
+def grown(engine: MlxEngine | NgramEngine, sampling: Sampling, plan: Plan, steps: int) -> TokenTree:
+    tree = TokenTree(ROOT, PROMPT[-1], len(PROMPT) - 1)
+    grow(drafting(engine, sampling, plan, PROMPT), tree, steps)
+    return tree
+
+
+def path_of(node: Node) -> list[int]:
+    return [] if node.parent is None else [*path_of(node.parent), node.token]
+
+
+def target_choice(model: TreeModel, tokens: list[int], sampling: Sampling) -> int:
+    """What the target itself would sample behind `tokens`, by a stock forward."""
+    logits = stock_logits(model.network, tokens)[None]
+    return int(np.argmax(scores(logits, [len(tokens)], sampling, [tokens], Noise(model.vocabulary))))
+
+
+# MLX -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), COUPLED, Sampling(temperature=0.7, seed=2, repetition_penalty=1.3)])
+@pytest.mark.parametrize("plan", [BestFirst(3, 3), Chain(6), FanOut(2, (1, 1, 2))])
+def test_a_target_as_its_own_draft_is_always_foreseen(
+    model: TreeModel, engine: MlxEngine, sampling: Sampling, plan: Plan
+):
+    tree = grown(engine, sampling, plan, steps=6)
+    parents = [node for node in tree if node.children]
+
+    assert len(parents) >= 3
+    for node in parents:
+        main = node.main_child
+        assert main is not None
+        assert main.token == target_choice(model, [*PROMPT, *path_of(node)], sampling)
+
+
+def test_trees_grown_together_are_those_that_grow_alone(engine: MlxEngine):
+    plan, prompts = BestFirst(3, 3), [PROMPT, PROMPT[:9], PROMPT[4:]]
+    starts = [
+        Start(SequenceId(id), 0, prompt, ROOT, sampling, plan)
+        for id, (prompt, sampling) in enumerate(zip(prompts, [Sampling(), COUPLED, REJECTION], strict=True))
+    ]
+    together = DraftWorker(engine, lambda: 0.0)
+    for start in starts:
+        list(together.handle(start))
+    replies: list[Grow] = []
+    while len(replies) < 12:
+        replies += [reply for reply in together.work() if isinstance(reply, Grow)]
+
+    for start in starts:
+        worker = DraftWorker(engine, lambda: 0.0)
+        list(worker.handle(start))
+        alone: list[Grow] = []
+        mine = [reply for reply in replies if reply.sequence == start.sequence]
+        while len(alone) < len(mine):
+            alone += [reply for reply in worker.work() if isinstance(reply, Grow)]
+        assert [(reply.parents, reply.tokens) for reply in mine] == [(reply.parents, reply.tokens) for reply in alone]
+        np.testing.assert_allclose(mine[-1].probabilities, alone[-1].probabilities, rtol=1e-3)
+    assert sum(reply.joint > reply.evaluated for reply in replies) >= 9, "most steps grew three trees"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), COUPLED, REJECTION])
+def test_growth_after_a_walk_is_that_of_a_fresh_start(engine: MlxEngine, sampling: Sampling):
+    source = random.Random(9)
+    plan, tokens, root = BestFirst(4, 3), list(PROMPT), ROOT
+    tree = TokenTree(ROOT, tokens[-1], len(tokens) - 1)
+    walker = drafting(engine, sampling, plan, PROMPT)
+    for round in range(1, 25):
+        grow(walker, tree, source.randrange(4))
+        step = [
+            source.choice([*tree.root.children]) if tree.root.children else source.randrange(VOCABULARY),
+            *(source.randrange(VOCABULARY) for _ in range(source.choice([0, 0, 1, 3]))),
+        ]
+        position = tree.root.depth
+        for token in step:
+            root = node_id(root, token)
+        tree.advance(step)
+        tokens += step
+        assert list(walker.handle(Reroot(ONE, round, position, tuple(step), root, False))) == []
+    grow(walker, tree, 5)
+    fresh_tree = TokenTree(root, tokens[-1], len(tokens) - 1)
+    fresh = DraftWorker(engine, lambda: 0.0)
+    list(fresh.handle(Start(ONE, 24, tuple(tokens), root, sampling, plan)))
+    grow(fresh, fresh_tree, 5)
+
+    both = [(node, fresh_tree.get(node.id)) for node in tree]
+    compared = [(one, other) for one, other in both if other is not None and one.children and other.children]
+    assert len(compared) >= 4
+    for one, other in compared:
+        assert one.main_child is not None
+        assert other.main_child is not None
+        assert one.main_child.token == other.main_child.token
+        for token in one.children.keys() & other.children.keys():
+            assert one.children[token].probability == pytest.approx(other.children[token].probability, abs=1e-4)
+
+
+def test_rejection_growth_states_what_its_main_children_were_drawn_from(engine: MlxEngine):
+    tree = TokenTree(ROOT, PROMPT[-1], len(PROMPT) - 1)
+    replies = grow(drafting(engine, REJECTION, Chain(3), PROMPT), tree, 3)
+    stated = {each.node: each for reply in replies for each in reply.distributions}
+
+    assert len(stated) == 3
+    for node, child in pairwise([tree.root, *tree.main_chain()]):
+        assert child.token in stated[node.id].tokens
+
+
+def test_the_demo_draft_grows_its_own_greedy_continuation():
+    model = TreeModel.load(DEMO)
+    prompt = tuple(range(100, 130))
+    tree = TokenTree(ROOT, prompt[-1], len(prompt) - 1)
+    replies = grow(drafting(MlxEngine(model, "demo"), Sampling(), BestFirst(4, 4), prompt), tree, 6)
+
+    assert len(replies) == 6
+    for node in list(tree.main_chain())[:4]:
+        assert node.parent is not None
+        assert node.token == target_choice(model, [*prompt, *path_of(node.parent)], Sampling())
+
+
+def test_the_demo_draft_introduces_itself():
+    hello = DraftWorker(MlxEngine.load(DEMO), lambda: 0.0).hello()
+
+    assert (hello.engine, hello.architecture, hello.vocabulary, hello.context) == ("mlx", "llama", 4096, 2048)
+    assert hello.tokenizer == tokenizer_fingerprint(DEMO)
+
+
+# N-grams -------------------------------------------------------------------------------------------
+
+
+def test_prompt_lookup_continues_a_repeated_text():
+    prompt = (5, 6, 7, 8, 9, 5, 6, 7)
+    tree = TokenTree(ROOT, prompt[-1], len(prompt) - 1)
+    grow(drafting(NgramEngine(), Sampling(), BestFirst(1, 2), prompt), tree, 4)
+
+    assert [node.token for node in tree.main_chain()][:4] == [8, 9, 5, 6]
+
+
+def test_prompt_lookup_says_so_where_it_has_no_guess():
+    (reply,) = drafting(NgramEngine(), Sampling(), BestFirst(1, 2), (1, 2, 3)).work()
+
+    assert isinstance(reply, Grow)
+    assert reply.tokens == ()
+
+
+def test_prompt_lookup_learns_what_was_accepted():
+    prompt = (1, 2, 3)
+    worker = drafting(NgramEngine(), Sampling(), BestFirst(1, 2), prompt)
+    tree = TokenTree(ROOT, 3, 2)
+    grow(worker, tree, 1)
+    tokens = (9, 1, 2, 3)
+    root = ROOT
+    for token in tokens:
+        root = node_id(root, token)
+    tree.advance(tokens)
+    list(worker.handle(Reroot(ONE, 1, 2, tokens, root, False)))
+    grow(worker, tree, 2)
+
+    assert [node.token for node in tree.main_chain()][:2] == [9, 1]
+
+
+def test_prompt_lookup_takes_its_vocabulary_from_a_folder(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 321}))
+    (tmp_path / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
+    engine = NgramEngine(tmp_path)
+
+    assert engine.vocabulary == 321
+    assert engine.tokenizer == NgramEngine(DEMO).tokenizer != ""
+
+
+@pytest.mark.parametrize("config", ["", "[]", "{}", '{"vocab_size": -4}', '{"vocab_size": "many"}'])
+def test_prompt_lookup_refuses_a_folder_without_a_vocabulary(tmp_path: Path, config: str):
+    (tmp_path / "config.json").write_text(config)
+
+    with pytest.raises(InputError, match="pass the folder of a complete model"):
+        NgramEngine(tmp_path)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), COUPLED, REJECTION])
+def test_tokens_that_the_target_lacks_are_never_drafted(engine, sampling):
+    worker = DraftWorker(engine, lambda: 0.0)
+    prompt = tuple(token % 20 for token in PROMPT)
+    list(worker.handle(Start(ONE, 0, prompt, ROOT, sampling, BestFirst(4, 4), vocabulary=20)))
+    replies = grow(worker, TokenTree(ROOT, prompt[-1], len(prompt) - 1), 6)
+
+    assert all(max(reply.tokens) < 20 for reply in replies)
+    assert all(max(q.tokens) < 20 for reply in replies for q in reply.distributions)
+
+
+def test_a_larger_vocabulary_of_the_target_leaves_its_noise_foreseen(model):
+    """Rows of noise follow the target's layout, whatever the size of the draft's own vocabulary."""
+    wide = 4 * VOCABULARY
+    worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
+    list(worker.handle(Start(ONE, 0, PROMPT, ROOT, COUPLED, BestFirst(1, 1), vocabulary=wide)))
+    (reply, *_) = grow(worker, TokenTree(ROOT, PROMPT[-1], len(PROMPT) - 1), 1)
+    logits = stock_logits(model.network, list(PROMPT))[None]
+    row = np.array(Noise(wide).row(COUPLED.seed, len(PROMPT), Stream.SAMPLE))[:VOCABULARY]
+
+    assert reply.tokens[0] == int(np.argmax(np.array(logits) + row))

@@ -1,0 +1,135 @@
+"""Laws of penalties and grammars at the draft: it foresees a restrained target as it does a free one. Tiny models."""
+
+import pytest
+
+from draft_worker.engines.mlx import MlxEngine
+from draft_worker.engines.ngram import NgramEngine
+from draft_worker.logits_processors import Restraints
+from draft_worker.worker import DraftWorker
+from protocol.inference.tree_model import TreeModel
+from protocol.messages.base import SequenceId
+from protocol.messages.plans import BestFirst
+from protocol.messages.sampling import Grammar, Sampling
+from protocol.messages.worker import Grow, Reroot, Start
+from protocol.sampling.grammar import GrammarError, Grammars
+from protocol.speculation.token_tree import Node, TokenTree, node_id
+from tests.draft_worker.test_engines import grow, path_of
+from tests.support.tiny_models import VOCABULARY, network
+from tests.support.tiny_tokenizer import END, ids, write_tokenizer
+from tests.target_worker.test_logits_processors import PROMPT, ROOT, SAMPLINGS, expected
+
+ONE = SequenceId(1)
+PLAN = BestFirst(width=4, fan=3)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TreeModel:
+    return TreeModel(network(), write_tokenizer(tmp_path_factory.mktemp("model")))
+
+
+def start(sampling: Sampling, tokens: tuple[int, ...] = PROMPT, round: int = 0) -> Start:
+    return Start(ONE, round, tokens, ROOT, sampling, PLAN, prompt=len(PROMPT), ends=(END,))
+
+
+def main_path(tree: TokenTree) -> list[Node]:
+    path = [tree.root]
+    while path[-1].children:
+        path.append(max(path[-1].children.values(), key=lambda child: child.probability))
+    return path[1:]
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_a_draft_as_good_as_its_target_foresees_it_before_and_after_a_verdict(model: TreeModel, name: str):
+    coming = expected(model.folder, SAMPLINGS[name])[0]
+    worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
+    list(worker.handle(start(SAMPLINGS[name])))
+    tree = TokenTree(ROOT, PROMPT[-1], len(PROMPT) - 1)
+    grow(worker, tree, 6)
+
+    for border in (len(PROMPT), len(PROMPT) + 3):
+        path = [node.token for node in main_path(tree)][:4]
+        assert len(path) > 2
+        assert path == list(coming[border:][: len(path)])
+        if border == len(PROMPT):
+            tree = rerooted(worker, coming[border : border + 3])
+
+
+def rerooted(worker: DraftWorker, tokens: tuple[int, ...], steps: int = 6) -> TokenTree:
+    """The draft's tree behind `tokens`, as one sees it who has nothing yet."""
+    root = ROOT
+    for token in tokens:
+        root = node_id(root, token)
+    position = len(PROMPT) - 1
+    tree = TokenTree(root, tokens[-1], position + len(tokens))
+    replies = list(worker.handle(Reroot(ONE, 1, position, tokens, root, missed=True)))
+    for reply in replies:
+        assert isinstance(reply, Grow)
+        for parent, token, probability in zip(reply.parents, reply.tokens, reply.probabilities, strict=True):
+            node = tree.get(parent)
+            assert node is not None
+            tree.add(node, token, probability)
+    grow(worker, tree, steps)
+    return tree
+
+
+@pytest.mark.parametrize("name", ["grammar", "grammar, hotter", "calls"])
+def test_nothing_is_guessed_that_the_grammar_forbids(model: TreeModel, name: str):
+    grammar = SAMPLINGS[name].grammar
+    assert grammar is not None
+    worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
+    list(worker.handle(start(SAMPLINGS[name])))
+    tree = TokenTree(ROOT, PROMPT[-1], len(PROMPT) - 1)
+    nodes = [each for reply in grow(worker, tree, 8) for each in zip(reply.parents, reply.tokens, strict=True)]
+
+    assert len(nodes) >= 8
+    for parent, token in nodes:
+        node = tree.get(parent)
+        assert node is not None
+        path = path_of(node)
+        if END in path:
+            continue
+        (mask,) = Grammars(model.folder, VOCABULARY).open(grammar, (END,), path).allowed([()])
+        assert mask is not None
+        assert mask[token]
+
+
+def test_what_must_follow_is_told_without_a_forward(model: TreeModel):
+    """A root that nobody foresaw, in the middle of a name that the schema gives."""
+    coming = expected(model.folder, SAMPLINGS["calls"])[0]
+    worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
+    list(worker.handle(start(SAMPLINGS["calls"])))
+
+    tree = rerooted(worker, coming[len(PROMPT) : len(PROMPT) + 2], steps=0)
+
+    told = [node.token for node in main_path(tree)]
+    assert told == list(ids("all>\n{"))
+    assert [node.probability for node in main_path(tree)] == [1.0] * len(told)
+    grow(worker, tree, 3)
+    assert [node.token for node in main_path(tree)][: len(told)] == told
+    assert len(main_path(tree)) > len(told)
+
+
+def test_a_restarted_draft_goes_on_in_the_middle_of_the_grammar(model: TreeModel):
+    coming = expected(model.folder, SAMPLINGS["grammar"])[0]
+    worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
+    for length in (len(PROMPT) + 9, len(PROMPT) + 4):
+        list(worker.handle(start(SAMPLINGS["grammar"], coming[:length], length)))
+        tree = TokenTree(ROOT, coming[length - 1], length - 1)
+        grow(worker, tree, 6)
+
+        path = [node.token for node in main_path(tree)][:4]
+        assert path == list(coming[length:][: len(path)])
+
+
+def test_what_a_draft_can_not_heed_it_does_without(model: TreeModel):
+    bad = start(Sampling(grammar=Grammar("{")))
+
+    assert Restraints(MlxEngine(model, "tiny")).at(bad) is None
+    assert Restraints(NgramEngine()).at(start(SAMPLINGS["grammar"])) is None
+    assert Restraints(MlxEngine(model, "tiny")).at(start(Sampling())) is None
+    with pytest.raises(GrammarError):
+        Grammars(model.folder, VOCABULARY).open(Grammar("{"), (END,), ())
+    worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
+    list(worker.handle(bad))
+    tree = TokenTree(ROOT, PROMPT[-1], len(PROMPT) - 1)
+    assert grow(worker, tree, 3)

@@ -1,0 +1,177 @@
+"""A draft reads only what no other sequence has read, and grows what it would have grown anyway."""
+
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from draft_worker.engine import Batch, Engine
+from draft_worker.engines.mlx import MlxEngine
+from draft_worker.engines.ngram import NgramEngine
+from draft_worker.engines.random import RandomEngine
+from draft_worker.paced_engine import paced
+from draft_worker.worker import DraftWorker
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.plans import BestFirst
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import FromWorker, Grow, Prefilled, Reroot, Start, Stop
+from protocol.speculation.token_tree import node_id
+from protocol.worker.pacing import Pacer
+from tests.support.fake_draft import VOCABULARY, FakeEngine
+from tests.support.tiny_models import VOCABULARY as TINY_VOCABULARY
+from tests.support.tiny_models import tree_model
+
+ROOT = NodeId(7)
+PLAN = BestFirst(width=2, fan=3)
+PROMPT = tuple(random.Random(3).choices(range(VOCABULARY), k=90))
+
+
+def drafting(kept: int, engine: Engine | None = None) -> DraftWorker:
+    return DraftWorker(engine or FakeEngine(), lambda: 0.0, prefill_chunk=32, kept=kept)
+
+
+def start(tokens: Iterable[int], sequence: int = 1) -> Start:
+    return Start(SequenceId(sequence), 0, tuple(tokens), ROOT, Sampling(seed=sequence), PLAN)
+
+
+def said(worker: DraftWorker, *messages: Start | Reroot | Stop, units: int = 12) -> list[FromWorker]:
+    """All replies to the messages, and to some units of work after each."""
+    replies: list[FromWorker] = []
+    for message in messages:
+        replies += worker.handle(message)
+        for _ in range(units):
+            replies += worker.work()
+    return replies
+
+
+def growth(replies: list[FromWorker]) -> dict[tuple[int, NodeId], tuple]:
+    """What may follow each node of each sequence, whenever it was said."""
+    grows = [reply for reply in replies if isinstance(reply, Grow)]
+    found: dict[tuple[int, NodeId], tuple] = {}
+    for grow in grows:
+        for parent, token, probability in zip(grow.parents, grow.tokens, grow.probabilities, strict=True):
+            known = found.get((grow.sequence, parent), ())
+            found[grow.sequence, parent] = (*known, (token, probability))
+    return found
+
+
+def read(engine: FakeEngine) -> int:
+    """Tokens in forwards of prompts."""
+    return -sum(forward for sequence in engine.opened for forward in sequence.forwards if forward < 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_turns_and_edits_change_no_growth(seed: int):
+    chance = random.Random(seed)
+    reusing, anew = drafting(chance.choice((150, 10_000))), drafting(0)
+    prompt, live = list(PROMPT), []
+    for turn in range(1, 12):
+        messages: list[Start | Reroot | Stop] = [start(prompt, turn)]
+        tokens = tuple(chance.choices(range(VOCABULARY), k=chance.randrange(1, 40)))
+        root = ROOT
+        for token in tokens:
+            root = node_id(root, token)
+        messages.append(Reroot(SequenceId(turn), 1, len(prompt) - 1, tokens, root, missed=True))
+        live.append(turn)
+        if chance.random() < 0.7:
+            messages.append(Stop(SequenceId(live.pop(chance.randrange(len(live))))))
+        one, other = growth(said(reusing, *messages)), growth(said(anew, *messages))
+        shared = one.keys() & other.keys()
+        assert shared
+        assert all(one[key] == other[key] for key in shared)
+        prompt += tokens
+        if chance.random() < 0.4:
+            prompt = prompt[: chance.randrange(1, len(prompt))]
+        prompt += chance.choices(range(VOCABULARY), k=chance.randrange(1, 30))
+
+
+def test_a_conversation_is_read_once():
+    engine = FakeEngine()
+    worker = drafting(10_000, engine)
+    prompt = list(PROMPT)
+    for turn in range(1, 6):
+        said(worker, start(prompt, turn), Stop(SequenceId(turn)))
+        prompt += random.Random(turn).choices(range(VOCABULARY), k=40)
+
+    assert len(engine.opened) == 1
+    (turns,) = [len(prompt) - 40 - 1]
+    assert read(engine) <= turns
+
+
+def test_what_is_spared_is_told_before_the_first_growth():
+    worker = drafting(10_000)
+    said(worker, start(PROMPT), Stop(SequenceId(1)))
+    first, second, *_ = said(worker, start([*PROMPT, *PROMPT[:40]], 2))
+
+    assert first == Prefilled(SequenceId(2), 0, 40, 0.0, 89)
+    assert isinstance(second, Grow)
+
+
+def test_without_memory_nothing_is_kept_and_nobody_shares():
+    engine = FakeEngine()
+    worker = drafting(0, engine)
+    said(worker, start(PROMPT), Stop(SequenceId(1)), start(PROMPT, 2), start(PROMPT, 3))
+
+    assert len(engine.opened) == 3
+
+
+def test_a_live_sequence_lends_a_copy():
+    engine = FakeEngine()
+    worker = drafting(10_000, engine)
+    replies = said(worker, start(PROMPT), start([*PROMPT[:60], 1, 2], 2))
+
+    assert len(engine.opened) == 1
+    assert [reply.adopted for reply in replies if isinstance(reply, Prefilled)] == [60]
+
+
+@pytest.mark.parametrize("kind", ["mlx", "paced", "random"])
+@pytest.mark.parametrize("free", [True, False])
+def test_engines_go_on_with_the_first_tokens_of_another_sequence(kind: str, free: bool):
+    inner = MlxEngine(tree_model("llama", seed=5), "tiny")
+    engines = {"mlx": inner, "paced": paced(inner, Pacer(None), float), "random": RandomEngine(inner)}
+    engine: Engine = engines[kind]
+    hot = Sampling(temperature=0.7, seed=9, repetition_penalty=1.3)
+    first = engine.open(Sampling(), TINY_VOCABULARY)
+    first.prefill(list(range(50)))
+    first.evaluate(Batch([], [1, 2], [-1, -1], [[1], [2]], 4))
+    again = first.again(40, hot, TINY_VOCABULARY - 3, free=free)
+    anew = engine.open(hot, TINY_VOCABULARY - 3)
+    anew.prefill(list(range(40)))
+    asked = Batch([], [7, 8], [-1, -1], [[7], [8]], 4)
+    found, expected = again.evaluate(asked), anew.evaluate(asked)
+
+    assert (again.committed, again.path_tokens, first.memory > 0) == (40, anew.path_tokens, True)
+    assert [each.probabilities for each in found] == [pytest.approx(each.probabilities, abs=1e-4) for each in expected]
+    if kind != "random":
+        assert [each.tokens for each in found] == [each.tokens for each in expected]
+    if not free:
+        assert first.committed == 50
+        first.evaluate(Batch([], [3], [-1], [[3]], 4))
+
+
+def test_prompt_lookup_has_nothing_to_keep():
+    sequence = NgramEngine().open(Sampling(), 100)
+    sequence.prefill(range(50))
+
+    assert sequence.memory == 0
+
+
+def test_prompts_that_begin_alike_and_come_at_once_are_read_once():
+    long = random.Random(5).choices(range(VOCABULARY), k=400)
+    prompts = [long, [*long[:200], *range(40)], long, long[::-1]]
+    engine, anew = FakeEngine(), drafting(0)
+    worker = drafting(10_000, engine)
+    starts = [start(prompt, id) for id, prompt in enumerate(prompts, 1)]
+    for message in starts:
+        list(worker.handle(message))
+    replies = [reply for _ in range(60) for reply in worker.work()]
+    expected = growth(said(anew, *starts, units=40))
+    found = growth(replies)
+
+    assert {id for id, _ in found} == {1, 2, 3, 4}
+    assert all(expected[key] == found[key] for key in found.keys() & expected.keys())
+    assert read(engine) <= 399 + 39 + 399
+    adopted = {int(reply.sequence): reply.adopted for reply in replies if isinstance(reply, Prefilled)}
+    assert adopted.keys() == {2, 3}
+    assert adopted[2] >= 200
+    assert adopted[3] == 399

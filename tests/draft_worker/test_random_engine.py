@@ -1,0 +1,39 @@
+"""The useless draft: as costly and as bold as the engine it wraps, and wrong."""
+
+from draft_worker.engine import Batch
+from draft_worker.engines.random import RandomEngine
+from protocol.messages.sampling import Sampling
+from tests.support.fake_draft import VOCABULARY, FakeEngine, oracle
+
+
+def _asked(engine: RandomEngine, vocabulary: int = VOCABULARY):
+    sequence = engine.open(Sampling(), vocabulary)
+    sequence.prefill([1, 2, 3])
+    return sequence.evaluate(Batch([], [4, 5], [-1, 0], [[], []], limit=8))
+
+
+def test_its_claims_are_those_of_the_engine_it_wraps():
+    found = _asked(RandomEngine(FakeEngine()))
+
+    truth = [oracle([1, 2, 3, 4], 8), oracle([1, 2, 3, 4, 5], 8)]
+    assert [candidates.probabilities for candidates in found] == [candidates.probabilities for candidates in truth]
+    assert [candidates.tokens for candidates in found] != [candidates.tokens for candidates in truth]
+
+
+def test_its_tokens_are_different_ones_that_the_target_knows():
+    for seed in range(5):
+        for candidates in _asked(RandomEngine(FakeEngine(), seed), vocabulary=9):
+            assert len(set(candidates.tokens)) == 8
+            assert all(0 <= token < 9 for token in candidates.tokens)
+
+
+def test_every_forward_and_every_row_is_the_inner_engine_s():
+    inner = FakeEngine()
+    sequence = RandomEngine(inner).open(Sampling(), VOCABULARY)
+
+    sequence.prefill([1, 2, 3])
+    sequence.evaluate(Batch([], [4, 5], [-1, 0], [[], []], limit=2))
+    sequence.keep([0], [1])
+
+    assert inner.opened[0].forwards == [-3, 2]
+    assert (sequence.committed, sequence.next_row) == (4, 2)

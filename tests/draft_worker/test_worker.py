@@ -1,0 +1,403 @@
+"""Laws of the draft's message handling, over an engine that checks how its rows are used."""
+
+import random
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from draft_worker.worker import DraftWorker
+from protocol.messages.base import MAX_NODES, NodeId, SequenceId
+from protocol.messages.plans import BestFirst, Chain, FanOut, Plan
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Fault, FromWorker, Grow, Reroot, Start, Stop
+from protocol.speculation.token_tree import Node, TokenTree, node_id
+from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence, oracle
+
+ONE, TWO = SequenceId(1), SequenceId(2)
+ROOT = NodeId(1000)
+PROMPT = (3, 1, 4, 1, 5)
+
+
+class Ticking:
+    """A clock that is half a second later at every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.5
+        return self.now
+
+
+class Bench:
+    """A worker, and the orchestrator's view of one of its sequences."""
+
+    def __init__(self, plan: Plan | None = None, prompt: tuple[int, ...] = PROMPT, context: int = 10_000) -> None:
+        self.engine = FakeEngine(context)
+        self.worker = DraftWorker(self.engine, Ticking(), prefill_chunk=32)
+        self.tokens = list(prompt)
+        self.round = 0
+        self.root = ROOT
+        self.mirror = TokenTree(ROOT, prompt[-1], len(prompt) - 1)
+        self.plan = plan or BestFirst(width=2, fan=3)
+        self.tell(self.start())
+
+    @property
+    def rows(self) -> FakeSequence:
+        return self.engine.opened[-1]
+
+    def start(self, sequence: SequenceId = ONE) -> Start:
+        return Start(sequence, self.round, tuple(self.tokens), self.root, Sampling(), self.plan)
+
+    def tell(self, message: Start | Reroot | Stop) -> list[FromWorker]:
+        return self.seen(self.worker.handle(message))
+
+    def work(self, units: int = 1) -> list[FromWorker]:
+        return [reply for _ in range(units) if self.worker.has_work for reply in self.seen(self.worker.work())]
+
+    def seen(self, replies: Iterable[FromWorker]) -> list[FromWorker]:
+        replies = list(replies)
+        for grow in grows(replies):
+            for parent, token, probability in zip(grow.parents, grow.tokens, grow.probabilities, strict=True):
+                node = self.mirror.get(parent)
+                if node is not None:
+                    self.mirror.add(node, token, probability)
+        return replies
+
+    def reroot(self, *tokens: int, missed: bool = False, plan: Plan | None = None) -> Reroot:
+        """The message for `tokens`, which our own view follows."""
+        position = self.mirror.root.depth
+        for token in tokens:
+            self.root = node_id(self.root, token)
+        self.mirror.advance(tokens)
+        self.tokens += tokens
+        self.round += 1
+        return Reroot(ONE, self.round, position, tokens, self.root, missed, plan)
+
+
+def grows(replies: Iterable[FromWorker]) -> list[Grow]:
+    return [reply for reply in replies if isinstance(reply, Grow)]
+
+
+def only_fault(replies: list[FromWorker]) -> Fault:
+    (fault,) = replies
+    assert isinstance(fault, Fault)
+    return fault
+
+
+def test_the_first_growth_is_what_follows_the_prompt():
+    bench = Bench()
+    (grow,) = grows(bench.work())
+    expected = oracle(PROMPT, 3)
+
+    assert (grow.sequence, grow.round, grow.parents) == (ONE, 0, (ROOT,) * 3)
+    assert (list(grow.tokens), list(grow.probabilities)) == (expected.tokens, expected.probabilities)
+
+
+def test_growth_states_its_cost_by_the_given_clock():
+    bench = Bench()
+    bench.work()
+    (grow,) = grows(bench.work())
+
+    assert (grow.evaluated, grow.seconds) == (2, 0.5)
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_before_the_first_growth():
+    bench = Bench(prompt=tuple(range(45)) + tuple(range(45)))
+    silent = bench.work(3)
+
+    assert silent == []
+    assert bench.rows.forwards == [-32, -32, -25]
+    assert grows(bench.work())[0].evaluated == 1
+
+
+def test_a_short_backlog_rides_along_with_the_root():
+    bench = Bench()
+    (grow,) = grows(bench.work())
+
+    assert bench.rows.forwards == [len(PROMPT)]
+    assert grow.evaluated == len(PROMPT)
+    assert bench.rows.prefix == list(PROMPT[:-1])
+
+
+def test_a_re_root_along_the_tree_keeps_what_was_evaluated():
+    bench = Bench()
+    bench.work(6)
+    before = len(bench.rows.evaluated)
+    main = bench.mirror.root.main_child
+    assert main is not None
+    replies = bench.tell(bench.reroot(main.token))
+    bench.work(6)
+
+    assert replies == []
+    assert len(set(bench.rows.evaluated)) == len(bench.rows.evaluated) > before
+    assert bench.rows.prefix == list(PROMPT)
+
+
+def test_a_miss_costs_one_forward():
+    bench = Bench()
+    bench.work(3)
+    unseen = next(token for token in range(VOCABULARY) if token not in bench.mirror.root.children)
+    bench.tell(bench.reroot(unseen, 7, 8, missed=True))
+    forwards = len(bench.rows.forwards)
+    (grow,) = grows(bench.work())
+
+    assert bench.rows.forwards[forwards:] == [3]
+    assert list(grow.tokens) == oracle([*PROMPT, unseen, 7, 8], 3).tokens
+
+
+def test_a_missed_root_with_children_is_published_again():
+    bench = Bench()
+    bench.work(8)
+    main = bench.mirror.root.main_child
+    assert main is not None
+    assert main.children
+    expected = {node.id for node in descendants(main)}
+    (again,) = grows(bench.tell(bench.reroot(main.token, missed=True)))
+
+    assert (again.evaluated, again.seconds, again.round) == (0, 0.0, 1)
+    assert {node_id(parent, token) for parent, token in zip(again.parents, again.tokens, strict=True)} == expected
+    assert all(parent == bench.root or parent in published_before(again, at) for at, parent in enumerate(again.parents))
+
+
+def descendants(node: Node) -> Iterator[Node]:
+    for child in node.children.values():
+        yield child
+        yield from descendants(child)
+
+
+def published_before(grow: Grow, at: int) -> set[NodeId]:
+    return {node_id(parent, token) for parent, token in zip(grow.parents[:at], grow.tokens[:at], strict=True)}
+
+
+def test_a_missed_root_without_children_has_nothing_to_repeat():
+    bench = Bench()
+    bench.work(2)
+
+    assert bench.tell(bench.reroot(48, missed=True)) == []
+
+
+def test_growth_is_published_for_the_round_it_began_in():
+    bench = Bench()
+    bench.tell(bench.reroot(5))
+
+    assert grows(bench.work())[0].round == 1
+
+
+def test_a_repeated_start_changes_nothing():
+    bench = Bench()
+    bench.work(3)
+    evaluated = list(bench.rows.evaluated)
+
+    assert bench.tell(bench.start()) == []
+    bench.work(3)
+    assert bench.rows.evaluated[: len(evaluated)] == evaluated
+    assert len(set(bench.rows.evaluated)) == len(bench.rows.evaluated)
+
+
+def test_a_start_reuses_the_prefix_that_it_shares():
+    bench = Bench(prompt=tuple(range(40)))
+    bench.work(3)
+    bench.tokens[35:] = [1, 1, 1]
+    bench.round = 4
+    bench.tell(bench.start())
+    forwards = len(bench.rows.forwards)
+    (grow,) = grows(bench.work())
+
+    assert bench.rows.forwards[forwards:] == [3]
+    assert list(grow.tokens) == oracle(bench.tokens, 3).tokens
+
+
+def test_a_start_with_other_sampling_begins_anew():
+    bench = Bench()
+    bench.work()
+    other = Start(ONE, 0, PROMPT, ROOT, Sampling(temperature=1.0), bench.plan)
+    bench.tell(other)
+    bench.work()
+
+    assert len(bench.engine.opened) == 2
+    assert bench.rows.evaluated == [PROMPT]
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_a_repeated_re_root_is_ignored(missed: bool):
+    bench = Bench()
+    bench.work(6)
+    message = bench.reroot(5, 6, missed=missed)
+    bench.tell(message)
+    bench.work()
+
+    assert bench.tell(message) == []
+    assert list(grows(bench.work())[0].parents) != []
+
+
+def test_an_older_re_root_is_ignored():
+    bench = Bench()
+    old = bench.reroot(5)
+    bench.tell(old)
+    bench.tell(bench.reroot(6))
+
+    assert bench.tell(old) == []
+
+
+def test_a_re_root_that_skips_one_is_lost():
+    bench = Bench()
+    bench.reroot(5)
+    fault = only_fault(bench.tell(bench.reroot(6)))
+
+    assert (fault.kind, fault.sequence) == ("lost", ONE)
+
+
+def test_a_re_root_to_another_root_is_lost():
+    bench = Bench()
+    message = Reroot(ONE, 1, len(PROMPT) - 1, (5,), NodeId(12345), False)
+
+    assert only_fault(bench.tell(message)).kind == "lost"
+
+
+def test_a_re_root_of_an_unknown_sequence_is_lost():
+    bench = Bench()
+    fault = only_fault(bench.tell(Reroot(TWO, 1, 4, (5,), NodeId(1), False)))
+
+    assert (fault.kind, fault.sequence) == ("lost", TWO)
+
+
+def test_what_is_lost_is_found_by_a_start():
+    bench = Bench()
+    bench.work(4)
+    bench.reroot(5)
+    bench.tell(bench.reroot(6))
+    bench.tell(bench.start())
+    (grow,) = grows(bench.work())
+
+    assert grow.round == 2
+    assert list(grow.tokens) == oracle([*PROMPT, 5, 6], 3).tokens
+
+
+def test_a_re_root_while_prefilling_means_more_to_prefill():
+    bench = Bench(prompt=tuple(range(50)) * 2)
+    bench.work()
+    replies = bench.tell(bench.reroot(7, 8, 9, missed=True))
+    grow = grows(bench.work(5))[0]
+
+    assert replies == []
+    assert list(grow.tokens) == oracle(bench.tokens, 3).tokens
+
+
+def test_a_new_plan_comes_with_a_re_root():
+    bench = Bench(BestFirst(width=2, fan=3))
+    bench.work(2)
+    bench.tell(bench.reroot(48, plan=Chain(2)))
+    replies = grows(bench.work(10))
+
+    assert [len(grow.tokens) for grow in replies] == [1, 1]
+
+
+def test_bonus_guesses_that_need_no_forward_follow_the_re_root_at_once():
+    bench = Bench(FanOut(depth=2, fan=(1, 1, 1)))
+    bench.work(3)
+    main = next(bench.mirror.main_chain())
+    (at_once,) = grows(bench.tell(bench.reroot(main.token, plan=FanOut(depth=1, fan=(2, 1)))))
+
+    assert (at_once.evaluated, at_once.parents) == (0, (bench.root,))
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_in_a_start():
+    bench = Bench()
+    bench.tokens.append(VOCABULARY)
+    fault = only_fault(bench.tell(bench.start()))
+
+    assert (fault.kind, fault.sequence) == ("refused", ONE)
+    assert str(VOCABULARY) in fault.text
+    assert not bench.worker.has_work
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_in_a_re_root():
+    bench = Bench()
+
+    assert only_fault(bench.tell(bench.reroot(VOCABULARY))).kind == "refused"
+    assert not bench.worker.has_work
+
+
+def test_a_full_context_parks_the_sequence():
+    bench = Bench(context=len(PROMPT) + 3)
+    bench.work(100)
+
+    assert not bench.worker.has_work
+    assert max(node.depth for node in bench.mirror) == len(PROMPT) + 2
+    assert bench.tell(bench.reroot(1, 2, 3, 4, 5, 6)) == []
+    assert not bench.worker.has_work
+
+
+def test_a_prompt_longer_than_the_context_parks_the_sequence():
+    bench = Bench(context=4)
+
+    assert not bench.worker.has_work
+
+
+def test_a_stopped_sequence_is_forgotten():
+    bench = Bench()
+    bench.tell(Stop(ONE))
+
+    assert not bench.worker.has_work
+    assert only_fault(bench.tell(bench.reroot(5))).kind == "lost"
+
+
+def test_stopping_an_unknown_sequence_does_nothing():
+    assert Bench().tell(Stop(TWO)) == []
+
+
+def test_sequences_take_turns():
+    bench = Bench()
+    bench.tell(bench.start(TWO))
+    order = [grow.sequence for _ in range(6) for grow in grows(bench.worker.work())]
+
+    assert order == [ONE, TWO] * 3
+
+
+def test_a_parked_sequence_leaves_its_turn_to_others():
+    bench = Bench(Chain(1))
+    bench.plan = BestFirst(width=1, fan=1)
+    bench.tell(bench.start(TWO))
+    order = [grow.sequence for _ in range(4) for grow in grows(bench.worker.work())]
+
+    assert order == [ONE, TWO, TWO, TWO]
+
+
+def test_a_large_publication_is_split_and_its_cost_told_once():
+    bench = Bench(FanOut(depth=29, fan=(40,) * 30))
+    bench.work(29)
+    replies = grows(bench.work())
+
+    assert [len(grow.tokens) for grow in replies] == [MAX_NODES, 30 * 40 - MAX_NODES]
+    assert [grow.evaluated for grow in replies] == [1, 0]
+    assert [grow.seconds for grow in replies] == [0.5, 0.0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_accepted_the_growth_is_that_of_a_fresh_start(seed: int):
+    source = random.Random(seed)
+    bench = Bench(source.choice([BestFirst(3, 2), Chain(3), FanOut(2, (1, 2, 1))]), prompt=tuple(range(30)))
+    for _ in range(25):
+        bench.work(source.randrange(4))
+        tokens, node = [], bench.mirror.root
+        for _ in range(source.randint(1, 4)):
+            likely = [*node.children] if node and source.random() < 0.8 else []
+            tokens.append(source.choice(likely) if likely else source.randrange(VOCABULARY))
+            node = node.children.get(tokens[-1]) if node else None
+        assert not [reply for reply in bench.tell(bench.reroot(*tokens, missed=True)) if isinstance(reply, Fault)]
+
+    assert bench.work(50)
+    for node in bench.mirror:
+        path, up = [], node
+        while up is not None:
+            path.append(up.token)
+            up = up.parent
+        expected = oracle([*bench.tokens[:-1], *path[::-1]], 4)
+        assert [*node.children] == expected.tokens[: len(node.children)]
+
+
+def test_it_introduces_itself_as_a_draft():
+    hello = Bench().worker.hello()
+
+    assert (hello.role, hello.engine, hello.vocabulary, hello.context) == ("draft", "fake", VOCABULARY, 10_000)

@@ -1,0 +1,223 @@
+"""Whatever the strategy, sampling and company: the tokens are those of target-only decoding. Real processes."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from orchestrator import AsyncClient, Client, Pipeline, SamplingParams
+from orchestrator.text.tokenizer import TextCodec
+from tests.conftest import Reference
+from tests.support.paths import DEMO_TARGET
+
+STRATEGIES = {
+    "sd": {"strategy": "sd"},
+    "ssd": {"strategy": "ssd"},
+    "adaptive": {"strategy": "adaptive"},
+}
+VARIANTS = {
+    "ssd-neural": {"strategy": "ssd", "fallback": "neural"},
+    "ssd-fast": {"strategy": "ssd", "fallback": "fast", "draft_tokens": 3},
+    "adaptive-ngram": {"strategy": "adaptive", "draft_engine": "ngram"},
+}
+PROMPTS = (
+    "def quicksort(items):",
+    "import os\nimport sys\n\n",
+    "class Stack:\n    def push(self, item):\n",
+    "for i in ",
+)
+FILTERS = {
+    "top_p": {"top_p": 0.8},
+    "top_k": {"top_k": 20},
+    "min_p": {"min_p": 0.05},
+    "logit_bias": {"logit_bias": {221: 4.0, 815: -8.0}},
+    "repetition_penalty": {"repetition_penalty": 1.3},
+    "penalties": {"frequency_penalty": 0.8, "presence_penalty": -0.3},
+    "schema": {"json_schema": {"type": "array", "items": {"enum": ["a", "bc", 1, None]}}, "logprobs": 2},
+    "all at once": {"top_p": 0.95, "top_k": 200, "min_p": 0.01, "repetition_penalty": 1.1, "logit_bias": {344: 2.0}},
+}
+CONTEXT = 2048
+CODEC = TextCodec(DEMO_TARGET)
+
+
+def tokens(count: int, seed: int) -> tuple[int, ...]:
+    """A prompt that no tokenizer made."""
+    return tuple(random.Random(seed).choices(range(1, 4096), k=count))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*STRATEGIES.values(), *(pytest.param(options, marks=pytest.mark.slow) for options in VARIANTS.values())],
+    ids=[*STRATEGIES, *VARIANTS],
+)
+def pipeline(request: pytest.FixtureRequest) -> Iterator[Pipeline]:
+    """One pipeline a strategy, used by all tests in turn."""
+    with Pipeline(**request.param) as pipeline:
+        yield pipeline
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_tokens_equal_those_of_the_target_alone(pipeline: Pipeline, reference: Reference, temperature: float):
+    for prompt in PROMPTS[:2]:
+        for seed in (1, 2) if temperature else (0,):
+            params = SamplingParams(temperature=temperature, seed=seed, max_tokens=24)
+
+            assert pipeline.generate(prompt, params).tokens == reference(prompt, params).tokens
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=[*VARIANTS])
+def test_neither_fallbacks_nor_a_lookup_draft_change_that(reference: Reference, options: dict):
+    with Pipeline(**options) as pipeline:
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(temperature=temperature, seed=3, max_tokens=40)
+
+            assert pipeline.generate(PROMPTS[3], params).tokens == reference(PROMPTS[3], params).tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", PROMPTS[2:])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.5])
+def test_long_outputs_equal_those_of_the_target_alone(
+    pipeline: Pipeline, reference: Reference, temperature: float, prompt: str
+):
+    for seed in range(2) if temperature else (0,):
+        params = SamplingParams(temperature=temperature, seed=seed, max_tokens=200)
+
+        assert pipeline.generate(prompt, params).tokens == reference(prompt, params).tokens
+
+
+@pytest.mark.parametrize("filters", FILTERS.values(), ids=[*FILTERS])
+def test_filters_do_not_change_that(pipeline: Pipeline, reference: Reference, filters: dict):
+    params = SamplingParams(temperature=0.9, seed=5, max_tokens=16, **filters)
+    expected = reference(PROMPTS[2], params)
+
+    found = pipeline.generate(PROMPTS[2], params)
+
+    assert found.tokens == expected.tokens
+    assert [one.chosen for one in found.likelihoods] == pytest.approx(
+        [one.chosen for one in expected.likelihoods], abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("filters", [{"logit_bias": {221: 4.0}}, {"repetition_penalty": 1.3}], ids=["bias", "penalty"])
+def test_nor_do_they_without_noise(pipeline: Pipeline, reference: Reference, filters: dict):
+    params = SamplingParams(max_tokens=16, **filters)
+
+    assert pipeline.generate(PROMPTS[2], params).tokens == reference(PROMPTS[2], params).tokens
+
+
+@pytest.mark.parametrize("border", [3, 7])
+def test_a_stop_string_across_a_token_border_ends_the_text_before_it(
+    pipeline: Pipeline, reference: Reference, border: int
+):
+    params = SamplingParams(max_tokens=40)
+    whole = reference(PROMPTS[0], params)
+    left, right = CODEC.decode(whole.tokens[:border]), CODEC.decode(whole.tokens[border:])
+    stop = left[-2:] + right[:2]
+
+    result = pipeline.generate(PROMPTS[0], replace(params, stop=stop))
+
+    assert result.finish_reason == "stop"
+    assert result.text == whole.text[: whole.text.index(stop)]
+    assert result.tokens == whole.tokens[: len(result.tokens)]
+    assert result.statistics.generated_tokens == len(result.tokens)
+
+
+def test_the_end_token_is_the_last(pipeline: Pipeline, reference: Reference):
+    (end,) = CODEC.eos
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=200, logit_bias={end: 9.0})
+
+    result = pipeline.generate(PROMPTS[1], params)
+
+    assert result.tokens == reference(PROMPTS[1], params).tokens
+    assert result.finish_reason == "stop"
+    assert result.tokens.index(end) == len(result.tokens) - 1
+
+
+def test_one_token_is_one_token(pipeline: Pipeline, reference: Reference):
+    params = SamplingParams(temperature=1.0, seed=4, max_tokens=1)
+
+    result = pipeline.generate(PROMPTS[0], params)
+
+    assert result.tokens == reference(PROMPTS[0], params).tokens
+    assert (len(result.tokens), result.finish_reason) == (1, "length")
+
+
+@pytest.mark.parametrize("length", [1, 600])
+def test_prompts_of_any_length_are_continued(pipeline: Pipeline, reference: Reference, length: int):
+    params = SamplingParams(temperature=0.7, seed=6, max_tokens=16)
+    prompt = tokens(length, seed=length)
+
+    assert pipeline.generate(prompt, params).tokens == reference(prompt, params).tokens
+
+
+@pytest.mark.parametrize("room", [pytest.param(1, marks=pytest.mark.slow), 9])
+def test_a_full_context_ends_the_text(pipeline: Pipeline, reference: Reference, room: int):
+    params = SamplingParams(max_tokens=100)
+    prompt = tokens(CONTEXT - room, seed=room)
+
+    result = pipeline.generate(prompt, params)
+
+    assert result.tokens == reference(prompt, params).tokens
+    assert (len(result.tokens), result.finish_reason) == (room, "length")
+
+
+def test_threads_do_not_disturb_one_another(pipeline: Pipeline, reference: Reference):
+    asked = [
+        (PROMPTS[seed % len(PROMPTS)], SamplingParams(temperature=0.8 * (seed % 2), seed=seed, max_tokens=20))
+        for seed in range(6)
+    ]
+    expected = [reference(prompt, params).tokens for prompt, params in asked]
+    client = Client(pipeline.address)
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        results = list(pool.map(lambda one: client.generate(*one), asked))
+
+    assert [result.tokens for result in results] == expected
+
+
+def test_tasks_do_not_disturb_one_another(pipeline: Pipeline, reference: Reference):
+    asked = [(PROMPTS[seed % 3], SamplingParams(temperature=1.0, seed=seed, max_tokens=16)) for seed in range(6)]
+    expected = [reference(prompt, params).tokens for prompt, params in asked]
+
+    async def all_at_once():
+        client = AsyncClient(pipeline.address)
+        try:
+            return await asyncio.gather(*(client.generate(prompt, params) for prompt, params in asked))
+        finally:
+            client.close()
+
+    assert [result.tokens for result in asyncio.run(all_at_once())] == expected
+
+
+def test_a_cancelled_request_keeps_what_it_had_and_does_not_disturb_the_next(pipeline: Pipeline, reference: Reference):
+    params = SamplingParams(temperature=0.7, seed=8, max_tokens=400)
+    with pipeline.stream(PROMPTS[0], params) as stream:
+        for count, _ in enumerate(stream):
+            if count == 3:
+                stream.cancel()
+
+    assert stream.result is not None
+    assert stream.result.finish_reason == "cancelled"
+    short = replace(params, max_tokens=24)
+    expected = reference(PROMPTS[0], short).tokens
+    assert stream.result.tokens[:24] == expected[: len(stream.result.tokens)]
+    assert pipeline.generate(PROMPTS[0], short).tokens == expected
+
+
+def test_leaving_a_loop_early_cancels_and_does_not_disturb_the_next(pipeline: Pipeline, reference: Reference):
+    params = SamplingParams(temperature=0.7, seed=9, max_tokens=24)
+
+    async def leave_and_ask_again():
+        client = AsyncClient(pipeline.address)
+        try:
+            async for _ in client.stream(PROMPTS[1], replace(params, max_tokens=1500)):
+                break
+            return await client.generate(PROMPTS[1], params)
+        finally:
+            client.close()
+
+    assert asyncio.run(leave_and_ask_again()).tokens == reference(PROMPTS[1], params).tokens

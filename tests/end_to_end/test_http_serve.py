@@ -1,0 +1,211 @@
+"""`launch-pipeline serve` with the demo pair: real processes, texts equal to the target's own, nothing left behind."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from orchestrator import SamplingParams
+from orchestrator.cli.app import cli
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+from protocol.errors import InputError
+from tests.conftest import Reference
+from tests.orchestrator.cli.test_cli import Command
+from tests.support.paths import DEMO_TARGET
+from tests.support.processes import members, until
+
+DEMO = DEMO_TARGET
+KEY = "a-key-of-tests"
+PROMPT = "def quicksort(items):"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SECONDS = 100.0
+"""Generous, because the machine may be busy with other things."""
+
+
+class Serving:
+    """A running `launch-pipeline serve`, and what a client asks it."""
+
+    def __init__(self) -> None:
+        self.command = Command("serve", "--port", "0", "--api-key", KEY)
+        self.url = self.command.stdout.readline().split()[-1].removesuffix("/v1")
+        headers = {"authorization": f"Bearer {KEY}"}
+        self.client = httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS)
+
+    def health(self) -> str:
+        return self.client.get("/health").json()["status"]
+
+    def post(self, path: str, **body: Any) -> Any:
+        return self.client.post(path, json=body).raise_for_status().json()
+
+    def streamed(self, path: str, **body: Any) -> str:
+        """The texts of the only choice, put together."""
+        said = ""
+        with self.client.stream("POST", path, json={**body, "stream": True}) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                    said += choice["text"] if "text" in choice else choice["delta"].get("content", "")
+        return said
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Serving]:
+    server = Serving()
+    try:
+        assert server.health() in ("loading", "ok")
+        until(lambda: server.health() == "ok", SECONDS)
+        yield server
+        server.command.interrupt()
+    finally:
+        server.client.close()
+        code, output, errors = server.command.end()
+    assert (code, errors.strip()) == (130, "Interrupted.")
+    assert KEY not in output
+
+
+def params(temperature: float, **others: Any) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=5, max_tokens=24, **others)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_completion_is_what_the_target_alone_would_say(serving: Serving, reference: Reference, temperature: float):
+    expected = reference(PROMPT, params(temperature))
+    asked: dict[str, Any] = {"prompt": PROMPT, "temperature": temperature, "seed": 5, "max_tokens": 24}
+
+    answer = serving.post(COMPLETIONS, **asked, n=2)
+
+    first, second = (choice["text"] for choice in answer["choices"])
+    assert first == expected.text == serving.streamed(COMPLETIONS, **asked)
+    assert (second == first) == (temperature == 0)
+    assert answer["choices"][0]["finish_reason"] == expected.finish_reason
+    assert answer["usage"]["prompt_tokens"] == expected.statistics.prompt_tokens
+    assert answer["usage"]["completion_tokens"] == 2 * expected.statistics.generated_tokens
+
+
+def test_a_chat_is_what_the_target_says_to_the_template(serving: Serving, reference: Reference):
+    messages = [{"role": "system", "content": "Write Python."}, {"role": "user", "content": "import"}]
+    template = ChatTemplate(DEMO)
+    tokens: Sequence[int] = template.tokens(messages)
+    expected = reference(tokens, params(0.7, stop=(".", *template.stops)))
+    asked: dict[str, Any] = {"messages": messages, "temperature": 0.7, "seed": 5, "stop": "."}
+
+    answer = serving.post(CHAT, **asked, max_completion_tokens=24)
+
+    assert answer["choices"][0]["message"]["content"] == expected.text
+    assert answer["choices"][0]["finish_reason"] == expected.finish_reason
+    assert serving.streamed(CHAT, **asked, max_tokens=24) == expected.text
+
+
+def test_a_chat_keeps_to_its_form_and_tells_how_probable_that_was(serving: Serving, reference: Reference):
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 22, 333]}}, "required": ["n"]}
+    schema["additionalProperties"] = False
+    messages = [{"role": "user", "content": "import"}]
+    template = ChatTemplate(DEMO)
+    expected = reference(template.tokens(messages), params(1.0, json_schema=schema, logprobs=3, stop=template.stops))
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    asked: dict[str, Any] = {"messages": messages, "seed": 5, "max_tokens": 24, "response_format": form}
+
+    (choice,) = serving.post(CHAT, **asked, logprobs=True, top_logprobs=3)["choices"]
+
+    assert choice["message"]["content"] == expected.text == serving.streamed(CHAT, **asked)
+    assert json.loads(expected.text)["n"] in (1, 22, 333)
+    content = choice["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in content) == expected.text
+    known = [one.chosen for one in expected.likelihoods][: len(content)]
+    assert [entry["logprob"] for entry in content] == pytest.approx(known, abs=1e-3)
+    assert serving.client.post(CHAT, json={**asked, "response_format": {"type": "verse"}}).status_code == 400
+
+
+def test_the_other_apis_say_what_a_chat_says(serving: Serving):
+    turn = {"messages": [{"role": "user", "content": "import"}]}
+    asked: dict[str, Any] = {"temperature": 0.7, "seed": 5}
+    said = serving.post(CHAT, **turn, **asked, max_tokens=24)["choices"][0]["message"]["content"]
+
+    response = serving.post("/v1/responses", input="import", **asked, max_output_tokens=24)
+    message = serving.post("/v1/messages", **turn, **asked, max_tokens=24)
+
+    assert response["output"][0]["content"][0]["text"] == message["content"][0]["text"] == said
+    cut = serving.post("/v1/messages", **turn, **asked, max_tokens=2)
+    assert (response["status"], message["stop_reason"], cut["stop_reason"]) == ("completed", "end_turn", "max_tokens")
+    first = said.split()[0]
+    stopped = serving.post("/v1/messages", **turn, **asked, max_tokens=24, stop_sequences=[first])
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", first)
+    streamed = serving.client.post("/v1/messages", json={**turn, **asked, "max_tokens": 24, "stream": True}).text
+    deltas = [json.loads(line[6:]).get("delta", {}) for line in streamed.splitlines() if line.startswith("data: ")]
+    assert "".join(delta.get("text", "") for delta in deltas) == said
+
+
+def test_a_client_that_goes_away_frees_its_place(serving: Serving):
+    endless = {"temperature": 0.0, "logit_bias": {str(id): -100 for id in TextCodec(DEMO).eos}, "max_tokens": 1_000}
+    asked = {"prompt": PROMPT, "stream": True, **endless}
+    with serving.client.stream("POST", COMPLETIONS, json=asked) as response:
+        lines = response.iter_lines()
+        next(lines)
+        figures = serving.client.get("/metrics").text.splitlines()
+        assert "launch_pipeline_open_generations 1.0" in figures, [line for line in figures if "generations" in line]
+
+    for line in ("launch_pipeline_open_generations 0.0", 'launch_pipeline_generations_total{reason="unfinished"} 1.0'):
+        until(lambda line=line: line in serving.client.get("/metrics").text, SECONDS)
+
+
+def test_who_watches_sees_each_round_of_a_text_as_it_comes(serving: Serving):
+    told, said = [], ""
+    with serving.client.stream("GET", "/v1/pipeline/events") as response:
+        lines = (line for line in response.iter_lines() if line.startswith("data: "))
+        hello, status, _ = (json.loads(next(lines).removeprefix("data: ")) for _ in range(3))
+        said = serving.post(COMPLETIONS, prompt=PROMPT, temperature=0.0, max_tokens=24)["choices"][0]["text"]
+        while sum(judged["tokens"] for judged in told) < 24:
+            told += json.loads(next(lines).removeprefix("data: "))["judged"]
+
+    texts = [[judged["sent"]["texts"][index] for index in judged["accepted"]] + [judged["bonus"]] for judged in told]
+    assert "".join("".join(text[: judged["tokens"]]) for text, judged in zip(texts, told, strict=True)) == said
+    assert (hello["models"], hello["chat"], status["status"]) == (["demo"], False, "ok")
+
+
+def test_a_draft_that_dies_is_told_by_health_and_texts_go_on(serving: Serving, reference: Reference):
+    expected = reference(PROMPT, params(1.0))
+
+    os.kill(members(serving.command.mark)["draft_worker"], signal.SIGKILL)
+    until(lambda: serving.health() == "degraded", SECONDS)
+
+    answer = serving.post(COMPLETIONS, prompt=PROMPT, temperature=1.0, seed=5, max_tokens=24)
+    assert answer["choices"][0]["text"] == expected.text
+    until(lambda: serving.health() == "ok", SECONDS)
+    assert "launch_pipeline_worker_restarts 1.0" in serving.client.get("/metrics").text
+
+
+# Before anything is started ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--no-api-key", "--host", "0.0.0.0"), "leave --no-api-key out"),
+        (("--no-api-key", "--api-key", KEY), "exclude each other"),
+        (("--api-key", "short"), "at least 8 printable"),
+        (("--api-key", ""), "at least 8 printable"),
+        (("--host", "192.0.2.1"), "choose others with --host and --port"),
+        (("--target", "./no-such-folder"), "There is no folder"),
+    ],
+)
+def test_what_must_not_be_served_is_refused_at_once(arguments: tuple[str, ...], words: str):
+    refused = CliRunner().invoke(cli, ["serve", "--port", "0", *arguments])
+
+    assert isinstance(refused.exception, InputError)
+    assert words in str(refused.exception)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+
+        refused = CliRunner().invoke(cli, ["serve", "--port", port])
+
+    assert f"port {port} (Address already in use)" in str(refused.exception)

@@ -1,0 +1,118 @@
+"""Processes are stopped or die: requests go on exactly, or end with a sentence, and nothing is left. Real processes.
+
+What happens when draft, target or orchestrator are killed at random moments, tests/faults says.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from orchestrator import AsyncClient, Client, Pipeline, PipelineError, Result, SamplingParams
+from tests.conftest import Reference
+from tests.support.processes import mark, members, remains, state, until
+
+PROMPT = "def quicksort(items):"
+PARAMS = SamplingParams(temperature=0.7, seed=12, max_tokens=80)
+
+
+@pytest.fixture(params=["adaptive", pytest.param("ssd", marks=pytest.mark.slow)])
+def pipeline(request: pytest.FixtureRequest) -> Iterator[Pipeline]:
+    """A pipeline of the test's own; whatever happens in it, nothing is left of it."""
+    pipeline = Pipeline(strategy=request.param)
+    with pipeline:
+        name = mark(pipeline)
+        yield pipeline
+    until(lambda: not remains(name), seconds=2.0)
+
+
+def shoot(pipeline: Pipeline, program: str, kind: signal.Signals) -> int:
+    """Send a signal to a process of the pipeline, once it is there; its process id."""
+    pid = until(lambda: members(mark(pipeline)).get(program))
+    os.kill(pid, kind)
+    return pid
+
+
+def generate_and_shoot(pipeline: Pipeline, program: str, after: int) -> Result:
+    """The result of a request during which, behind so many pieces of text, a process is killed."""
+    with pipeline.stream(PROMPT, PARAMS) as stream:
+        for count, _ in enumerate(stream):
+            if count == after:
+                shoot(pipeline, program, signal.SIGKILL)
+        assert stream.result is not None
+        return stream.result
+
+
+@pytest.mark.slow
+def test_a_killed_target_keeps_to_the_schema_where_it_was(pipeline: Pipeline, reference: Reference):
+    params = replace(PARAMS, json_schema={"type": "array", "minItems": 20}, frequency_penalty=0.5, logprobs=2)
+    with pipeline.stream(PROMPT, params) as stream:
+        for count, _ in enumerate(stream):
+            if count == 4:
+                shoot(pipeline, "target_worker", signal.SIGKILL)
+
+    assert stream.result is not None
+    expected = reference(PROMPT, params)
+    assert stream.result.tokens == expected.tokens
+    assert [one.chosen for one in stream.result.likelihoods] == pytest.approx(
+        [one.chosen for one in expected.likelihoods], abs=1e-3
+    )
+
+
+def test_a_target_that_was_stopped_for_a_while_goes_on(pipeline: Pipeline, reference: Reference):
+    with pipeline.stream(PROMPT, PARAMS) as stream:
+        for count, _ in enumerate(stream):
+            if count == 2:
+                pid = shoot(pipeline, "target_worker", signal.SIGSTOP)
+                until(lambda pid=pid: state(pid).startswith("T"))
+                os.kill(pid, signal.SIGCONT)
+
+    assert stream.result is not None
+    assert stream.result.tokens == reference(PROMPT, PARAMS).tokens
+
+
+def test_without_its_orchestrator_a_pipeline_says_so_and_its_workers_end(pipeline: Pipeline):
+    name = mark(pipeline)
+    with pytest.raises(PipelineError, match=r"^The orchestrator ended unexpectedly; start it again\."):
+        generate_and_shoot(pipeline, "orchestrator", after=2)
+
+    until(lambda: not members(name), seconds=2.0)
+
+
+def test_clients_of_a_dead_pipeline_are_told_so(pipeline: Pipeline):
+    shoot(pipeline, "orchestrator", signal.SIGKILL)
+
+    async def ask() -> tuple[Result | BaseException, ...]:
+        client = AsyncClient(pipeline.address)
+        in_a_thread = asyncio.to_thread(Client(pipeline.address).generate, PROMPT)
+        try:
+            return await asyncio.gather(client.generate(PROMPT), in_a_thread, return_exceptions=True)
+        finally:
+            client.close()
+
+    for answer in asyncio.run(ask()):
+        assert isinstance(answer, PipelineError)
+        assert str(answer).startswith("No pipeline answers at")
+
+
+def test_nothing_outlives_the_process_that_opened_the_pipeline():
+    program = f"""
+from orchestrator import Pipeline, SamplingParams
+with Pipeline() as pipeline:
+    for piece in pipeline.stream({PROMPT!r}, SamplingParams(max_tokens=2000)):
+        print(pipeline.address, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        address = parent.stdout.readline().strip()
+        name = address.removeprefix("ipc://").removesuffix("/clients")
+        assert set(members(name)) == {"orchestrator", "target_worker", "draft_worker"}
+
+        parent.kill()
+
+    until(lambda: not remains(name), seconds=5.0)

@@ -1,0 +1,200 @@
+"""KV outlives its worker and its request, and changes no token; it never outlives the pipeline. Real processes."""
+
+import json
+import os
+import random
+import signal
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from orchestrator import Pipeline, Result, SamplingParams
+from orchestrator.api.pipeline import affordable
+from orchestrator.core.options import Options
+from orchestrator.runtime.session import Session
+from protocol.errors import InputError
+from protocol.kv.arena import Arena
+from protocol.kv.segments import stale_segments
+from tests.conftest import Reference
+from tests.support.processes import mark, members, remains, until
+
+PARAMS = SamplingParams(temperature=0.8, seed=21, max_tokens=40)
+
+
+def prompt(seed: int, length: int = 500) -> tuple[int, ...]:
+    """One that no other test shares."""
+    return tuple(random.Random(seed).choices(range(1, 4096), k=length))
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Iterator[Pipeline]:
+    with Pipeline() as pipeline:
+        name = mark(pipeline)
+        yield pipeline
+    assert remains(name) == []
+
+
+def arenas(pipeline: Pipeline) -> list[str]:
+    """Names of the shared memory that this pipeline's orchestrator owns."""
+    owner = members(mark(pipeline))["orchestrator"]
+    entries = Path(tempfile.gettempdir()).glob(f"launch-pipeline-{os.getuid()}-segments/lp-*")
+    return sorted(entry.name for entry in entries if json.loads(entry.read_bytes())["pid"] == owner)
+
+
+def shoot_target(pipeline: Pipeline, asked: tuple[int, ...], params: SamplingParams) -> Result:
+    """The result of a request in whose midst the target is killed."""
+    with pipeline.stream(asked, params) as stream:
+        for count, _ in enumerate(stream):
+            if count == 3:
+                os.kill(members(mark(pipeline))["target_worker"], signal.SIGKILL)
+        assert stream.result is not None
+        return stream.result
+
+
+def test_a_target_that_is_killed_goes_on_from_what_it_had_saved(pipeline: Pipeline, reference: Reference):
+    asked = prompt(1)
+
+    result = shoot_target(pipeline, asked, PARAMS)
+
+    assert result.tokens == reference(asked, PARAMS).tokens
+    # It saves in slices between verifications, so a busy machine may not have let it save all.
+    assert result.statistics.adopted_tokens >= 128
+
+
+def test_a_later_request_does_not_read_the_same_prompt_again(pipeline: Pipeline, reference: Reference):
+    asked = prompt(2)
+    first = pipeline.generate(asked, PARAMS)
+    again = pipeline.generate(asked, PARAMS)
+    forked = pipeline.generate((*asked[:450], *asked[:30]), PARAMS)
+
+    assert first.statistics.adopted_tokens == 0
+    assert again.statistics.adopted_tokens == len(asked) - 1
+    assert forked.statistics.adopted_tokens == 450
+    assert first.tokens == again.tokens == reference(asked, PARAMS).tokens
+    assert forked.tokens == reference((*asked[:450], *asked[:30]), PARAMS).tokens
+
+
+def test_a_conversation_adopts_its_own_history(pipeline: Pipeline, reference: Reference):
+    params = SamplingParams(max_tokens=150)
+    asked = prompt(3)
+    first = pipeline.generate(asked, params)
+    longer = (*asked, *first.tokens, 7, 8, 9)
+
+    second = pipeline.generate(longer, PARAMS)
+
+    assert len(longer) - 70 <= second.statistics.adopted_tokens < len(longer)
+    assert second.tokens == reference(longer, PARAMS).tokens
+
+
+def test_edits_twins_and_a_death_between_turns_change_no_token(pipeline: Pipeline, reference: Reference):
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=12)
+    asked = prompt(9, 300)
+    first = pipeline.generate(asked, params)
+    longer, edited = (*asked, *first.tokens, 7, 8), (*asked[:200], *prompt(10, 60))
+    with ThreadPoolExecutor(3) as threads:
+        twins = list(threads.map(lambda each: pipeline.generate(each, params), (longer, edited, longer)))
+    os.kill(members(mark(pipeline))["draft_worker"], signal.SIGKILL)
+    last = (*longer, *twins[0].tokens, 9)
+    after = pipeline.generate(last, params)
+
+    assert [twin.tokens for twin in twins] == [reference(each, params).tokens for each in (longer, edited, longer)]
+    assert after.tokens == reference(last, params).tokens
+    assert twins[0].statistics.adopted_tokens + twins[2].statistics.adopted_tokens >= len(longer)
+    assert twins[1].statistics.adopted_tokens >= 200
+    assert after.statistics.adopted_tokens >= len(longer)
+
+
+def test_corrupted_memory_costs_a_prefill_and_a_warning(pipeline: Pipeline, reference: Reference):
+    asked = prompt(4)
+    before = set(arenas(pipeline))
+    pipeline.generate(asked, PARAMS)
+    (name,) = set(arenas(pipeline)) - before
+    Arena.attach(name).keys[2, 1, 77, 5] += 1
+    # The target that evaluated it has no need of the arena.
+    shoot_target(pipeline, prompt(40), PARAMS)
+
+    result = pipeline.generate(asked, PARAMS)
+
+    assert result.statistics.adopted_tokens == 0
+    assert result.tokens == reference(asked, PARAMS).tokens
+    assert f"KV arena {name} is torn" in (Path(mark(pipeline)) / "orchestrator.log").read_text()
+    assert name not in arenas(pipeline)
+
+
+def test_without_memory_for_kv_there_is_none(reference: Reference):
+    asked = prompt(5)
+    with Pipeline(strategy="ar", kv_memory=0) as pipeline:
+        results = [pipeline.generate(asked, PARAMS) for _ in range(2)]
+        assert arenas(pipeline) == []
+
+    assert [result.statistics.adopted_tokens for result in results] == [0, 0]
+    assert results[0].tokens == results[1].tokens == reference(asked, PARAMS).tokens
+
+
+@pytest.fixture(scope="module")
+def reading() -> Iterator[Pipeline]:
+    with Pipeline(prefill_engine="mlx", prefill="always") as pipeline:
+        name = mark(pipeline)
+        yield pipeline
+    assert remains(name) == []
+
+
+def test_a_prompt_may_be_read_by_another_process(reading: Pipeline, reference: Reference):
+    asked = prompt(6)
+
+    result = reading.generate(asked, PARAMS)
+
+    assert result.statistics.adopted_tokens == len(asked) - 1
+    assert result.tokens == reference(asked, PARAMS).tokens
+
+
+def test_a_prefill_worker_that_is_killed_is_done_without(reading: Pipeline, reference: Reference):
+    asked = prompt(7, 1500)
+    pid = members(mark(reading))["draft_worker.prefill"]
+    os.kill(pid, signal.SIGSTOP)
+    with reading.stream(asked, PARAMS) as stream:
+        os.kill(pid, signal.SIGKILL)
+        for _ in stream:
+            pass
+        result = stream.result
+
+    assert result is not None
+    assert result.tokens == reference(asked, PARAMS).tokens
+    assert result.statistics.adopted_tokens == 0
+    until(lambda: members(mark(reading)).get("draft_worker.prefill", pid) != pid)
+
+
+def test_what_a_killed_orchestrator_leaves_is_gone_at_the_next_start():
+    with Pipeline(strategy="ar") as pipeline:
+        pipeline.generate(prompt(8), PARAMS)
+        left = arenas(pipeline)
+        assert left
+        os.kill(members(mark(pipeline))["orchestrator"], signal.SIGKILL)
+        until(lambda: not members(mark(pipeline)))
+
+        session = Session.create()
+
+        assert not set(left) & set(stale_segments())
+        assert not [name for name in left if (Path("/dev/shm") / name).exists()]
+        session.remove()
+
+
+def test_kv_takes_at_most_half_of_the_memory_that_can_be_shared(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("orchestrator.api.pipeline.free_shared_memory", lambda: 100 << 20)
+
+    assert affordable(Options(kv_memory=2048)).kv_memory == 50
+    assert affordable(Options(kv_memory=20)).kv_memory == 20
+
+
+def test_a_system_without_a_limit_sets_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("orchestrator.api.pipeline.free_shared_memory", lambda: None)
+
+    assert affordable(Options(kv_memory=2048)).kv_memory == 2048
+
+
+def test_a_prefill_engine_without_shared_memory_is_refused_before_anything_starts():
+    with pytest.raises(InputError, match=r"set --kv-memory above 0"):
+        Pipeline(prefill_engine="mlx", kv_memory=0)

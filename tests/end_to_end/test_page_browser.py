@@ -1,0 +1,368 @@
+"""The live page in a real browser, before a real pipeline: what a person sees, and what the page can't do."""
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator import SamplingParams
+from tests.conftest import Reference
+from tests.end_to_end.test_http_serve import KEY, PROMPT, SECONDS, Serving
+from tests.orchestrator.cli.test_cli import Command
+from tests.support.browser import PROGRAM, Browser
+from tests.support.processes import until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium, or Google Chrome"),
+]
+CONTRAST = """(() => {
+  const linear = (part) => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4;
+  const luminance = (rgb) => rgb.reduce((sum, part, at) => sum + linear(part / 255) * [.2126, .7152, .0722][at], 0);
+  const skipped = "script, svg, :disabled, [hidden], .unseen, dialog:not([open])";
+  const colour = (text) => text.match(/[\\d.]+/g).map(Number);
+  const ground = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const found = colour(getComputedStyle(at).backgroundColor);
+      if (found.length < 4 || found[3] === 1) return found.slice(0, 3);
+    }
+    return [255, 255, 255];
+  };
+  const ratio = (one, other) => {
+    const [dim, light] = [luminance(one.slice(0, 3)), luminance(other)].sort((a, b) => a - b);
+    return (light + .05) / (dim + .05);
+  };
+  const faults = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    const style = getComputedStyle(element);
+    if (!own || element.closest(skipped) || style.display === "none") continue;
+    const found = ratio(colour(style.color), ground(element));
+    if (found < 4.5) faults.push(`${element.tagName} ${element.className} ${element.textContent} ${found}`);
+  }
+  for (const text of document.querySelectorAll("#tree text")) {
+    const under = text.parentElement.querySelector("rect"), fill = under && getComputedStyle(under).fill;
+    const base = fill && fill !== "none" ? colour(fill) : ground(document.getElementById("tree"));
+    if (ratio(colour(getComputedStyle(text).fill), base) < 4.5) faults.push(`tree "${text.textContent}"`);
+  }
+  return faults;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Serving]:
+    server = Serving()
+    try:
+        until(lambda: server.health() == "ok", SECONDS)
+        yield server
+        server.command.interrupt()
+    finally:
+        server.client.close()
+        server.command.end()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(chromium: Browser, serving: Serving) -> Browser:
+    """The page as it is when it was opened with the printed address."""
+    chromium.size(1360, 900)
+    chromium.prefers(color_scheme="light")
+    opened(chromium, serving)
+    return chromium
+
+
+def opened(browser: Browser, serving: Serving) -> None:
+    browser.open("about:blank")
+    browser.open(f"{serving.url}/#key={KEY}")
+    browser.until("$('status').dataset.is === 'ok' && known.scene !== null")
+
+
+def ask(browser: Browser, text: str, most: int = 48, temperature: float = 0.0) -> None:
+    browser.value(f"$('temperature').value = {temperature}; $('seed').value = 5; $('most').value = {most}")
+    browser.value("$('question').focus()")
+    browser.type(text)
+    browser.press("Enter", control=True)
+
+
+def test_a_text_comes_as_the_target_alone_would_say_it_and_the_pipeline_is_seen_at_work(
+    browser: Browser, reference: Reference
+):
+    alone = reference(PROMPT, SamplingParams(temperature=0.0, seed=5, max_tokens=400))
+    expected = alone.text
+    ask(browser, PROMPT, most=400)
+
+    said = browser.until("document.querySelector('.turn pre.text b')?.textContent")
+    assert expected.startswith(said)
+    assert len(said) < len(expected), "it did not come in parts"
+    browser.until("document.querySelectorAll('#tree .node').length > 3")
+    browser.until("document.querySelectorAll('#tree .node.bonus').length === 1")
+    browser.until("known.spans.some((span) => span.role === 'draft')")
+    browser.until("!talk.running")
+
+    assert browser.value("document.querySelector('.turn pre.text b').textContent") == expected
+    browser.until(f"$('words').textContent.includes('is over: {alone.statistics.generated_tokens} tokens')")
+    for figure in ("speed", "plain", "times", "hits", "acceptance", "perRound", "rounds"):
+        assert re.search(r"\d", browser.value(f"document.querySelector('[data-figure={figure}]').textContent")), figure
+    browser.until("/\\d+% of \\d+/.test($('depths').textContent)")
+    browser.until("$('lanes-words').textContent.includes('the target worked')")
+    assert browser.value("$('workers').children.length") == 2
+    # What was painted is no even surface.
+    assert browser.value(
+        "new Set($('lanes').getContext('2d').getImageData(60, 0, $('lanes').width - 60, 30).data).size > 6"
+    )
+
+
+def test_the_rounds_that_are_seen_give_the_text(browser: Browser):
+    browser.value("known.forget()")
+    ask(browser, PROMPT, most=64)
+    browser.until("document.querySelector('.turn .after')")
+    browser.until("known.active === false")
+
+    told = browser.value(
+        "known.rounds.flatMap((round) => [...round.accepted.map((at) => round.sent.texts[at]), round.bonus]"
+        ".slice(0, round.tokens)).join('')"
+    )
+    assert told.startswith(browser.value("document.querySelector('.turn pre.text b').textContent"))
+
+
+def test_escape_stops_and_gives_the_place_back(browser: Browser, serving: Serving):
+    ask(browser, PROMPT, most=1500)
+    browser.until("known.active && known.rounds.length > 5")
+
+    browser.press("Escape")
+
+    browser.until("document.querySelector('.turn .after')?.textContent.startsWith('Stopped.')")
+    assert browser.value("document.activeElement.id") == "question"
+    until(lambda: "launch_pipeline_open_generations 0.0" in serving.client.get("/metrics").text, SECONDS)
+    browser.until("known.active === false")
+
+
+def test_rounds_can_be_looked_at_one_by_one(browser: Browser):
+    ask(browser, PROMPT)
+    browser.until("known.rounds.length > 3 && !known.active")
+    browser.value("document.querySelector('input[name=pace][value=hold]').click()")
+    pictures = []
+    for button in ("before", "before", "after", "before"):
+        browser.value(f"$('{button}').focus()")
+        browser.press(" ")
+        pictures.append(browser.value("$('tree').textContent"))
+
+    assert pictures[0] == pictures[2] != pictures[1] == pictures[3]
+
+
+def test_a_conversation_is_shown_as_text_whatever_is_in_it(browser: Browser):
+    evil = "<img src=x onerror=alert(1)> **bold** `<b>`"
+    browser.value("talk.choose('chat')")
+    browser.value("$('most').value = 8")
+    browser.value("$('question').focus()")
+    browser.type(evil)
+    browser.press("Enter")
+    browser.until("document.querySelector('.turn .after')")
+
+    assert browser.value("document.querySelector('.turn.user .said').textContent") == evil
+    assert browser.value("document.querySelectorAll('img, iframe, object').length") == 0
+    shown = browser.value(
+        "(() => { const place = make('div'); place.append(...markdown("
+        "'# T\\n\\na **b** `c<i>`\\nd\\n\\n- x\\n- y\\n\\n3. z\\n```py\\n<p>\\n\\nq\\n```\\nend'));"
+        " return [...place.children].map((one) => one.outerHTML).join('') })()"
+    )
+    assert shown == (
+        "<p><strong>T</strong></p><p>a <strong>b</strong> <code>c&lt;i&gt;</code><br>d</p><ul><li>x</li><li>y</li></ul>"
+        '<ol start="3"><li>z</li></ol><pre tabindex="0"><code>&lt;p&gt;\n\nq</code></pre><p>end</p>'
+    )
+
+
+def test_everything_is_reached_by_keys_alone_in_a_sensible_order(browser: Browser, serving: Serving):
+    # Later ones are for rounds that are not there yet.
+    reached = []
+    for _ in range(9):
+        browser.press("Tab")
+        element = "document.activeElement"
+        reached.append(browser.value(f"{element}.id || {element}.name || {element}.className || {element}.localName"))
+        assert browser.value(f"{element}.matches(':focus-visible')")
+
+    assert reached == ["skip", "theme", "mode", "fresh", "log", "question", "send", "summary", "pace"]
+
+    opened(browser, serving)
+    browser.press("Tab")
+    browser.press("Enter")
+    assert browser.value("document.activeElement.id") == "question"
+    browser.type("import os\n")
+    browser.press("Tab")
+    browser.value("$('most').value = 8")
+    browser.press("Enter")
+    browser.until("document.querySelector('.turn .after')")
+
+
+def test_assistive_technology_is_told_what_is_what(browser: Browser):
+    ask(browser, PROMPT)
+    browser.until("document.querySelector('.turn .after')")
+    roles = browser.roles()
+
+    for expected in (
+        ("main", "Conversation"),
+        ("complementary", "The pipeline at work"),
+        ("log", "Messages"),
+        ("textbox", "Text to continue"),
+        ("button", "Continue"),
+        ("button", "Use dark colours"),
+        ("radio", "Complete"),
+        ("radio", "Hold"),
+        ("group", "How fast the tree is drawn"),
+        ("image", "Token tree"),
+        ("image", "Work of target and draft over time"),
+        ("table", "Acceptance by depth"),
+        ("region", "Who works when"),
+    ):
+        assert expected in roles, expected
+    unnamed = [role for role, name in roles if role in ("button", "radio", "textbox", "image", "region") and not name]
+    assert unnamed == []
+    assert browser.value("$('log').getAttribute('aria-live')") == "off"
+    # The answer was spoken once, not token by token.
+    assert browser.value("$('spoken').getAttribute('aria-live')") == "polite"
+    assert browser.value("document.querySelector('.turn pre.text b').textContent.endsWith($('spoken').textContent)")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_stands_out_from_its_ground(browser: Browser, scheme: str):
+    browser.prefers(color_scheme=scheme)
+    ask(browser, PROMPT, most=400, temperature=0.7)
+    browser.until("document.querySelectorAll('#tree .node').length > 4")
+
+    assert browser.value(CONTRAST) == []
+    browser.until("!talk.running")
+    assert browser.value("document.documentElement.dataset.theme") == scheme
+
+    browser.value("$('theme').click()")
+    assert browser.value("document.documentElement.dataset.theme") != scheme
+    assert browser.value(CONTRAST) == []
+    browser.value("localStorage.clear()")
+
+
+def test_whoever_wants_no_motion_gets_none(browser: Browser, serving: Serving):
+    browser.prefers(reduced_motion="reduce")
+    opened(browser, serving)
+
+    assert browser.value("tree.pace") == "slow"
+    ask(browser, PROMPT, most=400)
+    browser.until("document.querySelector('#tree .asked rect')")
+    assert browser.value("getComputedStyle(document.querySelector('#tree .asked rect')).animationName") == "none"
+    browser.until("!talk.running")
+
+
+@pytest.mark.parametrize(("width", "height", "scale"), [(360, 740, 2.0), (680, 450, 2.0), (1360, 900, 1.0)])
+def test_nothing_is_cut_off_on_a_narrow_screen_or_at_twice_the_size(
+    browser: Browser, width: int, height: int, scale: float
+):
+    browser.size(width, height, scale)
+    ask(browser, PROMPT)
+    browser.until("document.querySelector('.turn .after')")
+
+    assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+    outside = browser.value(
+        "[...document.querySelectorAll('button, input, textarea, h2, dd')].filter((one) => one.offsetParent)"
+        ".filter((one) => one.getBoundingClientRect().right > innerWidth + 1).map((one) => one.id || one.textContent)"
+    )
+    assert outside == []
+
+
+def test_nothing_leaves_the_server_and_nothing_can(browser: Browser, serving: Serving):
+    ask(browser, PROMPT)
+    browser.until("document.querySelector('.turn .after')")
+    assert browser.complaints == []
+    assert browser.requests
+    assert {
+        address for address in browser.requests if not address.startswith((serving.url, "about:", "data:"))
+    } == set()
+    assert not any(KEY in address for address in browser.requests)
+
+    def fails(expression: str) -> Any:
+        return browser.value(
+            f"(async () => {{ try {{ await {expression}; return false }} catch {{ return true }} }})()"
+        )
+
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        elsewhere.setblocking(False)
+        assert fails(f"fetch('http://127.0.0.1:{elsewhere.getsockname()[1]}/?text')")
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()
+    assert fails("eval('1')")
+    assert fails("(document.body.innerHTML = '<b>x</b>')")
+    assert fails("document.createElement('script').setAttribute('src', '/x')")
+    browser.complaints.clear()
+
+
+def test_a_page_that_nobody_sees_watches_nothing(browser: Browser):
+    browser.value("Object.defineProperty(document, 'hidden', { get: () => window.away, configurable: true })")
+    browser.value("window.away = true; document.dispatchEvent(new Event('visibilitychange'))")
+    browser.until("stream.signal.aborted")
+    asked = len(browser.requests)
+    told = browser.value("known.scene.at")
+
+    ask(browser, PROMPT)
+    browser.until("document.querySelector('.turn .after')")
+    assert browser.requests[asked:] == [f"{browser.value('location.origin')}/v1/completions"]
+    assert browser.value("known.scene.at") == told
+
+    browser.value("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+    browser.until(f"known.scene.at > {told}")
+
+
+def test_a_wrong_key_is_asked_for_again_and_the_right_one_stays_in_the_tab(browser: Browser, serving: Serving):
+    browser.value("sessionStorage.clear()")
+    browser.open("about:blank")
+    browser.open(f"{serving.url}/#key=a-wrong-key")
+    browser.until("$('door').open && $('door-text').textContent.includes('not accepted')")
+    assert browser.value("location.hash") == ""
+
+    browser.press("Escape")
+    browser.until("!$('door').open")
+    assert browser.value("$('status').innerText") == "The key is missing"
+    browser.value("$('unlock').focus()")
+    browser.press("Enter")
+    browser.until("document.activeElement.id === 'key'")
+    browser.type(KEY)
+    browser.press("Enter")
+
+    browser.until("$('status').dataset.is === 'ok' && known.scene !== null")
+    browser.open(f"{serving.url}/")
+    browser.until("$('status').dataset.is === 'ok'")
+    browser.complaints.clear()
+
+
+def test_a_page_outlives_its_server(chromium: Browser):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    arguments = ("serve", "--port", port, "--api-key", KEY)
+    first = Command(*arguments)
+    try:
+        first.stdout.readline()
+        chromium.open("about:blank")
+        chromium.open(f"http://127.0.0.1:{port}/#key={KEY}")
+        chromium.until("['loading', 'ok'].includes($('status').dataset.is)")
+        chromium.until("$('status').dataset.is === 'ok'", SECONDS)
+        began = time.monotonic()
+        first.interrupt()
+        first.end()
+        assert time.monotonic() - began < 10.0
+    finally:
+        first.process.kill()
+    chromium.until("$('status').innerText.includes('trying again')")
+
+    second = Command(*arguments)
+    try:
+        chromium.until("$('status').dataset.is === 'ok' && known.scene !== null", SECONDS)
+        ask(chromium, PROMPT)
+        chromium.until("document.querySelector('.turn .after')?.textContent.startsWith('Ended')")
+        second.interrupt()
+    finally:
+        second.end()
+    chromium.complaints.clear()

@@ -1,0 +1,148 @@
+"""Rejection verification through real processes: the target's distribution, a fixed output for a fixed seed."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from orchestrator import InputError, Pipeline, Result, SamplingParams
+from tests.conftest import Reference
+from tests.support.tiny_models import network, stock_logits
+
+VOCABULARY = 12
+PROMPT = (3, 1, 4, 1, 5)
+PYTHON = "def quicksort(items):"
+DRAWS = 400
+_FEWEST = 5.0
+"""Cells of which fewer draws are expected are counted together."""
+
+Options = dict[str, Any]
+OPTIONS: dict[str, Options] = {
+    "sd": {"strategy": "sd", "draft_tokens": 2},
+    "ssd": {"strategy": "ssd", "draft_tokens": 2, "fallback": "neural"},
+}
+
+
+def save(folder: Path, model: Any) -> Path:
+    """The model in mlx-lm's format, with a tokenizer of one word a token."""
+    folder.mkdir()
+    arguments = {key: value for key, value in vars(model.args).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(arguments))
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    words = {f"w{token}": token for token in range(VOCABULARY)}
+    tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}}
+    level = {"type": "WordLevel", "vocab": words, "unk_token": "w0"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"model": level}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return network("llama", seed=1, vocab_size=VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def folders(target: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A tiny target and a draft that is not much like it."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return {
+        "target": str(save(folder / "target", target)),
+        "draft": str(save(folder / "draft", network("llama", seed=2, vocab_size=VOCABULARY))),
+    }
+
+
+@pytest.fixture(scope="module", params=OPTIONS.values(), ids=[*OPTIONS])
+def options(request: pytest.FixtureRequest) -> Options:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pipeline(folders: dict[str, str], options: Options) -> Iterator[Pipeline]:
+    with Pipeline(**folders, **options) as pipeline:
+        yield pipeline
+
+
+def chi_square_excess(draws: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
+    """Chi-square of the draws as a standard normal deviate (Wilson and Hilferty 1931); cells below `_FEWEST` as one."""
+    total = draws.total()
+    common = [cell for cell, share in expected.items() if share * total >= _FEWEST]
+    pairs = [(draws[cell], expected[cell] * total) for cell in common]
+    pairs.append((total - sum(seen for seen, _ in pairs), total - sum(due for _, due in pairs)))
+    statistic = sum((seen - due) ** 2 / due for seen, due in pairs)
+    freedom = len(pairs) - 1
+    return ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+
+
+def distribution(model: Any) -> dict[tuple[int, ...], float]:
+    """Probability of each pair of tokens behind the prompt at temperature 1."""
+
+    def next_token(tokens: tuple[int, ...]) -> np.ndarray:
+        return np.array(mx.softmax(stock_logits(model, tokens))).astype(np.float64)
+
+    first = next_token(PROMPT)
+    rows = [next_token((*PROMPT, token)) for token in range(VOCABULARY)]
+    return {(one, two): first[one] * rows[one][two] for one in range(VOCABULARY) for two in range(VOCABULARY)}
+
+
+def draw(pipeline: Pipeline, draws: int, **params: Any) -> list[Result]:
+    sampling = {"temperature": 1.0, "verification": "rejection", "max_tokens": 2} | params
+    return [pipeline.generate(PROMPT, SamplingParams(seed=seed, **sampling)) for seed in range(draws)]
+
+
+def test_pairs_are_distributed_as_the_target_alone_would_have_them(pipeline: Pipeline, target: Any):
+    require_exact(pipeline, target)
+
+
+@pytest.mark.slow
+def test_so_they_are_with_saguaro_sampling(folders: dict[str, str], target: Any):
+    with Pipeline(**folders, **OPTIONS["ssd"], saguaro=0.5) as pipeline:
+        require_exact(pipeline, target)
+
+
+def require_exact(pipeline: Pipeline, target: Any) -> None:
+    results = draw(pipeline, DRAWS)
+
+    assert chi_square_excess(Counter(result.tokens for result in results), distribution(target)) < 3.5
+    rounds = Counter(result.statistics.rounds for result in results)
+    assert min(rounds[1], rounds[2]) > DRAWS / 20, "both acceptance and rejection must have been at work"
+
+
+def test_the_draft_s_own_distribution_would_fail_that_test(target: Any):
+    draft = distribution(network("llama", seed=2, vocab_size=VOCABULARY))
+    shares = np.array([*draft.values()])
+    chosen = np.random.default_rng(3).choice(len(shares), size=DRAWS, p=shares / shares.sum())
+
+    cells = [*draft]
+    assert chi_square_excess(Counter(cells[index] for index in chosen), distribution(target)) > 10
+
+
+def test_a_fixed_seed_gives_a_fixed_output(pipeline: Pipeline, folders: dict[str, str], options: Options):
+    first = [result.tokens for result in draw(pipeline, 10, max_tokens=16)]
+    with Pipeline(**folders, **options) as other:
+        again = [result.tokens for result in draw(other, 10, max_tokens=16)]
+
+    assert first == again
+    assert len(set(first)) == len(first)
+
+
+@pytest.mark.parametrize("strategy", ["sd", "ssd"])
+def test_at_temperature_zero_tokens_equal_those_of_the_target_alone(reference: Reference, strategy: str):
+    with Pipeline(strategy=strategy) as pipeline:
+        tokens = pipeline.generate(PYTHON, SamplingParams(max_tokens=40, verification="rejection")).tokens
+
+    assert tokens == reference(PYTHON, SamplingParams(max_tokens=40)).tokens
+
+
+def test_trees_are_refused_with_the_next_step():
+    with Pipeline(strategy="adaptive") as pipeline:
+        with pytest.raises(InputError, match="add --strategy sd or --strategy ssd"):
+            pipeline.generate(PYTHON, SamplingParams(verification="rejection"))
+
+        assert pipeline.generate(PYTHON, SamplingParams(max_tokens=1)).finish_reason == "length"

@@ -1,0 +1,119 @@
+"""A target divided among ranks says what the whole one says, whatever happens to a rank. Real processes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from orchestrator import Pipeline, Result, SamplingParams
+from tests.conftest import Reference
+from tests.support.processes import until
+from tests.target_worker.tensor_parallel.test_ranks import free_ports
+
+PROMPT = "def quicksort(items):"
+SETTINGS = [SamplingParams(max_tokens=64), SamplingParams(temperature=1.0, seed=5, max_tokens=64)]
+_SILENCE = 3.0
+_CLI = f"{sys.executable} -m orchestrator.cli.app"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    """A hosts file of two ranks on this machine."""
+    path = tmp_path / "hosts.json"
+    addresses = [[f"127.0.0.1:{port}"] for port in free_ports(2)]
+    path.write_text(json.dumps({"hosts": addresses, "silence": _SILENCE}))
+    return path
+
+
+@pytest.fixture
+def pipeline(hosts: Path) -> Iterator[Pipeline]:
+    """A divided pipeline of the test's own; none of its ranks is left."""
+    with Pipeline(target_hosts=str(hosts)) as pipeline:
+        yield pipeline
+    until(lambda: not ranks(hosts), seconds=5.0)
+
+
+def ranks(hosts: Path) -> dict[int, int]:
+    """Process ids of the live target ranks of a hosts file."""
+    listing = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,command="], capture_output=True, text=True, check=True)
+    mine = [line.split(maxsplit=1) for line in listing.stdout.splitlines() if _first_address(hosts) in line]
+    programs = {"-m target_worker {": 0, "-m target_worker.tensor_parallel.rank_process {": 1}
+    return {rank: int(pid) for program, rank in programs.items() for pid, command in mine if program in command}
+
+
+def both(hosts: Path) -> dict[int, int] | None:
+    """The same, once two ranks live."""
+    found = ranks(hosts)
+    return found if len(found) == 2 else None
+
+
+def _first_address(hosts: Path) -> str:
+    return json.loads(hosts.read_text())["hosts"][0][0]
+
+
+def generate_and(pipeline: Pipeline, params: SamplingParams, act: Callable[[], object], after: int) -> Result:
+    """The result of a request in whose midst something happens."""
+    with pipeline.stream(PROMPT, params) as stream:
+        for count, _ in enumerate(stream):
+            if count == after:
+                act()
+        assert stream.result is not None
+        return stream.result
+
+
+def test_a_divided_target_says_what_the_whole_one_says_and_survives_its_ranks(
+    pipeline: Pipeline, hosts: Path, reference: Reference
+):
+    with ThreadPoolExecutor() as threads:
+        results = list(threads.map(lambda params: pipeline.generate(PROMPT, params), SETTINGS))
+    assert [result.tokens for result in results] == [reference(PROMPT, params).tokens for params in SETTINGS]
+    assert any(result.statistics.hit_rate for result in results), "drafts work with a divided target"
+
+    asked = tuple(range(1, 120))
+    answered = (*asked, *pipeline.generate(asked, SETTINGS[1]).tokens, 7, 8)
+    for turn in (answered, (*answered[:170], 9)):
+        result = pipeline.generate(turn, SETTINGS[1])
+        assert result.tokens == reference(turn, SETTINGS[1]).tokens
+        assert result.statistics.adopted_tokens >= 99, "all ranks go on with what they have"
+
+    for rank in (1, 0):
+        before = until(lambda: both(hosts))
+        result = generate_and(pipeline, SETTINGS[1], partial(os.kill, before[rank], signal.SIGKILL), after=3)
+        assert result.tokens == reference(PROMPT, SETTINGS[1]).tokens, rank
+        assert set(before.values()).isdisjoint(ranks(hosts).values()), "all ranks start anew"
+
+
+def test_a_stopped_rank_is_replaced_in_the_midst_of_a_request(pipeline: Pipeline, hosts: Path, reference: Reference):
+    stopped = ranks(hosts)[1]
+    result = generate_and(pipeline, SETTINGS[0], partial(os.kill, stopped, signal.SIGSTOP), after=2)
+
+    assert result.tokens == reference(PROMPT, SETTINGS[0]).tokens
+    assert stopped not in ranks(hosts).values()
+
+
+@pytest.mark.slow
+def test_a_rank_on_a_host_of_its_own_serves_one_pipeline_after_another(hosts: Path, reference: Reference):
+    """Two addresses of a network namespace of the test's own stand in for two hosts."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode:
+        pytest.skip("this system has no network namespaces for its users")
+    hosts.write_text(json.dumps([["10.77.0.1:5711"], ["10.77.0.2:5711"]]))
+    script = f"""
+ip link set lo up && ip addr add 10.77.0.1/32 dev lo && ip addr add 10.77.0.2/32 dev lo || exit 1
+{_CLI} target-rank --hosts {hosts} --rank 1 & rank=$!
+for run in 1 2; do {_CLI} generate '{PROMPT}' --target-hosts {hosts} --max-tokens 32 --json || exit 1; done
+kill -TERM $rank; wait $rank; test $? = 130
+"""
+    out = subprocess.run(["unshare", "-rn", "sh", "-c", script], capture_output=True, text=True, timeout=110)
+
+    assert out.returncode == 0, out.stderr
+    expected = reference(PROMPT, SamplingParams(max_tokens=32)).tokens
+    assert [tuple(json.loads(line)["tokens"]) for line in out.stdout.splitlines()] == [expected, expected]
+    assert out.stderr.count("Rank 1: at work.") == 2

@@ -1,0 +1,221 @@
+"""Laws of the terminal chat: what is said, what is remembered, and what Ctrl-C stops."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator import Pipeline, SamplingParams
+from orchestrator.cli.chat.answer import Answer, Answerer
+from orchestrator.cli.chat.conversation import Conversation
+from orchestrator.cli.chat.screen import PlainAnswer
+from orchestrator.cli.chat.session import converse
+from orchestrator.text.chat_template import ChatTemplate
+from protocol.errors import InputError, PipelineError
+from tests.support.paths import DEMO_TARGET
+
+DEMO = DEMO_TARGET
+SECONDS = 60.0
+
+
+class Script:
+    """A screen that types what it is told; an exception in place of a line is raised."""
+
+    def __init__(self, *lines: str | type[BaseException], lasting: bool = True) -> None:
+        self.lasting = lasting
+        self.told: list[str] = []
+        self._lines = iter(lines)
+
+    def ask(self) -> str | None:
+        line = next(self._lines, None)
+        if isinstance(line, type):
+            raise line
+        return line
+
+    def tell(self, words: str, wrong: bool = False) -> None:
+        self.told.append(f"Error: {words}" if wrong else words)
+
+    def answering(self) -> PlainAnswer:
+        return PlainAnswer()
+
+
+class Echo(Answerer):
+    """Answers with how many messages it has read, and the last one; stops or fails where a question says so."""
+
+    def answer(self, conversation: Conversation, question: str, show) -> Answer:
+        messages = conversation.messages(question)
+        if question == "fail":
+            raise PipelineError("The pipeline is gone.")
+        return Answer(f"{len(messages)} {messages[-1]['content']}", "", stopped=question == "stop")
+
+
+def chat(*lines: str | type[BaseException], lasting: bool = True) -> tuple[Conversation, list[str], dict[str, str]]:
+    saved: dict[str, str] = {}
+    conversation = Conversation(SamplingParams(), saved.__setitem__)
+    screen = Script(*lines, lasting=lasting)
+    converse(screen, conversation, Echo.__new__(Echo))
+    return conversation, screen.told, saved
+
+
+def test_every_answer_reads_all_that_was_said():
+    conversation, _, _ = chat("one", "//two", " ", "/system Be brief.", "three")
+
+    assert [message["content"] for message in conversation.messages("four")] == [
+        *("Be brief.", "one", "1 one", "/two", "3 /two", "three", "6 three", "four")
+    ]
+
+
+def test_commands_change_what_follows_and_say_so(capsys: pytest.CaptureFixture):
+    conversation, told, saved = chat(
+        "/system S", "/temperature 0.7", "/seed 3", "hello", "/save notes.md", "/clear", "/help", "/quit", "unheard"
+    )
+
+    assert conversation.params == SamplingParams(temperature=0.7, seed=3)
+    assert [message["content"] for message in conversation.messages("x")] == ["S", "x"]
+    assert saved == {"notes.md": "*System:* S\n\n**User:**\n\nhello\n\n**Assistant:**\n\n2 hello\n"}
+    assert told[1:3] == ["The temperature is 0.7.", "The seed is 3."]
+    assert "/quit" in told[-1]
+    assert capsys.readouterr().out == "2 hello\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/clean", "did you mean /clear"),
+        ("/temperature hot", "needs a number"),
+        ("/temperature -1", "temperature"),
+        ("/seed x", "whole number"),
+        ("/save", "name of a file"),
+        ("fail", "gone"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_loses_nothing(line: str, words: str):
+    conversation, told, _ = chat("one", line, "two")
+
+    assert len(told) == 1
+    assert told[0].startswith("Error: ")
+    assert words in told[0]
+    assert len(conversation.messages("three")) == 5
+    assert conversation.params == SamplingParams()
+
+    with pytest.raises(PipelineError, match=words):
+        chat("one", line, lasting=False)
+
+
+def test_ctrl_c_stops_an_answer_and_twice_ends_the_chat():
+    conversation, told, _ = chat("stop", "two", KeyboardInterrupt, "three")
+    assert len(conversation.messages("four")) == 7
+    assert len(told) == 1
+
+    with pytest.raises(KeyboardInterrupt):
+        chat(KeyboardInterrupt, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        chat("stop", KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        chat("stop", lasting=False)
+
+
+def test_plain_text_comes_as_it_is_sure_and_only_once(capsys: pytest.CaptureFixture):
+    answer = PlainAnswer()
+    for text in ("a", "a b\n", "a b\n\nc  "):
+        answer.show(text, "")
+    answer.finish("a b\n\nc", "")
+
+    assert capsys.readouterr().out == "a b\n\nc\n"
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Iterator[Pipeline]:
+    with Pipeline() as running:
+        yield running
+
+
+def command(pipeline: Pipeline, *options: str) -> list[str]:
+    return [sys.executable, "-m", "orchestrator.cli.app", "chat", "--address", pipeline.address, *options]
+
+
+def test_without_a_terminal_lines_go_in_and_text_comes_out(pipeline: Pipeline):
+    template = ChatTemplate(DEMO)
+    stdin = "import os\\\nimport sys\n/system Python\nmore\n"
+    out = subprocess.run(
+        command(pipeline, "--max-tokens", "12", "--temperature", "0.8", "--seed", "5"),
+        input=stdin, capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+
+    params = SamplingParams(max_tokens=12, temperature=0.8, seed=5, stop=template.stops)
+    said = [{"role": "user", "content": "import os\nimport sys"}]
+    first = pipeline.generate(template.tokens(said), params).text.strip()
+    said = [{"role": "system", "content": "Python"}, *said, {"role": "assistant", "content": first}]
+    second = pipeline.generate(template.tokens([*said, {"role": "user", "content": "more"}]), params).text.strip()
+    assert (out.returncode, out.stdout) == (0, f"{first}\n{second}\n")
+    assert out.stderr == "The model is told so from the next message on.\n"
+
+
+class Typist:
+    """Types into a chat on a terminal of its own, and reads what it shows."""
+
+    def __init__(self, arguments: list[str], home: Path) -> None:
+        self._ours, theirs = pty.openpty()
+        environment = {**os.environ, "XDG_CACHE_HOME": str(home), "HOME": str(home), "TERM": "xterm", "COLUMNS": "100"}
+        self.process = subprocess.Popen(arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        self._seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def read(self, *words: str) -> str:
+        """All up to where one of `words` is behind what was read before."""
+        end = time.monotonic() + SECONDS
+        while not any(word in self._seen for word in words):
+            assert time.monotonic() < end, self._seen
+            chunk = os.read(self._ours, 4096).decode(errors="replace")
+            self._seen += chunk
+        seen, self._seen = self._seen, ""
+        return seen
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+@pytest.fixture
+def typist(pipeline: Pipeline, tmp_path: Path) -> Iterator[Typist]:
+    typist = Typist(command(pipeline, "--max-tokens", "2000", "--temperature", "1", "--seed", "5"), tmp_path)
+    yield typist
+    typist.close()
+
+
+def test_on_a_terminal_ctrl_c_stops_the_answer_and_then_the_chat(typist: Typist, tmp_path: Path):
+    typist.read("›")
+    typist.type("first\x1b\rsecond\\\rthird\r")
+    typist.read("tokens/s")
+    typist.process.send_signal(signal.SIGINT)
+    # The answer may just have ended by itself; then the signal meets an empty line.
+    typist.read("stopped", "again")
+    typist.process.send_signal(signal.SIGINT)
+    assert typist.process.wait(SECONDS) == 0
+
+    history = next(tmp_path.rglob("chat")) / "history"
+    assert history.stat().st_mode & 0o777 == 0o600
+    assert history.read_text().splitlines()[-3:] == ["+first", "+second", "+third"]
+
+
+def test_a_history_that_others_can_read_is_refused(typist: Typist, tmp_path: Path):
+    typist.read("›")
+    typist.type("\x04")
+    assert typist.process.wait(SECONDS) == 0
+    history = next(tmp_path.rglob("chat")) / "history"
+    history.chmod(0o644)
+
+    from orchestrator.cli.chat.prompt_line import prompt_session
+
+    with pytest.raises(InputError, match="can be read by others"):
+        prompt_session(history)

@@ -1,0 +1,323 @@
+"""The command line as a person meets it: real processes, one sentence when something is wrong, nothing left behind."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from orchestrator import SamplingParams
+from tests.conftest import Reference
+from tests.support.paths import DEMO_TARGET
+from tests.support.processes import members, remains, until
+
+PROMPT = "def quicksort(items):"
+DEMO = DEMO_TARGET
+COMMANDS = ("generate", "start", "doctor", "completion")
+
+
+class Command:
+    """A running `launch-pipeline`."""
+
+    def __init__(self, *arguments: str, stdin: str | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.cli.app", *arguments],
+            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.mark = f"lp-{self.process.pid}-"
+        self._stdin = stdin
+
+    @property
+    def stdout(self) -> IO[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        os.kill(self.process.pid, signal.SIGINT)
+
+    def end(self, seconds: float = 60.0) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr; checks that nothing is left."""
+        try:
+            output, errors = self.process.communicate(self._stdin, timeout=seconds)
+        finally:
+            self.process.kill()
+        until(lambda: not remains(self.mark), seconds=3.0)
+        return self.process.returncode, output, errors
+
+
+def run(*arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
+    return Command(*arguments, stdin=stdin).end()
+
+
+def sentence(errors: str) -> str:
+    """The one line that stderr holds."""
+    (line,) = errors.strip().splitlines()
+    assert line.startswith("Error: ")
+    return line
+
+
+@pytest.fixture(scope="module")
+def other_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with two tokens exchanged."""
+    folder = copied(tmp_path_factory.mktemp("other"))
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[500:502]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other_architecture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model that says it is something mlx-lm has never heard of."""
+    folder = copied(tmp_path_factory.mktemp("strange"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "abacus"}))
+    return folder
+
+
+def copied(folder: Path) -> Path:
+    for file in DEMO.iterdir():
+        shutil.copy(file, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def address(port: int) -> Iterator[str]:
+    """A pipeline that `start` keeps running."""
+    command = Command("start", "--address", f"tcp://127.0.0.1:{port}", "--strategy", "sd")
+    assert command.stdout.readline().startswith(f"Ready at tcp://127.0.0.1:{port}.")
+    yield f"tcp://127.0.0.1:{port}"
+    command.interrupt()
+    code, _, errors = command.end(5.0)
+    assert (code, errors.strip()) == (130, "Interrupted.")
+
+
+def test_generate_prints_the_text_and_then_figures(reference: Reference):
+    code, output, errors = run("generate", PROMPT, "--max-tokens", "12")
+
+    assert code == 0
+    assert output == reference(PROMPT, SamplingParams(max_tokens=12)).text + "\n"
+    assert "tokens/s" in errors
+    assert "12 after a prompt of 9 (length)" in errors
+
+
+def test_quiet_prints_the_text_alone(reference: Reference):
+    options = ("--quiet", "--max-tokens", "8", "--temperature", "0.7", "--seed", "3")
+
+    text = reference(PROMPT, SamplingParams(max_tokens=8, temperature=0.7, seed=3)).text
+    assert run("generate", PROMPT, *options) == (0, text + "\n", "")
+
+
+def test_json_is_one_object_with_documented_keys(reference: Reference):
+    options = ("--json", "--max-tokens", "12", "--temperature", "0.9", "--seed", "21", "--stop", "zzz")
+    code, output, errors = run("generate", PROMPT, *options)
+
+    answer = json.loads(output)
+    expected = reference(PROMPT, SamplingParams(max_tokens=12, temperature=0.9, seed=21))
+    assert (code, errors) == (0, "")
+    assert set(answer) == {"text", "tokens", "finish_reason", "seed", "stats"}
+    assert (answer["text"], answer["tokens"]) == (expected.text, list(expected.tokens))
+    assert (answer["finish_reason"], answer["seed"]) == ("length", 21)
+    assert set(answer["stats"]) >= {
+        *("prompt_tokens", "generated_tokens", "elapsed", "time_to_first_token", "tokens_per_second"),
+        *("rounds", "tokens_per_round", "hit_rate", "acceptance_rate", "acceptance_by_depth"),
+        *("target_busy", "draft_busy", "wasted_draft_share", "overhead_per_round"),
+    }
+
+
+def test_the_prompt_may_come_from_stdin_or_a_file(address: str, tmp_path: Path, reference: Reference):
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT)
+    options = ("--address", address, "--quiet", "--max-tokens", "8")
+
+    text = reference(PROMPT, SamplingParams(max_tokens=8)).text + "\n"
+    assert run("generate", "--prompt-file", "-", *options, stdin=PROMPT) == (0, text, "")
+    assert run("generate", "--prompt-file", str(file), *options) == (0, text, "")
+
+
+def test_a_running_pipeline_serves_several_commands(address: str, reference: Reference):
+    arguments = ("generate", PROMPT, "--address", address, "--json", "--max-tokens", "10")
+    commands = [Command(*arguments) for _ in range(3)]
+
+    answers = [json.loads(command.end()[1])["tokens"] for command in commands]
+    assert answers == [list(reference(PROMPT, SamplingParams(max_tokens=10)).tokens)] * 3
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_says_what_a_command_does_and_shows_it(command: str):
+    code, output, errors = run(*filter(None, [command]), "--help")
+
+    assert (code, errors) == (0, "")
+    assert output.startswith(f"Usage: launch-pipeline {command}".rstrip())
+    assert "launch-pipeline" in output.split("\n", 1)[1]
+
+
+def test_version_is_the_packages():
+    code, output, _ = run("--version")
+
+    assert code == 0
+    assert output.startswith("launch-pipeline, version 0.")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_name_the_command(shell: str):
+    code, output, errors = run("completion", shell)
+
+    assert (code, errors) == (0, "")
+    assert "_LAUNCH_PIPELINE_COMPLETE" in output
+
+
+IMPOSSIBLE: dict[tuple[str, ...], str] = {
+    ("--temperature", "-1"): "temperature must be a number >= 0.0.",
+    ("--top-p", "0"): "top_p must be a number > 0.0.",
+    ("--min-p", "1.5"): "min_p must be a number <= 1.0.",
+    ("--top-k", "-1"): "top_k must be a whole number >= 0.",
+    ("--seed", "-1"): "seed must be a whole number >= 0.",
+    ("--max-tokens", "0"): "max_tokens must be a whole number >= 1.",
+    ("--max-tokens", "many"): "'many' is not a valid integer.",
+    ("--draft-tokens", "0"): "draft_tokens must be a whole number >= 1.",
+    ("--saguaro", "2"): "saguaro must be a number <= 1.0.",
+    ("--strategy", "warp"): "'warp' is not one of 'ar', 'sd', 'ssd', 'adaptive'.",
+    ("--prompt-file", __file__): "Give either a prompt or --prompt-file",
+    ("--prompt-file", "/nowhere"): "No such file or directory.",
+    ("--bogus",): "No such option",
+}
+
+
+@pytest.mark.parametrize("options", IMPOSSIBLE, ids=" ".join)
+def test_an_impossible_value_is_named_with_where_to_look(options: tuple[str, ...]):
+    code, output, errors = run("generate", "x", *options)
+
+    assert (code, output) == (2, "")
+    assert IMPOSSIBLE[options] in sentence(errors)
+    assert errors.strip().endswith("See `launch-pipeline generate --help`.")
+
+
+UNUSABLE: dict[tuple[str, ...], str] = {
+    ("--target", "/nowhere"): "There is no folder '/nowhere': check the path of the target",
+    ("--target", "/tmp"): "/tmp has no config.json",
+    ("--draft", "no such"): "'no such' is neither a folder nor a Hugging Face id",
+    (
+        "--address",
+        "tcp://8.8.8.8:1",
+    ): "tcp://8.8.8.8:1 is beyond this machine, where sockets need keys: use ipc:///path",
+    ("--address", "tcp://127.0.0.1:0"): "has no possible port: choose one",
+    ("--verification", "rejection"): "add --strategy sd or --strategy ssd",
+    ("--record", "/nowhere/record"): "The record /nowhere/record can't be written (No such file or directory): choose",
+}
+
+
+@pytest.mark.parametrize("options", UNUSABLE, ids=" ".join)
+def test_what_cannot_be_used_is_named_with_the_next_step(options: tuple[str, ...]):
+    code, output, errors = run("generate", "x", *options)
+
+    assert (code, output) == (2, "")
+    assert UNUSABLE[options] in sentence(errors)
+
+
+def test_neither_prompt_nor_file_is_no_request():
+    code, _, errors = run("generate")
+
+    assert code == 2
+    assert "Give either a prompt or --prompt-file" in sentence(errors)
+
+
+def test_an_empty_prompt_is_no_request(address: str):
+    code, _, errors = run("generate", "", "--address", address)
+
+    assert code == 2
+    assert "The prompt is empty: give at least one token" in sentence(errors)
+
+
+def test_a_prompt_longer_than_the_context_is_refused(address: str):
+    code, output, errors = run("generate", "--prompt-file", "-", "--address", address, stdin="x = 1\n" * 2000)
+
+    assert (code, output) == (2, "")
+    assert "has a context of 2,048. Shorten the prompt" in sentence(errors)
+
+
+def test_a_draft_with_another_tokenizer_is_refused(other_tokenizer: Path):
+    code, output, errors = run("generate", "x", "--draft", str(other_tokenizer))
+
+    assert (code, output) == (2, "")
+    assert "has another tokenizer than the target" in sentence(errors)
+    assert "--draft-engine ngram" in errors
+
+
+def test_an_architecture_nobody_knows_is_refused(other_architecture: Path):
+    code, output, errors = run("generate", "x", "--target", str(other_architecture), "--draft-engine", "none")
+
+    assert (code, output) == (2, "")
+    assert "abacus" in sentence(errors)
+    assert "choose an architecture that mlx-lm supports" in errors
+
+
+def test_an_address_in_use_is_refused(address: str):
+    code, output, errors = run("start", "--address", address)
+
+    assert (code, output) == (2, "")
+    assert "Address already in use" in sentence(errors)
+    assert "choose another address" in errors
+
+
+def test_an_address_where_nobody_listens_is_named():
+    code, output, errors = run("generate", "x", "--address", "ipc:///tmp/nobody-listens-here")
+
+    assert (code, output) == (1, "")
+    assert "No pipeline answers at ipc:///tmp/nobody-listens-here: start one with" in sentence(errors)
+
+
+def test_ctrl_c_while_models_load_ends_everything():
+    command = Command("generate", PROMPT)
+    until(lambda: "target_worker" in members(command.mark))
+    command.interrupt()
+
+    code, output, errors = command.end(5.0)
+    assert (code, output, errors.strip()) == (130, "", "Interrupted.")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_generating_ends_everything(times: int):
+    command = Command("generate", PROMPT, "--max-tokens", "1900")
+    assert command.stdout.read(4)
+    for _ in range(times):
+        command.interrupt()
+
+    code, _, errors = command.end(5.0)
+    assert code in (130, -signal.SIGINT)
+    assert errors.strip() in ("Interrupted.", "")
+
+
+def test_a_worker_that_keeps_dying_ends_the_command_with_a_sentence():
+    command = Command("generate", PROMPT, "--max-tokens", "1900", "--draft-engine", "none")
+    shot: set[int] = set()
+    while command.process.poll() is None:
+        pid = members(command.mark).get("target_worker")
+        if pid is not None and pid not in shot:
+            shot.add(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    code, _, errors = command.end()
+    assert (code, len(shot)) == (1, 3)
+    assert "It died three times within a minute and is not started again. Run `launch-pipeline doctor`" in errors

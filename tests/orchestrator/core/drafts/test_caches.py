@@ -1,0 +1,161 @@
+"""Laws of what a draft leaves behind: the next life finds it once, and nothing else stays."""
+
+import msgspec
+
+from orchestrator.core.admission import refusal
+from orchestrator.core.commands import Command, Release, Tell
+from orchestrator.core.drafts.caches import DraftCaches
+from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
+from orchestrator.core.machine import Machine
+from orchestrator.core.options import Options
+from protocol.messages.base import SequenceId
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Grow, KvOffer, KvReference, Prefilled, Start
+from tests.support.simulated_workers import hello
+
+ONE, TWO = SequenceId(1), SequenceId(2)
+A, B = "lp-" + "a" * 20, "lp-" + "b" * 20
+
+
+def offer(sequence: SequenceId, name: str, tokens: int = 40) -> KvOffer:
+    return KvOffer(sequence, name, tokens, size=1000, seconds=0.0)
+
+
+def test_the_next_life_finds_what_the_last_offered():
+    caches = DraftCaches()
+    caches.offered(offer(ONE, A), live=True)
+    caches.offered(offer(ONE, A, 72), live=True)
+
+    assert caches.left() == []
+    assert caches.find(ONE) == KvReference(A, 72)
+
+
+def test_the_present_life_is_not_told_of_its_own_arenas():
+    caches = DraftCaches()
+    caches.offered(offer(ONE, A), live=True)
+
+    assert caches.find(ONE) is None
+
+
+def test_a_life_that_ends_before_it_offers_anything_leaves_what_it_took_over():
+    caches = DraftCaches()
+    caches.offered(offer(ONE, A), live=True)
+    caches.left()
+    caches.find(ONE)
+
+    assert caches.left() == []
+    assert caches.find(ONE) == KvReference(A, 40)
+
+
+def test_arenas_of_sequences_that_are_over_go_with_the_draft():
+    caches = DraftCaches()
+    caches.offered(offer(ONE, A), live=True)
+    caches.offered(offer(TWO, B), live=True)
+    caches.ended(ONE)
+
+    assert caches.left() == [Release(A)]
+    assert caches.find(ONE) is None
+    assert caches.find(TWO) == KvReference(B, 40)
+
+
+def test_an_arena_that_serves_another_sequence_is_that_ones():
+    caches = DraftCaches()
+    caches.offered(offer(ONE, A), live=True)
+    caches.ended(ONE)
+    caches.offered(offer(TWO, A, 33), live=True)
+
+    assert caches.left() == []
+    assert caches.find(TWO) == KvReference(A, 33)
+
+
+def test_an_offer_that_comes_after_the_end_of_its_sequence_is_not_forgotten():
+    caches = DraftCaches()
+    caches.offered(offer(ONE, A), live=False)
+
+    assert caches.left() == [Release(A)]
+
+
+def test_an_arena_that_was_refused_is_counted_and_given_up():
+    caches = DraftCaches()
+    caches.offered(offer(ONE, A), live=True)
+    caches.left()
+    caches.find(ONE)
+    caches.adopted(Prefilled(ONE, 3, 40, 0.0, 0, "torn"))
+
+    assert caches.warnings == 1
+    assert caches.left() == [Release(A)]
+
+
+def test_an_arena_that_was_taken_over_is_no_warning():
+    caches = DraftCaches()
+    caches.adopted(Prefilled(ONE, 3, 2, 0.0, 38, ""))
+
+    assert caches.warnings == 0
+
+
+# In the machine ------------------------------------------------------------------------------------
+
+
+def starts(commands: list[Command]) -> list[Start]:
+    """What a draft is told to start."""
+    told = [command for command in commands if isinstance(command, Tell) and command.role == "draft"]
+    return [command.message for command in told if isinstance(command.message, Start)]
+
+
+def drafting() -> Machine:
+    machine = Machine(Options())
+    machine.step(WorkerUp(1, hello("target")), 0.0)
+    machine.step(WorkerUp(2, hello("draft")), 0.0)
+    return machine
+
+
+def test_a_draft_that_is_back_is_told_what_the_last_one_left():
+    machine = drafting()
+    (first,) = starts(machine.step(Submitted(ONE, Request(tuple([7] * 60), Sampling(), 10)), 0.0))
+    machine.step(Arrived("draft", 2, offer(ONE, A, 59)), 0.1)
+    machine.step(WorkerDown("draft", 2), 0.2)
+    (second,) = starts(machine.step(WorkerUp(3, hello("draft")), 0.3))
+
+    assert first.adopt is None
+    assert second.adopt == KvReference(A, 59)
+
+
+def test_a_draft_that_could_not_use_it_is_counted():
+    machine = drafting()
+    machine.step(Submitted(ONE, Request((1, 2, 3), Sampling(), 10)), 0.0)
+    machine.step(Arrived("draft", 2, Prefilled(ONE, 0, 2, 0.0, 0, "torn")), 0.1)
+
+    assert machine.drafting.warnings == 1
+
+
+def test_the_end_of_a_request_gives_its_arena_to_others():
+    machine = drafting()
+    machine.step(Submitted(ONE, Request((1, 2, 3), Sampling(), 10)), 0.0)
+    machine.step(Arrived("draft", 2, offer(TWO, A)), 0.1)
+
+    assert Release(A) in machine.step(WorkerDown("draft", 2), 0.2)
+
+
+# Too long ------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_a_converted_draft_has_no_room_for_is_refused_with_the_next_step():
+    request = Request(tuple([7] * 100), Sampling(), 10)
+    draft = msgspec.structs.replace(hello("draft"), engine="coreml", context=100)
+    text = refusal(request, hello("target"), draft)
+
+    assert text is not None
+    assert "room for 100" in text
+    assert "--context" in text
+    assert refusal(request, hello("target"), msgspec.structs.replace(draft, context=101)) is None
+    assert refusal(request, hello("target"), msgspec.structs.replace(draft, engine="mlx")) is None
+
+
+def test_what_a_draft_had_read_before_says_nothing_of_how_fast_it_reads():
+    machine = drafting()
+    machine.step(Submitted(ONE, Request(tuple([7] * 301), Sampling(), 10)), 0.0)
+    machine.step(Arrived("draft", 2, Prefilled(ONE, 0, 100, 0.0, 200)), 1.0)
+    root = machine.sequences[ONE].cache.root.id
+    machine.step(Arrived("draft", 2, Grow(ONE, 0, (root,), (3,), (0.5,), evaluated=1, seconds=0.0)), 1.0)
+
+    assert machine.sequences[ONE].estimates.reading.get(0.0) == 1.0 / 100

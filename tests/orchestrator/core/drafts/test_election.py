@@ -1,0 +1,292 @@
+"""Laws of several drafts: the best one drafts, no other one gets in the way, and one that fails is replaced at once."""
+
+import itertools
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from orchestrator.core.commands import Dismiss, Tell
+from orchestrator.core.drafts.election import MOST_DRAFTS, Election
+from orchestrator.core.events import WorkerDown, WorkerUp
+from orchestrator.core.options import Options
+from orchestrator.tools.simulate.acceptance import Acceptance, InventedLanguage
+from orchestrator.tools.simulate.devices import Devices, Wire
+from orchestrator.tools.simulate.run import Guest, Simulation
+from protocol.messages.worker import Reroot, Start, Stop
+from protocol.worker.pacing import DevicePace
+from tests.orchestrator.core.test_machine import PROMPT, Bench, ready
+from tests.support.simulated_workers import hello, reference
+
+TARGET = DevicePace(steps=((1, 0.020), (4, 0.024), (16, 0.040)), prefill_rate=1000.0)
+DRAFT = DevicePace(steps=((1, 0.005), (8, 0.006)), prefill_rate=2000.0)
+SLOW = DevicePace(steps=((1, 0.015), (8, 0.018)), prefill_rate=700.0)
+DEVICES = Devices(target=TARGET, draft=DRAFT, rival_draft=DRAFT)
+FIRST, SECOND = 2, 3
+"""Incarnations: the target comes first."""
+
+
+def language(accept, boast=0.0, draft=()):
+    return InventedLanguage(Acceptance(accept=accept, spread=1.0, claim_shift=boast), prompt_tokens=16, draft=draft)
+
+
+def run(guests=(), accept: float | None = 0.7, tokens=600, requests=1, **options):
+    """The pipeline's own draft is right so often; all requests are submitted at once, all tokens are checked."""
+    own = accept is not None
+    simulation = Simulation(Options(**options), language(accept if own else 0.5), DEVICES, guests=guests, draft=own)
+    ids = [simulation.submit(request, tokens) for request in range(requests)]
+    simulation.run()
+    for id in ids:
+        assert simulation.served[id].tokens == simulation.truth(id)
+    return simulation
+
+
+def guest(accept=0.7, pace=DRAFT, at=0.0, boast=0.0, **about):
+    """A draft that finds other positions hard than the pipeline's own one does."""
+    return Guest(pace=pace, language=language(accept, boast, draft=(1,)), at=at, **about)
+
+
+def drafting(machine):
+    return [id for id, standing in machine.standings().items() if standing == "drafting"]
+
+
+# The election --------------------------------------------------------------------------------------
+
+
+def speeds_settled(election, speeds, rounds=2000):
+    """Let trials end as the drafts' true speeds say."""
+    for _ in range(rounds):
+        election.round_over()
+        if election.on_trial is not None:
+            election.judged(speeds[election.on_trial] / speeds[election.drafting])
+    return election.drafting
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3])))
+def test_the_best_wins_whatever_the_order_of_arrival(order):
+    election = Election()
+    for id in order:
+        election.joined(id)
+
+    assert speeds_settled(election, {1: 10.0, 2: 20.0, 3: 40.0}) == 3
+
+
+def test_a_trial_that_flatters_whoever_is_on_it_changes_nothing_for_long():
+    """Each of two looks a tenth better than it is while it is tried out; the slower one is back at standing by soon."""
+    election = Election()
+    election.joined(1)
+    election.joined(2)
+    election.judged(1.1 * 0.97)
+    assert election.drafting == 2
+    election.judged(1.1 / 0.97)
+
+    assert election.drafting == 1
+    assert election.on_trial is None
+
+
+def test_a_lost_trial_is_repeated_ever_more_rarely():
+    election, trials = Election(), 0
+    election.joined(1)
+    election.joined(2)
+    for _ in range(10_000):
+        election.round_over()
+        if election.on_trial is not None:
+            trials += 1
+            election.judged(0.5)
+
+    assert 3 <= trials <= 7
+
+
+def test_the_best_of_those_that_stand_by_takes_over():
+    election = Election()
+    for id in (1, 2, 3):
+        election.joined(id)
+    speeds_settled(election, {1: 40.0, 2: 10.0, 3: 20.0}, rounds=3)
+    election.left(1)
+
+    assert election.drafting == 3
+
+
+def test_a_draft_that_failed_takes_over_only_when_nothing_else_is_there():
+    election = Election()
+    election.joined(1)
+    assert not election.failed()
+    election.joined(2)
+    assert election.failed()
+    assert election.drafting == 2
+    assert not election.failed()
+    election.left(2)
+
+    assert election.drafting == 1
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.sampled_from(["join", "leave", "fail", "judge", "round"]), st.integers(1, 5)), max_size=60)
+)
+def test_someone_drafts_as_long_as_anyone_is_there(happenings):
+    election, present = Election(), set()
+    for what, id in happenings:
+        if what == "join" and id not in present:
+            election.joined(id)
+            present.add(id)
+        elif what == "leave" and id in present:
+            election.left(id)
+            present.remove(id)
+        elif what == "fail" and present:
+            election.failed()
+        elif what == "judge" and election.on_trial is not None:
+            election.judged(0.4 * id)
+        elif what == "round":
+            election.round_over()
+        assert set(election.standings()) == present
+        assert (election.drafting in present) if present else election.drafting is None
+        assert election.on_trial is None or election.on_trial in present - {election.drafting}
+
+
+# In virtual time -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [(0.9, 0.4), (0.4, 0.9)])
+def test_the_better_draft_wins_in_each_order_of_arrival(order):
+    first, second = (
+        Guest(pace=DRAFT, language=language(accept, draft=(index,)), at=0.5 * index)
+        for index, accept in enumerate(order)
+    )
+    simulation = run([first, second], accept=None, tokens=500)
+
+    assert drafting(simulation.machine) == [FIRST if order[0] == 0.9 else SECOND]
+
+
+def test_a_faster_draft_of_the_same_quality_wins():
+    simulation = run([guest(0.8, SLOW), guest(0.8, at=0.5)], accept=None, tokens=500)
+
+    assert drafting(simulation.machine) == [SECOND]
+
+
+NEWCOMERS = {
+    "slow": guest(0.8, DevicePace(steps=((1, 0.2),), prefill_rate=50.0), at=0.5),
+    "far": guest(0.8, wire=Wire(delay=0.05, jitter=0.02, loss=0.01), at=0.5),
+    "useless": guest(0.0, at=0.5),
+    "hostile": guest(0.0, DevicePace(steps=((1, 0.002),), prefill_rate=1e9), boast=22.0, at=0.5),
+    "mute": guest(0.9, wire=Wire(loss=1.0 - 1e-9, resend=None), at=0.5),
+    "stopped": guest(0.9, SLOW, at=0.5, silent_from=0.7),
+    "fleeting": guest(0.9, at=0.5, until=0.9),
+}
+
+
+@pytest.mark.parametrize("newcomer", NEWCOMERS.values(), ids=NEWCOMERS)
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_newcomer_that_is_no_better_costs_the_target_no_waiting(newcomer, requests):
+    alone = run(accept=0.85, requests=requests, tokens=450 // requests)
+    both = run([newcomer], accept=0.85, requests=requests, tokens=450 // requests)
+
+    assert both.now <= alone.now / 0.98
+
+
+def test_a_better_newcomer_makes_a_running_request_faster():
+    alone = run(accept=0.4, tokens=400)
+    both = run([guest(0.9, at=1.0)], accept=0.4, tokens=400)
+
+    assert both.now < 0.75 * alone.now
+
+
+def test_a_draft_that_falls_silent_is_replaced_by_the_one_that_stands_by():
+    """Without another draft it stays where it is, in case it comes back."""
+    first, second = guest(0.9, silent_from=3.0), guest(0.8, SLOW, at=0.1)
+    both = run([first, second], accept=None, tokens=500)
+    alone = run([first], accept=None, tokens=500)
+
+    assert drafting(both.machine) == [SECOND]
+    assert drafting(alone.machine) == [FIRST]
+    assert both.now < alone.now
+
+
+def test_measurements_of_the_one_on_trial_are_its_own():
+    simulation = run([guest(0.1, SLOW, at=0.2)], accept=0.9, tokens=200)
+    quiet = run(accept=0.9, tokens=200)
+
+    assert simulation.now == quiet.now
+    assert simulation.served == quiet.served
+
+
+# In the machine ------------------------------------------------------------------------------------
+
+
+def told(commands, incarnation):
+    return [
+        command.message
+        for command in commands
+        if isinstance(command, Tell) and command.role == "draft" and command.incarnation == incarnation
+    ]
+
+
+def test_on_the_death_of_the_draft_another_one_is_started_in_the_same_step():
+    bench = ready()
+    bench.submit(max_tokens=200)
+    bench.run(12)
+    bench.step(WorkerUp(2, hello("draft")))
+    bench.step(WorkerUp(3, hello("draft")))
+    assert bench.machine.standings() == {1: "drafting", 2: "on trial", 3: "standing by"}
+    commands = bench.step(WorkerDown("draft", 1))
+
+    # The one on trial knows the sequence already; the next one is tried out.
+    assert told(commands, 2) == []
+    assert [type(message) for message in told(commands, 3)] == [Start]
+    assert bench.machine.standings() == {2: "drafting", 3: "on trial"}
+
+
+def test_one_that_stands_by_is_told_of_nothing():
+    bench = ready()
+    for incarnation in (2, 3):
+        bench.step(WorkerUp(incarnation, hello("draft")))
+    bench.submit(max_tokens=60)
+    bench.run(20)
+
+    assert told(bench.log, 3) == []
+    assert {type(message) for message in told(bench.log, 2)} >= {Start, Reroot}
+
+
+def test_all_drafts_that_know_a_request_are_told_of_its_end():
+    bench = ready()
+    bench.step(WorkerUp(2, hello("draft")))
+    bench.submit(max_tokens=20)
+    bench.run()
+
+    assert bench.tokens[1] == reference(PROMPT, 20, seed=1)
+    for incarnation in (1, 2):
+        assert isinstance(told(bench.log, incarnation)[-1], Stop)
+
+
+def test_more_drafts_than_there_is_room_for_are_dismissed_with_a_sentence():
+    bench = Bench()
+    for incarnation in range(1, MOST_DRAFTS + 1):
+        assert bench.step(WorkerUp(incarnation, hello("draft"))) == []
+    (dismissed,) = bench.step(WorkerUp(99, hello("draft")))
+
+    assert isinstance(dismissed, Dismiss)
+    assert "16 drafts" in dismissed.text
+
+
+def test_a_target_dismisses_the_drafts_that_are_no_match_and_stays():
+    bench = Bench()
+    bench.step(WorkerUp(1, hello("draft", "other")))
+    bench.step(WorkerUp(2, hello("draft")))
+    (dismissed,) = bench.step(WorkerUp(7, hello("target")))
+
+    assert isinstance(dismissed, Dismiss)
+    assert (dismissed.role, dismissed.incarnation) == ("draft", 1)
+    assert bench.machine.standings() == {2: "drafting"}
+
+
+@pytest.mark.parametrize("guest", [True, False])
+def test_only_the_users_own_draft_can_have_too_little_room_for_a_request(guest):
+    bench = Bench()
+    bench.up("target")
+    small = msgspec.structs.replace(hello("draft"), engine="coreml", context=3)
+    bench.step(WorkerUp(1, small, guest))
+    bench.submit(max_tokens=5)
+    bench.run()
+
+    assert bench.tokens.get(1) == (reference(PROMPT, 5, seed=1) if guest else None)

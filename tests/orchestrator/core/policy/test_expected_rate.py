@@ -1,0 +1,152 @@
+"""Fan-out, controller and running estimates: the formulas of the strategies."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.policy.estimates import HitModel, Mean, WidthCost
+from orchestrator.core.policy.expected_rate import best_count, with_growth
+from orchestrator.core.policy.fan_out import geometric_fan_out, spend
+from orchestrator.core.restarts import RestartPolicy
+from protocol.speculation.calibration import Calibration
+
+
+@given(acceptance=st.floats(0, 1), exponent=st.floats(0.05, 5), depth=st.integers(1, 12), budget=st.integers(0, 200))
+def test_fan_out_spends_exactly_its_budget(acceptance, exponent, depth, budget):
+    fan = geometric_fan_out(acceptance, exponent, depth, budget)
+
+    assert len(fan) == depth + 1
+    assert sum(fan) == budget
+    assert min(fan) >= 0
+
+
+def test_fan_out_follows_the_published_formula():
+    a, r, depth = 0.8, 1.0, 3
+    shares = [a ** (k / (1 + r)) for k in range(depth)] + [a ** (depth / (1 + r)) * (1 - a) ** (-1 / (1 + r))]
+    fan = geometric_fan_out(a, r, depth, 1000)
+
+    assert fan == pytest.approx([1000 * share / sum(shares) for share in shares], abs=1)
+
+
+def test_fan_out_is_no_worse_than_any_other_split_under_its_hit_model():
+    """Exhaustive over all splits of a small budget, for the model's own expected hits."""
+    a, r, depth, budget = 0.6, 0.7, 2, 12
+    weights = [(1 - a) * a**k for k in range(depth)] + [a**depth]
+
+    def hits(fan):
+        return sum(weight * (1 - guesses**-r) for weight, guesses in zip(weights, fan, strict=True) if guesses)
+
+    splits = [(x, y, budget - x - y) for x in range(budget + 1) for y in range(budget + 1 - x)]
+    best = max(map(hits, splits))
+
+    assert hits(geometric_fan_out(a, r, depth, budget)) >= best - 0.02
+
+
+def test_remainders_go_to_the_largest():
+    assert spend([1.0, 1.0, 2.0], 5) == (1, 1, 3)
+
+
+def test_plain_decoding_is_always_in_the_running():
+    assert best_count([], lambda width: 0.01 * width, 0.0).nodes == 0
+    assert best_count([0.01, 0.001], lambda width: 0.01 * width, 0.0).nodes == 0
+
+
+def test_a_flat_cost_verifies_everything():
+    assert best_count([0.5, 0.2, 0.01], lambda width: 0.1, 0.0).nodes == 3
+
+
+def test_overhead_makes_wider_rounds_worth_it():
+    cost = {1: 1.0, 2: 1.5, 3: 2.0}.__getitem__
+
+    assert best_count([0.4, 0.4], cost, overhead=0.0).nodes == 0
+    assert best_count([0.4, 0.4], cost, overhead=5.0).nodes == 2
+
+
+def test_growth_adds_children_in_order_of_probability():
+    assert with_growth([0.6, 0.3], [0.6, 0.3], 0.5) == [0.6, 0.3, 0.3, 0.15]
+
+
+def test_width_cost_learns_a_line_and_its_steps():
+    cost = WidthCost()
+    random.seed(1)
+    for _ in range(400):
+        width = random.randint(1, 12)
+        cost.observe(width, 0.020 + 0.001 * width + (0.010 if width > 8 else 0.0))
+
+    assert cost(4) == pytest.approx(0.024, rel=0.1)
+    assert cost(10) == pytest.approx(0.040, rel=0.1)
+    assert cost(9) - cost(8) > 0.006
+
+
+def test_width_cost_of_one_width_assumes_that_more_tokens_cost_a_little_more():
+    cost = WidthCost()
+    for _ in range(20):
+        cost.observe(1, 0.02)
+
+    assert cost(1) == pytest.approx(0.02, rel=0.02)
+    assert 0.02 < cost(8) < 0.03
+
+
+def test_one_outlier_hardly_moves_the_width_cost():
+    cost = WidthCost()
+    for _ in range(50):
+        cost.observe(2, 0.01)
+    cost.observe(2, 5.0)
+
+    assert cost(2) < 0.013
+
+
+def test_calibration_believes_what_it_measured():
+    calibration = Calibration()
+    random.seed(2)
+    for _ in range(2000):
+        calibration.observe(0.95, 0, random.random() < 0.6)
+
+    assert calibration(0.95, 0) == pytest.approx(0.6, abs=0.08)
+    assert calibration(0.1, 0) == pytest.approx(0.1, abs=0.01)
+
+
+def test_calibration_tells_first_guesses_from_second_ones():
+    calibration = Calibration()
+    for _ in range(200):
+        calibration.observe(0.5, 0, True)
+        calibration.observe(0.45, 1, False)
+
+    assert calibration(0.5, 0) > 0.9
+    assert calibration(0.45, 1) < 0.1
+    assert calibration(0.45, 3) == calibration(0.45, 7) == pytest.approx(0.45)
+
+
+@pytest.mark.parametrize("exponent", [0.3, 0.8, 1.5])
+def test_the_hit_exponent_is_recovered(exponent):
+    model = HitModel()
+    random.seed(3)
+    for _ in range(3000):
+        fan = random.choice([2, 3, 5, 8])
+        model.observe(fan, random.random() < 1 - fan**-exponent)
+
+    assert model.exponent == pytest.approx(exponent, rel=0.35)
+
+
+def test_a_mean_forgets_slowly():
+    mean = Mean(window=10)
+    for value in [1.0] * 50 + [2.0] * 10:
+        mean.observe(value)
+
+    assert 1.5 < mean.get(0.0) < 2.0
+
+
+def test_a_worker_that_dies_three_times_a_minute_is_not_started_again():
+    policy = RestartPolicy()
+
+    assert policy.died(0.0) == 0.0
+    assert policy.died(1.0) == 0.5
+    assert policy.died(2.0) is None
+
+
+def test_rare_deaths_are_forgiven():
+    policy = RestartPolicy()
+
+    assert [policy.died(at) for at in (0.0, 61.0, 122.0, 183.0)] == [0.0] * 4

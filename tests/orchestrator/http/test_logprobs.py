@@ -1,0 +1,115 @@
+"""Laws of log-probabilities in answers: they go with the text that they belong to, however it was cut."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from orchestrator.api.result import Chosen, Result
+from orchestrator.http.generation import End, Text
+from orchestrator.http.openai.answers import Answer, Kind
+from orchestrator.http.openai.chunks import Chunks
+from orchestrator.runtime.request_state import Conversation
+from orchestrator.text.tokenizer import TextCodec
+from protocol.messages.base import SequenceId
+from protocol.messages.client import Submit
+from protocol.messages.sampling import Likelihood, Sampling
+from protocol.transport.codec import Stamp
+from tests.support.fake_pipeline import statistics
+from tests.support.paths import DEMO_TARGET
+
+CODEC = TextCodec(DEMO_TARGET)
+SAID = "for name in caf\u00e9s: # \N{PILE OF POO} end"
+IDS = CODEC.encode(SAID)
+END = 0
+
+
+def likelihood(place: int) -> Likelihood:
+    return Likelihood(-0.5 - place, ((IDS[place % len(IDS)], -0.25), (7, -1.0 - place)))
+
+
+def told(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[Text], Result]:
+    """What a client of the pipeline gets of these tokens, in pieces cut at random."""
+    source = random.Random(seed)
+    submit = Submit("r", "", None, Sampling(), 99, stops)
+    conversation = Conversation.open(SequenceId(1), b"", Stamp(0, 0), submit, CODEC)
+    rest, pieces, place = [*IDS, END], [], 0
+    while rest and not conversation.stopped:
+        count = source.randrange(1, 4)
+        likelihoods = tuple(likelihood(place + index) for index in range(len(rest[:count])))
+        pieces.append(conversation.piece(tuple(rest[:count]), likelihoods=likelihoods))
+        del rest[:count]
+        place += count
+    last = conversation.rest()
+    pieces += [last] if last else []
+    texts = [Text(0, piece.text, tuple(map(Chosen, piece.tokens, piece.likelihoods))) for piece in pieces]
+    chosen = [one for text in texts for one in text.chosen]
+    tokens, known = tuple(one.token for one in chosen), tuple(one.likelihood for one in chosen)
+    whole = "".join(text.text for text in texts)
+    return texts, Result(whole, tokens, "stop", statistics(1, len(tokens)), 0, likelihoods=known)
+
+
+def both(kind: Kind, stops: tuple[str, ...] = (), seed: int = 0) -> tuple[str, Any, list[Any]]:
+    """The text, its log-probabilities as a whole, and those in the chunks of a stream."""
+    texts, result = told(stops, seed)
+    answer = Answer(kind, "m", 1, codec=CODEC)
+    (choice,) = answer.whole([result])["choices"]
+    chunks = Chunks(answer, 1)
+    frames = [frame for event in [*texts, End(0, result)] for frame in chunks.told(event)]
+    streamed = [json.loads(frame.removeprefix(b"data: "))["choices"][0]["logprobs"] for frame in frames]
+    return result.text, choice["logprobs"], [each for each in streamed if each]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("stops", [(), (" in",), ("f\u00e9s",), ("for",), ("\N{PILE OF POO}",), (" end", "d!")])
+def test_every_token_of_the_text_is_told_once_and_none_beyond(stops: tuple[str, ...], seed: int):
+    text, whole, streamed = both("chat", stops, seed)
+
+    content = whole["content"]
+    assert [entry for each in streamed for entry in each["content"]] == content
+    spelt = b"".join(bytes(entry["bytes"]) for entry in content)
+    assert spelt.startswith(text.encode())
+    assert not content or len(spelt) - len(content[-1]["bytes"]) < len(text.encode())
+    assert END not in [entry["token"] for entry in content]
+
+
+def test_an_entry_is_as_clients_know_it():
+    _, whole, _ = both("chat")
+
+    first = whole["content"][0]
+    assert first["token"] == "for"
+    assert bytes(first["bytes"]) == b"for"
+    assert first["logprob"] == -0.5
+    assert [(one["token"], one["logprob"]) for one in first["top_logprobs"]] == [
+        ("for", -0.25),
+        (CODEC.spelt(7).decode(), -1.0),
+    ]
+    assert any(entry["token"].startswith("\\x") for entry in whole["content"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_completions_tell_lists_and_where_in_the_text_each_token_begins(seed: int):
+    text, whole, streamed = both("text", (" end",), seed)
+
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [one for each in streamed for one in each[name]] == whole[name]
+        assert len(whole[name]) == len(whole["tokens"])
+    for token, offset in zip(whole["tokens"], whole["text_offset"], strict=True):
+        assert token.startswith("\\x") or text[offset:].startswith(token)
+    assert all(token in best for token, best in zip(whole["tokens"], whole["top_logprobs"], strict=True))
+
+
+def test_nothing_is_told_that_was_not_asked_for():
+    texts, result = told()
+    (choice,) = Answer("chat", "m", 1).whole([result])["choices"]
+    frames = [frame for text in texts for frame in Chunks(Answer("chat", "m", 1), 1).told(text)]
+
+    assert choice["logprobs"] is None
+    assert all(b'"logprobs":null' in frame for frame in frames)
+
+
+def test_tokens_are_spelt_as_the_text_that_they_are():
+    assert b"".join(map(CODEC.spelt, CODEC.encode(SAID))) == SAID.encode()
+    assert CODEC.spelt(END) == b"<|endoftext|>"
+    assert CODEC.spelt(1 << 20) == b""

@@ -1,0 +1,425 @@
+"""Laws of /v1/responses: items are a chat's messages, events add up to the answer, and answers can be referred to."""
+
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.http.errors import ApiError
+from orchestrator.http.generation import End
+from orchestrator.http.openai.content import Parts
+from orchestrator.http.openai.logprobs import Transcript
+from orchestrator.http.request_bodies import decoded
+from orchestrator.http.responses.answer import ResponseAnswer
+from orchestrator.http.responses.items import messages
+from orchestrator.http.responses.request import Response
+from orchestrator.http.responses.store import Memory
+from orchestrator.text.chat_template import ChatTemplate
+from protocol.errors import PipelineError
+from tests.orchestrator.http import test_logprobs as likely
+from tests.orchestrator.http.test_rules import CHAT, TEMPLATE, post, talk
+from tests.orchestrator.http.test_tool_calls import BOTH, SAID, functions, hermes
+from tests.support.fake_pipeline import FakePipeline
+
+__all__ = ["hermes"]
+
+RESPONSES = "/v1/responses"
+TOOLS = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]
+CHAT_TOOLS = [{"type": "function", "function": {name: TOOLS[0][name] for name in ("name", "parameters", "strict")}}]
+SAME_CHAT = {"messages": [{"role": "user", "content": "a"}], "seed": 1}
+SCHEMA = {"name": "n", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+
+
+def saying(said: list[str], reason: Any = "stop") -> FakePipeline:
+    def pieces(_: SamplingParams) -> Any:
+        return said
+
+    return FakePipeline(pieces, ends=(reason, None))
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """Of a stream, in their order, which their numbers tell too."""
+    told = []
+    for block in response.text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        told.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {told[-1]['type']}"
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    return told
+
+
+def unnamed(answer: Any) -> Any:
+    """Without what is drawn anew for each answer."""
+    if isinstance(answer, dict):
+        drawn = ("id", "call_id", "created_at")
+        return {name: unnamed(value) for name, value in answer.items() if name not in drawn}
+    return [unnamed(each) for each in answer] if isinstance(answer, list) else answer
+
+
+def rebuilt(told: list[Any]) -> list[Any]:
+    """The items that the events between the first and the last tell of, by their small steps alone."""
+    items: dict[int, Any] = {}
+    for event in told:
+        match event["type"]:
+            case "response.output_item.added":
+                assert event["output_index"] == len(items)
+                items[event["output_index"]] = event["item"]
+            case "response.content_part.added":
+                items[event["output_index"]]["content"] = [event["part"]]
+            case "response.output_text.delta":
+                items[event["output_index"]]["content"][event["content_index"]]["text"] += event["delta"]
+            case "response.output_text.done":
+                assert items[event["output_index"]]["content"][event["content_index"]]["text"] == event["text"]
+            case "response.function_call_arguments.delta":
+                items[event["output_index"]]["arguments"] += event["delta"]
+            case "response.output_item.done":
+                items[event["output_index"]]["status"] = event["item"]["status"]
+                assert items[event["output_index"]] == event["item"]
+    return [items[place] for place in sorted(items)]
+
+
+# What is asked -----------------------------------------------------------------------------------
+
+WORDS = st.text("ab <", max_size=4)
+TURNS = st.lists(
+    st.one_of(
+        st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(["system", "user"]), WORDS),
+        st.builds(
+            lambda text, calls: {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})},
+            WORDS,
+            st.lists(
+                st.builds(
+                    lambda id, name: {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}},
+                    WORDS,
+                    WORDS,
+                ),
+                max_size=2,
+            ),
+        ),
+        st.builds(lambda id, text: {"role": "tool", "tool_call_id": id, "content": text}, WORDS, WORDS),
+    ),
+    max_size=6,
+)
+
+
+def as_items(turn: dict[str, Any]) -> list[dict[str, Any]]:
+    if turn["role"] == "tool":
+        output = [{"type": "input_text", "text": turn["content"]}]
+        return [{"type": "function_call_output", "call_id": turn["tool_call_id"], "output": output}]
+    kind = "output_text" if turn["role"] == "assistant" else "input_text"
+    said = {"role": turn["role"], "content": [{"type": kind, "text": turn["content"]}]}
+    calls = [
+        {"type": "function_call", "call_id": call["id"], **call["function"]} for call in turn.get("tool_calls", [])
+    ]
+    return [said, *calls]
+
+
+@given(turns=TURNS)
+def test_a_chat_survives_being_items(turns: list[dict[str, Any]]):
+    assert messages([item for turn in turns for item in as_items(turn)]) == turns
+
+
+def test_a_call_without_words_is_a_turn_of_the_assistant_s():
+    call = {"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}"}
+
+    (turn,) = messages([call, {**call, "call_id": "2"}])
+
+    assert (turn["role"], turn["content"], [each["id"] for each in turn["tool_calls"]]) == ("assistant", "", ["1", "2"])
+
+
+def test_a_question_is_the_chat_that_it_stands_for():
+    asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 7}
+    pipeline = FakePipeline()
+
+    post(RESPONSES, {"instructions": "Be brief.", "input": "Hi", "max_output_tokens": 9, **asked}, pipeline)
+    heading = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    post(CHAT, {"messages": heading, "max_completion_tokens": 9, **asked}, pipeline)
+
+    (prompt, params), (expected, chat) = pipeline.asked
+    assert (list(prompt), params) == (list(expected), chat)
+
+
+def test_tools_are_those_of_a_chat():
+    chat = Response(input="a", tools=TOOLS, tool_choice="auto", parallel_tool_calls=False).chat([])
+
+    assert chat.most_calls == 1
+    (tool,) = chat.offered
+    assert tool["function"] == {"name": "add", "parameters": {"type": "object"}, "strict": False}
+
+
+def became(path: str, body: Any, template: ChatTemplate) -> Any:
+    """What a question came to: how it was refused, or what the pipeline was asked."""
+    pipeline = FakePipeline()
+    answer = post(path, body, pipeline, template=template)
+    return (answer.json()["error"]["code"] if answer.status_code == 400 else ""), pipeline.asked
+
+
+@pytest.mark.parametrize("choice", ["none", "required", "nonsense", {"type": "function", "name": "add"}])
+def test_a_choice_of_tools_is_what_it_is_in_a_chat(hermes: ChatTemplate, choice: Any):
+    named = {"type": "function", "function": {"name": "add"}}
+    chosen = {"tools": CHAT_TOOLS, "tool_choice": named if isinstance(choice, dict) else choice}
+
+    found = became(RESPONSES, {"input": "a", "seed": 1, "tools": TOOLS, "tool_choice": choice}, hermes)
+
+    assert found == became(CHAT, {**SAME_CHAT, **chosen}, hermes)
+
+
+@pytest.mark.parametrize("form", [{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", **SCHEMA}])
+def test_a_format_is_what_it_is_in_a_chat(hermes: ChatTemplate, form: dict[str, Any]):
+    schema = {"type": "json_schema", "json_schema": SCHEMA} if form["type"] == "json_schema" else form
+
+    found = became(RESPONSES, {"input": "a", "seed": 1, "text": {"format": form}}, hermes)
+
+    assert found == became(CHAT, {**SAME_CHAT, "response_format": schema}, hermes)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 3}, "input"),
+        ({"input": [{"role": "user"}]}, "input"),
+        ({"input": [{"content": "a"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": ["input_text"]}]}]}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input"),
+        ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "a", "temperature": "hot"}, "temperature"),
+        ({"input": "a", "stream": 1}, "stream"),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": "a", "background": True}, "background"),
+        ({"input": "a", "conversation": "conv_1"}, "conversation"),
+        ({"input": "a", "prompt": {"id": "p"}}, "prompt"),
+        ({"input": "a", "truncation": "auto"}, "truncation"),
+        ({"input": "a", "top_logprobs": 200}, "top_logprobs"),
+        ({"input": "a", "top_logprobs": 2, "tools": TOOLS}, "top_logprobs"),
+        ({"input": "a", "previous_response_id": "resp_none"}, "previous_response_id"),
+    ],
+)
+def test_what_is_wrong_or_would_have_to_be_faked_is_named(body: Any, param: str):
+    response = post(RESPONSES, body)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-1, 9), st.sampled_from(["", "a", "user", "function", "text"])),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["type", "role", "content", "text", "name", "id", "call_id", "output", "input", "format"]),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=12,
+)
+"""Anything, with words that mean something here."""
+WORDS_OF_ITEMS = ["message", "function_call", "function_call_output", "input_text", "tool_use", "tool_result", "text"]
+ITEM = st.builds(
+    lambda kind, other: {**other, "type": kind},
+    st.sampled_from(WORDS_OF_ITEMS),
+    st.dictionaries(
+        st.sampled_from(["role", "content", "name", "arguments", "call_id", "output", "id", "input", "text"]),
+        JSON,
+        max_size=4,
+    ),
+)
+
+
+@settings(max_examples=40)
+@given(
+    items=st.lists(st.one_of(ITEM, JSON), max_size=3),
+    others=st.dictionaries(st.sampled_from(["tools", "tool_choice", "text", "include", "instructions"]), JSON),
+)
+def test_whatever_is_asked_is_a_chat_or_a_refusal(items: list[Any], others: dict[str, Any]):
+    with suppress(ApiError):
+        chat = decoded(json.dumps({"input": items, **others}).encode(), Response).chat([])
+        assert all(isinstance(message["content"], str) for message in chat.messages)
+
+
+# What is answered --------------------------------------------------------------------------------
+
+
+def test_an_answer_says_what_was_asked_and_what_it_cost():
+    answer = post(RESPONSES, {"input": "Hi", "temperature": 0.5, "metadata": {"a": "b"}}).json()
+
+    prompt = len(TEMPLATE.tokens([{"role": "user", "content": "Hi"}]))
+    (item,) = answer["output"]
+    assert (answer["object"], answer["status"], answer["model"]) == ("response", "completed", "demo")
+    assert (answer["temperature"], answer["top_p"], answer["metadata"]) == (0.5, 1.0, {"a": "b"})
+    assert (item["role"], item["content"][0]["type"], item["content"][0]["text"]) == (
+        "assistant",
+        "output_text",
+        "Hello",
+    )
+    assert answer["usage"] == {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": 1},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + 5,
+    }
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_events_add_up_to_the_answer(hermes: ChatTemplate, size: int, reason: str):
+    cut = [SAID[start : start + size] for start in range(0, len(SAID), size)]
+    asked = {"input": "Hi", "tools": TOOLS, "seed": 1}
+    whole = post(RESPONSES, asked, saying([SAID], reason), template=hermes).json()
+
+    told = events(post(RESPONSES, {**asked, "stream": True}, saying(cut, reason), template=hermes))
+
+    last = told[-1]["response"]
+    status = {"stop": "completed", "length": "incomplete"}[reason]
+    assert [event["type"] for event in told[:2]] == ["response.created", "response.in_progress"]
+    assert (told[-1]["type"], last["status"]) == (f"response.{status}", status)
+    assert rebuilt(told) == last["output"]
+    assert unnamed(last) == unnamed(whole)
+    message, *calls = last["output"]
+    assert message["content"][0]["text"] == "Let me see."
+    assert functions([{"function": call} for call in calls]) == BOTH
+    assert last["incomplete_details"] == ({"reason": "max_output_tokens"} if reason == "length" else None)
+
+
+def test_each_item_is_told_from_its_beginning_to_its_end_before_the_next(hermes: ChatTemplate):
+    told = events(post(RESPONSES, {"input": "Hi", "tools": TOOLS, "stream": True}, saying([SAID]), template=hermes))
+
+    kinds = [event["type"].removeprefix("response.") for event in told]
+    of_text = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
+    of_call = ["function_call_arguments.delta", "function_call_arguments.done"]
+    items = [kind for each in (of_text, of_call, of_call) for kind in ("output_item.added", *each, "output_item.done")]
+    assert kinds == ["created", "in_progress", *items, "completed"]
+
+
+def test_a_call_without_words_is_the_only_item(hermes: ChatTemplate):
+    said = SAID.removeprefix("Let me see.")
+
+    answer = post(RESPONSES, {"input": "Hi", "tools": TOOLS}, saying([said]), template=hermes).json()
+
+    assert [item["type"] for item in answer["output"]] == ["function_call"] * 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_log_probabilities_are_those_of_a_chat(seed: int):
+    texts, result = likely.told((" end",), seed)
+    _, expected, _ = likely.both("chat", (" end",), seed)
+
+    def answer() -> ResponseAnswer:
+        parts = Parts(Response(input="a", top_logprobs=2).chat([]))
+        return ResponseAnswer({}, parts, Transcript("chat", likely.CODEC), lambda _: None)
+
+    streamed = answer()
+    frames = [frame for event in [*texts, End(0, result)] for frame in streamed.told(event)]
+    decoded_frames = [json.loads(frame.split(b"data: ")[1]) for frame in frames]
+    deltas = [event for event in decoded_frames if event["type"] == "response.output_text.delta"]
+    (item,) = answer().whole([result])["output"]
+    assert item["content"][0]["logprobs"] == expected["content"]
+    assert [one for event in deltas for one in event["logprobs"]] == expected["content"]
+    assert "".join(event["delta"] for event in deltas) == result.text
+
+
+def test_log_probabilities_are_asked_for_in_either_way():
+    for asked in ({"top_logprobs": 3}, {"include": ["message.output_text.logprobs"]}):
+        pipeline = FakePipeline()
+        post(RESPONSES, {"input": "a", **asked}, pipeline)
+        assert pipeline.asked[0][1].logprobs == asked.get("top_logprobs", 0)
+
+
+def test_what_fails_later_ends_the_stream_with_what_there_was():
+    pipeline = FakePipeline(lambda _: ["Hel", PipelineError("Oh.")])
+
+    told = events(post(RESPONSES, {"input": "Hi", "stream": True}, pipeline))
+
+    response = told[-1]["response"]
+    assert (told[-1]["type"], response["status"]) == ("response.failed", "failed")
+    assert response["error"] == {"code": "server_error", "message": "Oh."}
+    assert (response["output"][0]["status"], response["output"][0]["content"][0]["text"]) == ("incomplete", "Hel")
+
+
+# What is referred to -----------------------------------------------------------------------------
+
+
+def held(*asked: Callable[[list[Any]], dict[str, Any]]) -> tuple[list[Any], FakePipeline]:
+    """The answers to questions that each are made from the answers before."""
+    pipeline = FakePipeline()
+
+    async def ask(client: httpx.AsyncClient) -> list[Any]:
+        answers: list[Any] = []
+        for body in asked:
+            answers.append((await client.post(RESPONSES, json=body(answers))).json())
+        return answers
+
+    return talk(ask, pipeline), pipeline
+
+
+def test_a_conversation_goes_on_from_an_answer_without_its_instructions():
+    _, pipeline = held(
+        lambda _: {"input": "Hi", "instructions": "Be brief."},
+        lambda answers: {"input": "Why?", "previous_response_id": answers[0]["id"]},
+        lambda answers: {"input": "So?", "previous_response_id": answers[1]["id"], "store": False},
+    )
+
+    texts = ["Hi", "Hello", "Why?", "Hello", "So?"]
+    spoken = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+    assert list(pipeline.asked[1][0]) == TEMPLATE.tokens(spoken[:3])
+    assert list(pipeline.asked[2][0]) == TEMPLATE.tokens(spoken)
+
+
+def test_answers_can_be_read_again_until_they_are_deleted():
+    async def ask(client: httpx.AsyncClient) -> list[Any]:
+        kept = (await client.post(RESPONSES, json={"input": "Hi"})).json()
+        unkept = (await client.post(RESPONSES, json={"input": "Hi", "store": False})).json()
+        place = f"{RESPONSES}/{kept['id']}"
+        found, gone = await client.get(place), await client.get(f"{RESPONSES}/{unkept['id']}")
+        deleted, again = await client.delete(place), await client.get(place)
+        return [kept == found.json(), gone.status_code, deleted.json()["deleted"], again.status_code]
+
+    assert talk(ask) == [True, 404, True, 404]
+
+
+@given(sizes=st.lists(st.integers(0, 60), max_size=12))
+def test_memory_is_bounded_and_forgets_the_oldest_first(sizes: list[int]):
+    memory = Memory(120)
+    for number, size in enumerate(sizes):
+        memory.keep(str(number), {"said": "x" * size}, [])
+
+    def there(number: int) -> bool:
+        try:
+            return memory.recall(str(number)).answer == {"said": "x" * sizes[number]}
+        except ApiError:
+            return False
+
+    kept = [number for number in range(len(sizes)) if there(number)]
+    assert kept == list(range(len(sizes) - len(kept), len(sizes)))
+    spent = [len('{"answer":{"said":""},"items":[]}') + size for size in sizes]
+    assert sum(spent[number] for number in kept) <= 120
+    assert len(kept) == len(sizes) or sum(spent[len(sizes) - len(kept) - 1 :]) > 120
+
+
+def test_who_was_asked_for_stays_longer():
+    memory = Memory(100)
+    for name in ("a", "b"):
+        memory.keep(name, {}, [])
+    memory.recall("a")
+    memory.keep("c", {"said": "x" * 30}, [])
+
+    with pytest.raises(ApiError):
+        memory.recall("b")
+    assert memory.recall("a").answer == {}
+
+
+def test_the_key_is_asked_for_here_too():
+    ask: Callable[[httpx.AsyncClient], Awaitable[Any]] = lambda client: client.post(RESPONSES, json={"input": "a"})  # noqa: E731
+
+    assert talk(ask, headers={}).status_code == 401

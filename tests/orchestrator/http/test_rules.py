@@ -1,0 +1,511 @@
+"""Laws of the server that need no model: who gets in, what may be asked, and what an answer looks like."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+from msgspec.structs import replace
+from starlette.applications import Starlette
+
+from orchestrator.http.app import application
+from orchestrator.http.server import Server
+from orchestrator.http.settings import Settings
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+from protocol.errors import InputError, PipelineError
+from tests.support.fake_pipeline import READY, FakePipeline
+from tests.support.paths import DEMO_TARGET
+
+DEMO = DEMO_TARGET
+CODEC = TextCodec(DEMO)
+TEMPLATE = ChatTemplate(DEMO, CODEC)
+KEY = "a-key-of-tests"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+EVENTS = "/v1/pipeline/events"
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+
+SCOPE = {
+    "type": "http",
+    "method": "POST",
+    "path": CHAT,
+    "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+    "query_string": b"",
+}
+
+T = TypeVar("T")
+
+
+def receiving(body: Any, gone: asyncio.Event) -> Callable[[], Awaitable[Any]]:
+    """What a client sends that goes away when `gone` is set."""
+    coming = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive() -> Any:
+        if not coming:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+        return coming.pop()
+
+    return receive
+
+
+def served(pipeline: FakePipeline, settings: Settings, template: ChatTemplate = TEMPLATE) -> Starlette:
+    return application(Server(pipeline, CODEC, template, settings), settings)
+
+
+def talk(
+    conversation: Callable[[httpx.AsyncClient], Awaitable[T]],
+    pipeline: FakePipeline | None = None,
+    *,
+    headers: dict[str, str] | None = None,
+    host: str = "localhost",
+    template: ChatTemplate = TEMPLATE,
+    **settings: Any,
+) -> T:
+    """Hold a conversation with a server in this process."""
+
+    async def held() -> T:
+        given = Settings(**{"names": ("demo",), "key": KEY, "keep_alive": 0.02, **settings})
+        app = served(pipeline or FakePipeline(), given, template)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        sent = {"authorization": f"Bearer {KEY}"} if headers is None else headers
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}", headers=sent) as client:
+            return await conversation(client)
+
+    return asyncio.run(held())
+
+
+def post(path: str, body: Any, pipeline: FakePipeline | None = None, **settings: Any) -> httpx.Response:
+    return talk(lambda client: client.post(path, json=body), pipeline, **settings)
+
+
+def get(path: str, pipeline: FakePipeline | None = None, **settings: Any) -> httpx.Response:
+    return talk(lambda client: client.get(path), pipeline, **settings)
+
+
+def chunks(response: httpx.Response) -> list[Any]:
+    """Of an event stream that ended well."""
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+# Who gets in -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/models", "/v1/models/demo", COMPLETIONS, CHAT, EVENTS, "/none"])
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"x-api-key": KEY + "x"}])
+def test_no_route_but_health_and_the_page_answers_without_the_key(path: str, headers: dict[str, str]):
+    response = get(path, headers=headers)
+
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "invalid_api_key"
+    assert get("/health", headers=headers).status_code == 200
+    assert get("/", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("headers", [{"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}])
+def test_the_key_opens_either_way(headers: dict[str, str]):
+    assert get("/v1/models", headers=headers).json()["data"][0]["id"] == "demo"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8080", 200),
+        ("127.0.0.1:8080", 200),
+        ("[::1]:8080", 200),
+        ("192.168.1.20", 200),
+        ("MAC.local", 200),
+        ("mac.local.:80", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("", 403),
+    ],
+)
+def test_only_names_of_this_server_and_addresses_are_answered(host: str, status: int):
+    response = talk(lambda client: client.get("/health", headers={"host": host}), hosts=("mac.local",))
+
+    assert response.status_code == status
+
+
+def test_a_web_page_may_ask_only_where_it_was_allowed_to():
+    page = "https://chat.example"
+    asking = {"origin": page, "access-control-request-method": "POST", "access-control-request-headers": "x"}
+
+    def preflight(**settings: Any) -> httpx.Response:
+        return talk(lambda client: client.options(CHAT, headers=asking), headers={}, **settings)
+
+    assert "access-control-allow-origin" not in preflight().headers
+    assert "access-control-allow-origin" not in preflight(origins=("https://other.example",)).headers
+    assert preflight(origins=(page,)).headers["access-control-allow-origin"] == page
+
+
+def test_a_body_that_a_form_could_have_sent_is_refused():
+    response = talk(lambda client: client.post(CHAT, content=json.dumps(HELLO), headers={"content-type": "text/plain"}))
+
+    assert response.status_code == 415
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_long_body_is_refused_whether_its_length_is_told_or_not(told: bool):
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield b" " * 200
+
+    def send(client: httpx.AsyncClient) -> Awaitable[httpx.Response]:
+        return client.post(CHAT, content=b" " * 2000 if told else parts(), headers={"content-type": "application/json"})
+
+    assert talk(send, most_bytes=1000).status_code == 413
+
+
+# What may be asked -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {}, None),
+        (COMPLETIONS, {"prompt": 1}, "prompt"),
+        (COMPLETIONS, {"prompt": ""}, "prompt"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
+        (COMPLETIONS, {"prompt": [1 << 20]}, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "temperature": -1}, "temperature"),
+        (COMPLETIONS, {"prompt": "a", "temperature": "hot"}, "temperature"),
+        (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p"),
+        (COMPLETIONS, {"prompt": "a", "n": 0}, "n"),
+        (COMPLETIONS, {"prompt": "a", "n": 17}, "n"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"1": 1000}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "a", "stop": [1]}, "stop"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": "hi"}, "messages"),
+        (CHAT, {"messages": [{"role": "nobody", "content": "x"}]}, None),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
+    ],
+)
+def test_wrong_input_is_named(path: str, body: Any, param: str | None):
+    response = post(path, body)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"\xff", b"[" * 100_000])
+def test_what_is_no_json_is_said_to_be_none(body: bytes):
+    response = talk(lambda client: client.post(CHAT, content=body, headers={"content-type": "application/json"}))
+
+    assert response.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        (COMPLETIONS, {"echo": True}),
+        (COMPLETIONS, {"suffix": "}"}),
+        (COMPLETIONS, {"best_of": 2}),
+        (CHAT, {"response_format": {"type": "verse"}}),
+        (CHAT, {"response_format": "json"}),
+        (CHAT, {"tool_choice": "always"}),
+        (CHAT, {"tool_choice": {"type": "custom"}}),
+        (CHAT, {"modalities": ["audio"]}),
+        (CHAT, {"functions": [{"name": "f"}]}),
+    ],
+)
+def test_what_would_have_to_be_faked_is_refused(path: str, given: dict[str, Any]):
+    response = post(path, {**HELLO, "prompt": "a", **given})
+
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", next(iter(given)))
+
+
+def test_what_clients_send_without_meaning_it_is_no_reason_to_refuse():
+    meaningless = {
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "logprobs": False,
+        "top_logprobs": None,
+        "response_format": {"type": "text"},
+        "tools": [],
+        "tool_choice": "none",
+        "stop": None,
+        "n": None,
+        "user": "me",
+        "store": False,
+        "some_vendor": {"of": "theirs"},
+    }
+
+    assert post(CHAT, {**HELLO, **meaningless}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["other", "../demo", "/etc/passwd", "Qwen/Qwen2.5-0.5B", ""])
+def test_only_models_named_at_the_start_can_be_asked_for(name: str):
+    for response in (post(CHAT, {**HELLO, "model": name}), get(f"/v1/models/{name or 'x'}")):
+        assert response.status_code == 404
+    assert post(CHAT, {**HELLO, "model": "b/c"}, names=("a", "b/c")).json()["model"] == "b/c"
+    assert get("/v1/models/b/c", names=("a", "b/c")).json()["id"] == "b/c"
+
+
+def test_parameters_reach_the_pipeline():
+    pipeline = FakePipeline()
+    asked = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "seed": 7,
+        "stop": "x",
+        "max_tokens": 9,
+        "logit_bias": {"50": -100},
+    }
+
+    post(COMPLETIONS, {"prompt": [1, 2, 3], **asked}, pipeline)
+
+    ((prompt, params),) = pipeline.asked
+    assert tuple(prompt) == (1, 2, 3)
+    assert {name: getattr(params, name) for name in asked} == {**asked, "stop": ("x",), "logit_bias": {50: -100.0}}
+
+
+def test_what_is_left_open_is_as_the_api_has_it():
+    pipeline = FakePipeline()
+    post(COMPLETIONS, {"prompt": [1, 2, 3]}, pipeline)
+    post(CHAT, HELLO, pipeline)
+    post(CHAT, {**HELLO, "max_tokens": 5, "max_completion_tokens": 4}, pipeline)
+    post(CHAT, {**HELLO, "max_tokens": 100_000}, pipeline, defaults={"temperature": 0.0})
+
+    completion, chat, limited, greedy = pipeline.asked
+    room = READY.context - len(chat[0])
+    assert (completion[1].temperature, completion[1].max_tokens) == (1.0, 16)
+    assert (chat[1].max_tokens, limited[1].max_tokens) == (room, 4)
+    assert (greedy[1].temperature, greedy[1].max_tokens) == (0.0, room)
+
+
+def test_choices_differ_by_their_seeds_and_the_first_has_the_one_that_was_asked_for():
+    pipeline = FakePipeline()
+
+    post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "seed": (1 << 32) - 1}, pipeline)
+
+    assert [params.seed for _, params in pipeline.asked] == [(1 << 32) - 1, 0] * 2
+
+
+def test_a_prompt_beyond_the_context_is_refused_in_the_words_that_clients_know():
+    response = post(COMPLETIONS, {"prompt": [1] * READY.context})
+
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert "maximum context length" in response.json()["error"]["message"]
+
+
+# What an answer looks like -----------------------------------------------------------------------
+
+
+def test_a_chat_has_one_message_a_choice_and_counts_its_prompt_once():
+    answer = post(CHAT, {**HELLO, "n": 2}).json()
+
+    said = {"role": "assistant", "content": "Hello", "refusal": None}
+    assert [(choice["index"], choice["message"], choice["finish_reason"]) for choice in answer["choices"]] == [
+        (0, said, "stop"),
+        (1, said, "stop"),
+    ]
+    prompt = len(TEMPLATE.tokens(HELLO["messages"]))
+    assert (answer["object"], answer["id"][:9]) == ("chat.completion", "chatcmpl-")
+    assert answer["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": 10,
+        "total_tokens": prompt + 10,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+
+
+def test_a_streamed_chat_is_the_whole_one_in_chunks_with_usage_only_if_asked_for():
+    plain = chunks(post(CHAT, {**HELLO, "n": 2, "stream": True}))
+    asked = chunks(post(CHAT, {**HELLO, "stream": True, "stream_options": {"include_usage": True}}))
+
+    texts = ["", ""]
+    for chunk in plain:
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["delta"].get("content", "")
+        assert "usage" not in chunk
+    assert texts == ["Hello", "Hello"]
+    assert [chunk["choices"][0]["delta"].get("role") for chunk in plain[:2]] == ["assistant"] * 2
+    assert [chunk["choices"][0]["finish_reason"] for chunk in plain].count("stop") == 2
+    assert (asked[-1]["choices"], asked[-1]["usage"]["completion_tokens"]) == ([], 5)
+    assert {chunk["usage"] for chunk in asked[:-1]} == {None}
+    assert len({chunk["id"] for chunk in asked}) == 1
+
+
+def test_a_streamed_completion_is_the_whole_one_in_chunks():
+    plain = chunks(post(COMPLETIONS, {"prompt": "a", "stream": True}))
+
+    assert "".join(chunk["choices"][0]["text"] for chunk in plain) == "Hello"
+    assert {chunk["object"] for chunk in plain} == {"text_completion"}
+
+
+def test_who_has_read_the_end_of_a_stream_finds_the_place_free():
+    async def twice() -> int:
+        app = served(FakePipeline(), Settings(names=("demo",), most_open=1))
+        transport = httpx.ASGITransport(app=app)
+        statuses: list[int] = []
+
+        async def send(message: Any) -> None:
+            if message.get("body") == b"data: [DONE]\n\n":
+                async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                    statuses.append((await client.post(CHAT, json=HELLO)).status_code)
+
+        await app(SCOPE, receiving({**HELLO, "stream": True}, asyncio.Event()), send)
+        return statuses.pop()
+
+    assert asyncio.run(twice()) == 200
+
+
+def test_what_fails_at_once_has_a_status_and_what_fails_later_an_error_in_the_stream():
+    at_once = FakePipeline(lambda _: [InputError("No.")])
+    later = FakePipeline(lambda _: ["Hel", PipelineError("Oh.")])
+    streamed = {**HELLO, "stream": True}
+
+    assert post(CHAT, streamed, at_once).status_code == 400
+    assert post(CHAT, HELLO, later).status_code == 503
+    response = post(CHAT, streamed, later)
+    assert response.status_code == 200
+    assert "[DONE]" not in response.text
+    assert json.loads(response.text.strip().split("data: ")[-1])["error"]["message"] == "Oh."
+
+
+# Full, loading, failing, gone --------------------------------------------------------------------
+
+
+def test_who_comes_when_all_places_are_taken_is_sent_away_and_the_places_come_back():
+    pipeline = FakePipeline(lambda params: ["a", None] if params.seed == 1 else ["a"])
+
+    async def crowd(client: httpx.AsyncClient) -> list[httpx.Response]:
+        stuck = asyncio.create_task(client.post(CHAT, json={**HELLO, "n": 2, "seed": 1}))
+        await pipeline.stuck.wait()
+        full = await client.post(CHAT, json={**HELLO, "n": 2})
+        fits = await client.post(CHAT, json=HELLO)
+        stuck.cancel()
+        await asyncio.wait([stuck])
+        await pipeline.cancelled.wait()
+        return [full, fits, await client.post(CHAT, json={**HELLO, "n": 3}), await client.get("/metrics")]
+
+    full, fits, after, metrics = talk(crowd, pipeline, most_open=3)
+
+    assert (full.status_code, full.headers["retry-after"]) == (429, "1")
+    assert full.json()["error"]["code"] == "queue_full"
+    assert (fits.status_code, after.status_code) == (200, 200)
+    assert "launch_pipeline_open_generations 0.0" in metrics.text
+    assert post(CHAT, {**HELLO, "n": 4}, most_open=3).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        (None, "loading"),
+        (replace(READY, ready=False), "loading"),
+        (replace(READY, failure="The target died three times."), "failed"),
+    ],
+)
+def test_what_cannot_serve_says_why(state: Any, status: str):
+    pipeline = FakePipeline(condition=state)
+
+    health, answer = get("/health", pipeline), post(CHAT, HELLO, pipeline)
+
+    assert (health.status_code, health.json()["status"]) == (503, status)
+    assert health.json()["reason"]
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, status)
+    assert "retry-after" in answer.headers
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_a_pipeline_without_a_worker_is_degraded_and_serves(role: Any):
+    pipeline = FakePipeline(condition=replace(READY, down=(role,), lost=1))
+
+    health = get("/health", pipeline)
+
+    assert (health.status_code, health.json()["status"]) == (503, "degraded")
+    assert role in health.json()["reason"]
+    assert post(CHAT, HELLO, pipeline).status_code == 200
+    metrics = get("/metrics", pipeline).text
+    assert 'launch_pipeline_status{status="degraded"} 1.0' in metrics
+    assert "launch_pipeline_worker_restarts 1.0" in metrics
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_goes_away_is_not_generated_for(stream: bool):
+    pipeline = FakePipeline(lambda _: ["a", None])
+
+    async def go_away() -> bytes:
+        app = served(pipeline, Settings(names=("demo",), keep_alive=0.02))
+        said: list[bytes] = []
+        gone = asyncio.Event()
+
+        async def send(message: Any) -> None:
+            said.append(message.get("body", b""))
+            if said[-1].startswith(b":"):
+                gone.set()
+
+        async def go() -> None:
+            await pipeline.stuck.wait()
+            gone.set()
+
+        going = None if stream else asyncio.create_task(go())
+        await app(SCOPE, receiving({**HELLO, "stream": stream}, gone), send)
+        assert going is None or going.done()
+        await pipeline.cancelled.wait()
+        return b"".join(said)
+
+    said = asyncio.run(go_away())
+
+    assert pipeline.running == 0
+    assert (b": keep-alive\n\n" in said) == stream
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_server_that_is_stopped_says_so_to_whoever_waits(stream: bool):
+    pipeline = FakePipeline(lambda _: ["a", None])
+
+    async def stopped() -> httpx.Response:
+        settings = Settings(names=("demo",))
+        server = Server(pipeline, CODEC, TEMPLATE, settings)
+        transport = httpx.ASGITransport(app=application(server, settings))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            waiting = asyncio.create_task(client.post(CHAT, json={**HELLO, "stream": stream}))
+            await pipeline.stuck.wait()
+            server.stop()
+            return await waiting
+
+    response = asyncio.run(stopped())
+
+    assert response.status_code == (200 if stream else 503)
+    assert "The server was stopped" in response.text
+    assert "[DONE]" not in response.text
+    assert pipeline.running == 0
+
+
+def test_figures_of_what_was_generated_can_be_read():
+    async def ask(client: httpx.AsyncClient) -> str:
+        await client.post(CHAT, json=HELLO)
+        await client.get("/nowhere")
+        return (await client.get("/metrics")).text
+
+    text = talk(ask)
+
+    for line in (
+        'launch_pipeline_http_requests_total{route="/v1/chat/completions",status="200"} 1.0',
+        'launch_pipeline_http_requests_total{route="other",status="404"} 1.0',
+        'launch_pipeline_tokens_total{kind="generated"} 5.0',
+        "launch_pipeline_generation_seconds_count 1.0",
+        "launch_pipeline_time_to_first_token_seconds_count 1.0",
+        "launch_pipeline_hit_rate_sum 0.75",
+        "launch_pipeline_acceptance_rate_sum 0.5",
+        "launch_pipeline_target_busy_share_sum 0.9",
+        "launch_pipeline_draft_busy_share_sum 0.8",
+        "launch_pipeline_queue 0.0",
+        'launch_pipeline_status{status="ok"} 1.0',
+    ):
+        assert line in text.splitlines()

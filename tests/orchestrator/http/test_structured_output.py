@@ -1,0 +1,215 @@
+"""Laws of forms: response_format and tool_choice become grammars that allow what they name and nothing else."""
+
+import json
+from typing import Any
+
+import pytest
+
+from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.http.errors import ApiError
+from orchestrator.http.openai.structured_output import asked_form, forced_call
+from orchestrator.http.openai.tool_calls import parted
+from orchestrator.text.chat_template import ChatTemplate
+from protocol.messages.sampling import Grammar
+from protocol.sampling.grammar import flaw
+from tests.conftest import Reference
+from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, HELLO, post
+from tests.orchestrator.http.test_tool_calls import hermes
+from tests.protocol.sampling.test_grammar import PERSON, SAID, takes
+from tests.support.fake_pipeline import FakePipeline
+
+__all__ = ["hermes"]
+NODE = {
+    "$defs": {
+        "node": {"type": "object", "properties": {"of": {"$ref": "#/$defs/node"}}, "additionalProperties": False}
+    },
+    "$ref": "#/$defs/node",
+}
+
+
+def tool(name: str, parameters: Any = None, **others: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **others}}
+
+
+def call(name: str, arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+ADD = tool("add", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+WALK = tool("walk", NODE)
+FORM = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+
+
+def forced(choice: Any, *tools: Any, most: int | None = None) -> Grammar:
+    grammar = forced_call(tools, choice, most)
+    assert grammar is not None
+    assert flaw(grammar) is None
+    return grammar
+
+
+def asked(given: dict[str, Any], template: ChatTemplate | None = None) -> Grammar | None:
+    """The grammar that reaches the pipeline."""
+    pipeline = FakePipeline()
+    response = post(CHAT, {**HELLO, **given}, pipeline, **({"template": template} if template else {}))
+    assert response.status_code == 200, response.text
+    return pipeline.asked[0][1].grammar
+
+
+def refused(given: dict[str, Any]) -> tuple[str, str, str]:
+    pipeline = FakePipeline()
+    response = post(CHAT, {**HELLO, **given}, pipeline)
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert pipeline.asked == []
+    return error["code"], error["param"], error["message"]
+
+
+def test_a_form_holds_the_whole_answer_to_its_schema():
+    for given, said in ((FORM, SAID), ({"type": "json_object"}, '{"a": [1, {"b": null}]}')):
+        grammar = asked({"response_format": given})
+        assert grammar is not None
+        assert takes(grammar, said)
+        assert not takes(grammar, "[1]")
+        assert not takes(grammar, f"Here: {said}")
+    assert asked({"response_format": {"type": "text"}}) is None
+    assert asked_form({"type": "json_schema", "json_schema": {"name": "any"}}) == asked_form({"type": "json_object"})
+
+
+def test_a_demanded_call_is_of_an_offered_function_with_arguments_of_its_schema():
+    grammar = forced("required", ADD, WALK)
+
+    assert takes(grammar, call("add", {"a": 1}))
+    assert takes(grammar, call("add", {"a": 1}) + "\n" + call("walk", {"of": {"of": {}}}))
+    for said in (
+        "No.",
+        call("add", {"a": "1"}),
+        call("walk", {"of": 1}),
+        call("other", {}),
+        call("add", {"a": 1}) + ".",
+    ):
+        assert not takes(grammar, said)
+    one = forced("required", ADD, WALK, most=1)
+    assert takes(one, call("add", {"a": 1}))
+    assert not takes(one, call("add", {"a": 1}) + "\n" + call("walk", {}))
+
+
+def test_a_named_function_is_called_once():
+    grammar = forced({"type": "function", "function": {"name": "walk"}}, ADD, WALK)
+
+    assert takes(grammar, call("walk", {"of": {}}))
+    assert not takes(grammar, call("add", {"a": 1}))
+    assert not takes(grammar, call("walk", {}) + "\n" + call("walk", {}))
+
+
+def test_strict_functions_are_called_properly_or_not_at_all():
+    strict = tool("add", ADD["function"]["parameters"], strict=True)
+    grammar = forced("auto", strict, WALK)
+
+    for said in ("", "Let me see. " + call("add", {"a": 2}), "No tool_call needed {", call("walk", {})):
+        assert takes(grammar, said)
+    for said in (call("add", {}), call("add", {"a": 2})[:-3], call("other", {})):
+        assert not takes(grammar, said)
+    assert forced_call([ADD, WALK], "auto", None) is None
+    assert forced_call([strict], "none", None) is None
+
+
+def test_what_a_grammar_allows_is_read_as_a_call():
+    _, calls = parted(call("add", {"a": 1}) + "\n" + call("walk", {}), None)
+
+    assert [one["function"]["name"] for one in calls] == ["add", "walk"]
+
+
+def test_even_a_model_that_knows_no_tools_makes_a_proper_call_when_it_must(reference: Reference):
+    pick = tool("pick", {"type": "object", "properties": {"one": {"enum": ["left", "right"]}}, "required": ["one"]})
+    pick["function"]["parameters"]["additionalProperties"] = False
+    grammar = forced("required", pick, most=1)
+
+    said = reference("import os", SamplingParams(grammar=grammar, temperature=1.0, seed=1, max_tokens=99))
+
+    text, calls = parted(said.text, None)
+    assert (text, said.finish_reason, len(calls)) == ("", "stop", 1)
+    assert json.loads(calls[0]["function"]["arguments"])["one"] in ("left", "right")
+
+
+@pytest.mark.parametrize("schema", [{"not": {}}, {"oneOf": [{"type": "string"}, {"maxLength": 3}]}])
+def test_only_what_is_strict_is_refused_for_a_schema_beyond_the_library(schema: Any):
+    assert flaw(forced("required", tool("f", {"properties": {"a": schema}}))) is None
+    strict = forced_call([tool("f", {"properties": {"a": schema}}, strict=True)], "required", None)
+    assert strict is not None
+    assert flaw(strict) is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "param"),
+    [
+        (
+            {"response_format": {**FORM, "json_schema": {"schema": {"type": "nonsense"}}}},
+            "invalid_value",
+            "response_format",
+        ),
+        ({"response_format": {**FORM, "json_schema": {"schema": {"not": {}}}}}, "invalid_value", "response_format"),
+        ({"response_format": {**FORM, "json_schema": {"schema": [1]}}}, "invalid_value", "response_format"),
+        (
+            {"response_format": {**FORM, "json_schema": {"schema": {"enum": ["x" * 70_000]}}}},
+            "invalid_value",
+            "response_format",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "invalid_value", "response_format"),
+        ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+        (
+            {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
+            "invalid_value",
+            "tool_choice",
+        ),
+        ({"tools": [{"type": "function"}], "tool_choice": "required"}, "invalid_value", "tools"),
+        ({"tools": [tool("f", [1])], "tool_choice": "required"}, "invalid_value", "tools"),
+        ({"tools": [ADD], "response_format": FORM}, "unsupported_parameter", "response_format"),
+        ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "invalid_value", "top_logprobs"),
+        ({"frequency_penalty": 2.5}, "invalid_value", "frequency_penalty"),
+    ],
+)
+def test_what_can_not_be_had_is_told_before_anything_is_generated(given: dict[str, Any], code: str, param: str):
+    assert refused(given)[:2] == (code, param)
+
+
+@pytest.mark.parametrize("levels", [100, 400, 900])
+def test_endless_nesting_is_refused(levels: int):
+    deep: Any = {}
+    for _ in range(levels):
+        deep = {"items": deep}
+    for given in ({"response_format": {**FORM, "json_schema": {"schema": deep}}}, {"tools": [tool("f", deep)]}):
+        assert refused({**given, "tool_choice": "required" if "tools" in given else None})[0] in (
+            "invalid_value",
+            "invalid_json",
+        )
+
+
+def test_tools_that_a_form_demands_are_refused_with_the_library_s_reason(hermes: ChatTemplate):
+    bad = tool("f", {"type": "nonsense"})
+    response = post(CHAT, {**HELLO, "tools": [bad], "tool_choice": "required"}, FakePipeline(), template=hermes)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+    assert "nonsense" in response.json()["error"]["message"]
+
+
+def test_penalties_and_log_probabilities_reach_the_pipeline(hermes: ChatTemplate):
+    pipeline = FakePipeline()
+    penalties = {"frequency_penalty": 0.5, "presence_penalty": -0.5}
+    post(CHAT, {**HELLO, **penalties, "logprobs": True, "top_logprobs": 4}, pipeline)
+    post(CHAT, {**HELLO, "logprobs": True}, pipeline)
+    post(CHAT, {**HELLO, "logprobs": False, "top_logprobs": 0}, pipeline)
+    for count in (0, 5, None):
+        post(COMPLETIONS, {"prompt": "a", "logprobs": count}, pipeline)
+
+    params = [one for _, one in pipeline.asked]
+    assert (params[0].frequency_penalty, params[0].presence_penalty) == (0.5, -0.5)
+    assert [one.logprobs for one in params] == [4, 0, None, 0, 5, None]
+    assert asked({"tools": [ADD], "tool_choice": "required", "response_format": FORM}, hermes) == forced(
+        "required", ADD
+    )
+
+
+def test_a_schema_that_does_not_fit_its_message_is_refused():
+    with pytest.raises(ApiError, match="characters"):
+        asked_form({"type": "json_schema", "json_schema": {"schema": {"enum": ["\N{PILE OF POO}" * 6000]}}})

@@ -1,0 +1,115 @@
+"""Laws of tools: a call in what a model says comes out as one, however it was cut; what is none stays text."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.http.openai.tool_calls import Caller, parted, readable, taught
+from orchestrator.text.chat_template import ChatTemplate
+from tests.orchestrator.http.test_rules import CHAT, DEMO, HELLO, TEMPLATE, chunks, post
+from tests.support.fake_pipeline import FakePipeline
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
+SAID = "Let me see.\n" + CALL + "\n" + CALL.replace("1", "3")
+HERMES = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    'Answer <tool_call>{"name": ..., "arguments": ...}</tool_call>{% endif %}'
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.arguments.a }}{% endfor %}\n{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def hermes(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    """Of a model that knows tools."""
+    folder = tmp_path_factory.mktemp("model")
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(Path(DEMO) / name, folder)
+    (folder / "chat_template.jinja").write_text(HERMES)
+    return ChatTemplate(folder)
+
+
+def ask(hermes: ChatTemplate, said: list[str | None], **asked: Any) -> httpx.Response:
+    def pieces(_: SamplingParams) -> Any:
+        return said
+
+    return post(CHAT, {**HELLO, "tools": TOOLS, **asked}, FakePipeline(pieces), template=hermes)
+
+
+def functions(calls: Any) -> list[tuple[str, Any]]:
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+
+
+BOTH = [("add", {"a": 1, "b": [2]}), ("add", {"a": 3, "b": [2]})]
+
+
+def test_a_call_is_an_answer_s_and_not_its_text(hermes: ChatTemplate):
+    (choice,) = ask(hermes, [SAID]).json()["choices"]
+
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Let me see.", "tool_calls")
+    assert functions(choice["message"]["tool_calls"]) == BOTH
+    (one,) = ask(hermes, [SAID], parallel_tool_calls=False).json()["choices"]
+    assert functions(one["message"]["tool_calls"]) == BOTH[:1]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_streamed_call_is_the_same(hermes: ChatTemplate, size: int):
+    cut: list[str | None] = [SAID[start : start + size] for start in range(0, len(SAID), size)]
+
+    deltas = [chunk["choices"][0] for chunk in chunks(ask(hermes, cut, stream=True))]
+
+    assert "".join(choice["delta"].get("content", "") for choice in deltas) == "Let me see.\n"
+    calls = [call for choice in deltas for call in choice["delta"].get("tool_calls", [])]
+    assert [call["index"] for call in calls] == [0, 1]
+    assert functions(calls) == BOTH
+    assert deltas[-1]["finish_reason"] == "tool_calls"
+
+
+@settings(deadline=None)
+@given(said=st.lists(st.sampled_from(["<tool", "_call>", "</tool_call>", '{"name": "f"}', "x", "<", "\n"])))
+def test_no_text_is_lost_and_cuts_do_not_matter(said: list[str]):
+    caller = Caller(None)
+
+    text = "".join(map(caller.push, said))
+    rest, calls = caller.finish()
+
+    whole, expected = parted("".join(said), None)
+    assert (text + rest, functions(calls)) == (whole, functions(expected))
+    assert calls or whole == "".join(said)
+
+
+@pytest.mark.parametrize("said", [CALL[:-20], "<tool_call>[1]</tool_call>", "<tool_call>", '<tool_call>{"name": 1}'])
+def test_what_is_no_call_stays_text(hermes: ChatTemplate, said: str):
+    (choice,) = ask(hermes, [said]).json()["choices"]
+
+    assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
+
+
+def test_calls_are_looked_for_only_where_tools_were_offered(hermes: ChatTemplate):
+    (choice,) = ask(hermes, [SAID], tool_choice="none").json()["choices"]
+
+    assert choice["message"]["content"] == SAID
+
+
+def test_a_model_that_was_not_taught_is_not_asked(hermes: ChatTemplate):
+    refused = post(CHAT, {**HELLO, "tools": TOOLS}).json()["error"]
+
+    assert (refused["code"], refused["param"]) == ("unsupported_parameter", "tools")
+    assert taught(hermes)
+    assert not taught(TEMPLATE)
+
+
+def test_templates_read_the_arguments_of_earlier_calls(hermes: ChatTemplate):
+    function = {"name": "add", "arguments": '{"a": 41}'}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}]
+
+    assert hermes.text(readable(messages)) == "assistant: 41"
+    assert readable([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}, 3]}])

@@ -1,0 +1,190 @@
+"""Laws of finding a model: what is complete is used, and everything else is one sentence with a next step."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from orchestrator.machine.checkpoints import demo_model, resolve
+from protocol.errors import InputError
+from protocol.messages.base import Role
+from tests.support.paths import ROOT
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that is complete by its names; weights are never opened."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+class Hub:
+    """Stands for the hub: a cache, a network, and what was asked of them."""
+
+    def __init__(self, cached: Path | None = None, online: Path | Exception | None = None) -> None:
+        self.cached, self.online, self.downloads = cached, online, []
+
+    def snapshot_download(self, name: str, *, local_files_only: bool = False, **options: object) -> str:
+        if local_files_only:
+            if self.cached is None:
+                raise LocalEntryNotFoundError("not cached")
+            return str(self.cached)
+        self.downloads.append((name, options))
+        if isinstance(self.online, Exception):
+            raise self.online
+        return str(self.online)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Hub:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    return hub
+
+
+def test_no_name_means_the_demo_pair():
+    assert resolve(None, "target") == ROOT / "target_worker/demo_model"
+    assert resolve(None, "draft") == ROOT / "draft_worker/demo_model"
+
+
+def test_finding_the_demo_pair_imports_no_worker():
+    script = (
+        "import sys; from orchestrator.machine.checkpoints import demo_model; demo_model('draft'); "
+        "print([name for name in sys.modules if name.startswith(('draft_worker', 'mlx'))])"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+
+    assert out.stdout.strip() == "[]"
+
+
+def test_a_complete_local_folder_is_used(model: Path):
+    assert resolve(str(model), "target") == model
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_an_incomplete_folder_is_refused_by_what_it_lacks(model: Path, missing: str):
+    (model / missing).unlink()
+
+    with pytest.raises(InputError, match=rf"has no {missing.replace('model.', 'model[*].')}: a complete model has"):
+        resolve(str(model), "target")
+
+
+def test_missing_shards_are_counted(model: Path):
+    shards = {"a": "model.safetensors", "b": "model-2.safetensors", "c": "model-3.safetensors"}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+    with pytest.raises(InputError, match=r"lacks 2 of its weight files, first model-2\.safetensors"):
+        resolve(str(model), "target")
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]"])
+def test_a_broken_index_of_shards_is_refused(model: Path, content: str):
+    (model / "model.safetensors.index.json").write_text(content)
+
+    with pytest.raises(InputError, match="is broken: download the model again"):
+        resolve(str(model), "target")
+
+
+def test_a_file_is_not_a_model(model: Path):
+    with pytest.raises(InputError, match="is a file: pass the folder"):
+        resolve(str(model / "model.safetensors"), "target")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere", "a/b/c", "nowhere/", "x.gguf"])
+def test_a_path_that_does_not_exist_never_asks_the_hub(monkeypatch: pytest.MonkeyPatch, name: str):
+    hub = install(monkeypatch, Hub())
+
+    with pytest.raises(InputError, match=r"There is no folder .*check the path of the draft"):
+        resolve(name, "draft")
+    assert hub.downloads == []
+
+
+@pytest.mark.parametrize("name", ["", "gpt2", "owner/na me", "owner/", "-owner/name", "owner/name;rm", "owner/.name"])
+def test_what_is_no_hub_id_never_asks_the_hub(monkeypatch: pytest.MonkeyPatch, name: str):
+    hub = install(monkeypatch, Hub())
+
+    with pytest.raises(InputError):
+        resolve(name, "target")
+    assert hub.downloads == []
+
+
+def test_a_downloaded_model_needs_no_network(monkeypatch: pytest.MonkeyPatch, model: Path):
+    hub = install(monkeypatch, Hub(cached=model, online=OSError("no network")))
+
+    assert resolve("owner/name", "target") == model
+    assert hub.downloads == []
+
+
+def test_an_incomplete_download_is_completed(monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path):
+    partial = tmp_path / "partial"
+    partial.mkdir()
+    hub = install(monkeypatch, Hub(cached=partial, online=model))
+
+    assert resolve("owner/name", "target") == model
+    assert len(hub.downloads) == 1
+
+
+def test_code_is_never_downloaded(monkeypatch: pytest.MonkeyPatch, model: Path):
+    hub = install(monkeypatch, Hub(online=model))
+
+    resolve("owner/name", "target")
+
+    ((name, options),) = hub.downloads
+    offered = ["config.json", "model-1.safetensors", "tokenizer.json", "modeling.py", "tokenizer.py", "onnx/model.json"]
+    taken = huggingface_hub.utils.filter_repo_objects(
+        offered, allow_patterns=options["allow_patterns"], ignore_patterns=options["ignore_patterns"]
+    )
+    assert name == "owner/name"
+    assert list(taken) == ["config.json", "model-1.safetensors", "tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "sentence"),
+    [
+        (
+            LocalEntryNotFoundError("offline"),
+            "can't be reached: download it on a connected machine and pass the folder",
+        ),
+        (OSError(28, "No space left on device"), "broke off .*No space left on device.*: try again"),
+    ],
+)
+def test_a_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch, failure: Exception, sentence: str):
+    install(monkeypatch, Hub(online=failure))
+
+    with pytest.raises(InputError, match=sentence):
+        resolve("owner/name", "target")
+
+
+def test_a_model_that_is_no_mlx_model_is_refused_after_the_download(monkeypatch: pytest.MonkeyPatch, model: Path):
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    install(monkeypatch, Hub(online=model))
+
+    with pytest.raises(InputError, match="has no model"):
+        resolve("owner/name", "target")
+
+
+def test_offline_the_real_library_leads_to_the_same_sentence(tmp_path: Path):
+    script = (
+        "from orchestrator.machine.checkpoints import resolve\nfrom protocol.errors import InputError\n"
+        "try: resolve('owner/name', 'target')\nexcept InputError as error: print(error)"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT, env=environment
+    )
+
+    assert out.stdout == (
+        "owner/name is not on this machine and Hugging Face can't be reached: "
+        "download it on a connected machine and pass the folder.\n"
+    )
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_the_demo_pair_has_real_weights(role: Role):
+    assert (demo_model(role) / "model.safetensors").stat().st_size > 1 << 20

@@ -1,0 +1,192 @@
+"""Laws of what is said about the machine: cores are shared out whole, and what is missing has a next step."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.machine import hardware as machine_facts
+from orchestrator.machine.hardware import MlxDevice, partition, worker_environment
+from orchestrator.tools.doctor import doctor
+from tests.support.paths import ROOT
+
+DEMO = ROOT / "draft_worker/demo_model/model.safetensors"
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Linux machine of eight cores without OpenBLAS, whose MLX computes on the processor."""
+    monkeypatch.setattr(machine_facts, "computes_on_processor", lambda: True)
+    monkeypatch.setattr(machine_facts, "usable_cores", lambda: tuple(range(8)))
+    monkeypatch.setattr(machine_facts, "_OPENBLAS", [])
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+
+
+@given(st.lists(st.integers(0, 500), min_size=2, unique=True))
+def test_cores_are_shared_out_without_rest_or_overlap(cores: list[int]):
+    shares = partition(cores)
+
+    assert [*shares["target"], *shares["draft"]] == cores
+    assert len(shares["draft"]) == max(1, len(cores) // 4)
+
+
+def test_a_single_core_is_shared():
+    assert partition([3]) == {"target": (3,), "draft": (3,)}
+
+
+def test_with_a_gpu_nothing_is_pinned_or_preloaded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine_facts, "computes_on_processor", lambda: False)
+
+    assert machine_facts.partition_cores() == {}
+    assert not {"LD_PRELOAD", "OPENBLAS_NUM_THREADS"} & worker_environment("target", ()).keys()
+
+
+@pytest.mark.usefixtures("processor")
+def test_a_worker_gets_as_many_threads_as_cores():
+    assert worker_environment("target", (0, 1, 2))["OPENBLAS_NUM_THREADS"] == "3"
+    assert worker_environment("target", ())["OPENBLAS_NUM_THREADS"] == "6"
+    assert worker_environment("draft", ())["OPENBLAS_NUM_THREADS"] == "2"
+
+
+@pytest.mark.usefixtures("processor")
+def test_openblas_is_preloaded_beside_what_the_user_preloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    library = tmp_path / "libblas.so.3"
+    library.touch()
+    monkeypatch.setattr(machine_facts, "_OPENBLAS", [str(library)])
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so")
+
+    assert worker_environment("draft", (0,))["LD_PRELOAD"] == f"{library} /usr/lib/libjemalloc.so"
+
+
+@pytest.mark.usefixtures("processor")
+def test_a_blas_that_is_preloaded_already_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    library = tmp_path / "libmyblas.so"
+    library.touch()
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+
+    assert machine_facts.openblas() == library
+    assert worker_environment("draft", (0,))["LD_PRELOAD"] == str(library)
+
+
+@pytest.mark.usefixtures("processor")
+def test_without_openblas_nothing_is_preloaded():
+    assert machine_facts.openblas() is None
+    assert "LD_PRELOAD" not in worker_environment("target", (0,))
+
+
+def test_mlx_is_asked_in_a_child():
+    script = (
+        "import sys; from orchestrator.machine.hardware import mlx_device; device = mlx_device(); "
+        "print('mlx.core' in sys.modules, device.kind in ('cpu', 'gpu'), len(device.name) > 0)"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+
+    assert (out.stdout.split(), out.stderr) == (["False", "True", "True"], "")
+
+
+def test_why_mlx_can_not_be_had_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine_facts, "_QUESTION", "raise ImportError('no wheel for this system')")
+
+    assert machine_facts.mlx_device.__wrapped__() == "ImportError: no wheel for this system"
+
+
+def test_facts_of_this_machine_are_plausible():
+    assert machine_facts.memory_bytes() > 1 << 28
+    assert len(set(machine_facts.usable_cores())) == len(machine_facts.usable_cores()) > 0
+    assert machine_facts.chip()
+
+
+def test_the_examination_of_this_machine_finds_no_failure():
+    findings = doctor.examine()
+
+    assert [finding for finding in findings if finding.status == "fail"] == []
+    assert len({finding.name for finding in findings}) == len(findings) >= 10
+
+
+def test_findings_are_json():
+    findings = [doctor.Finding("a", "ok", "b"), doctor.Finding("c", "warn", "d", "e")]
+
+    assert json.loads(json.dumps(doctor.to_json(findings))) == [
+        {"name": "a", "status": "ok", "text": "b", "next_step": None},
+        {"name": "c", "status": "warn", "text": "d", "next_step": "e"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("finding", "status", "step"),
+    [
+        (doctor.mlx("ImportError: no wheel"), "fail", "delete .venv"),
+        (doctor.openblas(None), "warn", "apt-get install libopenblas0-pthread"),
+        (doctor.memory(1 << 30), "warn", "demo pair"),
+        (doctor.shared_memory(64 << 20), "warn", "--shm-size"),
+    ],
+)
+def test_what_is_missing_has_a_next_step(finding: doctor.Finding, status: str, step: str):
+    assert finding.status == status
+    assert finding.next_step is not None
+    assert step in finding.next_step
+
+
+@pytest.mark.parametrize(
+    "finding",
+    [
+        doctor.mlx(MlxDevice("0.32", "gpu", "Apple M4")),
+        doctor.openblas(Path("/usr/lib/libopenblas.so")),
+        doctor.compiler(False),
+        doctor.memory(16 << 30),
+        doctor.shared_memory(None),
+        doctor.shared_memory(1 << 30),
+    ],
+)
+def test_what_is_fine_needs_no_next_step(finding: doctor.Finding):
+    assert (finding.status, finding.next_step) == ("ok", None)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
+    lines = ["numpy>=1", "no-such-package>=2", "elsewhere; sys_platform == 'plan9'", "tool; extra == 'dev'"]
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _: lines)
+
+    assert doctor.packages().status == "fail"
+    assert doctor.packages().text == "not installed: no-such-package"
+
+
+def test_one_core_is_worth_a_warning(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine_facts, "computes_on_processor", lambda: True)
+    monkeypatch.setattr(machine_facts, "usable_cores", lambda: (0,))
+
+    assert doctor.cores().status == "warn"
+
+
+def test_an_unwritable_temporary_folder_is_a_failure(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/proc/nowhere")
+
+    assert doctor.temporary_folder().status == "fail"
+
+
+def test_leftovers_are_counted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "stale_segments", lambda: ["lp-1", "lp-2"])
+    monkeypatch.setattr(doctor, "stale_sessions", lambda: [Path("a")])
+
+    assert doctor.leftovers().text == "2 shared-memory segments and 1 session folders of dead pipelines"
+
+
+def test_the_demo_weights_are_whole():
+    assert doctor.weights_are_whole(DEMO)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 8, 100, -1])
+def test_weights_cut_short_are_not_whole(tmp_path: Path, keep: int):
+    (tmp_path / "cut").write_bytes(DEMO.read_bytes()[:keep])
+
+    assert not doctor.weights_are_whole(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("header", [b"[]", b"{}", b'{"a": 1}', b'{"a": {"data_offsets": []}}', b"\xff\xff"])
+def test_a_broken_header_is_not_whole(tmp_path: Path, header: bytes):
+    (tmp_path / "broken").write_bytes(len(header).to_bytes(8, "little") + header)
+
+    assert not doctor.weights_are_whole(tmp_path / "broken")

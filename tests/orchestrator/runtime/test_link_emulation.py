@@ -1,0 +1,74 @@
+"""Laws of the emulated link: nothing is early, nothing overtakes, nothing gets lost for good."""
+
+import random
+
+import pytest
+
+from orchestrator.runtime.link_emulation import TIMEOUT, EmulatedLink, EmulatedWire
+
+
+def wire(delay=0.01, loss=0.0, chances=None, seed=0):
+    source = random.Random(seed).random if chances is None else iter(chances).__next__
+    return EmulatedWire(EmulatedLink(delay=delay, loss=loss), source)
+
+
+def arrivals(wire, departures):
+    """When each of the messages, named by their number, arrives."""
+    for number, at in enumerate(departures):
+        wire.send(number, at)
+    result = []
+    while (due := wire.due()) is not None:
+        result += [(number, due) for number in wire.arrived(due)]
+    return result
+
+
+def test_a_message_arrives_after_the_delay_and_not_before():
+    line = wire(delay=0.01)
+    line.send("news", 5.0)
+
+    assert line.arrived(5.0099) == []
+    assert line.due() == pytest.approx(5.01)
+    assert line.arrived(5.01) == ["news"]
+    assert line.due() is None
+
+
+def test_order_is_kept_and_all_arrive_under_loss():
+    departures = [0.003 * index for index in range(2000)]
+    arrived = arrivals(wire(loss=0.2, seed=3), departures)
+
+    assert [number for number, _ in arrived] == list(range(2000))
+    assert all(due >= departures[number] + 0.01 for number, due in arrived)
+    assert [due for _, due in arrived] == sorted(due for _, due in arrived)
+
+
+def test_a_lost_message_waits_for_the_timer_when_nothing_follows():
+    arrived = arrivals(wire(delay=0.01, loss=0.5, chances=[0.4, 0.6]), [1.0])
+
+    assert arrived == [(0, pytest.approx(1.0 + 0.02 + TIMEOUT + 0.01))]
+
+
+def test_the_timer_doubles():
+    arrived = arrivals(wire(delay=0.01, loss=0.5, chances=[0.4, 0.4, 0.6]), [1.0])
+
+    assert arrived == [(0, pytest.approx(1.0 + 3 * (0.02 + TIMEOUT) + 0.01))]
+
+
+def test_the_third_message_behind_a_lost_one_makes_it_come_again_at_once():
+    line = wire(delay=0.01, loss=0.5, chances=[0.4, 0.6, 0.6, 0.6, 0.6])
+    arrived = arrivals(line, [1.0, 1.001, 1.002, 1.003])
+
+    assert arrived == [(number, pytest.approx(1.003 + 3 * 0.01)) for number in range(4)]
+
+
+def test_what_is_behind_a_lost_message_waits_for_it():
+    line = wire(delay=0.01, loss=0.5, chances=[0.4, 0.6, 0.6])
+    arrived = arrivals(line, [1.0, 1.001])
+
+    assert arrived == [(number, pytest.approx(1.23)) for number in range(2)]
+
+
+def test_the_share_of_messages_that_are_late_is_the_share_of_losses():
+    departures = [float(index) for index in range(4000)]
+    late = [due > departures[number] + 0.02 for number, due in arrivals(wire(loss=0.05, seed=1), departures)]
+
+    assert sum(late) / len(late) == pytest.approx(0.05, abs=0.015)

@@ -1,0 +1,131 @@
+"""What the orchestrator's recording keeps: waits on purpose, messages with their times, other clocks; and its cost."""
+
+import random
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from orchestrator.runtime.tracing import Recording, load_record
+from orchestrator.tools.profile.overhead import cost
+from protocol.messages.base import Message, NodeId, Role, SequenceId
+from protocol.messages.worker import Grow, Hello, Pong, Prefilled, Verdict, Verify
+from protocol.worker.spans import Kind, load_spans
+
+ONE = SequenceId(1)
+PREFILLED = Prefilled(ONE, 0, 4, 0.0)
+VERDICT = Verdict(ONE, 0, (), 3, 0.0)
+
+
+def verify(round: int) -> Verify:
+    return Verify(ONE, round, NodeId(9), 0, (3,), (-1,))
+
+
+def grow(*tokens: int) -> Grow:
+    return Grow(ONE, 0, (NodeId(1 << 62),) * len(tokens), tokens, (0.5,) * len(tokens), 1, 0.1)
+
+
+def hello(role: Role) -> Hello:
+    return Hello(role, "", "a model", "", 1, 1, "", "a device", 0)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Recording:
+    return Recording(tmp_path)
+
+
+def step(recording: Recording, arrived: Message, *told: Message) -> None:
+    """One event, and what the orchestrator says to the target in answer."""
+    role = "draft" if isinstance(arrived, Grow) else "target"
+    recording.arrived(role, 2 if role == "draft" else 1, arrived)
+    began = recording.now()
+    for message in told:
+        recording.told("target", 1, message, recording.now())
+    recording.stepped(began)
+
+
+def waits(recording: Recording, folder: Path) -> list[int]:
+    recording.save()
+    spans, _ = load_spans(folder / "orchestrator.spans")
+    return spans[spans["kind"] == Kind.WAIT]["round"].tolist()
+
+
+def test_an_answer_that_is_followed_at_once_is_no_wait(recording: Recording, tmp_path: Path):
+    step(recording, PREFILLED, verify(0))
+    step(recording, VERDICT, verify(1))
+
+    assert waits(recording, tmp_path) == []
+
+
+def test_growth_that_is_awaited_is_a_wait(recording: Recording, tmp_path: Path):
+    step(recording, PREFILLED)
+    step(recording, grow(5))
+    step(recording, grow(6), verify(0))
+    step(recording, VERDICT, verify(1))
+
+    assert waits(recording, tmp_path) == [0]
+
+
+def test_messages_come_back_in_order_with_their_serials(recording: Recording, tmp_path: Path):
+    step(recording, grow(5, 6))
+    step(recording, PREFILLED, verify(0))
+    step(recording, grow())
+    recording.save()
+
+    record = load_record(tmp_path)
+    assert [(type(seen.message).__name__, seen.serial) for seen in record.seen] == [
+        ("Grow", 1),
+        ("Prefilled", 0),
+        ("Verify", 0),
+        ("Grow", 2),
+    ]
+    first = record.seen[0].message
+    assert isinstance(first, Grow)
+    assert (first.parents, first.tokens, first.evaluated) == ((1 << 62, 1 << 62), (5, 6), 1)
+    assert [seen.at for seen in record.seen] == sorted(seen.at for seen in record.seen)
+
+
+def test_a_clock_that_is_far_ahead_is_known_and_ours_is_left_alone(recording: Recording, tmp_path: Path):
+    lives: tuple[tuple[Role, int, int], ...] = (("target", 1, 0), ("draft", 2, 10**15))
+    for role, incarnation, ahead in lives:
+        recording.arrived(role, incarnation, hello(role))
+        while (ping := recording.probe(incarnation)) is not None:
+            recording.arrived(role, incarnation, Pong(ping.sent, recording.now() + ahead))
+    recording.save()
+
+    target, draft = load_record(tmp_path).workers
+    assert target.ahead == 0
+    assert draft.error is not None
+    assert abs(draft.ahead - 10**15) <= draft.error
+
+
+def test_a_worker_that_tells_no_time_has_an_unknown_clock(recording: Recording, tmp_path: Path):
+    recording.arrived("draft", 2, hello("draft"))
+    recording.arrived("draft", 2, Pong(1.0))
+    recording.save()
+
+    assert load_record(tmp_path).workers[0].error is None
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 30])
+def test_a_cost_is_the_median_inside_its_interval(count: int):
+    chance = random.Random(count)
+    ratios = [chance.gauss(1.0, 0.05) for _ in range(count)]
+
+    found = cost(ratios)
+    assert found.ratio == median(ratios)
+    assert min(ratios) <= found.low <= found.ratio <= found.high <= max(ratios)
+
+
+def test_the_interval_holds_the_true_median_as_often_as_it_says():
+    chance = random.Random(7)
+    found = [cost([chance.gauss(1.0, 0.05) for _ in range(15)]) for _ in range(400)]
+
+    assert sum(each.low <= 1.0 <= each.high for each in found) >= 0.94 * len(found)
+
+
+def test_more_groups_narrow_the_interval():
+    chance = random.Random(1)
+    few, many = (cost([chance.gauss(1.0, 0.05) for _ in range(count)]) for count in (8, 200))
+
+    assert many.high - many.low < few.high - few.low

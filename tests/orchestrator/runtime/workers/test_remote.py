@@ -1,0 +1,211 @@
+"""Guests at the door, some of them hostile: a message counts only from the key that its stamp was given to."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
+from orchestrator.runtime.setup import Listening, OrchestratorSetup
+from orchestrator.runtime.workers.remote import Door, WorkerEvent
+from orchestrator.runtime.workers.remote_registry import Guests
+from orchestrator.tools.attach.attachment import _heed
+from protocol.errors import InputError
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.client import Refused
+from protocol.messages.remote import Attach, Join, Leave, ToGuest, Welcome
+from protocol.messages.worker import Fault, Grow, Hello, KvBlock, KvOffer, Shipment, ToWorker, Verdict
+from protocol.security.guard import Guard
+from protocol.security.keys import KeyPair, own_keys
+from protocol.transport.codec import Stamp, encode
+from protocol.transport.sockets import Link
+from tests.support.processes import until
+from tests.support.simulated_workers import hello
+
+EPOCH = 77
+NO_STAMP = Stamp(0, 0)
+GUEST, OTHER = KeyPair(*zmq.curve_keypair()), KeyPair(*zmq.curve_keypair())
+ONE = SequenceId(1)
+
+
+class House:
+    """A door on loopback TCP, and the events that it let through."""
+
+    def __init__(self, folder: Path, session: Path) -> None:
+        self.context = zmq.Context[Any]()
+        self.keys = own_keys(folder)
+        before = Guard(self.context, folder)
+        for name, keys in (("guest", GUEST), ("other", OTHER)):
+            before.pin(name, keys.public)
+        before.close()
+        numbers = count(5)
+        self.door = Door(
+            self.context,
+            OrchestratorSetup(
+                session=str(session),
+                address="",
+                target="",
+                draft="",
+                listening=Listening(address="tcp://127.0.0.1:0", folder=str(folder)),
+            ),
+            EPOCH,
+            Guests(lambda: next(numbers), {"prefill": "not here"}),
+            list,
+        )
+        self.events: list[WorkerEvent] = []
+        self.links: list[Link] = []
+
+    def link(self, keys: KeyPair, stamp: Stamp = NO_STAMP, expected: Any = ToGuest) -> Link:
+        address = self.door.sockets[1].getsockopt_string(zmq.LAST_ENDPOINT)
+        self.links.append(Link(self.context, address, stamp, expected, server=self.keys.public, keys=keys))
+        return self.links[-1]
+
+    def turn_until(self, condition: Callable[[], Any]) -> Any:
+        def turn() -> Any:
+            self.events += self.door.receive()
+            return condition()
+
+        return until(turn)
+
+    def welcome(self, keys: KeyPair, role: Any = "draft") -> Stamp:
+        control = self.link(keys)
+        control.send(Attach(role, 1))
+        (answer,) = self.turn_until(lambda: control.receive(0))
+        assert isinstance(answer, Welcome)
+        return Stamp(answer.epoch, answer.incarnation)
+
+    def worker(self, keys: KeyPair, stamp: Stamp) -> Link:
+        return self.link(keys, stamp, ToWorker)
+
+    def close(self) -> None:
+        self.door.close()
+        for link in self.links:
+            link.socket.close(linger=0)
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as session:
+        house = House(tmp_path / "keys", Path(session))
+        yield house
+        house.close()
+
+
+def kinds(events: list[WorkerEvent]) -> list[type]:
+    return [type(event.message) if isinstance(event, Arrived) else type(event) for event in events]
+
+
+def test_an_arena_named_by_another_machine_is_never_heard_of(house: House):
+    """The name may be that of a segment of this machine's: nobody opens or unlinks it."""
+    worker = house.worker(GUEST, house.welcome(GUEST))
+    worker.send(hello("draft"))
+    worker.send(KvOffer(ONE, "lp-0123456789abcdef0123", 40, 4096, 0.0))
+    worker.send(Grow(ONE, 0, (NodeId(1),), (2,), (0.5,), 1, 0.1))
+    house.turn_until(lambda: Grow in kinds(house.events))
+
+    assert kinds(house.events) == [WorkerUp, Grow]
+    assert house.door.stale == 1
+
+
+def test_keys_and_values_of_a_draft_are_never_heard_of(house: House):
+    worker = house.worker(GUEST, house.welcome(GUEST))
+    worker.send(hello("draft"))
+    worker.send(Shipment(KvBlock(ONE, 0, 0, 1, 0), bytes(64)))
+    house.turn_until(lambda: house.door.stale == 1)
+
+    assert kinds(house.events) == [WorkerUp]
+    assert house.door.intake.dropped == 0
+
+
+def test_only_a_block_of_keys_and_values_has_a_second_frame_and_it_has_one(house: House):
+    worker = house.worker(GUEST, house.welcome(GUEST))
+    stamp = Stamp(EPOCH, 5)
+    block, grow = encode(KvBlock(ONE, 0, 0, 1, 0), stamp), encode(Fault("lost", "", ONE), stamp)
+    for frames in ([block], [block, b"a", b"b"], [grow, b"a"], [grow, block]):
+        worker.socket.send_multipart(frames)
+    worker.send(hello("draft"))
+    house.turn_until(lambda: WorkerUp in kinds(house.events))
+
+    assert kinds(house.events) == [WorkerUp]
+    assert house.door._hub.rejected == 4
+
+
+def test_a_refusal_can_not_play_with_the_guests_terminal():
+    with pytest.raises(InputError, match=r"^no \?\]0;root\?$"):
+        _heed(Refused("", "no \x1b]0;root\x07", "input"))
+
+
+def test_a_stamp_is_worth_nothing_to_another_guest(house: House):
+    stamp = house.welcome(GUEST)
+    thief = house.worker(OTHER, stamp)
+    thief.send(hello("draft"))
+    thief.send(Verdict(ONE, 0, (), 5, 0.1))
+    house.turn_until(lambda: house.door.stale == 2)
+
+    assert house.events == []
+
+
+@pytest.mark.parametrize("stamp", [Stamp(EPOCH, 1), Stamp(EPOCH, 6), Stamp(EPOCH + 1, 5), Stamp(0, 0)])
+def test_a_stamp_that_nobody_gave_is_worth_nothing(house: House, stamp: Stamp):
+    """Numbers of the pipeline's own workers included."""
+    assert house.welcome(GUEST) == Stamp(EPOCH, 5)
+    house.worker(GUEST, stamp).send(hello("draft"))
+    house.turn_until(lambda: house.door.stale == 1)
+
+    assert house.events == []
+
+
+def test_nobody_speaks_before_being_introduced(house: House):
+    house.worker(GUEST, house.welcome(GUEST)).send(Grow(ONE, 0, (NodeId(1),), (2,), (0.5,), 1, 0.1))
+    house.turn_until(lambda: house.door.stale == 1)
+
+    assert house.events == []
+
+
+def test_a_draft_can_not_become_the_target(house: House):
+    worker = house.worker(GUEST, house.welcome(GUEST, "draft"))
+    worker.send(hello("target"))
+    worker.send(Verdict(ONE, 0, (), 5, 0.1))
+    house.turn_until(lambda: house.door.stale == 1)
+
+    assert WorkerUp not in kinds(house.events)
+    assert Verdict not in kinds(house.events)
+
+
+def test_a_guest_can_not_let_others_in(house: House):
+    """Only the keys of a join line are good for that."""
+    link = house.link(GUEST)
+    link.send(Join("guest", OTHER.public.decode()))
+    (answer,) = house.turn_until(lambda: link.receive(0))
+
+    assert isinstance(answer, Refused)
+    assert "ask for a new one" in answer.text
+
+
+def test_one_guest_can_not_take_back_anothers_worker(house: House):
+    worker = house.worker(GUEST, house.welcome(GUEST))
+    worker.send(hello("draft"))
+    house.turn_until(lambda: WorkerUp in kinds(house.events))
+    house.link(OTHER).send(Leave(1))
+    house.worker(OTHER, Stamp(EPOCH, 5)).send(Fault("fatal", "I am your draft and I end."))
+    house.turn_until(lambda: house.door.stale == 1)
+    worker.send(Fault("lost", "", ONE))
+    house.turn_until(lambda: Fault in kinds(house.events))
+
+    assert WorkerDown not in kinds(house.events)
+
+
+def test_texts_that_would_play_with_a_terminal_never_get_in(house: House):
+    worker = house.worker(GUEST, house.welcome(GUEST))
+    worker.send(Hello("draft", "mlx", "\x1b]0;root\x07", "llama", 50, 400, "same", "cpu", 1))
+    worker.send(hello("draft"))
+    house.turn_until(lambda: WorkerUp in kinds(house.events))
+
+    (up,) = house.events
+    assert isinstance(up, WorkerUp)
+    assert up.hello == hello("draft")

@@ -1,0 +1,148 @@
+"""Who holds which stamp: a pinned key speaks for its own workers alone, and nobody is waited for for ever."""
+
+from itertools import count
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from orchestrator.runtime.workers.remote_registry import Guests, RemoteWorker, without_shared_memory
+from protocol.messages.base import NodeId, Role, SequenceId
+from protocol.messages.remote import Attach
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Hello, KvReference, Pong, Start
+
+ONE, OTHER = b"a" * 40, b"b" * 40
+
+
+def guests(**refusals: str) -> Guests:
+    numbers = count(1)
+    return Guests(lambda: next(numbers), refusals)  # pyright: ignore[reportArgumentType]
+
+
+def attached(all: Guests, identity: bytes = ONE, role: Role = "draft", life: int = 1, now: float = 0.0) -> RemoteWorker:
+    worker = all.attach("mac", identity, b"control", Attach(role, life), now)
+    assert isinstance(worker, RemoteWorker)
+    return worker
+
+
+def hello(role: Role = "draft") -> Hello:
+    return Hello(role, "mlx", "m", "llama", 32, 64, "t", "gpu", 1)
+
+
+def test_a_stamp_counts_only_from_the_guest_that_it_was_given_to():
+    all = guests()
+    worker = attached(all)
+
+    assert all.find(worker.incarnation, ONE) is worker
+    assert all.find(worker.incarnation, OTHER) is None
+    assert all.find(worker.incarnation + 1, ONE) is None
+
+
+def test_asking_again_for_the_same_life_gives_the_same_stamp_and_another_life_another():
+    all = guests()
+
+    first = attached(all, life=1)
+    again = all.attach("mac", ONE, b"elsewhere", Attach("draft", 1), 1.0)
+
+    assert again is first
+    assert first.control == b"elsewhere"
+    assert attached(all, life=2).incarnation != first.incarnation
+    assert attached(all, identity=OTHER, life=1).incarnation != first.incarnation
+
+
+def test_what_is_not_wanted_is_refused_with_the_reason():
+    all = guests(target="has one")
+
+    assert all.attach("mac", ONE, b"c", Attach("target", 1), 0.0) == "has one"
+
+
+def test_of_two_targets_the_second_waits_until_the_first_is_gone():
+    all = guests()
+    first = attached(all, role="target")
+
+    assert isinstance(all.attach("other", OTHER, b"c", Attach("target", 1), 0.0), str)
+    all.drop(first)
+    assert attached(all, OTHER, "target").role == "target"
+
+
+@given(st.integers(1, 60))
+def test_there_are_never_more_workers_than_the_state_machine_takes(wanted: int):
+    all = guests()
+    for life in range(wanted):
+        all.attach("mac", ONE, b"c", Attach("draft", life), 0.0)
+
+    assert len(list(all)) == min(wanted, 15)
+
+
+def test_a_worker_that_plays_another_part_is_not_introduced():
+    all = guests()
+    worker = attached(all, role="draft")
+
+    assert not all.introduce(worker, b"peer", hello("target"))
+    assert worker.hello is None
+
+
+def test_a_silent_draft_is_given_up_after_ten_seconds_and_not_before():
+    all = guests()
+    worker = attached(all, now=0.0)
+    all.introduce(worker, b"peer", hello())
+    worker.heard_at = 5.0
+
+    assert all.deadline() == 15.0
+    assert all.gone(14.9) == []
+    assert all.gone(15.0) == [worker]
+
+
+def test_a_worker_out_of_reach_is_given_up_at_once():
+    all = guests()
+    worker = attached(all)
+    worker.lost = True
+
+    assert all.gone(0.0) == [worker]
+    assert all.deadline() == 0.0
+
+
+def test_a_dropped_worker_has_no_stamp():
+    all = guests()
+    worker = attached(all)
+    all.drop(worker)
+
+    assert all.find(worker.incarnation, ONE) is None
+    assert all.deadline() is None
+
+
+def test_the_round_trip_is_the_shortest_of_the_last_probes():
+    all = guests()
+    worker = attached(all)
+    trips = [9_000_000, 2_000_000, 5_000_000]
+    for trip in trips:
+        asked = all.ping(worker, 1_000_000_000)
+        all.pong(worker, Pong(asked.sent, 7_000_000_000), 1_000_000_000 + trip)
+
+    entry = worker.entry()
+
+    assert entry.round_trip == pytest.approx(2e-3)
+    assert entry.clock_offset is not None
+    assert abs(entry.clock_offset - 5.999) < 1e-9
+
+
+def test_an_answer_to_no_question_of_ours_measures_nothing():
+    all = guests()
+    worker = attached(all)
+    asked = all.ping(worker, 1_000)
+
+    assert not all.pong(worker, Pong(asked.sent + 1.0, 5), 2_000)
+    assert worker.round_trip is None
+    assert not all.pong(worker, Pong(float("nan"), 5), 2_000)
+    all.pong(worker, Pong(asked.sent, 5), 3_000)
+    all.pong(worker, Pong(asked.sent, 5), 1_001)
+    assert worker.round_trip == pytest.approx(2e-6)
+
+
+def test_a_worker_elsewhere_hears_of_no_arena():
+    start = Start(
+        SequenceId(1), 0, (1, 2), NodeId(3), Sampling(), adopt=KvReference("lp-0123456789abcdef0123", tokens=1)
+    )
+
+    assert without_shared_memory(start) == Start(SequenceId(1), 0, (1, 2), NodeId(3), Sampling())

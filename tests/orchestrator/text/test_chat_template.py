@@ -1,0 +1,131 @@
+"""Laws of chat templates: a model's own, held against what transformers makes of it, and the plain one."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+from protocol.errors import InputError
+from tests.support.paths import DEMO_TARGET
+
+DEMO = DEMO_TARGET
+ASKED: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 < 2 & ü?"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "Why?"},
+]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+CHATML = """
+{%- if tools %}
+    {{- '<|im_start|>tools\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson }}
+        {%- if loop.last %}{%- break %}{%- endif %}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' }}
+    {%- generation %}{{- message['content'] + '<|im_end|>' }}{%- endgeneration %}
+    {{- '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- bos_token + '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think></think>' }}{%- endif %}
+{%- endif %}
+"""
+
+
+def model(folder: Path, template: object = None, **files: str) -> Path:
+    shutil.copy(DEMO / "tokenizer.json", folder)
+    settings = json.loads((DEMO / "tokenizer_config.json").read_bytes())
+    settings |= {"bos_token": {"__type": "AddedToken", "content": "<s>", "lstrip": False}, "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    for name, text in files.items():
+        (folder / f"chat_template.{name}").write_text(text)
+    return folder
+
+
+def test_without_a_template_a_conversation_is_named_turns():
+    template = ChatTemplate(DEMO)
+
+    assert not template.own
+    assert "\nUser:" in template.stops
+    assert template.text(ASKED) == "Be brief.\n\nUser: 1 < 2 & ü?\nAssistant: Yes.\nUser: Why?\nAssistant:"
+    assert template.tokens(ASKED) == TextCodec(DEMO).encode(template.text(ASKED))
+    with pytest.raises(InputError, match="no chat template"):
+        template.text(ASKED, TOOLS)
+
+
+def test_a_model_s_template_is_rendered_as_those_of_hugging_face_are(tmp_path: Path):
+    template = ChatTemplate(model(tmp_path, CHATML))
+
+    text = template.text(ASKED, TOOLS, enable_thinking=False)
+
+    assert text == (
+        '<|im_start|>tools\n{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}'
+        "<|im_end|>\n<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1 < 2 & ü?<|im_end|>\n"
+        "<|im_start|>assistant\nYes.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<s><|im_start|>assistant\n"
+        "<think></think>"
+    )
+    assert template.own
+    assert template.knows_tools
+    assert template.stops == ()
+
+
+@pytest.mark.slow
+def test_transformers_renders_it_the_same(tmp_path: Path):
+    from transformers import AutoTokenizer
+
+    template = ChatTemplate(model(tmp_path, CHATML))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+
+    for tools, answering in ((None, True), (TOOLS, True), (TOOLS, False)):
+        ours = template.text(ASKED, tools, answering=answering)
+        assert ours == theirs.apply_chat_template(ASKED, tools, add_generation_prompt=answering, tokenize=False)
+
+
+def test_a_file_of_its_own_counts_before_the_settings_and_tools_may_have_their_own(tmp_path: Path):
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with {{ tools[0].type }}"}]
+    template = ChatTemplate(model(tmp_path, named))
+
+    assert template.text(ASKED) == "plain"
+    assert template.text(ASKED, TOOLS) == "with function"
+
+    assert ChatTemplate(model(tmp_path, "old", json='{"chat_template": "new"}')).text(ASKED) == "new"
+    assert ChatTemplate(model(tmp_path, "old", jinja="newest")).text(ASKED) == "newest"
+
+
+def test_text_parts_are_joined_and_other_parts_refused():
+    template = ChatTemplate(DEMO)
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+    assert template.text([{"role": "user", "content": parts}]) == "User: ab\nAssistant:"
+    with pytest.raises(InputError, match="no text"):
+        template.text([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+    with pytest.raises(InputError, match="must be one of"):
+        template.text([{"role": "wizard", "content": "x"}])
+    with pytest.raises(InputError, match="type int"):
+        template.text([{"role": "user", "content": 3}])
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{% if %}", "broken"),
+        ("{{ raise_exception('System role not supported') }}", "System role not supported"),
+        ("{{ messages.append(1) }}", "refuses"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses"),
+        ("{{ 1 / 0 }}", "refuses"),
+        ("{{ messages[9].content + 1 }}", "refuses"),
+        ("{% for i in range(10**9) %}x{% endfor %}", "refuses"),
+    ],
+)
+def test_a_template_that_fails_or_reaches_out_is_a_sentence(tmp_path: Path, source: str, words: str):
+    with pytest.raises(InputError, match=words):
+        ChatTemplate(model(tmp_path, source)).text(ASKED)

@@ -1,0 +1,223 @@
+"""Laws of text: streaming equals decoding at once, and stop strings are found wherever borders fall."""
+
+import itertools
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from orchestrator.text.stop_scanner import StopScanner
+from orchestrator.text.tokenizer import TextCodec
+from protocol.errors import InputError
+from tests.support.paths import DEMO_TARGET
+
+DEMO = DEMO_TARGET
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), max_size=40)
+CUTS = st.lists(st.integers(0, 200), max_size=20)
+
+
+def split(items: Any, cuts: list[int]) -> list:
+    """Cut a string, bytes or list at the given places; pieces are not empty."""
+    borders = sorted({0, len(items), *(cut for cut in cuts if cut < len(items))})
+    return [items[start:end] for start, end in itertools.pairwise(borders)]
+
+
+def stream(codec: TextCodec, batches: list[list[int]]) -> str:
+    text = codec.stream()
+    return "".join(text.push(batch) for batch in batches) + text.finish()
+
+
+def byte_level_letter(byte: int) -> str:
+    """The letter that stands for a byte in byte-level vocabularies: itself if it prints, else from U+0100 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [other for other in range(256) if other not in plain]
+    return chr(byte) if byte in plain else chr(256 + others.index(byte))
+
+
+LETTERS = [byte_level_letter(byte) for byte in range(256)]
+
+
+def codec_for(folder: Path, tokenizer: Tokenizer, **files: dict) -> TextCodec:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return TextCodec(folder)
+
+
+@pytest.fixture(scope="module")
+def demo() -> TextCodec:
+    return TextCodec(DEMO)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tokenizer")
+
+
+@given(text=TEXT, cuts=CUTS, batches=CUTS)
+def test_any_split_of_a_text_into_byte_level_tokens_streams_to_the_text(
+    scratch: Path, text: str, cuts: list[int], batches: list[int]
+):
+    pieces = ["".join(LETTERS[byte] for byte in piece) for piece in split(text.encode(), cuts)]
+    vocabulary = {piece: id for id, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    codec = codec_for(scratch, tokenizer)
+
+    assert stream(codec, split([vocabulary[piece] for piece in pieces], batches)) == text
+
+
+@given(text=TEXT, batches=CUTS)
+def test_byte_fallback_streams_to_the_text(scratch: Path, text: str, batches: list[int]):
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁": 256, "a": 257, "▁a": 258, "é": 259}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("▁", "a")], byte_fallback=True, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    replace = decoders.Replace("▁", " ")
+    tokenizer.decoder = decoders.Sequence([replace, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1)])
+    codec = codec_for(scratch, tokenizer)
+
+    assert stream(codec, split(codec.encode(text), batches)) == codec.decode(codec.encode(text))
+
+
+@given(tokens=st.lists(st.integers(1, 4095), max_size=60), batches=CUTS)
+def test_tokens_that_make_no_text_stream_as_they_decode(demo: TextCodec, tokens: list[int], batches: list[int]):
+    assert stream(demo, split(tokens, batches)) == demo.decode(tokens)
+
+
+def test_no_piece_holds_half_a_character(demo: TextCodec):
+    a, b = demo.encode("a"), demo.encode("b")
+    smile = "😀".encode()
+    by_letter = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]
+    text = demo.stream()
+
+    pieces = [text.push([token]) for token in [*a, *(by_letter[LETTERS[byte]] for byte in smile), *b]]
+
+    assert pieces == ["a", "", "", "", "😀", "b"]
+
+
+def test_text_before_half_a_character_does_not_wait(demo: TextCodec):
+    by_letter = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]
+    text = demo.stream()
+
+    assert text.push([*demo.encode("ab"), by_letter[LETTERS[0xC3]]]) == "ab"
+    assert text.finish() == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_end_and_special_tokens_make_no_text(demo: TextCodec):
+    tokens = demo.encode("def f():")
+
+    assert stream(demo, [tokens, [0], tokens]) == "def f():def f():"
+
+
+def test_encoding_and_decoding_are_inverse(demo: TextCodec):
+    text = "def héé(x):\n\treturn '☃ 😀'\n"
+
+    assert demo.decode(demo.encode(text)) == text
+
+
+def test_beginning_of_sequence_comes_from_the_post_processor(tmp_path: Path):
+    tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "a": 1, "?": 2}, unk_token="?"))
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.enable_truncation(1)
+
+    codec = codec_for(tmp_path, tokenizer)
+
+    assert codec.encode("a") == [0, 1]
+    assert codec.decode([0, 1]) == "a"
+
+
+def test_end_tokens_are_the_union_of_all_three_files(tmp_path: Path):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "<end>": 1}, unk_token="a"))
+
+    codec = codec_for(
+        tmp_path,
+        tokenizer,
+        generation_config={"eos_token_id": [7, 8]},
+        config={"eos_token_id": 9},
+        tokenizer_config={"eos_token": {"content": "<end>"}},
+    )
+
+    assert codec.eos == {1, 7, 8, 9}
+
+
+def test_a_model_may_name_no_end_token(tmp_path: Path):
+    codec = codec_for(tmp_path, Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), config={"eos_token_id": None})
+
+    assert codec.eos == frozenset()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+def test_a_broken_file_is_named_with_the_next_step(tmp_path: Path, name: str):
+    shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_text("{")
+
+    with pytest.raises(InputError, match=rf"{name} is broken.*download the model again"):
+        TextCodec(tmp_path)
+
+
+STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3)
+
+
+def expected(text: str, stops: list[str]) -> tuple[str, bool]:
+    """The definition, one character at a time: cut where a stop string is complete first."""
+    for end in range(1, len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)], True
+    return text, False
+
+
+def scan(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
+    scanner, out = StopScanner(stops), ""
+    for piece in pieces:
+        text, matched = scanner.push(piece)
+        out += text
+        if matched:
+            return out, True
+    return out + scanner.flush(), False
+
+
+@given(text=st.text("abc\n", max_size=30), cuts=CUTS, stops=STOPS)
+def test_stop_strings_are_found_wherever_the_borders_fall(text: str, cuts: list[int], stops: list[str]):
+    assert scan(split(text, cuts), stops) == expected(text, stops)
+
+
+@given(text=st.text("abc\n", max_size=30), stops=STOPS)
+def test_only_what_may_begin_a_stop_string_is_held_back(text: str, stops: list[str]):
+    scanner = StopScanner(stops)
+    emitted, matched = scanner.push(text)
+    held = text[len(emitted) :]
+
+    assert matched or not held or any(stop.startswith(held) for stop in stops)
+
+
+def test_without_stop_strings_nothing_is_held_back():
+    assert StopScanner([]).push("abc") == ("abc", False)
+
+
+def test_a_false_beginning_is_given_out_with_what_follows():
+    scanner = StopScanner(["\n\n"])
+
+    assert scanner.push("a\n") == ("a", False)
+    assert scanner.push("b") == ("\nb", False)
+
+
+def test_the_stop_string_that_was_complete_first_is_named():
+    scanner = StopScanner(["cd", "abcd", "x"])
+
+    assert (scanner.push("zabc"), scanner.found) == (("z", False), None)
+    assert (scanner.push("dx"), scanner.found) == (("", True), "abcd")
+
+
+def test_a_source_file_survives_random_batches(demo: TextCodec):
+    rng = random.Random(5)
+    tokens = demo.encode(Path(__file__).read_text())
+
+    assert stream(demo, split(tokens, [rng.randrange(len(tokens)) for _ in range(500)])) == Path(__file__).read_text()

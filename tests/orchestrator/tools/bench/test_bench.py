@@ -1,0 +1,388 @@
+"""What `bench` says must follow from what was measured, and a wrong token must never pass as a figure."""
+
+import io
+import json
+from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from orchestrator.cli.app import cli
+from orchestrator.tools.bench import table
+from orchestrator.tools.bench.baseline.contender import rounds_of
+from orchestrator.tools.bench.baseline.paced_network import PacedDevice
+from orchestrator.tools.bench.contender import Family, Generation, Task
+from orchestrator.tools.bench.figures import best_speculative, rows
+from orchestrator.tools.bench.measurement import Measurement, deviating
+from orchestrator.tools.bench.plot import draw
+from orchestrator.tools.bench.prompts import read_prompts
+from orchestrator.tools.bench.schedule import Setting, schedule, settings
+from orchestrator.tools.bench.trials import Plan, measured
+from protocol.errors import InputError
+from protocol.messages.client import Pace
+from protocol.worker.pacing import DevicePace
+
+_ORDER = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "ar", "adaptive"]
+
+
+class _Contender:
+    """Says the tokens it was told to say, at the speeds it was told to have, and remembers its tasks."""
+
+    def __init__(self, name: str, family: Family = "ours", tokens: tuple[int, ...] = (1, 2), diary: list | None = None):
+        self.name = name
+        self.family: Family = family
+        self.tasks: list[Task] = []
+        self._tokens = tokens
+        self._diary = diary
+
+    def generate(self, task: Task) -> Generation:
+        self.tasks.append(task)
+        if self._diary is not None:
+            self._diary.append(self.name)
+        return Generation(tokens=self._tokens, tokens_per_second=10.0, tokens_per_round=1.0)
+
+
+def _plan(**changes) -> Plan:
+    words = {"draft_tokens": "1-2", "strategies": "ar,adaptive", "temperature": ()}
+    others = {"target": None, "draft": None, "repeats": 2, "max_tokens": 8, "random_draft": False}
+    return Plan.of(**(words | others | changes))
+
+
+def _measurement(contender: str, speed: float, setting: Setting, tokens: tuple[int, ...] = (1, 2), **figures):
+    family: Family = "mlx-lm" if contender.startswith("mlx-lm") else "ours"
+    generation = Generation(tokens=tokens, tokens_per_second=speed, tokens_per_round=1.0, **figures)
+    return Measurement(setting, contender, family, generation)
+
+
+def _at(prompt: int, temperature: float = 0.0) -> Setting:
+    return Setting(repeat=0, prompt=prompt, temperature=temperature)
+
+
+def test_every_contender_runs_once_in_every_setting():
+    order = list(settings(repeats=2, prompts=3, temperatures=(0.0, 1.0)))
+
+    turns = list(schedule("abc", order))
+
+    assert len(order) == 12
+    assert sorted(turns) == sorted((setting, contender) for setting in order for contender in "abc")
+
+
+def test_who_begins_moves_on_from_setting_to_setting():
+    turns = [contender for _, contender in schedule("abc", list(settings(1, 4, (0.0,))))]
+
+    assert "".join(turns) == "abcbcacababc"
+
+
+def test_a_setting_is_finished_before_the_next_begins():
+    seen = [setting for setting, _ in schedule("abc", list(settings(2, 2, (0.0, 1.0))))]
+
+    assert seen == [setting for setting in settings(2, 2, (0.0, 1.0)) for _ in "abc"]
+
+
+def test_all_contenders_get_the_same_task_in_a_setting():
+    contenders = [_Contender("mlx-lm", "mlx-lm"), _Contender("ar")]
+
+    measured(contenders, [(5, 6), (7, 8)], _plan(), lambda _: None)
+
+    assert sorted(contenders[0].tasks) == sorted(contenders[1].tasks)
+
+
+def test_sampled_generations_of_other_prompts_and_repeats_use_other_seeds():
+    one = _Contender("ar")
+
+    measured([one], [(5, 6), (7, 8)], _plan(temperature=(1.0,)), lambda _: None)
+
+    warm_up, *tasks = one.tasks
+    assert warm_up.max_tokens == 8
+    assert len({task.seed for task in tasks}) == len(tasks) == 4
+
+
+def test_everybody_warms_up_before_anything_is_measured():
+    diary: list[str] = []
+    heard: list[str] = []
+    contenders = [_Contender(name, diary=diary) for name in ("ar", "sd")]
+
+    found = measured(contenders, [(5, 6)], _plan(temperature=(0.0,), repeats=1), heard.append)
+
+    assert diary == ["ar", "sd", "ar", "sd"]
+    assert heard == ["ar", "sd"]
+    assert len(found) == 2
+
+
+def test_speed_is_the_median_with_its_spread():
+    found = [_measurement("mlx-lm", speed, _at(prompt)) for prompt, speed in enumerate([10.0, 50.0, 20.0])]
+
+    (row,) = rows(found, ["mlx-lm"])
+
+    assert (row.tokens_per_second, row.slowest, row.fastest, row.generations) == (20.0, 10.0, 50.0, 3)
+
+
+def test_ratios_are_medians_over_pairs_and_not_ratios_of_medians():
+    plain = [_measurement("mlx-lm", speed, _at(prompt)) for prompt, speed in enumerate([10.0, 100.0, 30.0])]
+    ours = [_measurement("ar", speed, _at(prompt)) for prompt, speed in enumerate([20.0, 50.0, 90.0])]
+
+    row = rows([*plain, *ours], ["mlx-lm", "ar"])[1]
+
+    assert row.over_plain == 2.0
+    assert row.over_autoregressive == 1.0
+    assert row.over_speculative is None
+
+
+def test_the_best_speculative_rival_has_the_highest_median_not_the_fastest_generation():
+    found = [_measurement("mlx-lm", 99.0, _at(0))]
+    found += [_measurement("mlx-lm K=1", speed, _at(prompt)) for prompt, speed in enumerate([20.0, 21.0, 22.0])]
+    found += [_measurement("mlx-lm K=2", speed, _at(prompt)) for prompt, speed in enumerate([10.0, 12.0, 90.0])]
+
+    assert best_speculative(found) == "mlx-lm K=1"
+
+
+def test_the_best_speculative_rival_is_chosen_anew_at_each_temperature():
+    found = []
+    for temperature, speeds in ((0.0, (10.0, 20.0)), (1.0, (20.0, 10.0))):
+        for count, speed in enumerate(speeds, start=1):
+            found.append(_measurement(f"mlx-lm K={count}", speed, _at(0, temperature)))
+        found.append(_measurement("adaptive", 40.0, _at(0, temperature)))
+
+    adaptive = [row for row in rows(found, ["mlx-lm K=1", "mlx-lm K=2", "adaptive"]) if row.contender == "adaptive"]
+
+    assert [row.over_speculative for row in adaptive] == [2.0, 2.0]
+
+
+def test_a_figure_that_nobody_has_stays_unknown():
+    found = [
+        _measurement("mlx-lm", 1.0, _at(0)),
+        _measurement("ar", 1.0, _at(0), hit_rate=0.5, overhead_per_round=2e-4),
+    ]
+
+    plain, ours = rows(found, ["mlx-lm", "ar"])
+
+    assert (plain.hit_rate, plain.overhead_per_round) == (None, None)
+    assert (ours.hit_rate, ours.overhead_per_round) == (0.5, 2e-4)
+
+
+@pytest.mark.parametrize("liar", _ORDER[1:])
+def test_one_wrong_token_at_temperature_0_is_found_whoever_said_it(liar: str):
+    found = [_measurement(name, 1.0, _at(0), (1, 3) if name == liar else (1, 2)) for name in _ORDER]
+
+    assert [wrong.contender for wrong in deviating(found, _ORDER)] == [liar]
+
+
+def test_a_missing_token_is_a_wrong_one():
+    found = [_measurement("mlx-lm", 1.0, _at(0), (1, 2)), _measurement("ar", 1.0, _at(0), (1,))]
+
+    assert [wrong.contender for wrong in deviating(found, _ORDER)] == ["ar"]
+
+
+def test_sampled_tokens_are_compared_among_ours_only():
+    tokens = {"mlx-lm": (7, 7), "mlx-lm K=1": (8, 8), "ar": (1, 2), "adaptive": (1, 3)}
+    found = [_measurement(name, 1.0, _at(0, 1.0), said) for name, said in tokens.items()]
+
+    assert [wrong.contender for wrong in deviating(found, _ORDER)] == ["adaptive"]
+    assert [row.checked for row in rows(found, list(tokens))] == [0, 0, 1, 1]
+
+
+def test_tokens_of_different_prompts_are_never_compared():
+    found = [_measurement("ar", 1.0, _at(0), (1, 2)), _measurement("ar", 1.0, _at(1), (3, 4))]
+
+    assert deviating(found, _ORDER) == []
+
+
+def test_rejection_sampling_competes_only_where_it_differs_and_is_never_compared_token_for_token():
+    contenders = [_Contender("ar"), _Contender("sd rejection", "in law", tokens=(9, 9))]
+
+    found = measured(contenders, [(5, 6)], _plan(temperature=(0.0, 1.0), repeats=1), lambda _: None)
+
+    names = [contender.name for contender in contenders]
+    assert [(one.contender, one.setting.temperature) for one in found if one.family == "in law"] == [(names[1], 1.0)]
+    assert deviating(found, names) == []
+    shown = {(row.contender, row.temperature): (row.checked, row.in_law) for row in rows(found, names)}
+    assert shown == {("ar", 0.0): (1, False), ("ar", 1.0): (1, False), ("sd rejection", 1.0): (0, True)}
+
+
+def test_a_plan_with_rejection_counts_its_generations_above_temperature_0_only():
+    plan = _plan(verification="rejection", strategies="ar,sd,ssd", temperature=(0.0, 0.7, 1.0), repeats=1)
+
+    assert plan.rejecting == ("sd", "ssd")
+    assert plan.generations(prompts=1) == 6 * 3 + 2 * 2
+    assert _plan(strategies="ar,sd,ssd").rejecting == ()
+
+
+def _paced(contender: str, overruns: int, prompt: int) -> Measurement:
+    pace = Pace(profile="m4", forwards=100, overruns=overruns, stretch=overruns / 1000, valid=overruns <= 1)
+    return _measurement(contender, 10.0, _at(prompt), pace=pace)
+
+
+def test_overruns_are_counted_over_all_forwards_of_a_contender():
+    found = [_paced("ar", overruns, prompt) for prompt, overruns in enumerate([0, 0, 3])]
+    found += [_paced("adaptive", overruns, prompt) for prompt, overruns in enumerate([1, 1, 2])]
+
+    ar, adaptive = rows(found, ["ar", "adaptive"])
+
+    assert (ar.overruns, ar.representative) == (pytest.approx(0.01), True)
+    assert (adaptive.overruns, adaptive.representative, adaptive.stretch) == (pytest.approx(4 / 300), False, 0.001)
+
+
+def test_a_run_that_overran_says_that_it_is_invalid():
+    figures = rows([_paced("ar", 2, 0), _measurement("adaptive", 1.0, _at(0))], ["ar", "adaptive"])
+
+    (sentence,) = table.invalid(figures)
+
+    assert sentence.startswith("ar at temperature 0 is invalid: 2.0% of its forwards took longer")
+    assert table.to_json(figures, _plan(), prompts=1)["representative"] is False
+
+
+def test_a_paced_device_runs_calls_in_turns_and_holds_each_until_its_result_is_needed():
+    device = PacedDevice()
+    pace = DevicePace(steps=((1, 0.004), (3, 0.008)), prefill_rate=1.0)
+    target, draft = (device.network(lambda tokens: tokens * 2, pace) for _ in range(2))
+
+    began = perf_counter()
+    first = target(mx.array([[1]]))
+    second = draft(mx.array([[1, 2, 3]]))
+    after_second = perf_counter() - began
+    device.settle()
+    device.settle()
+    after_all = perf_counter() - began
+
+    assert (first.tolist(), second.tolist()) == ([[2]], [[2, 4, 6]])
+    assert after_second >= 0.004
+    assert after_all >= 0.012
+    paced = device.take()
+    assert (paced.forwards, paced.seconds) == (2, pytest.approx(0.012))
+
+
+def test_a_paced_network_is_the_model_in_everything_else():
+    network = PacedDevice().network(SimpleNamespace(layers=[1, 2]), DevicePace(steps=((1, 1.0),), prefill_rate=1.0))
+
+    assert network.layers == [1, 2]
+
+
+def test_a_wrong_contender_is_shown_without_a_speed():
+    found = [_measurement("mlx-lm", 123.0, _at(0), (1, 2)), _measurement("ar", 456.0, _at(0), (1, 3))]
+    figures = rows(found, ["mlx-lm", "ar"])
+    output = io.StringIO()
+
+    Console(file=output, width=100).print(table.tables(figures, _plan(), prompts=1))
+
+    shown = output.getvalue()
+    assert "123.0" in shown
+    assert "456" not in shown
+    assert "WRONG" in shown
+    assert table.failures(figures) == ["ar at temperature 0: 1 of 1 generations differ from the reference."]
+    assert table.to_json(figures, _plan(), prompts=1)["exact"] is False
+
+
+def test_rounds_of_a_speculative_run_are_counted_from_who_guessed_each_token():
+    # Rounds of up to two drafts: both accepted + bonus, none accepted, one accepted + bonus, then cut off.
+    drafted = [True, True, False, False, True, False, True, True]
+
+    assert rounds_of(drafted, draft_tokens=2, max_tokens=8) == (4, 2 + 1 + 2 + 2)
+
+
+def test_a_last_round_judges_no_more_drafts_than_there_is_room_for():
+    assert rounds_of([True, True, False, True], draft_tokens=2, max_tokens=4) == (2, 3)
+    assert rounds_of([False, False], draft_tokens=4, max_tokens=2) == (2, 2)
+
+
+def test_plain_decoding_takes_a_round_a_token_and_judges_nothing():
+    assert rounds_of([False] * 5, draft_tokens=0, max_tokens=5) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "counts"), [("1-3", (1, 2, 3)), ("4", (4,)), ("1,2,4", (1, 2, 4)), ("0", ()), ("2-3,3-4", (2, 3, 4))]
+)
+def test_draft_tokens_are_numbers_and_ranges(words: str, counts: tuple[int, ...]):
+    assert _plan(draft_tokens=words).draft_tokens == counts
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"draft_tokens": "many"},
+        {"draft_tokens": "3-1"},
+        {"draft_tokens": "-1"},
+        {"draft_tokens": "1-999"},
+        {"strategies": "ar,magic"},
+        {"strategies": ""},
+        {"temperature": (-1.0,)},
+        {"temperature": (float("nan"),)},
+    ],
+)
+def test_an_impossible_plan_is_refused_with_a_sentence(changes: dict):
+    with pytest.raises(InputError, match=r"\w+ .*[:.] ?\w*"):
+        _plan(**changes)
+
+
+def test_prompts_come_from_a_file_of_json_lines(tmp_path: Path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a", "id": 1}\n\n{"prompt": "b"}\n{"prompt": "c"}\n')
+
+    assert read_prompts(path, limit=2) == ["a", "b"]
+
+
+@pytest.mark.parametrize("content", ['{"prompt": "a"}\nno json\n', '{"prompt": "a"}\n{"text": "b"}\n'])
+def test_a_broken_line_of_prompts_is_named(tmp_path: Path, content: str):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+
+    with pytest.raises(InputError, match="line 2"):
+        read_prompts(path, limit=None)
+
+
+def test_prompts_that_are_missing_or_empty_are_refused(tmp_path: Path):
+    (tmp_path / "empty.jsonl").write_text("\n")
+
+    for name in ("empty.jsonl", "missing.jsonl"):
+        with pytest.raises(InputError, match=name):
+            read_prompts(tmp_path / name, limit=None)
+
+
+def test_the_shipped_prompts_are_python():
+    prompts = read_prompts(None, limit=None)
+
+    assert len(prompts) >= 4
+    assert all("def " in prompt for prompt in prompts)
+
+
+def test_a_bench_can_be_drawn(tmp_path: Path):
+    figures = rows([_measurement(name, 10.0, _at(0, heat)) for name in _ORDER for heat in (0.0, 1.0)], _ORDER)
+
+    draw(figures, "two temperatures", tmp_path / "bench.png")
+
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match="can't be written"):
+        draw(figures, "nowhere", tmp_path / "missing" / "bench.png")
+
+
+def test_a_paced_real_run_is_exact_in_its_own_tokens_and_counts_its_overruns():
+    words = "bench --limit 1 --repeats 1 --max-tokens 6 --draft-tokens 2 --strategies sd --verification rejection"
+
+    result = CliRunner().invoke(cli, f"{words} --pace h100-qwen3-32b --json".split(), catch_exceptions=False)
+
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert report["exact"] is True
+    assert [row["contender"] for row in report["results"] if row["temperature"] == 1] == [
+        *("mlx-lm", "mlx-lm K=2", "sd", "sd rejection")
+    ]
+    assert all(row["overruns"] is not None for row in report["results"])
+    assert report["results"][0]["tokens_per_second"] <= 1 / 0.01027
+
+
+def test_a_real_run_is_exact_and_says_so():
+    words = "bench --limit 1 --repeats 1 --max-tokens 8 --draft-tokens 2 --strategies ar,adaptive --random-draft --json"
+
+    result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
+
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert report["exact"] is True
+    names = ["mlx-lm", "mlx-lm K=2", "ar", "adaptive", "random draft"]
+    assert [(row["temperature"], row["contender"]) for row in report["results"]] == [
+        (temperature, name) for temperature in (0.0, 1.0) for name in names
+    ]
+    assert all(row["tokens_per_second"] > 0 for row in report["results"])

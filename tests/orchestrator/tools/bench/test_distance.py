@@ -1,0 +1,76 @@
+"""A bench of drafts that seem far away: what is asked for, who competes, what is drawn."""
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.machine.device_profiles import load_profile, worker_pace
+from orchestrator.runtime.link_emulation import EmulatedLink
+from orchestrator.tools.bench import trials
+from orchestrator.tools.bench.contender import Generation
+from orchestrator.tools.bench.distance import draw_distances
+from orchestrator.tools.bench.figures import rows
+from orchestrator.tools.bench.measurement import Measurement
+from orchestrator.tools.bench.schedule import Setting
+from orchestrator.tools.bench.trials import Plan, parse_links
+from orchestrator.tools.simulate.devices import Devices
+from orchestrator.tools.simulate.plan import GREEDY, SAMPLED, Scene, simulated
+from orchestrator.tools.simulate.sweep import with_draft_delay
+from protocol.errors import InputError
+
+LINKS = (EmulatedLink(delay=0.0003, loss=0.01), EmulatedLink(delay=0.05, loss=0.01))
+
+
+def plan(**options) -> Plan:
+    usual = {"target": None, "draft": None, "repeats": 1, "max_tokens": 8, "random_draft": False}
+    return Plan.of(draft_tokens="0", strategies="ar,adaptive", temperature=(0.0,), **(usual | options))
+
+
+def test_delays_are_milliseconds():
+    assert parse_links("0.3,50", 0.01) == LINKS
+    assert parse_links(None, 0.01) == ()
+
+
+@pytest.mark.parametrize("words", ["far", "-1", "0.3;2", "1e9"])
+def test_what_is_no_delay_is_refused_with_a_sentence(words):
+    with pytest.raises(InputError, match="names no link: give milliseconds"):
+        parse_links(words, 0.0)
+
+
+def test_every_strategy_with_a_draft_competes_at_every_distance():
+    wanted = plan(link_delay="0.3,50", link_loss=0.01)
+    entries = {entry.name: entry.link for entry in trials._entries(wanted)}
+
+    assert entries == {"ar": None, "adaptive": None, "adaptive, 0.3 ms": LINKS[0], "adaptive, 50 ms": LINKS[1]}
+    # mlx-lm's plain decoding competes too.
+    assert wanted.generations(prompts=3) == 3 * (1 + len(entries))
+
+
+def test_machines_apart_do_not_slow_each_other_down():
+    profile = load_profile("m4-16gb-qwen2.5-3b")
+    near, far = (worker_pace(profile, "target", "adaptive", "mlx", apart=apart) for apart in (False, True))
+
+    assert near is not None
+    assert near.slow_down > 1.0
+    assert far == worker_pace(profile, "target", "ar", "mlx")
+
+
+def test_the_picture_has_a_line_a_strategy(tmp_path):
+    names = ["ar", "adaptive", "adaptive, 0.3 ms", "adaptive, 50 ms"]
+    said = Generation(tokens=(1, 2), tokens_per_second=10.0, tokens_per_round=1.0)
+    measured = [Measurement(Setting(0, 0, 0.0), name, "ours", said) for name in names]
+    draw_distances(rows(measured, names), ("ar", "adaptive"), LINKS, "a test", tmp_path / "distance.png")
+
+    assert (tmp_path / "distance.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("acceptance", [GREEDY, SAMPLED, replace(SAMPLED, accept=0.02)], ids=["T = 0", "T = 1", "bad"])
+@pytest.mark.parametrize("delay", [2.0, 50.0, 300.0])
+def test_a_draft_far_away_never_slows_the_target_down(delay, acceptance):
+    """In virtual time, one message in a hundred lost; where it is too far to help it must not hinder."""
+    devices = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
+    scene = with_draft_delay(Scene(devices=devices, acceptance=acceptance, tokens=120, requests=1), delay)
+    wires = replace(scene.wires, draft=replace(scene.wires.draft, loss=0.01))
+    plain, far = (simulated(replace(scene, wires=wires), strategy) for strategy in ("ar", "adaptive"))
+
+    assert far.tokens_per_second >= 0.97 * plain.tokens_per_second

@@ -1,0 +1,141 @@
+"""Figures of an agent's turns follow from what was measured, and its transcript has the length it is said to have."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from orchestrator.cli.app import cli
+from orchestrator.core.events import Arrived, Request, Submitted, Tick
+from orchestrator.runtime.journal import Journal
+from orchestrator.tools.bench.trials import Plan
+from orchestrator.tools.bench.workloads import prefix_reuse_report as reuse_report
+from orchestrator.tools.bench.workloads.prefix_reuse import CONTENDERS, Drafted, Turn, drafted
+from orchestrator.tools.bench.workloads.transcript import Shape, Transcript, shape
+from protocol.errors import InputError
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.client import Pace
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Grow, Prefilled
+
+PLAN = Plan.of(
+    target=None,
+    draft=None,
+    repeats=1,
+    max_tokens=64,
+    random_draft=False,
+    draft_tokens="0",
+    strategies="adaptive",
+    temperature=(0.0,),
+)
+
+
+@given(st.integers(64, 1 << 17), st.integers(2, 200), st.integers(2, 512))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_every_turn_fits_into_the_context(context: int, turns: int, answer: int):
+    try:
+        form = shape(context, turns, answer)
+    except InputError:
+        assert context < turns * 20
+        return
+    transcript = Transcript(range(1000), form, 3)
+    for _ in range(turns - 1):
+        transcript.answered([0] * form.answer)
+
+    assert form.answer <= answer
+    assert len(transcript.prompt) + form.answer == form.longest <= context
+
+
+def test_the_demo_models_context_has_room_for_fifty_turns():
+    assert shape(2048, 50, 64) == Shape(turns=50, first=256, news=27, answer=8)
+
+
+def test_a_turn_resends_all_before_it():
+    transcript = Transcript(range(100), Shape(3, 10, 5, 2), 0)
+    first = list(transcript.prompt)
+    transcript.answered([7, 8])
+
+    assert transcript.prompt == [*first, 7, 8, 10, 11, 12, 13, 14]
+    assert Transcript(range(100), Shape(3, 10, 5, 2), 1).prompt != first
+
+
+def test_a_journal_tells_when_a_draft_first_grew(tmp_path: Path):
+    def says(message: Grow | Prefilled) -> Arrived:
+        return Arrived("draft", 2, message)
+
+    def grow(sequence: int, *tokens: int) -> Grow:
+        parents = (NodeId(1),) * len(tokens)
+        return Grow(SequenceId(sequence), 0, parents, tokens, (0.5,) * len(tokens), 1, 0.0)
+
+    request = Request((1, 2, 3), Sampling(), 4)
+    journal = Journal.to(str(tmp_path / "record"))
+    for now, event in enumerate(
+        [
+            Submitted(SequenceId(1), request),
+            Tick(),
+            says(grow(1)),
+            says(grow(1, 5)),
+            says(grow(1, 6)),
+            Submitted(SequenceId(2), request),
+            says(Prefilled(SequenceId(2), 0, 0, 0.0, 2)),
+            says(grow(2, 6)),
+            Submitted(SequenceId(3), request),
+        ]
+    ):
+        journal.write(event, float(now))
+    journal.close()
+
+    assert drafted(tmp_path / "record") == [Drafted(3.0, 0), Drafted(2.0, 2), Drafted(None, 0)]
+
+
+def turn(contender: str, number: int, *, exact: bool = True, overruns: int = 0) -> Turn:
+    return Turn(
+        contender=contender,
+        repeat=0,
+        number=number,
+        prompt_tokens=100 * number,
+        first_token=number / 10,
+        adopted=0 if contender == "no reuse" else 100 * number - 50,
+        draft_growth=None if number == 2 else number / 5,
+        exact=exact,
+        pace=Pace(profile="m4", forwards=100, overruns=overruns, stretch=0.0, valid=overruns <= 1),
+    )
+
+
+def test_the_first_turn_does_not_count_and_the_others_are_summed_up():
+    figures = reuse_report.summary([turn("reuse", number) for number in range(1, 6)])
+
+    assert (figures["first_token"], figures["first_token_last"]) == (pytest.approx(0.35), 0.5)
+    assert (figures["evaluated"], figures["adopted"]) == (4 * 49, 1400 - 200)
+    assert (figures["growth"], figures["growth_last"], figures["grew"]) == (0.8, 1.0, 3)
+
+
+def test_wrong_tokens_and_overruns_are_told():
+    turns = [turn(name, number) for name in CONTENDERS for number in (1, 2)]
+    spoilt = [*turns, turn("reuse", 3, exact=False, overruns=50)]
+    output = io.StringIO()
+    Console(file=output, width=140).print(reuse_report.table(spoilt, Shape(3, 10, 5, 2), PLAN))
+
+    assert reuse_report.failures(turns) == reuse_report.invalid(turns) == []
+    assert reuse_report.failures(spoilt) == ["reuse, turn 3: the tokens differ from those without reuse."]
+    assert len(reuse_report.invalid(spoilt)) == 1
+    assert "INVALID" in output.getvalue()
+    assert "NO" in output.getvalue()
+    json.dumps(reuse_report.to_json(spoilt, Shape(3, 10, 5, 2), PLAN))
+
+
+@pytest.mark.slow
+def test_turns_are_measured_on_real_processes():
+    words = "bench --reuse --turns 4 --repeats 1 --json"
+    result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
+    without, arenas, reuse = json.loads(result.stdout)["results"]
+
+    assert all(each["exact"] for each in (without, arenas, reuse))
+    assert without["adopted"] == 0 < reuse["adopted"]
+    assert reuse["evaluated"] < without["evaluated"] / 2
+    assert reuse["draft_evaluated"] < without["draft_evaluated"] / 2

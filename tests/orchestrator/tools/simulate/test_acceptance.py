@@ -1,0 +1,217 @@
+"""Laws of the acceptance process, of recorded runs, and of replaying them."""
+
+from itertools import pairwise
+from statistics import mean
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from orchestrator.core.options import Options, StrategyName
+from orchestrator.runtime.journal import Journal
+from orchestrator.tools.simulate.acceptance import Acceptance, InventedLanguage
+from orchestrator.tools.simulate.devices import Devices
+from orchestrator.tools.simulate.fit import fit
+from orchestrator.tools.simulate.language import uniform
+from orchestrator.tools.simulate.replayed import ReplayedLanguage
+from orchestrator.tools.simulate.run import Simulation
+from orchestrator.tools.simulate.trace import Position, Recorded, coverage, read_trace
+from protocol.errors import InputError
+from protocol.messages.base import NodeId
+from protocol.worker.pacing import DevicePace
+
+TARGET = DevicePace(steps=((1, 0.050), (16, 0.060)), prefill_rate=1000.0)
+DRAFT = DevicePace(steps=((1, 0.004), (8, 0.005)), prefill_rate=2000.0)
+DEVICES = Devices(target=TARGET, draft=DRAFT, rival_draft=DRAFT)
+
+
+def ranks(language, count, limit=16):
+    """Where the target's token stood among the guesses, by position; None where it was not among them."""
+    for position in range(count):
+        tokens = [guess.token for guess in language.guesses(1, NodeId(position), position, True, limit)]
+        truth = language.token(1, position)
+        yield tokens.index(truth) + 1 if truth in tokens else None
+
+
+@given(
+    accept=st.floats(0.0, 1.0),
+    exponent=st.floats(0.05, 8.0),
+    slope=st.floats(0.1, 4.0),
+    shift=st.floats(-30.0, 30.0),
+)
+def test_claims_are_probabilities_that_fall(accept, exponent, slope, shift):
+    law = Acceptance(accept=accept, exponent=exponent, claim_slope=slope, claim_shift=shift)
+    claims = law.claims(accept, 12)
+
+    assert all(0.0 <= claim <= 1.0 for claim in claims)
+    assert all(before >= after - 1e-12 for before, after in pairwise(claims))
+    assert sum(claims) <= 1.0 + 1e-9
+
+
+@settings(deadline=None)
+@given(accept=st.floats(0.01, 0.99), spread=st.floats(0.0, 4.0))
+def test_positions_differ_around_the_mean(accept, spread):
+    kinds = Acceptance(accept=accept, spread=spread).by_ease()
+
+    assert mean(kinds) == pytest.approx(accept, abs=1e-6)
+    assert kinds == sorted(kinds)
+
+
+@pytest.mark.parametrize("exponent", [0.7, 1.5])
+@pytest.mark.parametrize("spread", [0.0, 2.0])
+def test_guesses_come_true_as_often_as_they_claim(exponent, spread):
+    language = InventedLanguage(Acceptance(accept=0.6, exponent=exponent, spread=spread), seed=4)
+    claims = [language.guesses(1, NodeId(position), position, True, 4) for position in range(4000)]
+    found = list(ranks(language, 4000, limit=4))
+
+    for rank in range(1, 5):
+        claimed = mean(guesses[rank - 1].claim for guesses in claims)
+        assert mean(one == rank for one in found) == pytest.approx(claimed, abs=0.025)
+
+
+@pytest.mark.parametrize(("accept", "expected"), [(0.0, {None}), (1.0, {1})])
+def test_the_extremes_are_exact(accept, expected):
+    assert set(ranks(InventedLanguage(Acceptance(accept=accept)), 500)) == expected
+
+
+def test_the_same_path_has_the_same_guesses():
+    one, other = (InventedLanguage(Acceptance(accept=0.5, spread=1.0), seed=2) for _ in range(2))
+    asked = [(3, NodeId(node), 40 + node, node % 2 == 0, 5) for node in range(50)]
+
+    assert [one.guesses(*question) for question in asked] == [other.guesses(*question) for question in reversed(asked)][
+        ::-1
+    ]
+
+
+def test_off_the_targets_path_no_guess_is_its_token():
+    language = InventedLanguage(Acceptance(accept=0.9))
+    guesses = [language.guesses(1, NodeId(node), node, False, 8) for node in range(200)]
+
+    assert not any(guess.token == language.token(1, node) for node, found in enumerate(guesses) for guess in found)
+
+
+def test_positions_of_a_passage_are_equally_easy():
+    language = InventedLanguage(Acceptance(accept=0.6, spread=2.0, passage=5))
+    eases = [language.accept_at(1, position) for position in range(50)]
+
+    assert all(len(set(eases[start : start + 5])) == 1 for start in range(0, 50, 5))
+    assert len(set(eases)) > 5
+
+
+def test_noise_is_even_and_its_neighbours_unlike():
+    noise = [uniform(1, 2, index) for index in range(4000)]
+
+    assert mean(noise) == pytest.approx(0.5, abs=0.02)
+    assert mean((value - 0.5) ** 2 for value in noise) == pytest.approx(1 / 12, rel=0.05)
+    assert mean((one - 0.5) * (next - 0.5) for one, next in pairwise(noise)) == pytest.approx(0.0, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        Acceptance(accept=0.8, exponent=1.2, spread=2.0, claim_slope=1.5, claim_shift=-0.3),
+        Acceptance(accept=0.5, exponent=0.6, spread=1.0, passage=3),
+    ],
+)
+def test_a_fit_finds_the_law_that_made_the_run(law):
+    language = InventedLanguage(law, seed=8)
+    positions = (
+        Position(language.token(1, at), tuple(language.guesses(1, NodeId(at), at, True, 8))) for at in range(3000)
+    )
+    found = fit([Recorded((1,), 0.0, tuple(positions))])
+
+    assert found.accept == pytest.approx(law.accept, abs=0.03)
+    assert found.exponent == pytest.approx(law.exponent, rel=0.2)
+    assert found.spread == pytest.approx(law.spread, rel=0.2)
+    assert found.claim_slope == pytest.approx(law.claim_slope, rel=0.2)
+    assert found.claim_shift == pytest.approx(law.claim_shift, abs=0.25)
+    assert found.passage == law.passage
+
+
+def recorded_run(path, strategy: StrategyName = "adaptive", temperature=0.0):
+    """Two requests of an invented language, written down as real runs are."""
+    language = InventedLanguage(Acceptance(accept=0.75, spread=1.5), seed=6, prompt_tokens=20)
+    journal = Journal.to(str(path))
+    simulation = Simulation(Options(strategy=strategy), language, DEVICES, journal=journal)
+    for request in (1, 2):
+        simulation.submit(request, 200, temperature, at=simulation.now)
+        simulation.run()
+    journal.close()
+    return language, simulation
+
+
+def test_a_recorded_run_gives_back_what_was_guessed_and_said(tmp_path):
+    language, simulation = recorded_run(tmp_path / "run.jsonl", temperature=1.0)
+    recorded = read_trace(tmp_path / "run.jsonl")
+
+    assert [one.prompt for one in recorded] == [language.prompt(1), language.prompt(2)]
+    assert [one.temperature for one in recorded] == [1.0, 1.0]
+    assert [[position.token for position in one.positions] for one in recorded] == [
+        served.tokens for served in simulation.served.values()
+    ]
+    for request, one in zip((1, 2), recorded, strict=True):
+        for at, position in enumerate(one.positions, start=20):
+            if position.guesses is not None:
+                guesses = language.guesses(request, NodeId(0), at, True, Options().draft_fan)
+                assert claims_and_truth(position.guesses, position.token) == claims_and_truth(guesses, position.token)
+
+
+def claims_and_truth(guesses, truth):
+    """Without the names of the wrong tokens, which depend on the node."""
+    return [(guess.claim, guess.token == truth) for guess in guesses]
+
+
+def test_nearly_every_position_of_a_recorded_run_is_known(tmp_path):
+    recorded_run(tmp_path / "run.jsonl")
+
+    assert coverage(read_trace(tmp_path / "run.jsonl")) > 0.9
+
+
+@pytest.mark.parametrize("strategy", ["sd", "ssd", "adaptive"])
+def test_a_replay_is_as_fast_as_the_run_it_replays(tmp_path, strategy):
+    recorded_run(tmp_path / "run.jsonl")
+    _, original = recorded_run(tmp_path / "other.jsonl", strategy)
+    language = ReplayedLanguage(read_trace(tmp_path / "run.jsonl"))
+    replayed = Simulation(Options(strategy=strategy), language, DEVICES)
+    for request in range(len(language)):
+        replayed.submit(request, 200, at=replayed.now)
+        replayed.run()
+
+    assert [one.tokens for one in replayed.served.values()] == [one.tokens for one in original.served.values()]
+    assert replayed.now == pytest.approx(original.now, rel=0.05)
+
+
+def test_guesses_by_prompt_lookup_are_read_too(tmp_path):
+    """Text that repeats itself is guessed without the draft, and those tokens are in no growth."""
+
+    class Chorus(InventedLanguage):
+        def token(self, request, position):
+            return position % 7
+
+    path = tmp_path / "run.jsonl"
+    journal = Journal.to(str(path))
+    language = Chorus(Acceptance(accept=0.05), prompt_tokens=20)
+    simulation = Simulation(Options(), language, DEVICES, journal=journal)
+    id = simulation.submit(1, 120)
+    simulation.run()
+    journal.close()
+
+    statistics = simulation.served[id].statistics
+    assert statistics is not None
+    assert statistics.tokens_per_round > 1.5
+    assert [position.token for position in read_trace(path)[0].positions] == simulation.truth(id)
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense\n", b'[1, "Tick", {}]\n', b'[1, "Unheard", {}]\n', b"\xff\xfe\n"])
+def test_a_file_that_is_no_recorded_run_is_refused_in_a_sentence(tmp_path, content):
+    (tmp_path / "run.jsonl").write_bytes(content)
+
+    with pytest.raises(InputError, match="record"):
+        read_trace(tmp_path / "run.jsonl")
+
+
+def test_a_run_without_a_draft_is_refused_in_a_sentence(tmp_path):
+    recorded_run(tmp_path / "run.jsonl", strategy="ar")
+
+    with pytest.raises(InputError, match="guesses of a draft"):
+        read_trace(tmp_path / "run.jsonl")

@@ -1,0 +1,72 @@
+"""Simulated hours full of faults keep every promise; and a machine that breaks one is found out."""
+
+from collections import Counter
+
+import pytest
+
+from orchestrator.core.drafts.pool import Drafting
+from orchestrator.core.policy.adaptive import Adaptive
+from orchestrator.core.policy.decision import Wait
+from orchestrator.core.response_timeouts import Debts
+from orchestrator.core.sequence import Sequence
+from orchestrator.tools.drill.drills.simulated import simulate
+from orchestrator.tools.simulate.faults.hours import live
+
+
+def lived(seeds, hours=1.0):
+    """What became of so many seeds, in this process."""
+    return [live(seed, hours) for seed in seeds]
+
+
+def test_short_lives_keep_every_promise():
+    hours = lived(range(2000, 2040), hours=0.17)
+    counts = sum((hour.counts for hour in hours), Counter())
+
+    assert [(hour.seed, hour.violation) for hour in hours if hour.violation] == []
+    # They must have met what they are about.
+    for what in ("finished", "cancelled", "target killed", "draft killed", "attached", "silent"):
+        assert counts[what] > 0, what
+
+
+def test_the_same_seed_is_the_same_life():
+    first, second = lived([7, 7], hours=0.17)
+
+    assert first.counts == second.counts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_thousand_hours_keep_every_promise():
+    outcome = simulate(1000, 0, lambda: None)
+
+    assert outcome.held, "\n".join(outcome.failures)
+
+
+def breaks(monkeypatch, owner, name, replacement):
+    """Violations of a machine one of whose methods was replaced."""
+    monkeypatch.setattr(owner, name, replacement)
+    return [hour.violation for hour in lived(range(12), hours=0.17) if hour.violation]
+
+
+def test_a_verdict_that_is_taken_without_a_look_is_found(monkeypatch):
+    assert breaks(monkeypatch, Sequence, "accepts", lambda self, verdict: True)
+
+
+def test_a_request_that_is_remembered_is_found(monkeypatch):
+    assert breaks(monkeypatch, Drafting, "ended", lambda self, sequence: [])
+
+
+def test_a_machine_that_never_asks_again_is_found(monkeypatch):
+    violations = breaks(monkeypatch, Debts, "_owed", lambda self: [])
+
+    assert any("nothing is ever due" in violation or "still live" in violation for violation in violations)
+
+
+def test_a_wait_without_end_is_found(monkeypatch):
+    assert breaks(
+        monkeypatch, Adaptive, "decide_together", lambda self, views: [Wait(view.now + 1e4) for view in views]
+    )
+
+
+def test_a_draft_that_is_gone_and_told_something_is_found(monkeypatch):
+    assert breaks(monkeypatch, Drafting, "left", lambda self, incarnation, now: [])

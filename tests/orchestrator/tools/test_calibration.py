@@ -1,0 +1,114 @@
+"""A calibration asks what workers can answer, for as long as it likes, and writes a profile that can be read back."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from draft_worker.worker import DraftWorker
+from orchestrator.cli.app import cli
+from orchestrator.machine.device_profiles import Profile, load_profile, parse_profile
+from orchestrator.tools.calibration.measure import WIDTHS, Times
+from orchestrator.tools.calibration.toml_writer import device_times, slowed, to_toml
+from orchestrator.tools.calibration.worker_messages import PROMPT_TOKENS, Growing, Questions, Verifying
+from protocol.messages.worker import Grow, Hello, Prefilled, Stop, Verdict
+from target_worker.engine import TargetEngine
+from target_worker.worker import TargetWorker
+from tests.support.fake_draft import VOCABULARY as DRAFT_VOCABULARY
+from tests.support.fake_draft import FakeEngine
+from tests.support.tiny_models import VOCABULARY, tree_model
+
+
+def _hello(vocabulary: int) -> Hello:
+    return Hello("target", "mlx", "tiny", "llama", vocabulary, 512, "none", "cpu", 1)
+
+
+def test_a_target_answers_every_width_round_after_round():
+    hello = _hello(VOCABULARY)
+    worker = TargetWorker(TargetEngine(tree_model()), lambda: 0.0, hello)
+    verifying = Verifying(Questions(hello))
+    (read,) = [*worker.handle(verifying.start), *worker.work()]
+    assert isinstance(read, Prefilled)
+
+    for width in [*WIDTHS, *WIDTHS]:
+        asked = verifying.ask(width)
+        (verdict,) = worker.handle(asked)
+        assert isinstance(verdict, Verdict)
+        assert len(asked.tokens) == width
+        verifying.heard(verdict)
+
+
+def test_a_sequence_is_given_up_before_the_context_ends():
+    verifying = Verifying(Questions(_hello(VOCABULARY)))
+
+    assert verifying.has_room(512 - PROMPT_TOKENS)
+    assert not verifying.has_room(512 - PROMPT_TOKENS + 1)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_draft_takes_steps_of_the_width_that_is_asked_for_and_never_rests(width: int):
+    worker = DraftWorker(FakeEngine(), lambda: 0.0)
+    growing = Growing(Questions(_hello(DRAFT_VOCABULARY)), width)
+    messages = growing.begin()
+    full_steps = 0
+
+    for _ in range(200):
+        for message in messages:
+            list(worker.handle(message))
+        messages = []
+        assert worker.has_work
+        for grow in worker.work():
+            assert isinstance(grow, Grow)
+            full_steps += grow.evaluated == width
+            messages = growing.begin() if growing.heard(grow.sequence, len(grow.tokens)) else []
+
+    assert full_steps >= 20
+
+
+def test_growth_of_a_sequence_that_was_given_up_counts_for_nothing():
+    growing = Growing(Questions(_hello(VOCABULARY)), 8)
+    (first,) = growing.begin()
+    stop, _ = growing.begin()
+
+    assert stop == Stop(first.sequence)
+    assert not growing.heard(first.sequence, 10_000)
+
+
+def test_what_is_written_is_what_is_read():
+    times = Times(prefill_rate=812.34, steps={1: 0.0213, 8: 0.036})
+    profile = Profile(
+        name="this-machine",
+        description='An "M9"\\ with a tab\t and — dashes',
+        target=device_times(times, "measured here"),
+        draft=device_times(times, "measured here"),
+        draft_on_target_device=device_times(times, "measured here"),
+        both_busy=slowed(1.12345, "measured here"),
+    )
+
+    read = parse_profile(to_toml(profile), "mine.toml")
+
+    assert read == profile
+    assert read.both_busy.factor == 1.123
+    assert read.target.pace().forward(8) == pytest.approx(0.036)
+
+
+def test_this_machine_is_measured_and_the_profile_says_on_what_and_when(tmp_path: Path):
+    path = tmp_path / "folder" / "mine.toml"
+
+    result = CliRunner().invoke(cli, ["calibrate", "--samples", "1", "--out", str(path)], catch_exceptions=False)
+
+    assert result.exit_code == 0
+    assert str(path) in result.stdout
+    profile = load_profile(str(path))
+    for device in (profile.target, profile.draft, profile.draft_on_target_device):
+        assert [step.width for step in device.steps] == list(WIDTHS)
+        assert all(step.source.startswith("measured on ") and step.source[-10:-6].isdigit() for step in device.steps)
+
+
+def test_a_file_that_can_not_be_written_is_refused_before_anything_is_measured(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+
+    result = CliRunner().invoke(cli, ["calibrate", "--out", str(tmp_path / "file" / "mine.toml")])
+
+    assert result.exit_code != 0
+    assert "can't be written" in str(result.exception)

@@ -1,0 +1,180 @@
+"""Laws of recommended pairs: they go together, are measured against this machine, and are picked by one word."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner
+from huggingface_hub import constants
+
+from orchestrator import SamplingParams
+from orchestrator.cli.app import cli
+from orchestrator.cli.commands import pairs as pairs_command
+from orchestrator.cli.pair_option import pair_option
+from orchestrator.machine.device_profiles import Profile, load_profile, parse_profile
+from orchestrator.tools.calibration.toml_writer import to_toml
+from orchestrator.tools.pairs import fits, forecast, memory, pairs, tokenizers, usable_pair, weights_in
+from protocol.errors import InputError
+from tests.conftest import Reference
+from tests.support.paths import ROOT
+
+GIB = 1 << 30
+PAIR = pairs()["qwen2.5-3b"]
+
+
+def test_every_pair_shares_a_vocabulary_and_its_draft_is_smaller():
+    for name, pair in pairs().items():
+        assert pair.target.tokenizer == pair.draft.tokenizer, name
+        assert pair.draft.weights(False) * 2 < pair.target.weights(False), name
+        assert pair.target.id.count("/") == pair.draft.id.count("/") == 1, name
+
+
+def test_a_pair_fits_where_its_weights_leave_room():
+    assert fits(PAIR, on_processor=False, available=8 * GIB)
+    assert not fits(PAIR, on_processor=False, available=3 * GIB)
+    assert not fits(PAIR, on_processor=True, available=8 * GIB)
+    assert memory(PAIR, False) == pytest.approx((3.09 + 0.49) * 1e9 * 4.5 / 8 + GIB)
+
+
+def test_what_cannot_be_used_is_listed_with_the_reason():
+    with pytest.raises(InputError, match=r"gemma3-12b can't be used yet: .*sliding windows"):
+        usable_pair("gemma3-12b")
+
+
+def hub(folder: Path, tokenizer_changed: bool = False) -> Path:
+    """A cache of Hugging Face's with the demo models under the names of the pair's."""
+    for model, role in ((PAIR.target, "target"), (PAIR.draft, "draft")):
+        repository = folder / f"models--{model.id.replace('/', '--')}"
+        snapshot = repository / "snapshots" / "0123456789"
+        shutil.copytree(ROOT / f"{role}_worker" / "demo_model", snapshot)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("0123456789")
+    if tokenizer_changed:
+        file = snapshot / "tokenizer.json"
+        content = json.loads(file.read_bytes())
+        content["model"]["vocab"] = {text: 4095 - id for text, id in content["model"]["vocab"].items()}
+        file.write_text(json.dumps(content))
+    return folder
+
+
+def test_tokenizers_are_compared_where_both_models_are_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, folder, expected in (
+        ("none", tmp_path / "none", (True, False)),
+        ("same", hub(tmp_path / "same"), (True, True)),
+        ("other", hub(tmp_path / "other", tokenizer_changed=True), (False, True)),
+    ):
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+        assert tokenizers(PAIR) == expected, name
+
+
+def measured(target: float, draft: float) -> Profile:
+    """A shipped profile as if it had been measured with so many times the pair's own weights."""
+    profile = load_profile("m4-16gb-qwen2.5-3b")
+    weights = round(PAIR.target.weights(False) * target), round(PAIR.draft.weights(False) * draft)
+    return msgspec.structs.replace(
+        profile,
+        target=msgspec.structs.replace(profile.target, weights=weights[0]),
+        draft=msgspec.structs.replace(profile.draft, weights=weights[1]),
+    )
+
+
+def test_a_forecast_grows_with_the_weights():
+    same, half = forecast(PAIR, measured(1, 1), False), forecast(PAIR, measured(2, 2), False)
+
+    assert same is not None
+    assert half is not None
+    assert same.plain == pytest.approx(1000 / 21.3, rel=0.01)
+    assert half.plain == pytest.approx(2 * same.plain, rel=0.01)
+    assert same.adaptive > 1.2 * same.plain
+    assert forecast(PAIR, load_profile("m4-16gb-qwen2.5-3b"), False) is None
+
+
+def test_nothing_is_forecast_from_a_pair_of_quite_another_size():
+    assert forecast(PAIR, measured(1 / 300, 1), False) is None
+    assert forecast(PAIR, measured(1, 30), False) is None
+
+    slow = measured(1 / 15, 1)
+    steps = tuple(msgspec.structs.replace(step, milliseconds=10 * step.milliseconds) for step in slow.target.steps)
+    assert forecast(PAIR, slow, False) is not None
+    assert (
+        forecast(PAIR, msgspec.structs.replace(slow, target=msgspec.structs.replace(slow.target, steps=steps)), False)
+        is None
+    )
+
+
+def test_a_calibration_keeps_what_weights_it_was_measured_with():
+    profile = measured(1, 1)
+
+    assert parse_profile(to_toml(profile), "written") == profile
+
+
+def test_weights_are_counted_as_they_are_read(tmp_path: Path):
+    demo = ROOT / "target_worker" / "demo_model"
+    size = (demo / "model.safetensors").stat().st_size
+    assert weights_in(demo, on_processor=False) == size
+    assert weights_in(demo, on_processor=True) == 2 * size
+
+    (tmp_path / "model.safetensors").write_bytes(bytes(900))
+    (tmp_path / "config.json").write_text('{"quantization": {"bits": 4, "group_size": 64}}')
+    assert weights_in(tmp_path, on_processor=True) == 6400
+
+
+def listed(monkeypatch: pytest.MonkeyPatch, folder: Path, calibration: Path) -> dict:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "none"))
+    monkeypatch.setattr(pairs_command, "calibration_file", lambda: calibration)
+    monkeypatch.setattr(pairs_command, "memory_bytes", lambda: 6 * GIB)
+    monkeypatch.setattr(pairs_command, "computes_on_processor", lambda: False)
+    monkeypatch.setattr(pairs_command, "pairs", lambda: {name: pairs()[name] for name in ("qwen2.5-3b", "qwen2.5-14b")})
+    return json.loads(CliRunner().invoke(cli, ["pairs", "--json"], catch_exceptions=False).output)
+
+
+def test_the_list_says_what_fits_and_how_fast_it_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "this-machine.toml"
+    assert "run `launch-pipeline calibrate`" in listed(monkeypatch, tmp_path, file)["advice"]
+
+    file.write_text(to_toml(load_profile("m4-16gb-qwen2.5-3b")))
+    assert "calibrate` again" in listed(monkeypatch, tmp_path, file)["advice"]
+
+    file.write_text(to_toml(measured(1, 1)))
+    small, big = listed(monkeypatch, tmp_path, file)["pairs"]
+    assert (small["name"], small["fits"], small["tokenizers_match"]) == ("qwen2.5-3b", True, True)
+    assert small["tokens_per_second"] > small["plain_tokens_per_second"] == pytest.approx(47, abs=1)
+    assert (big["fits"], big["tokens_per_second"]) == (False, None)
+
+
+@click.command()
+@pair_option
+@click.option("--target")
+@click.option("--draft")
+def models(target: str | None, draft: str | None) -> None:
+    click.echo(f"{target} {draft}")
+
+
+def test_pair_names_both_models_and_gives_way_to_either():
+    def run(*arguments: str, **defaults: str) -> str:
+        found = CliRunner().invoke(models, arguments, default_map=defaults, catch_exceptions=False)
+        return found.output.strip()
+
+    target, draft = PAIR.target.id, PAIR.draft.id
+    assert run() == "None None"
+    assert run("--pair", "qwen2.5-3b") == f"{target} {draft}"
+    assert run("--pair", "qwen2.5-3b", "--target", "mine") == f"mine {draft}"
+    assert run("--pair", "qwen2.5-3b", target="from the file") == f"{target} {draft}"
+    assert run("--draft", "mine", pair="qwen2.5-3b") == f"{target} mine"
+
+
+def test_a_pair_that_was_downloaded_is_run(tmp_path: Path, reference: Reference):
+    environment = {**os.environ, "HF_HUB_CACHE": str(hub(tmp_path)), "HF_HUB_OFFLINE": "1"}
+    arguments = ("generate", "import os", "--pair", "qwen2.5-3b", "--max-tokens", "8")
+    out = subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli.app", *arguments],
+        env=environment, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+
+    assert out.stdout == reference("import os", SamplingParams(max_tokens=8)).text + "\n", out.stderr

@@ -1,0 +1,92 @@
+"""Laws of the tokenizer fingerprint: equal exactly when token ids mean the same text."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.errors import InputError
+from tests.support.paths import ROOT
+
+TOKENIZER = {
+    "added_tokens": [{"id": 3, "content": "<end>", "special": True}],
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
+}
+
+
+def fingerprint(folder: Path, **changes: object) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER | changes))
+    return tokenizer_fingerprint(folder)
+
+
+def model(**changes: object) -> dict:
+    return TOKENIZER["model"] | changes
+
+
+def test_cosmetic_fields_do_not_matter(tmp_path: Path):
+    plain = fingerprint(tmp_path)
+
+    assert fingerprint(tmp_path, version="2.0", truncation={"max_length": 8}, post_processor=None) == plain
+    assert fingerprint(tmp_path, model=model(dropout=None, vocab={"ab": 2, "b": 1, "a": 0})) == plain
+
+
+def test_both_spellings_of_merges_are_the_same(tmp_path: Path):
+    assert fingerprint(tmp_path, model=model(merges=[["a", "b"]])) == fingerprint(tmp_path)
+
+
+def test_a_special_token_may_also_stand_in_the_vocabulary(tmp_path: Path):
+    vocabulary = {"a": 0, "b": 1, "ab": 2, "<end>": 3}
+
+    assert fingerprint(tmp_path, model=model(vocab=vocabulary)) == fingerprint(tmp_path)
+
+
+def test_config_of_the_model_does_not_matter(tmp_path: Path):
+    plain = fingerprint(tmp_path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 152064}')
+
+    assert tokenizer_fingerprint(tmp_path) == plain
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": model(vocab={"a": 1, "b": 0, "ab": 2})},
+        {"model": model(vocab={"a": 0, "c": 1, "ab": 2})},
+        {"model": model(merges=["b a"])},
+        {"added_tokens": [{"id": 4, "content": "<end>"}]},
+        {"added_tokens": [{"id": 3, "content": "<stop>"}]},
+        {"added_tokens": []},
+    ],
+)
+def test_any_change_of_meaning_changes_it(tmp_path: Path, change: dict):
+    assert fingerprint(tmp_path, **change) != fingerprint(tmp_path)
+
+
+def test_unigram_vocabularies_are_lists(tmp_path: Path):
+    first = fingerprint(tmp_path, model={"type": "Unigram", "vocab": [["a", -1.0], ["b", -2.0]]})
+    second = fingerprint(tmp_path, model={"type": "Unigram", "vocab": [["b", -1.0], ["a", -2.0]]})
+
+    assert first != second
+
+
+def test_the_demo_pair_agrees():
+    root = ROOT
+
+    assert tokenizer_fingerprint(root / "target_worker/demo_model") == tokenizer_fingerprint(
+        root / "draft_worker/demo_model"
+    )
+
+
+def test_a_missing_tokenizer_is_named_with_the_next_step(tmp_path: Path):
+    with pytest.raises(InputError, match=r"no readable tokenizer\.json.*pass the folder"):
+        tokenizer_fingerprint(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"model": {}}', '{"model": {"vocab": {"a": "b"}}}'])
+def test_a_broken_tokenizer_is_named_with_the_next_step(tmp_path: Path, content: str):
+    (tmp_path / "tokenizer.json").write_text(content)
+
+    with pytest.raises(InputError, match=r"is broken.*download the model again"):
+        tokenizer_fingerprint(tmp_path)

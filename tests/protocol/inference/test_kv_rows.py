@@ -1,0 +1,153 @@
+"""KV that left one sequence and came into another is the same KV: to the last bit, whatever lay around it."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_map
+
+from protocol.inference.tree_model import TreeModel
+from protocol.inference.tree_sequence import TreeSequence
+from protocol.kv.arena import Arena, LayerRows
+from protocol.kv.arena_header import ArenaLayout, ElementType
+from tests.support.tiny_models import ARCHITECTURES, network, tree_model
+
+PROMPT = tuple(np.random.default_rng(1).integers(0, 67, 100).tolist())
+
+
+def prefilled(model: TreeModel, tokens: tuple[int, ...] = PROMPT) -> TreeSequence:
+    sequence = model.sequence()
+    sequence.prefill(tokens)
+    return sequence
+
+
+def adopted(model: TreeModel, rows: tuple[LayerRows, LayerRows], tokens: int) -> TreeSequence:
+    sequence = model.sequence()
+    assert model.layout is not None
+    sequence.adopt(*rows, tokens, model.layout.dtype)
+    return sequence
+
+
+def logits(sequence: TreeSequence) -> np.ndarray:
+    """Of a small tree behind the sequence."""
+    first = sequence.next_row
+    return np.array(sequence.evaluate((1, 2, 3, 4), (-1, first, first, first + 1)).astype(mx.float32))
+
+
+def gappy(model: TreeModel) -> TreeSequence:
+    """The prompt, committed from trees so that dead slots and live rows lie between its tokens."""
+    sequence = prefilled(model, PROMPT[:60])
+    for token in PROMPT[60:]:
+        first = sequence.next_row
+        sequence.evaluate((11, 12, token, 13), (-1, first, -1, first + 2))
+        sequence.keep([first + 2], [first + 3])
+        sequence.keep([], [])
+    sequence.evaluate((7, 8), (-1, sequence.next_row))
+    return sequence
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_adopted_kv_gives_the_logits_of_a_fresh_prefill(architecture: str):
+    model = tree_model(architecture)
+
+    other = adopted(model, prefilled(model).export(0, 100), 100)
+
+    assert other.committed == 100
+    np.testing.assert_array_equal(logits(other), logits(prefilled(model)))
+
+
+@pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16, mx.float32])
+def test_every_element_type_survives_to_the_last_bit(kind: mx.Dtype):
+    network_ = network()
+    network_.update(tree_map(lambda weights: weights.astype(kind), network_.parameters()))
+    model = TreeModel(network_)
+
+    other = adopted(model, prefilled(model).export(0, 100), 100)
+
+    assert model.layout is not None
+    assert model.layout.dtype.name == str(kind).removeprefix("mlx.core.").upper()
+    np.testing.assert_array_equal(logits(other), logits(prefilled(model)))
+
+
+def test_dead_slots_and_tree_rows_are_not_part_of_it():
+    model = tree_model()
+    source = gappy(model)
+
+    exported = source.export(0, 100)
+
+    assert exported[0][0].shape == (2, 100, 8)
+    np.testing.assert_array_equal(logits(adopted(model, exported, 100)), logits(gappy_alone(model)))
+
+
+def gappy_alone(model: TreeModel) -> TreeSequence:
+    """The same tokens evaluated in the same widths, without anything beside them."""
+    sequence = prefilled(model, PROMPT[:60])
+    for token in PROMPT[60:]:
+        sequence.prefill([token])
+    return sequence
+
+
+def test_a_part_is_that_part_of_the_whole():
+    source = gappy(tree_model())
+    whole, part = source.export(0, 100), source.export(37, 81)
+
+    for half, piece in zip(whole, part, strict=True):
+        for layer, rows in zip(half, piece, strict=True):
+            np.testing.assert_array_equal(rows, layer[:, 37:81])
+
+
+def test_rows_behind_the_tokens_are_only_room():
+    model = tree_model()
+    keys, values = (
+        [np.concatenate([rows, np.full((2, 30, 8), np.nan, rows.dtype)], axis=1) for rows in half]
+        for half in prefilled(model).export(0, 100)
+    )
+
+    np.testing.assert_array_equal(logits(adopted(model, (keys, values), 100)), logits(prefilled(model)))
+
+
+def test_an_adopting_sequence_goes_on_like_any_other():
+    model = tree_model()
+    other, fresh = adopted(model, prefilled(model).export(0, 100), 100), prefilled(model)
+    for sequence in (other, fresh):
+        sequence.prefill(PROMPT[:9])
+        logits(sequence)
+        sequence.keep([0, 2], [])
+        sequence.truncate(107)
+
+    assert other.committed == 107
+    np.testing.assert_array_equal(logits(other), logits(fresh))
+
+
+def test_what_was_exported_is_not_changed_by_what_its_source_does_next():
+    source = prefilled(tree_model())
+    keys, _ = source.export(0, 100)
+    before = [rows.copy() for rows in keys]
+    source.truncate(50)
+    source.prefill(PROMPT[::-1][:50])
+
+    np.testing.assert_array_equal(keys, before)
+
+
+@pytest.mark.usefixtures("registry")
+def test_kv_through_an_arena_is_the_same_kv():
+    model = tree_model()
+    assert model.layout is not None
+    arena = Arena.create(model.layout, fingerprint="m", epoch=1)
+    arena.write_rows(0, *gappy(model).export(0, 100))
+    arena.commit(100)
+
+    other = Arena.adopt(arena.name, model.layout, fingerprint="m", epoch=1, tokens=100)
+    rows = list(other.keys[:, :, :106]), list(other.values[:, :, :106])
+
+    np.testing.assert_array_equal(logits(adopted(model, rows, 100)), logits(gappy_alone(model)))
+
+
+def test_a_model_states_its_layout():
+    assert tree_model("qwen3").layout == ArenaLayout(2, 2, 512, 8, ElementType.FLOAT32)
+
+
+def test_layers_that_differ_have_no_layout():
+    sequence = prefilled(tree_model())
+    sequence.caches[1].values = mx.zeros((1, 2, 256, 16))
+
+    assert sequence.layout(512) is None

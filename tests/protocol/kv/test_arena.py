@@ -1,0 +1,438 @@
+"""Laws of the KV arena: what is adopted is exactly what was committed, and no crash leaks memory."""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol import process_identity
+from protocol.kv.arena import Arena
+from protocol.kv.arena_header import (
+    HEADER_BYTES,
+    ArenaDamaged,
+    ArenaLayout,
+    ArenaMismatch,
+    ElementType,
+    decode_header,
+    encode_header,
+)
+from protocol.kv.segments import (
+    SegmentError,
+    create_segment,
+    free_shared_memory,
+    open_segment,
+    stale_segments,
+    sweep,
+    unlink_owned,
+)
+from protocol.process_identity import start_time
+from tests.support.paths import ROOT
+
+LAYOUT = ArenaLayout(layers=3, kv_heads=2, capacity=600, head_size=8, dtype=ElementType.FLOAT16)
+MODEL = "a" * 64
+
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+
+def create(layout: ArenaLayout = LAYOUT) -> Arena:
+    return Arena.create(layout, fingerprint=MODEL, epoch=7)
+
+
+def adopt(name: str, layout: ArenaLayout = LAYOUT, fingerprint: str = MODEL, epoch: int = 7, tokens: int = 0) -> Arena:
+    return Arena.adopt(name, layout, fingerprint=fingerprint, epoch=epoch, tokens=tokens)
+
+
+def rows(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((3, 2, count, 8)).astype(np.float16)
+
+
+def filled(count: int) -> Arena:
+    arena = create()
+    arena.write_rows(0, list(rows(count, 1)), list(rows(count, 2)))
+    arena.commit(count)
+    return arena
+
+
+def exists(name: str) -> bool:
+    try:
+        open_segment(name).close()
+    except SegmentError:
+        return False
+    return True
+
+
+def child(script: str) -> subprocess.Popen[str]:
+    header = "from tests.protocol.kv.test_arena import *\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", header + script],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_what_is_adopted_is_what_was_committed():
+    arena = filled(5)
+
+    other = adopt(arena.name)
+
+    assert other.committed == 5
+    np.testing.assert_array_equal(other.keys[:, :, :5], rows(5, 1))
+    np.testing.assert_array_equal(other.values[:, :, :5], rows(5, 2))
+
+
+def test_views_are_the_memory_itself():
+    arena = filled(5)
+    other = adopt(arena.name)
+
+    arena.keys[2, 1, 4, 3] = 42
+
+    assert other.keys[2, 1, 4, 3] == 42
+    assert not other.keys.flags.owndata
+
+
+@pytest.mark.parametrize("dtype", list(ElementType))
+def test_every_element_type_has_its_size(dtype: ElementType):
+    arena = create(replace(LAYOUT, dtype=dtype))
+
+    assert arena.keys.itemsize == dtype.size
+    assert arena.keys.nbytes == arena.values.nbytes == arena.layout.half_bytes
+    assert arena.keys.shape == (3, 2, 600, 8)
+
+
+def test_how_tokens_were_committed_does_not_matter():
+    whole, parts = filled(600), create()
+    for start, stop in [(0, 1), (1, 300), (300, 300), (300, 600)]:
+        parts.write_rows(start, list(rows(600, 1)[:, :, start:stop]), list(rows(600, 2)[:, :, start:stop]))
+        parts.commit(stop)
+    parts.commit(200)
+
+    whole.commit(200)
+
+    assert adopt(parts.name)._header.checksum == adopt(whole.name)._header.checksum
+    assert adopt(parts.name).committed == 200
+
+
+def test_an_adopter_may_go_on_writing_and_the_next_one_adopts_it_all():
+    arena = adopt(filled(5).name, replace(LAYOUT, capacity=1), tokens=5)
+    arena.write_rows(5, list(rows(2, 3)), list(rows(2, 4)))
+    arena.commit(7)
+
+    other = adopt(arena.name, tokens=7)
+
+    np.testing.assert_array_equal(other.keys[:, :, :5], rows(5, 1))
+    np.testing.assert_array_equal(other.values[:, :, 5:7], rows(2, 4))
+
+
+def test_an_attacher_may_commit_without_having_looked_at_the_rows():
+    arena = Arena.attach(filled(5).name)
+    arena.write_rows(5, list(rows(2, 3)), list(rows(2, 4)))
+    arena.commit(7)
+
+    assert adopt(arena.name).committed == 7
+
+
+def test_two_rows_that_changed_places_are_refused():
+    arena = filled(500)
+    arena.keys[1, 0, [3, 9]] = arena.keys[1, 0, [9, 3]]
+
+    with pytest.raises(ArenaDamaged, match="torn"):
+        adopt(arena.name)
+
+
+def test_rows_behind_the_committed_ones_do_not_matter():
+    arena = filled(5)
+    arena.write_rows(5, list(rows(9)), list(rows(9)))
+
+    assert adopt(arena.name).committed == 5
+
+
+@pytest.mark.parametrize(("start", "count"), [(4, 1), (599, 2), (0, 1)])
+def test_committed_rows_and_rows_beyond_the_end_are_never_written(start: int, count: int):
+    arena = filled(5)
+
+    with pytest.raises(AssertionError):
+        arena.write_rows(start, list(rows(count)), list(rows(count)))
+
+
+@pytest.mark.parametrize("half", ["keys", "values"])
+@pytest.mark.parametrize("place", [(0, 0, 0, 0), (2, 1, 499, 7)])
+def test_a_row_that_changed_after_its_commit_is_refused(half: str, place: tuple[int, int, int, int]):
+    arena = filled(500)
+    getattr(arena, half).view(np.uint16)[place] ^= 1
+
+    with pytest.raises(ArenaDamaged, match="torn"):
+        adopt(arena.name)
+
+
+def test_a_length_without_its_checksum_is_refused():
+    arena = filled(5)
+    more = replace(arena._header, committed=6)
+
+    arena._memory[: len(encode_header(more))] = encode_header(more)
+
+    with pytest.raises(ArenaDamaged, match=r"torn.*prefill again"):
+        adopt(arena.name)
+
+
+@pytest.mark.parametrize("place", range(0, 96, 5))
+def test_a_flipped_bit_of_the_header_is_refused(place: int):
+    arena = filled(5)
+    arena._memory[place] ^= 1
+
+    with pytest.raises(ArenaDamaged):
+        adopt(arena.name)
+
+
+@pytest.mark.parametrize(
+    ("expected", "sentence"),
+    [
+        ({"layout": replace(LAYOUT, dtype=ElementType.BFLOAT16)}, "holds FLOAT16, BFLOAT16 is wanted"),
+        ({"layout": replace(LAYOUT, layers=4)}, "has shape"),
+        ({"layout": replace(LAYOUT, capacity=300, head_size=16)}, "has shape"),
+        ({"fingerprint": "b" * 64}, "another model"),
+        ({"epoch": 8}, "is of epoch 7, not 8"),
+        ({"tokens": 6}, "holds 5 tokens, 6 are wanted"),
+    ],
+)
+def test_another_models_arena_is_refused_with_the_reason(expected: dict[str, Any], sentence: str):
+    arena = filled(5)
+
+    with pytest.raises(ArenaMismatch, match=sentence):
+        adopt(arena.name, **expected)
+
+
+def hostile(**fields: int) -> bytes:
+    """A header with a right checksum and whatever numbers an attacker likes."""
+    names = ["version", "order", "dtype", "layers", "heads", "size", "capacity", "epoch", "committed"]
+    honest = {"version": 2, "order": 1, "dtype": 1, "layers": 3, "heads": 2, "size": 8, "capacity": 600, "epoch": 7}
+    numbers = honest | {"committed": 0} | fields
+    body = struct.pack("<8s6I3Q32sQ", b"LPKVAREN", *(numbers[name] for name in names), bytes(32), 0)
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def test_the_hostile_header_is_otherwise_right():
+    assert decode_header(hostile(), LAYOUT.segment_bytes).layout == LAYOUT
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layers": 4},
+        {"layers": 0},
+        {"layers": 0xFFFFFFFF, "heads": 0xFFFFFFFF},
+        {"size": 0},
+        {"size": 0xFFFFFFFF},
+        {"capacity": 601},
+        {"capacity": 1 << 63},
+        {"capacity": (1 << 64) - 1, "layers": 1024},
+        {"committed": 601},
+        {"committed": (1 << 64) - 1},
+        {"dtype": 9},
+        {"dtype": 3},
+    ],
+)
+def test_a_header_that_promises_more_than_there_is_is_refused(fields: dict[str, int]):
+    with pytest.raises(ArenaDamaged):
+        decode_header(hostile(**fields), LAYOUT.segment_bytes)
+
+
+@pytest.mark.parametrize("fields", [{"version": 1}, {"order": 2}])
+def test_another_version_or_layout_is_refused(fields: dict[str, int]):
+    with pytest.raises(ArenaMismatch, match="the same release"):
+        decode_header(hostile(**fields), LAYOUT.segment_bytes)
+
+
+@pytest.mark.parametrize("page", [b"", b"LPKVAREN", bytes(HEADER_BYTES)])
+def test_what_is_no_header_is_refused(page: bytes):
+    with pytest.raises(ArenaDamaged, match="no KV arena"):
+        decode_header(page, 1 << 20)
+
+
+@pytest.mark.parametrize("name", ["../etc/passwd", "lp-../../../x", "", "lp-" + "g" * 20, "lp-" + "a" * 21, "psm_1"])
+def test_only_names_of_ours_are_opened(name: str):
+    with pytest.raises(SegmentError, match="is no name"):
+        Arena.attach(name)
+
+
+def test_a_segment_that_is_gone_is_an_error_of_ours():
+    arena = create()
+    arena.unlink()
+
+    with pytest.raises(SegmentError, match="can't be opened"):
+        Arena.attach(arena.name)
+
+
+def test_names_are_short_private_and_mode_0600(registry: Path):
+    name, memory = create_segment(4096)
+    (folder,) = registry.glob("*-segments")
+
+    assert len("/" + name) <= 30
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert len(memory) >= 4096
+    if Path("/dev/shm").is_dir():
+        assert (Path("/dev/shm") / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_registry_that_others_can_write_is_refused(registry: Path):
+    (registry / f"launch-pipeline-{os.getuid()}-segments").mkdir()
+    (registry / f"launch-pipeline-{os.getuid()}-segments").chmod(0o777)
+
+    with pytest.raises(SegmentError, match="not a private folder"):
+        create()
+    with pytest.raises(SegmentError, match="not a private folder"):
+        sweep()
+
+
+def test_a_file_in_the_registrys_place_is_refused(registry: Path):
+    (registry / f"launch-pipeline-{os.getuid()}-segments").touch()
+
+    with pytest.raises(SegmentError, match="not a private folder"):
+        create()
+
+
+def test_more_memory_than_there_is_is_refused_before_it_is_taken(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("protocol.kv.segments.free_shared_memory", lambda: 1 << 20)
+
+    with pytest.raises(SegmentError, match=r"2 MiB .* are needed and 1 MiB are free"):
+        create_segment(2 << 20)
+    assert stale_segments() == []
+
+
+def test_closing_waits_for_views_in_use():
+    arena = filled(5)
+    view = arena.keys[:, :, :5]
+    arena.close()
+
+    np.testing.assert_array_equal(view, rows(5, 1))
+
+
+def test_another_process_adopts_what_this_one_committed():
+    arena = filled(300)
+    reader = child(f"arena = adopt({arena.name!r}); print(arena.committed, float(arena.keys[:, :, :300].sum()))")
+    out, error = reader.communicate(timeout=60)
+
+    assert (out.split(), error) == (["300", str(float(rows(300, 1).sum()))], "")
+
+
+def test_an_attacher_that_ends_leaves_the_segment():
+    arena = filled(3)
+    reader = child(f"arena = adopt({arena.name!r})")
+
+    assert reader.wait(timeout=60) == 0
+    assert sweep() == []
+    assert adopt(arena.name).committed == 3
+
+
+def test_an_arena_may_outlive_its_writer_until_its_owner_ends():
+    writer = child(f"print(Arena.create(LAYOUT, fingerprint=MODEL, epoch=7, owner={os.getpid()}).name)")
+    name = writer.communicate(timeout=60)[0].strip()
+
+    assert sweep() == []
+    assert adopt(name).committed == 0
+
+
+def test_a_killed_creator_leaks_nothing_after_a_sweep():
+    creator = child("arena = filled(3); print(arena.name, flush=True); input()")
+    assert creator.stdout is not None
+    name = creator.stdout.readline().strip()
+    assert sweep() == []
+    assert exists(name)
+
+    creator.send_signal(signal.SIGKILL)
+    creator.wait(timeout=60)
+
+    assert sweep() == [name]
+    assert not exists(name)
+    assert sweep() == []
+
+
+def test_a_creator_killed_between_entry_and_segment_leaves_nothing(registry: Path):
+    creator = child("from protocol.kv import segments as r; r._register('lp-' + '0' * 20, os.getpid())")
+    assert creator.wait(timeout=60) == 0
+
+    assert sweep() == ["lp-" + "0" * 20]
+    assert list(registry.glob("*-segments/*")) == []
+
+
+def test_an_owner_that_ends_in_good_order_takes_all_that_is_its_own_with_it(registry: Path):
+    mine, others = create(), child("arena = filled(3); print(arena.name, flush=True); input()")
+    assert others.stdout is not None
+    name = others.stdout.readline().strip()
+    given = child(f"Arena.create(LAYOUT, fingerprint=MODEL, epoch=7, owner={os.getpid()})")
+    assert given.wait(timeout=60) == 0
+
+    unlink_owned()
+
+    assert not exists(mine.name)
+    assert [entry.name for entry in registry.glob("*-segments/*")] == [name]
+    others.communicate("")
+
+
+def test_memory_that_was_promised_is_not_promised_again(registry: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("protocol.kv.segments._LINUX_MEMORY", registry)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100 << 20))
+    with (registry / "lp-untouched").open("wb") as file:
+        file.truncate(64 << 20)
+
+    assert free_shared_memory() == 36 << 20
+
+
+def test_a_process_id_used_again_is_another_process(registry: Path):
+    arena = create()
+    (entry,) = registry.glob("*-segments/lp-*")
+    entry.write_text(f'{{"pid": {os.getpid()}, "started": "long ago"}}')
+
+    assert stale_segments() == [arena.name]
+
+
+def test_a_sweep_with_nothing_to_do_makes_no_folder(registry: Path):
+    assert sweep() == []
+    assert list(registry.iterdir()) == []
+
+
+def test_what_is_no_entry_is_left_alone(registry: Path):
+    create()
+    (folder,) = registry.glob("*-segments")
+    (folder / "notes.txt").write_text("mine")
+
+    assert sweep() == []
+    assert (folder / "notes.txt").exists()
+
+
+def test_a_process_has_one_start_time_until_it_ends():
+    process = child("input()")
+    first, second = start_time(process.pid), start_time(process.pid)
+    process.kill()
+    process.wait(timeout=60)
+
+    assert first == second is not None
+    assert start_time(process.pid) is None
+
+
+def test_a_killed_process_nobody_collected_has_ended():
+    process = child("input()")
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    assert start_time(process.pid) is None
+    process.communicate()
+
+
+def test_both_ways_of_asking_agree_that_this_process_lives():
+    if Path("/bin/ps").exists():
+        assert process_identity._from_ps(os.getpid()) == process_identity._from_ps(os.getpid()) is not None
+        assert process_identity._from_ps(2**22 + 1) is None
+    assert start_time(os.getpid()) is not None

@@ -1,0 +1,75 @@
+"""The tree answers as a plain list of sequences would, holds what is common once, keeps nothing of what was removed."""
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from protocol.kv.prefix_index import TokenRadixTree
+
+TOKENS = st.lists(st.integers(0, 2), max_size=9)
+NAMES = st.sampled_from("abcdef")
+
+
+def shared(one: list[int], other: list[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+class Tree(RuleBasedStateMachine):
+    """Few tokens and few names, so that sequences part, meet, and cover one another all the time."""
+
+    def __init__(self):
+        super().__init__()
+        self.tree: TokenRadixTree[str] = TokenRadixTree()
+        self.held: dict[str, list[int]] = {}
+
+    @rule(name=NAMES, tokens=TOKENS)
+    def extend(self, name, tokens):
+        self.tree.extend(name, tokens)
+        self.held[name] = self.held.get(name, []) + tokens
+
+    @rule(name=NAMES)
+    def remove(self, name):
+        if name in self.held:
+            self.tree.remove(name)
+            del self.held[name]
+
+    @rule(tokens=TOKENS)
+    def longest(self, tokens):
+        found = self.tree.longest(tokens)
+
+        best = max((shared(held, tokens) for held in self.held.values()), default=0)
+        assert found.tokens == best
+        assert sorted(found.names) == sorted(
+            name for name, held in self.held.items() if best and shared(held, tokens) == best
+        )
+
+    @rule(tokens=TOKENS)
+    def begins(self, tokens):
+        for name, held in self.held.items():
+            assert self.tree.begins(name, tokens) == (tokens[: len(held)] == held)
+
+    @invariant()
+    def covered_are_those_that_another_one_begins_with(self):
+        for name, held in self.held.items():
+            others = [other for key, other in self.held.items() if key != name]
+            assert self.tree.covered(name) == any(other[: len(held)] == held for other in others)
+
+    @invariant()
+    def what_is_common_is_held_once_and_what_was_removed_not_at_all(self):
+        prefixes = {tuple(held[:end]) for held in self.held.values() for end in range(1, len(held) + 1)}
+        assert self.tree.stored == len(prefixes)
+        assert all((name in self.tree) == (name in self.held) for name in "abcdef")
+
+
+TestTree = Tree.TestCase
+TestTree.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+
+
+def test_fifty_turns_of_one_conversation_take_no_more_than_the_last_one():
+    tree: TokenRadixTree[int] = TokenRadixTree()
+    for turn in range(50):
+        tree.extend(turn, range(100 * (turn + 1)))
+
+    assert tree.stored == 5000
+    assert [tree.covered(turn) for turn in (0, 48, 49)] == [True, True, False]
+    assert tree.longest(range(4950)).names == [49]

@@ -1,0 +1,181 @@
+"""Keys and join lines: made once, kept from others, copied without harm, and refused with what is wrong."""
+
+import os
+import stat
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import zmq
+from hypothesis import given
+from zmq.utils import z85
+
+from protocol.errors import InputError
+from protocol.security.keys import JoinLine, guest_keys, is_key, new_secret, own_keys
+
+SERVER = guest_keys(bytes(32))  # any will do, but the same in every process
+LINE = JoinLine("192.168.1.4", 5570, SERVER.public, bytes(range(32)))
+HOSTS = ["192.168.1.4", "mac-studio.local", "localhost", "fe80::1", "fe80::1%en0", "::1", "2001:db8::8:800:200c:417a"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "keys"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def test_keys_are_made_once_and_kept(tmp_path: Path):
+    folder = tmp_path / "not" / "there" / "yet"
+    first = own_keys(folder)
+
+    assert own_keys(folder) == first
+    assert is_key(first.public)
+    assert first.public == zmq.curve_public(first.secret)
+
+
+def test_every_machine_has_keys_of_its_own(tmp_path: Path):
+    assert own_keys(tmp_path / "one") != own_keys(tmp_path / "other")
+
+
+def test_nobody_else_can_read_the_keys(tmp_path: Path):
+    own_keys(tmp_path / "keys")
+
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "keys" / "curve.key").stat().st_mode) == 0o600
+    assert [file.name for file in (tmp_path / "keys").iterdir()] == ["curve.key"]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+def test_a_key_that_others_could_read_or_write_is_refused(folder: Path, mode: int):
+    own_keys(folder)
+    (folder / "curve.key").chmod(mode)
+
+    with pytest.raises(InputError, match=r"can be read by others.*remove it.*chmod 600"):
+        own_keys(folder)
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o705, 0o777])
+def test_a_folder_that_others_can_enter_is_refused(folder: Path, mode: int):
+    folder.chmod(mode)
+
+    with pytest.raises(InputError, match="must be yours alone: run `chmod 700"):
+        own_keys(folder)
+
+
+def test_a_link_to_a_key_elsewhere_is_refused(folder: Path, tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    own_keys(elsewhere)
+    (folder / "curve.key").symlink_to(elsewhere / "curve.key")
+
+    with pytest.raises(InputError, match="can't be read"):
+        own_keys(folder)
+
+
+def test_a_pipe_in_the_place_of_a_key_is_refused_and_not_waited_for(folder: Path):
+    os.mkfifo(folder / "curve.key", 0o600)
+
+    with pytest.raises(InputError, match="is no file of yours"):
+        own_keys(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 39, b"~" * 40, SERVER.secret + b"\n", b"#" * 40])
+def test_a_damaged_key_is_refused(folder: Path, content: bytes):
+    (folder / "curve.key").write_bytes(content)
+    (folder / "curve.key").chmod(0o600)
+
+    with pytest.raises(InputError, match="holds no key: remove it"):
+        own_keys(folder)
+
+
+def test_secrets_are_not_printed():
+    assert SERVER.secret.decode() not in repr(SERVER)
+    assert repr(LINE.secret) not in repr(LINE)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_join_line_says_all_that_it_was_made_of(host: str):
+    line = JoinLine(host, 5570, SERVER.public, new_secret())
+
+    assert JoinLine.parse(str(line)) == line
+
+
+@given(
+    server=st.binary(min_size=32, max_size=32), secret=st.binary(min_size=32, max_size=32), host=st.sampled_from(HOSTS)
+)
+def test_a_join_line_is_one_word_to_a_shell(server: bytes, secret: bytes, host: str):
+    text = str(JoinLine(host, 65535, zmq.curve_public(SERVER.secret), secret))
+
+    assert set(text) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:._%-")
+
+
+def test_blanks_and_line_breaks_of_copying_do_no_harm():
+    text = str(LINE)
+
+    assert JoinLine.parse(f"  {text[:30]}\n   {text[30:70]}\r\n{text[70:]} ") == LINE
+
+
+def test_brackets_around_an_ipv6_host_are_understood():
+    line = JoinLine("fe80::1", 5570, SERVER.public, bytes(32))
+
+    assert JoinLine.parse(str(line).replace("fe80::1", "[fe80::1]")) == line
+    assert line.address == "tcp://[fe80::1]:5570"
+
+
+TEXT = str(LINE)
+PREFIX, HOST, PORT, KEY, SECRET = TEXT.split(":")
+WRONG = {
+    "nothing": ("", "begins with lp1:"),
+    "something else": ("https://example.org", "begins with lp1:"),
+    "another version": (TEXT.replace("lp1", "lp2"), "begins with lp1:"),
+    "half of it": (TEXT[:40], "lacks a part"),
+    "its end is missing": (TEXT[:-1], r"secret in this join line is not whole"),
+    "a letter too many": (TEXT + "A", r"secret in this join line is not whole"),
+    "a key cut short": (f"lp1:{HOST}:{PORT}:{KEY[:-1]}:{SECRET}", r"server's key in this join line is not whole"),
+    "a foreign character": (f"lp1:{HOST}:{PORT}:{KEY}:{SECRET[:-1]}*", r"secret in this join line is not whole"),
+    "a character beyond ASCII": (f"lp1:{HOST}:{PORT}:{KEY}:{SECRET[:-1]}ä", r"secret in this join line is not whole"),
+    "no host": (f"lp1::{PORT}:{KEY}:{SECRET}", "is no host"),
+    "a host that is a command": (f"lp1:a;b:{PORT}:{KEY}:{SECRET}", "is no host"),
+    "any host": (f"lp1:*:{PORT}:{KEY}:{SECRET}", "is no host"),
+    "a port of letters": (f"lp1:{HOST}:http:{KEY}:{SECRET}", "has no possible port"),
+    "no port": (f"lp1:{HOST}:0:{KEY}:{SECRET}", "has no possible port"),
+    "a port beyond all": (f"lp1:{HOST}:65536:{KEY}:{SECRET}", "has no possible port"),
+    "a port of other digits": (f"lp1:{HOST}:٥٥:{KEY}:{SECRET}", "has no possible port"),
+}
+
+
+@pytest.mark.parametrize(("text", "sentence"), WRONG.values(), ids=[*WRONG])
+def test_a_line_that_is_none_says_why(text: str, sentence: str):
+    with pytest.raises(InputError, match=sentence):
+        JoinLine.parse(text)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_join_line_or_an_input_error(text: str):
+    with pytest.raises(InputError):
+        JoinLine.parse(text)
+    with pytest.raises(InputError):
+        JoinLine.parse(f"lp1:{text}")
+
+
+def test_both_sides_derive_the_same_guest_from_a_secret():
+    secret = new_secret()
+    keys = JoinLine("localhost", 1, SERVER.public, secret).guest_keys()
+
+    assert keys == guest_keys(secret)
+    assert keys.public == zmq.curve_public(keys.secret)
+    assert keys != guest_keys(new_secret())
+
+
+def test_the_secret_is_no_part_of_what_is_derived_from_it():
+    """A guest connects with keys that nobody can compute the secret from: not even the secret key is the secret."""
+    secret = bytes(range(32))
+
+    assert guest_keys(secret).secret != z85.encode(secret)
+    # Written down, since two releases must agree on it: the derivation is part of the protocol.
+    assert guest_keys(secret).public == b"P^<Zw[vknODH{V/ek^MC{J>&O[{$6Ba>JK0j&3Pq"
+
+
+@pytest.mark.parametrize("text", [b"", b"x" * 40 + b"y", b" " * 40, b"\xff" * 40, b"#" * 40])
+def test_what_is_no_key_is_none(text: bytes):
+    assert not is_key(text)

@@ -1,0 +1,350 @@
+"""Laws of growth: what is evaluated, in which order, and what is published, under every plan."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from protocol.messages.base import NodeId
+from protocol.messages.plans import BestFirst, Chain, FanOut, Plan
+from protocol.speculation.best_first import FLOOR, MAX_ALIVE
+from protocol.speculation.calibration import Calibration
+from protocol.speculation.candidates import Candidates
+from protocol.speculation.growth import Growth
+from protocol.speculation.token_tree import Node, TokenTree
+from tests.support.fake_draft import oracle
+
+plans = some.one_of(
+    some.builds(BestFirst, width=some.integers(1, 8), fan=some.integers(1, 4)),
+    some.builds(Chain, depth=some.integers(1, 6)),
+    some.integers(1, 4).flatmap(
+        lambda depth: some.builds(
+            FanOut,
+            depth=some.just(depth),
+            fan=some.tuples(*[some.integers(0, 3)] * (depth + 1)),
+        )
+    ),
+)
+
+
+class Grower:
+    """A growth driven by the oracle, with a record of all that happened."""
+
+    def __init__(self, plan: Plan, horizon: int = 1000, forcing: bool = False) -> None:
+        """`forcing`: behind two nodes of three only one token is possible."""
+        self.calibration = Calibration()
+        forced = (lambda node: node.id % 50 if node.id % 3 else None) if forcing else None
+        self.growth = Growth(TokenTree(NodeId(1), 0, 20), plan, horizon, self.calibration, forced)
+        self.steps: list[list[Node]] = []
+        self.published: list[Node] = []
+
+    @property
+    def tree(self) -> TokenTree:
+        return self.growth.tree
+
+    def step(self) -> bool:
+        step = self.growth.next_step()
+        if step is None:
+            return False
+        self.steps.append(list(step.nodes))
+        answers = [oracle((node.id,), step.limit) for node in step.nodes]
+        self.published += self.growth.expand(step, answers)
+        return True
+
+    def rest(self) -> "Grower":
+        for _ in range(1000):
+            if not self.step():
+                return self
+        pytest.fail("growth never rests")
+
+    def advance(self, tokens: list[int], plan: Plan | None = None) -> None:
+        self.growth.advance(tokens, plan)
+        self.published += self.growth.publish()
+
+
+def below(root: Node, node: Node) -> int:
+    return node.depth - root.depth
+
+
+def chain_from(node: Node | None) -> list[Node]:
+    nodes = []
+    while node is not None:
+        nodes.append(node)
+        node = node.main_child
+    return nodes
+
+
+def walk(grower: Grower, seed: int, moves: int = 12) -> None:
+    """Steps and re-roots in random order: along the tree, off the tree, or past it."""
+    source = random.Random(seed)
+    for _ in range(moves):
+        for _ in range(source.randrange(4)):
+            grower.step()
+        tokens, node = [], grower.tree.root
+        for _ in range(source.randint(1, 3)):
+            choices = [*node.children] if node is not None else []
+            token = source.choice(choices) if choices and source.random() < 0.8 else source.randrange(50)
+            node = node.children.get(token) if node is not None else None
+            tokens.append(token)
+        grower.advance(tokens)
+
+
+@given(plans, some.integers(0, 999), some.booleans())
+@settings(max_examples=60, deadline=None)
+def test_no_node_is_evaluated_twice(plan: Plan, seed: int, forcing: bool):
+    grower = Grower(plan, forcing=forcing)
+    walk(grower, seed)
+    evaluated = [node.id for step in grower.steps for node in step]
+
+    assert len(evaluated) == len(set(evaluated))
+
+
+@given(plans, some.integers(0, 999), some.booleans())
+@settings(max_examples=60, deadline=None)
+def test_no_node_is_evaluated_before_its_parent(plan: Plan, seed: int, forcing: bool):
+    grower = Grower(plan, forcing=forcing)
+    known: set[int] = set()
+    source = random.Random(seed)
+    for _ in range(30):
+        if grower.growth.next_step() is None or source.random() < 0.2:
+            grower.advance([source.randrange(50)])
+        else:
+            root = grower.tree.root
+            grower.step()
+            for node in grower.steps[-1]:
+                assert node is root or (node.parent is not None and node.parent.id in known)
+                known.add(node.id)
+
+    assert known
+
+
+@given(plans, some.integers(0, 999), some.booleans())
+@settings(max_examples=60, deadline=None)
+def test_what_is_published_makes_the_same_tree_elsewhere(plan: Plan, seed: int, forcing: bool):
+    grower = Grower(plan, forcing=forcing)
+    for _ in range(12):
+        grower.step()
+    elsewhere = TokenTree(NodeId(1), 0, 20)
+    for parent, token, probability, id in [
+        (node.parent.id, node.token, node.probability, node.id) for node in grower.published if node.parent
+    ]:
+        into = elsewhere.get(parent)
+        assert into is not None, "a parent is published before its children"
+        assert elsewhere.add(into, token, probability).id == id
+
+    assert {node.id for node in elsewhere} == {node.id for node in grower.tree}
+
+
+@given(plans, some.integers(0, 999))
+@settings(max_examples=60, deadline=None)
+def test_the_root_is_evaluated_first_wherever_it_moves(plan: Plan, seed: int):
+    grower = Grower(plan)
+    walk(grower, seed)
+    grower.advance([49, 49])
+    assert grower.step()
+
+    assert grower.steps[-1] == [grower.tree.root]
+
+
+def test_siblings_are_published_together_with_the_main_child_first():
+    grower = Grower(BestFirst(width=3, fan=4))
+    for _ in range(5):
+        grower.step()
+
+    parents = [node.parent.id for node in grower.published if node.parent]
+    groups = [parent for index, parent in enumerate(parents) if index == 0 or parents[index - 1] != parent]
+    assert len(groups) == len(set(groups))
+    assert grower.published[0].token == oracle((NodeId(1),), 4).tokens[0]
+
+
+def test_best_first_takes_the_most_probable_open_nodes():
+    grower = Grower(BestFirst(width=4, fan=3))
+    for _ in range(10):
+        evaluated = {node.id for step in grower.steps for node in step}
+        open_nodes = [node for node in grower.tree if node.id not in evaluated]
+        best = sorted(open_nodes, key=lambda node: -node.log_path)[:4]
+        grower.step()
+        assert [node.id for node in grower.steps[-1]] == [node.id for node in best]
+
+
+def test_best_first_stops_at_the_node_cap():
+    grower = Grower(BestFirst(width=16, fan=4)).rest()
+
+    assert MAX_ALIVE - 4 < len(grower.tree) <= MAX_ALIVE
+
+
+def test_best_first_goes_on_when_a_re_root_makes_room():
+    grower = Grower(BestFirst(width=16, fan=4)).rest()
+    main = grower.tree.root.main_child
+    assert main is not None
+    grower.advance([main.token])
+
+    assert grower.step()
+
+
+def test_best_first_leaves_what_is_too_unlikely():
+    grower = Grower(BestFirst(width=1, fan=2))
+    step = grower.growth.next_step()
+    assert step is not None
+    grower.growth.expand(step, [Candidates([1, 2], [FLOOR / 2, FLOOR / 4])])
+
+    assert grower.growth.next_step() is None
+
+
+def test_what_was_too_unlikely_is_evaluated_once_it_is_the_root():
+    grower = Grower(BestFirst(width=1, fan=2))
+    step = grower.growth.next_step()
+    assert step is not None
+    grower.growth.expand(step, [Candidates([1, 2], [FLOOR / 2, FLOOR / 4])])
+    grower.advance([2])
+    grower.step()
+
+    assert [node.token for node in grower.steps[-1]] == [2]
+
+
+def test_a_node_without_candidates_has_no_children():
+    grower = Grower(BestFirst(width=1, fan=2))
+    step = grower.growth.next_step()
+    assert step is not None
+
+    assert grower.growth.expand(step, [Candidates([], [])]) == []
+    assert grower.growth.next_step() is None
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8])
+def test_a_chain_stops_at_its_depth(depth: int):
+    grower = Grower(Chain(depth)).rest()
+
+    assert [below(grower.tree.root, node) for node in grower.published] == list(range(1, depth + 1))
+    assert [len(step) for step in grower.steps] == [1] * depth
+
+
+def test_a_chain_grows_on_by_what_was_accepted():
+    grower = Grower(Chain(4)).rest()
+    accepted = [node.token for node in grower.published[:2]]
+    grower.advance(accepted)
+    steps = len(grower.steps)
+    grower.rest()
+
+    assert len(grower.steps) == steps + 2
+    assert len(list(grower.tree.main_chain())) == 4
+
+
+def guesses_at(chain: list[Node]) -> list[list[Node]]:
+    """Children of each chain node that are not of the chain."""
+    following = [*chain[1:], None]
+    return [
+        [child for child in node.children.values() if child is not after]
+        for node, after in zip(chain, following, strict=True)
+    ]
+
+
+fans = some.integers(1, 4).flatmap(lambda depth: some.tuples(*[some.integers(0, 3)] * (depth + 1)))
+
+
+@given(fans)
+@settings(max_examples=40, deadline=None)
+def test_fan_out_publishes_as_many_guesses_as_planned_each_with_its_chain(fan: tuple[int, ...]):
+    depth = len(fan) - 1
+    grower = Grower(FanOut(depth=depth, fan=fan)).rest()
+    chain = chain_from(grower.tree.root)[: depth + 1]
+    guesses = guesses_at(chain)
+
+    assert tuple(map(len, guesses)) == fan
+    for at_position in guesses:
+        for guess in at_position:
+            assert len(chain_from(guess)) == 1 + depth
+    assert len(grower.tree) == 1 + depth + sum(fan) * (1 + depth)
+
+
+@given(fans)
+@settings(max_examples=40, deadline=None)
+def test_fan_out_takes_one_forward_a_level(fan: tuple[int, ...]):
+    depth = len(fan) - 1
+    grower = Grower(FanOut(depth=depth, fan=fan)).rest()
+
+    levels = [sum(fan)] * depth if sum(fan) else []
+    assert [len(step) for step in grower.steps] == [1] * (depth + 1) + levels
+
+
+def test_fan_out_guesses_are_the_best_candidates_beside_the_chain():
+    grower = Grower(FanOut(depth=2, fan=(2, 0, 3))).rest()
+    chain = chain_from(grower.tree.root)[:3]
+
+    guesses = [[guess.token for guess in at_position] for at_position in guesses_at(chain)]
+    assert guesses[0] == oracle((chain[0].id,), 4).tokens[1:3]
+    assert guesses[1] == []
+    assert guesses[2] == oracle((chain[2].id,), 4).tokens[:3]
+
+
+def test_fan_out_needs_one_forward_before_guessing_again_after_a_hit():
+    plan = FanOut(depth=3, fan=(1, 1, 1, 2))
+    grower = Grower(plan).rest()
+    chain = chain_from(grower.tree.root)[:4]
+    hit = guesses_at(chain)[1][0]
+    steps = len(grower.steps)
+    grower.advance([chain[1].token, hit.token])
+
+    assert grower.tree.root is hit
+    grower.step()
+    root_chain = chain_from(hit)[:4]
+    assert grower.steps[steps] == [root_chain[3]]
+    assert list(map(len, guesses_at(root_chain))) == [1, 1, 1, 2]
+
+
+def test_fan_out_starts_over_after_a_miss():
+    grower = Grower(FanOut(depth=2, fan=(1, 1, 1))).rest()
+    steps = len(grower.steps)
+    grower.advance([49, 48])
+    grower.rest()
+
+    assert [len(step) for step in grower.steps[steps:]] == [1, 1, 1, 3, 3]
+
+
+@given(plans)
+@settings(max_examples=40, deadline=None)
+def test_nothing_is_evaluated_at_the_horizon_or_beyond(plan: Plan):
+    grower = Grower(plan, horizon=23).rest()
+
+    assert all(node.depth < 23 for step in grower.steps for node in step)
+    assert grower.steps
+
+
+def test_a_root_at_the_horizon_rests():
+    assert Grower(Chain(4), horizon=20).growth.next_step() is None
+
+
+@given(plans, plans, some.integers(0, 999))
+@settings(max_examples=60, deadline=None)
+def test_a_plan_can_be_replaced_at_any_re_root(first: Plan, second: Plan, seed: int):
+    grower = Grower(first)
+    walk(grower, seed, moves=4)
+    grower.advance([49, 49], second)
+    fresh = Grower(second)
+    root = TokenTree(grower.tree.root.id, 49, grower.tree.root.depth)
+    fresh.growth = Growth(root, second, 1000, grower.calibration)
+    begin = len(grower.steps)
+    for _ in range(10):
+        assert grower.step() == fresh.step()
+
+    assert [[node.id for node in step] for step in grower.steps[begin:]] == [
+        [node.id for node in step] for step in fresh.steps
+    ]
+
+
+def test_growth_follows_what_claims_were_worth():
+    """A draft whose second guess always comes true grows below it first."""
+    grower = Grower(BestFirst(width=1, fan=2))
+    for _ in range(30):
+        step = grower.growth.next_step()
+        assert step is not None
+        grower.growth.expand(step, [Candidates([1, 2], [0.6, 0.4])])
+        grower.growth.advance([2])
+    root = grower.growth.next_step()
+    assert root is not None
+    grower.growth.expand(root, [Candidates([1, 2], [0.6, 0.4])])
+    step = grower.growth.next_step()
+
+    assert step is not None
+    assert [node.token for node in step.nodes] == [2]

@@ -1,0 +1,100 @@
+"""Laws of prompt lookup: the longest run of last tokens decides, and confidence is measured."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from protocol.speculation.prompt_lookup import PromptLookup
+
+texts = some.lists(some.integers(0, 3), max_size=40)
+
+
+def read(*tokens: int) -> PromptLookup:
+    lookup = PromptLookup()
+    lookup.extend(tokens)
+    return lookup
+
+
+def tokens_of(found: list[tuple[int, float]]) -> list[int]:
+    return [token for token, _ in found]
+
+
+def test_nothing_read_guesses_nothing():
+    assert PromptLookup().continuations([1, 2, 3], 4) == []
+
+
+def test_tokens_never_seen_guess_nothing():
+    assert read(1, 2, 3).continuations([8, 9], 4) == []
+
+
+def test_what_followed_is_guessed():
+    assert tokens_of(read(1, 2, 3, 4).continuations([1, 2, 3], 4)) == [4]
+
+
+def test_the_longest_run_decides():
+    lookup = read(1, 2, 3, 7, 9, 3, 8, 3, 8)
+
+    assert tokens_of(lookup.continuations([1, 2, 3], 4)) == [7]
+
+
+def test_a_shorter_run_serves_where_no_longer_one_matches():
+    assert tokens_of(read(5, 3, 8).continuations([1, 2, 3], 4)) == [8]
+
+
+def test_more_frequent_followers_come_first():
+    assert tokens_of(read(1, 5, 1, 5, 1, 6).continuations([1], 4)) == [5, 6]
+
+
+def test_of_equally_frequent_followers_the_latest_comes_first():
+    assert tokens_of(read(1, 5, 1, 6).continuations([1], 4)) == [6, 5]
+
+
+def test_no_more_than_the_limit_is_guessed():
+    assert len(read(1, 2, 1, 3, 1, 4, 1, 5).continuations([1], 3)) == 3
+
+
+def test_confidence_is_add_one_smoothed():
+    assert read(1, 2).continuations([1], 1) == [(2, pytest.approx(1 / 2))]
+
+
+def test_a_repeating_text_is_guessed_with_growing_confidence():
+    short, long = read(*[1, 2, 3, 4] * 3), read(*[1, 2, 3, 4] * 20)
+    (_, early), (_, late) = short.continuations([1, 2, 3], 1)[0], long.continuations([1, 2, 3], 1)[0]
+
+    assert early < late
+    assert late > 0.95
+
+
+def test_a_random_text_is_guessed_with_little_confidence():
+    source = random.Random(5)
+    lookup = read(*(source.randrange(50) for _ in range(400)))
+    seen = lookup.continuations([7], 50)
+
+    assert sum(chance for _, chance in seen) < 0.3
+
+
+@given(texts, some.lists(some.integers(0, 3), max_size=5))
+def test_guesses_are_ordered_and_their_mass_is_below_one(text: list[int], suffix: list[int]):
+    chances = [chance for _, chance in read(*text).continuations(suffix, 10)]
+
+    assert chances == sorted(chances, reverse=True)
+    assert sum(chances) < 1
+
+
+@given(texts, texts)
+def test_reading_in_parts_is_reading_at_once(first: list[int], second: list[int]):
+    parts = read(*first)
+    parts.extend(second)
+
+    assert parts.continuations([0, 1, 2], 9) == read(*first, *second).continuations([0, 1, 2], 9)
+
+
+@given(texts, some.integers(0, 40))
+def test_truncating_is_never_having_read(text: list[int], length: int):
+    lookup = read(*text)
+    lookup.truncate(length)
+
+    assert len(lookup) == min(length, len(text))
+    assert lookup.continuations([1, 2], 9) == read(*text[:length]).continuations([1, 2], 9)

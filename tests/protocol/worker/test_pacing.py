@@ -1,0 +1,330 @@
+"""A paced worker takes the profile's time and gives its own tokens; what could not be held is counted, never hidden."""
+
+from pathlib import Path
+from time import perf_counter
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft_worker.paced_engine import paced
+from draft_worker.worker import DraftWorker
+from orchestrator import Pipeline, SamplingParams
+from orchestrator.core.options import StrategyName
+from orchestrator.core.request_stats import Tally
+from orchestrator.machine.device_profiles import Profile, load_profile, parse_profile, profile_names, worker_pace
+from protocol.errors import InputError
+from protocol.messages.base import NodeId, Role, SequenceId
+from protocol.messages.plans import BestFirst
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Grow, Hello, Paced, Prefilled, Start, Verdict, Verify
+from protocol.worker.pacing import DevicePace, Pacer, sleep_precisely
+from target_worker.engine import TargetEngine
+from target_worker.worker import TargetWorker
+from tests.conftest import Reference
+from tests.support.fake_draft import FakeEngine
+from tests.support.tiny_models import VOCABULARY, tree_model
+
+_PACE = DevicePace(steps=((1, 0.020), (3, 0.024), (8, 0.036)), prefill_rate=1000.0)
+_PROFILE = """
+name = "mine"
+description = ""
+both_busy = { factor = 1.5, source = "s" }
+
+[target]
+prefill = { tokens_per_second = 2000, source = "s" }
+steps = [{ width = 1, milliseconds = 8, source = "s" }, { width = 8, milliseconds = 9, source = "s" }]
+
+[draft]
+prefill = { tokens_per_second = 4000, source = "s" }
+steps = [{ width = 1, milliseconds = 3, source = "s" }]
+
+[draft_on_target_device]
+prefill = { tokens_per_second = 4000, source = "s" }
+steps = [{ width = 1, milliseconds = 2, source = "s" }]
+"""
+
+
+class _Time:
+    """Stands still but for what is slept, or spent on purpose."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def _pacer(pace: DevicePace | None = _PACE) -> tuple[Pacer, _Time]:
+    time = _Time()
+    return Pacer(pace, time, time.spend), time
+
+
+# The curve ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(1, 0.020), (2, 0.022), (3, 0.024), (8, 0.036), (10, 0.0408)])
+def test_a_forward_takes_what_the_points_say_and_a_line_between_and_behind_them(tokens: int, seconds: float):
+    assert _PACE.forward(tokens) == pytest.approx(seconds)
+
+
+def test_one_point_is_a_device_for_which_width_costs_nothing():
+    flat = DevicePace(steps=((1, 0.005),), prefill_rate=1.0)
+
+    assert flat.forward(1) == flat.forward(64) == 0.005
+
+
+def test_noise_in_the_last_two_points_never_makes_wide_forwards_free():
+    falling = DevicePace(steps=((1, 0.005), (8, 0.004)), prefill_rate=1.0)
+
+    assert falling.forward(1000) == 0.004
+
+
+def test_the_slow_down_holds_for_every_time():
+    slow = msgspec.structs.replace(_PACE, slow_down=1.25)
+
+    assert slow.forward(5) == pytest.approx(1.25 * _PACE.forward(5))
+    assert slow.prefill(500) == pytest.approx(1.25 * _PACE.prefill(500))
+
+
+def test_a_prompt_is_read_at_its_own_rate_but_no_chunk_is_faster_than_one_token():
+    assert _PACE.prefill(512) == pytest.approx(0.512)
+    assert _PACE.prefill(2) == _PACE.forward(1)
+
+
+# The pacer ----------------------------------------------------------------------------------------
+
+
+@given(tokens=st.integers(1, 64), worked=st.floats(0.0, 0.5))
+def test_a_forward_never_ends_before_the_device_would_nor_before_its_real_work(tokens: int, worked: float):
+    pacer, time = _pacer()
+    began = time()
+    time.spend(worked)
+
+    pacer.forward(began, tokens)
+
+    assert time() - began == pytest.approx(max(worked, _PACE.forward(tokens)), abs=1e-9)
+
+
+@given(works=st.lists(st.sampled_from([0.001, 0.019, 0.021, 0.3]), max_size=20))
+def test_a_forward_overruns_exactly_when_its_work_takes_longer(works: list[float]):
+    pacer, time = _pacer()
+    for worked in works:
+        began = time()
+        time.spend(worked)
+        pacer.forward(began, 1)
+
+    paced = pacer.take()
+
+    assert paced is not None
+    assert (paced.forwards, paced.overruns) == (len(works), sum(worked > 0.020 for worked in works))
+    assert paced.excess == pytest.approx(sum(max(0.0, worked - 0.020) for worked in works), abs=1e-9)
+
+
+def test_a_late_awakening_is_no_overrun_but_is_told():
+    time = _Time()
+    pacer = Pacer(_PACE, time, lambda seconds: time.spend(seconds + 0.003))
+
+    pacer.forward(time(), 1)
+
+    paced = pacer.take()
+    assert paced is not None
+    assert paced.overruns == 0
+    assert paced.excess == pytest.approx(0.003)
+
+
+def test_everything_is_told_once():
+    pacer, time = _pacer()
+    pacer.forward(time(), 1)
+    pacer.prefill(time(), 100)
+
+    first, second = pacer.take(), pacer.take()
+
+    assert first is not None
+    assert first.forwards == 2
+    assert second == Paced()
+
+
+def test_without_a_pace_nothing_is_slept_or_told():
+    pacer, time = _pacer(None)
+
+    pacer.forward(time(), 8)
+    pacer.prefill(time(), 8)
+
+    assert time() == 100.0
+    assert pacer.take() is None
+
+
+def test_a_precise_sleep_is_never_too_short():
+    for seconds in (0.0, 1e-5, 1e-3, 3e-3):
+        began = perf_counter()
+        sleep_precisely(seconds)
+        assert perf_counter() - began >= seconds
+
+
+# Workers ------------------------------------------------------------------------------------------
+
+
+def test_a_paced_target_reports_the_device_s_seconds_and_its_own_tokens():
+    pacer, time = _pacer()
+    hello = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
+    plain = TargetWorker(TargetEngine(tree_model()), _Time(), hello)
+    paced = TargetWorker(TargetEngine(tree_model()), time, hello, pacer)
+    start = Start(SequenceId(1), 0, (5, 9, 2), NodeId(7), Sampling())
+    verify = Verify(SequenceId(1), 0, NodeId(7), 2, (2, 4, 8), (-1, 0, 1))
+
+    verdicts = []
+    for worker in (plain, paced):
+        (_,) = [*worker.handle(start), *worker.work()]
+        verdicts += [reply for reply in worker.handle(verify) if isinstance(reply, Verdict)]
+
+    ours, theirs = verdicts
+    assert (ours.path, ours.bonus, ours.paced) == (theirs.path, theirs.bonus, None)
+    assert theirs.seconds == pytest.approx(_PACE.forward(3))
+    assert theirs.paced is not None
+    assert (theirs.paced.forwards, theirs.paced.overruns) == (1, 0)
+
+
+def test_a_paced_prompt_is_told_with_its_chunks():
+    pacer, time = _pacer()
+    hello = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
+    worker = TargetWorker(TargetEngine(tree_model(), 40), time, hello, pacer)
+    assert not list(worker.handle(Start(SequenceId(1), 0, tuple([3] * 101), NodeId(7), Sampling())))
+
+    replies = [reply for _ in range(3) for reply in worker.work()]
+
+    (prefilled,) = replies
+    assert isinstance(prefilled, Prefilled)
+    assert prefilled.seconds == pytest.approx(0.100)
+    assert prefilled.paced is not None
+    assert prefilled.paced.forwards == 3
+
+
+def test_a_paced_draft_reports_the_device_s_seconds_for_all_it_evaluated():
+    pacer, time = _pacer()
+    worker = DraftWorker(paced(FakeEngine(), pacer, time), time, pacer=pacer)
+    list(worker.handle(Start(SequenceId(1), 0, (1, 2, 3), NodeId(7), Sampling(), BestFirst(width=4, fan=2))))
+
+    grown = [grow for _ in range(4) for grow in worker.work() if isinstance(grow, Grow)]
+
+    assert [grow.seconds for grow in grown] == pytest.approx([_PACE.forward(grow.evaluated) for grow in grown])
+    assert [grow.paced and grow.paced.forwards for grow in grown] == [1, 1, 1, 1]
+
+
+# A request's figures ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("overruns", "valid"), [(0, True), (2, True), (3, False)])
+def test_a_run_with_more_than_one_overrun_in_a_hundred_is_invalid(overruns: int, valid: bool):
+    tally = Tally(0.0, 5)
+    tally.pace(Paced(forwards=150, overruns=overruns, seconds=10.0, excess=0.1))
+    tally.pace(Paced(forwards=50, seconds=10.0, excess=0.1))
+    tally.pace(None)
+
+    pace = tally.statistics(1.0, True, True, "m4").pace
+
+    assert pace is not None
+    assert (pace.profile, pace.forwards, pace.overruns, pace.valid) == ("m4", 200, overruns, valid)
+    assert pace.stretch == pytest.approx(0.01)
+
+
+def test_a_run_at_its_own_pace_says_nothing_of_one():
+    assert Tally(0.0, 5).statistics(1.0, True, True).pace is None
+
+
+# Profiles -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_shipped_profile_is_sound_and_names_its_sources(name: str):
+    profile = load_profile(name)
+
+    assert profile.name == name
+    for times in (profile.target, profile.draft, profile.draft_on_target_device):
+        milliseconds = [step.milliseconds for step in times.steps]
+        assert milliseconds == sorted(milliseconds)
+        assert all(len(step.source) > 5 for step in times.steps)
+
+
+def test_the_shipped_profiles_have_the_published_times():
+    m4, pro = load_profile("m4-16gb-qwen2.5-3b"), load_profile("m4-pro-gemma3-12b-bf16")
+
+    assert [round(1000 * m4.target.pace().forward(width), 1) for width in (1, 3, 8)] == [21.3, 24.5, 36.0]
+    assert [round(1000 * pro.target.pace().forward(width)) for width in (1, 8, 16, 32)] == [110, 114, 120, 135]
+    assert (m4.both_busy.factor, pro.both_busy.factor) == (1.13, 1.05)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("milliseconds = 8,", "milliseconds = 0,", "target.steps"),
+        ("milliseconds = 8,", "milliseconds = nan,", "target.steps"),
+        ("milliseconds = 8,", "milliseconds = inf,", "target.steps"),
+        ("milliseconds = 8, source", "milliseconds = 8, sauce", "source|sauce"),
+        ('8, source = "s"', '8, source = ""', "source"),
+        ("width = 8", "width = 1", "rise"),
+        ("{ width = 1, milliseconds = 3", "{ width = 2, milliseconds = 3", "draft.steps"),
+        ("factor = 1.5", "factor = 0.5", "factor"),
+        ("[draft]", "[drift]", "drift|draft"),
+        ('name = "mine"', "name = mine", "TOML|line"),
+        ("tokens_per_second = 2000", "tokens_per_second = -1", "tokens_per_second"),
+    ],
+)
+def test_a_profile_that_makes_no_sense_is_refused_in_a_sentence(before: str, after: str, said: str):
+    assert before in _PROFILE
+
+    with pytest.raises(InputError, match=rf"^Profile mine\.toml can't be used: .*({said}).*\. See .*\.$"):
+        parse_profile(_PROFILE.replace(before, after), "mine.toml")
+
+
+def test_an_unknown_profile_is_refused_with_the_names_there_are():
+    with pytest.raises(InputError, match=r"m4-16gb-qwen2\.5-3b"):
+        Pipeline(pace="m9-ultra")
+
+
+def _mine() -> Profile:
+    return parse_profile(_PROFILE, "mine.toml")
+
+
+@pytest.mark.parametrize(("strategy", "slow_down"), [("ar", 1.0), ("sd", 1.0), ("ssd", 1.5), ("adaptive", 1.5)])
+def test_devices_slow_each_other_down_only_where_both_work_at_once(strategy: StrategyName, slow_down: float):
+    roles: tuple[Role, ...] = ("draft", "target")
+    for role in roles:
+        pace = worker_pace(_mine(), role, strategy, "mlx")
+        assert pace is not None
+        assert pace.slow_down == slow_down
+
+
+def test_prompt_lookup_needs_no_device_and_slows_none():
+    target = worker_pace(_mine(), "target", "adaptive", "ngram")
+
+    assert worker_pace(_mine(), "draft", "adaptive", "ngram") is None
+    assert target is not None
+    assert target.slow_down == 1.0
+
+
+# The whole ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_paced_run_says_the_same_and_takes_at_least_the_profile_s_time(
+    reference: Reference, tmp_path: Path, temperature: float
+):
+    path = tmp_path / "mine.toml"
+    path.write_text(_PROFILE)
+    params = SamplingParams(temperature=temperature, seed=4, max_tokens=24)
+    prompt = "def mean(values):\n"
+
+    with Pipeline(pace=str(path)) as pipeline:
+        result = pipeline.generate(prompt, params)
+
+    assert result.tokens == reference(prompt, params).tokens
+    figures = result.statistics
+    assert figures.pace is not None
+    assert figures.pace.profile == "mine"
+    assert figures.pace.forwards > figures.rounds
+    assert figures.generated_tokens / figures.tokens_per_second >= figures.rounds * 0.008 * 1.5

@@ -1,0 +1,159 @@
+"""Spans, clocks and watched workers: what is kept, what is lost, and that watching changes nothing."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.plans import BestFirst
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import FromWorker, Grow, Hello, Start, ToWorker
+from protocol.worker.clock import ClockProbes
+from protocol.worker.replay import run_script
+from protocol.worker.spans import Kind, SpanRing, load_spans
+from protocol.worker.tracing import TracedWorker, load_script, traced
+
+START = Start(SequenceId(1), 0, (1, 2), NodeId(9), Sampling(), BestFirst(1, 1))
+
+
+class Ticking:
+    """A clock that moves on by one with each look."""
+
+    def __init__(self) -> None:
+        self.time = 0
+
+    def __call__(self) -> int:
+        self.time += 1
+        return self.time
+
+
+class Steps:
+    """A draft that prefills once and then grows for ever; tells what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[ToWorker | None] = []
+
+    def hello(self) -> Hello:
+        return Hello("draft", "", "", "", 1, 1, "", "", 0)
+
+    def handle(self, message: ToWorker) -> Iterator[FromWorker]:
+        self.asked.append(message)
+        yield from ()
+
+    @property
+    def has_work(self) -> bool:
+        return True
+
+    def work(self) -> Iterator[FromWorker]:
+        first = None not in self.asked
+        self.asked.append(None)
+        if not first:
+            yield Grow(SequenceId(1), 0, (NodeId(9),), (3,), (0.5,), 4, 0.0)
+
+
+def ring_of(count: int, capacity: int) -> SpanRing:
+    ring = SpanRing(capacity)
+    for index in range(count):
+        ring.add(Kind.GROW, index, index + 1, sequence=1, round=index, tokens=8, serial=index + 1)
+    return ring
+
+
+def test_a_span_comes_back_as_it_was_added():
+    ring = SpanRing(4)
+    ring.add(Kind.VERIFY, 10, 25, sequence=3, round=7, tokens=16, serial=2)
+
+    (span,) = ring.spans()
+    assert {name: int(span[name]) for name in ring.spans().dtype.names or ()} == {
+        "begin": 10,
+        "end": 25,
+        "sequence": 3,
+        "round": 7,
+        "serial": 2,
+        "kind": Kind.VERIFY,
+        "tokens": 16,
+    }
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 11])
+def test_a_ring_keeps_the_newest_in_order_and_says_how_many_it_lost(count: int):
+    ring = ring_of(count, capacity=4)
+
+    assert ring.spans()["begin"].tolist() == list(range(max(0, count - 4), count))
+    assert ring.lost == max(0, count - 4)
+
+
+def test_spans_survive_a_file(tmp_path: Path):
+    ring = ring_of(6, capacity=4)
+    ring.save(tmp_path / "target-1.spans")
+
+    spans, lost = load_spans(tmp_path / "target-1.spans")
+    assert (spans.tolist(), lost) == (ring.spans().tolist(), 2)
+
+
+def test_a_file_with_other_arrays_is_no_spans(tmp_path: Path):
+    np.savez(tmp_path / "other.npz", spans=np.zeros(3), lost=np.int64(0))
+
+    with pytest.raises(ValueError, match="no spans"):
+        load_spans(tmp_path / "other.npz")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noisy_probes_recover_a_clock_to_within_the_error_they_state(seed: int):
+    chance = random.Random(seed)
+    ahead = chance.randrange(-(10**12), 10**12)
+    probes = ClockProbes()
+    for _ in range(50):
+        sent = chance.randrange(10**9)
+        there, back = (int(chance.expovariate(1 / 100_000)) for _ in range(2))
+        probes.add(sent, sent + there + ahead, sent + there + back)
+
+    assert probes.best is not None
+    assert abs(probes.best.ahead - ahead) <= probes.best.error
+    assert probes.best.error < 50_000
+
+
+def test_the_quickest_probe_wins():
+    probes = ClockProbes()
+    for delay in (900, 20, 500):
+        probes.add(0, 1_000 + delay, 2 * delay)
+
+    assert probes.best == (1_000, 20)
+
+
+def test_an_impossible_probe_is_no_probe():
+    probes = ClockProbes()
+    probes.add(100, 100, 50)
+
+    assert probes.best is None
+
+
+def test_watched_work_is_told_by_kind_and_its_grow():
+    ring = SpanRing(16, Ticking())
+    worker = TracedWorker(Steps(), ring)
+    run_script(worker, [START, None, None, None])
+
+    assert [(Kind(span["kind"]), int(span["serial"])) for span in ring.spans()] == [
+        (Kind.PREFILL, 0),
+        (Kind.GROW, 1),
+        (Kind.GROW, 2),
+    ]
+    assert (ring.spans()["end"] > ring.spans()["begin"]).all()
+
+
+def test_a_script_asks_the_same_again(tmp_path: Path):
+    first, again = Steps(), Steps()
+    with traced(first, str(tmp_path), "draft-2") as worker:
+        run_script(worker, [START, None, START, None, None])
+
+    run_script(again, load_script(tmp_path / "draft-2.script"))
+    assert again.asked == first.asked == [START, None, START, None, None]
+
+
+def test_nobody_is_watched_without_a_folder():
+    worker = Steps()
+
+    with traced(worker, "", "draft-2") as same:
+        assert same is worker

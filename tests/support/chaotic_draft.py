@@ -1,0 +1,57 @@
+"""A draft process that misbehaves on purpose: `python -m tests.support.chaotic_draft MODE SETUP`. Knows no target.
+
+The drills' garbage, and what becomes of an honest draft's messages when their order is lost (`Disorder`).
+"""
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from draft_worker.engines.mlx import MlxEngine
+from draft_worker.worker import DraftWorker
+from orchestrator.tools.drill import garbage_draft
+from protocol.messages.worker import FromWorker, Hello, ToWorker
+from protocol.worker.interface import Worker
+from protocol.worker.process import WorkerSetup, serve
+
+
+class Disorder:
+    """An honest draft whose growth is held back, doubled and told in another order."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._draft = DraftWorker(MlxEngine.load(Path(setup.model)), time.perf_counter)
+        self._source = random.Random(2)
+        self._held: list[FromWorker] = []
+
+    def hello(self) -> Hello:
+        return self._draft.hello()
+
+    def handle(self, message: ToWorker) -> Iterator[FromWorker]:
+        self._held += self._draft.handle(message)
+        yield from ()
+
+    @property
+    def has_work(self) -> bool:
+        return self._draft.has_work or bool(self._held)
+
+    def work(self) -> Iterator[FromWorker]:
+        self._held += self._draft.work()
+        self._source.shuffle(self._held)
+        for message in self._held[: self._source.randrange(len(self._held) + 1)]:
+            yield message
+            if self._source.random() < 0.5:
+                self._held.remove(message)
+
+
+MODES: dict[str, Callable[[WorkerSetup], Worker]] = {**garbage_draft.MODES, "disorder": Disorder}
+
+
+def main() -> int:
+    setup = WorkerSetup.from_arguments()
+    return serve(setup, lambda: MODES[sys.argv[1]](setup))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Tiny models converted in a test, and a sequence run through a package as an engine will run it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_map
+
+from draft_worker.coreml.arrays import Array
+from draft_worker.coreml.conversion.build import write
+from draft_worker.coreml.conversion.checkpoint import Checkpoint
+from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.runtime.call_inputs import CallInputs, join_logits
+from draft_worker.coreml.runtime.executor import Executor, Precision, State
+from draft_worker.coreml.toolchain import toolchain
+from protocol.contracts.conversion import Choices
+from protocol.errors import InputError
+from protocol.inference.slots import SlotTable
+from tests.support.tiny_models import network
+
+try:
+    toolchain()
+except InputError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+WIDTHS = (1, 4, 16)
+CONTEXT = 96
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama tied": {"tie_word_embeddings": True},
+    "llama with biases and wide heads": {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    "llama without shared keys": {"num_key_value_heads": 4},
+    "llama with llama3 rope": {"architecture": "llama with llama3 rope"},
+    "llama with linear rope": {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
+    "llama with yarn": {"rope_scaling": _YARN},
+    "llama with interleaved rope": {"rope_traditional": True, "attention_bias": True},
+    "llama in 4 bits": {"bits": 4},
+    "qwen2": {"architecture": "qwen2"},
+    "qwen2 in 8 bits": {"architecture": "qwen2", "bits": 8},
+    "qwen3": {"architecture": "qwen3"},
+    "qwen3 with yarn": {"architecture": "qwen3", "rope_scaling": _YARN, "tie_word_embeddings": True},
+}
+
+
+def tiny(architecture: str = "llama", bits: int | None = None, seed: int = 0, **changes: Any) -> Any:
+    """A random model whose norms matter too, with weights that fp16 holds, or quantised ones."""
+    model = network(architecture, seed, **changes)
+    model.update(tree_map(lambda weights: weights + 0.3 * mx.random.normal(weights.shape), model.parameters()))
+    if bits is not None:
+        nn.quantize(model, group_size=32, bits=bits)
+    model.update(tree_map(half, model.parameters()))
+    mx.eval(model.parameters())
+    return model
+
+
+def convert(model: Any, folder: Path, **choices: Any) -> Converted:
+    """The model as a package in `folder`, opened again."""
+    write(Checkpoint(model), folder, Choices(**({"widths": WIDTHS, "context": CONTEXT} | choices)))
+    return Converted.open(folder)
+
+
+class Run:
+    """One sequence through a package."""
+
+    def __init__(self, converted: Converted, precision: Precision = "fp32") -> None:
+        self._package = converted.package
+        self._tables = converted.tables
+        self._executor = Executor(converted.file, precision)
+        self._kv = np.zeros(self._package.cache_shape, np.float32)
+        self._table = SlotTable()
+        self._state: State | None = None
+
+    def evaluate(self, width: int, tokens: Sequence[int], parents: Sequence[int]) -> Array:
+        """(tokens, vocabulary) logits of rows that continue `parents`; -1 stands for the empty prefix."""
+        rows = self._table.add(parents)
+        inputs = CallInputs(self._package, self._tables, width)
+        data = inputs.fill(tokens, [row.position for row in rows], self._table.mask(rows))
+        function = self._executor.function(self._package.function(width))
+        if self._package.cache == "state":
+            self._state = self._state or function.make_state()
+            outputs = function.predict(data, self._state)
+        else:
+            outputs = function.predict(data | {"kv": self._kv})
+            self._kv[:, :, [row.slot for row in rows]] = outputs["kv_new"][:, :, : len(rows)]
+        return join_logits(outputs, self._package, len(rows)).astype(np.float32)
+
+    def chain(self, width: int, tokens: Sequence[int]) -> Array:
+        """Logits of tokens that follow one another, `width` at a time."""
+        parts = []
+        for begin in range(0, len(tokens), width):
+            part, last = tokens[begin : begin + width], self._table.next_row - 1
+            parts.append(self.evaluate(width, part, range(last, last + len(part))))
+        return np.concatenate(parts)
+
+
+def greedy(run: Run, prompt: Sequence[int], count: int) -> list[int]:
+    """The prompt in wide calls, then one token a call."""
+    logits = run.chain(4, prompt)[-1]
+    tokens = []
+    for _ in range(count):
+        tokens.append(int(logits.argmax()))
+        logits = run.chain(1, tokens[-1:])[-1]
+    return tokens
+
+
+def half(weights: mx.array) -> mx.array:
+    """Rounded to fp16, and fp32 again."""
+    return weights.astype(mx.float16).astype(mx.float32) if weights.dtype == mx.float32 else weights

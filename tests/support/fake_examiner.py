@@ -1,0 +1,62 @@
+"""An examining process that knows its reports by heart, and crashes, hangs or babbles where the environment says so."""
+
+import os
+import signal
+import sys
+
+import msgspec
+
+from protocol.contracts.examination import (
+    Agreed,
+    Broken,
+    ExaminationOrder,
+    ExaminationReport,
+    Placed,
+    Predicted,
+    Timed,
+    Written,
+)
+
+BEHAVIOUR = os.environ.get("FAKE_DEVICE", "honest")
+
+
+def say(report: ExaminationReport) -> None:
+    print(msgspec.json.encode(report).decode(), flush=True)
+
+
+def predict(order: ExaminationOrder) -> None:
+    say(Agreed(8, 0.01, 1.0))
+    if order.units == "CPU_AND_NE":
+        misbehave()
+    say(Predicted(order.predicts, True))
+    say(Timed(8, 7.0 if order.units == "CPU_AND_NE" else 30.0))
+
+
+def misbehave() -> None:
+    match BEHAVIOUR:
+        case "crashing":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "hanging":
+            signal.pause()
+        case "babbling":
+            print("Loading the model ...", flush=True)
+        case "raising":
+            say(Broken("RuntimeError: the compiler has had enough"))
+            sys.exit(1)
+
+
+def main() -> None:
+    order = msgspec.json.decode(sys.argv[-1], type=ExaminationOrder)
+    match order.stage:
+        case "golden":
+            say(Written())
+        case "predict":
+            predict(order)
+        case "plan" if BEHAVIOUR == "unplanned":
+            os.abort()
+        case "plan":
+            say(Placed("width_8", 40, 40, 1.0, {}))
+
+
+if __name__ == "__main__":
+    main()

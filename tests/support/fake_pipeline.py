@@ -1,0 +1,106 @@
+"""A pipeline that says what a test tells it to, for what is about HTTP alone."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from orchestrator.api.result import Chosen, Result
+from orchestrator.api.sampling_params import SamplingParams
+from protocol.errors import PipelineError
+from protocol.messages.base import SequenceId
+from protocol.messages.client import State, Statistics
+from protocol.messages.telemetry import Scene
+
+READY = State(
+    session="s",
+    ready=True,
+    failure=None,
+    blame="pipeline",
+    target="t",
+    draft="d",
+    strategy="adaptive",
+    context=256,
+    vocabulary=1 << 16,
+)
+
+
+def statistics(prompt: int, generated: int) -> Statistics:
+    return Statistics(
+        prompt_tokens=prompt,
+        generated_tokens=generated,
+        elapsed=0.5,
+        time_to_first_token=0.1,
+        tokens_per_second=10.0,
+        rounds=2,
+        tokens_per_round=2.0,
+        hit_rate=0.75,
+        acceptance_rate=0.5,
+        acceptance_by_depth=(0.5,),
+        target_busy=0.9,
+        draft_busy=0.8,
+        wasted_draft_share=0.5,
+        overhead_per_round=0.001,
+        adopted_tokens=1,
+    )
+
+
+class FakeStream:
+    """Says its pieces; waits for ever behind a None among them."""
+
+    def __init__(self, pipeline: "FakePipeline", prompt: Sequence[int], params: SamplingParams) -> None:
+        self._pipeline = pipeline
+        self._prompt = prompt
+        self._params = params
+        self.result: Result | None = None
+        self.chosen: list[Chosen] = []
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        self._pipeline.running += 1
+        try:
+            for piece in self._pipeline.pieces(self._params):
+                if piece is None:
+                    self._pipeline.stuck.set()
+                    await asyncio.Event().wait()
+                if isinstance(piece, PipelineError):
+                    raise piece
+                yield piece or ""
+            said = "".join(piece for piece in self._pipeline.pieces(self._params) if isinstance(piece, str))
+            figures = statistics(len(self._prompt), len(said))
+            reason, stop = self._pipeline.ends
+            self.result = Result(said, (), reason, figures, self._params.seed or 0, stop)
+        finally:
+            self._pipeline.running -= 1
+            if self.result is None:
+                self._pipeline.cancelled.set()
+
+
+@dataclass
+class FakePipeline:
+    pieces: Callable[[SamplingParams], Sequence[str | PipelineError | None]] = lambda _: ["Hel", "lo"]
+    condition: State | None = READY
+    asked: list[tuple[Sequence[int], SamplingParams]] = field(default_factory=list)
+    ends: tuple[Literal["stop", "length"], str | None] = ("stop", None)
+    """Why every generation ends, and by which stop string."""
+    running: int = 0
+    stuck: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    scenes: Sequence[Scene | PipelineError] = ()
+    watched: list[SequenceId | None] = field(default_factory=list)
+
+    async def state(self) -> State | None:
+        return self.condition
+
+    async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[Scene, None]:
+        """Its scenes, and then nothing happens."""
+        self.watched.append(sequence)
+        for scene in self.scenes:
+            if isinstance(scene, PipelineError):
+                raise scene
+            yield scene
+        await asyncio.Event().wait()
+
+    def stream(self, prompt: Sequence[int], params: SamplingParams) -> FakeStream:
+        self.asked.append((prompt, params))
+        return FakeStream(self, prompt, params)

@@ -1,0 +1,60 @@
+"""Models small enough to make in a test, with random weights, and what stock mlx-lm says about them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_map
+from mlx_lm.models import llama, qwen2, qwen3
+from mlx_lm.models.cache import make_prompt_cache
+
+from protocol.inference.tree_model import TreeModel
+
+VOCABULARY = 67
+_SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 512,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+ARCHITECTURES = ("llama", "llama with llama3 rope", "qwen2", "qwen3")
+
+
+def network(architecture: str = "llama", seed: int = 0, **changes: Any) -> Any:
+    """A stock mlx-lm model with weights large enough for its context to matter."""
+    mx.random.seed(seed)
+    sizes = _SIZES | changes
+    match architecture:
+        case "llama":
+            model = llama.Model(llama.ModelArgs(model_type="llama", **sizes))
+        case "llama with llama3 rope":
+            model = llama.Model(llama.ModelArgs(model_type="llama", rope_scaling=_LLAMA3_ROPE, **sizes))
+        case "qwen2":
+            model = qwen2.Model(qwen2.ModelArgs(model_type="qwen2", **sizes))
+        case _:
+            model = qwen3.Model(qwen3.ModelArgs(model_type="qwen3", head_dim=8, **sizes))
+    model.update(tree_map(lambda weights: weights * 2.5 if weights.ndim == 2 else weights, model.parameters()))
+    mx.eval(model.parameters())
+    return model
+
+
+def tree_model(architecture: str = "llama", seed: int = 0, **changes: Any) -> TreeModel:
+    return TreeModel(network(architecture, seed, **changes))
+
+
+def stock_logits(model: Any, tokens: Sequence[int]) -> mx.array:
+    """(V,) logits behind `tokens`, as mlx-lm computes them."""
+    return model(mx.array([list(tokens)]), cache=make_prompt_cache(model))[0, -1]

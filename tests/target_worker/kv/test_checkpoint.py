@@ -1,0 +1,312 @@
+"""What a target saved, another life of it takes over; what it can't rely on, it evaluates again. Real arenas."""
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import count
+from typing import Any
+
+import pytest
+
+from protocol.inference.tree_model import TreeModel
+from protocol.kv import segments
+from protocol.kv.arena import Arena
+from protocol.kv.exchange import KvExchange
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import (
+    FromWorker,
+    Hello,
+    KvOffer,
+    KvReference,
+    KvRelease,
+    Prefilled,
+    Start,
+    Stop,
+    ToWorker,
+    Verdict,
+    Verify,
+)
+from protocol.speculation.token_tree import node_id
+from target_worker.engine import TargetEngine
+from target_worker.worker import TargetWorker
+from tests.support.tiny_models import VOCABULARY, tree_model
+
+pytestmark = pytest.mark.usefixtures("registry")
+PROMPT = tuple(random.Random(1).choices(range(VOCABULARY), k=90))
+HOT = Sampling(temperature=1.0, seed=3)
+ROOT = NodeId(1234)
+HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
+
+
+@cache
+def model() -> TreeModel:
+    return tree_model(max_position_embeddings=4096)
+
+
+def exchange(fingerprint: str = "m", epoch: int = 7, **layout: Any) -> KvExchange:
+    known = model().layout
+    assert known is not None
+    return KvExchange(replace(known, **layout), fingerprint=fingerprint, epoch=epoch, owner=os.getpid())
+
+
+def target(sharing: KvExchange | None = None) -> TargetWorker:
+    ticks = count()
+    engine = TargetEngine(model(), 64, sharing or exchange())
+    return TargetWorker(engine, lambda: float(next(ticks)), HELLO)
+
+
+def start(tokens: Sequence[int] = PROMPT, adopt: KvReference | None = None, sequence: int = 1, round: int = 0) -> Start:
+    return Start(SequenceId(sequence), round, tuple(tokens), ROOT, HOT, adopt=adopt)
+
+
+def answers(worker: TargetWorker, message: ToWorker) -> list[FromWorker]:
+    replies = list(worker.handle(message))
+    while worker.has_work:
+        replies += worker.work()
+    return replies
+
+
+class Talk:
+    """One sequence at a worker: plain rounds, and what the worker said beside its verdicts."""
+
+    def __init__(self, worker: TargetWorker, begin: Start) -> None:
+        self.worker, self.begin = worker, begin
+        self.tokens, self.round, self.root = list(begin.tokens), begin.round, begin.root
+        self.offers: list[KvOffer] = []
+        self.prefilled = self._hear(begin, Prefilled)
+
+    def decode(self, tokens: int) -> list[int]:
+        for _ in range(tokens):
+            position = len(self.tokens) - 1
+            verify = Verify(self.begin.sequence, self.round, self.root, position, (self.tokens[-1],), (-1,))
+            verdict = self._hear(verify, Verdict)
+            self.tokens.append(verdict.bonus)
+            self.root = node_id(self.root, verdict.bonus)
+            self.round += 1
+        return self.tokens
+
+    def _hear(self, message: ToWorker, kind: type) -> Any:
+        replies = answers(self.worker, message)
+        self.offers += [reply for reply in replies if isinstance(reply, KvOffer)]
+        (answer,) = [reply for reply in replies if isinstance(reply, kind)]
+        return answer
+
+
+def reference(offer: KvOffer, tokens: int | None = None) -> KvReference:
+    return KvReference(offer.name, tokens or offer.tokens)
+
+
+@cache
+def expected(length: int) -> tuple[int, ...]:
+    return tuple(Talk(TargetWorker(TargetEngine(model(), 64), float, HELLO), start()).decode(length))
+
+
+def test_the_prompt_is_saved_when_it_was_read_and_then_every_64_tokens():
+    talk = Talk(target(), start())
+    talk.decode(140)
+
+    assert [offer.tokens for offer in talk.offers] == [89, 89 + 64, 89 + 128]
+    assert len({offer.name for offer in talk.offers}) == 1
+    assert talk.tokens == list(expected(140))
+
+
+def test_a_save_comes_after_the_verdict():
+    talk = Talk(target(), start())
+    talk.decode(63)
+    verify = Verify(SequenceId(1), talk.round, talk.root, len(talk.tokens) - 1, (talk.tokens[-1],), (-1,))
+
+    replies = answers(talk.worker, verify)
+
+    assert [type(reply) for reply in replies] == [Verdict, KvOffer]
+
+
+def test_a_few_tokens_are_not_worth_an_arena():
+    assert Talk(target(), start(PROMPT[:32])).offers == []
+
+
+def test_another_life_takes_over_what_was_saved_and_says_the_same_tokens():
+    first = Talk(target(), start())
+    tokens = first.decode(70)
+
+    second = Talk(target(), start(tokens, reference(first.offers[-1]), round=70))
+
+    assert second.prefilled == Prefilled(SequenceId(1), 70, 159 - 153, second.prefilled.seconds, adopted=153)
+    assert second.prefilled.seconds > 0
+    assert second.decode(70) == list(expected(140))
+
+
+def test_a_prefix_of_what_was_saved_serves_another_sequence():
+    worker = target()
+    talk = Talk(worker, start())
+    talk.decode(70)
+    forked = [*talk.tokens[:120], 5, 6, 7]
+
+    other = Talk(worker, start(forked, reference(talk.offers[-1], 120), sequence=2))
+
+    assert (other.prefilled.adopted, other.prefilled.tokens) == (120, 2)
+    assert other.decode(20) == Talk(target(), start(forked)).decode(20)
+
+
+def test_what_is_adopted_is_saved_again_only_with_enough_of_its_own():
+    first = Talk(target(), start())
+    other = Talk(target(), start([*PROMPT, 1, 2], reference(first.offers[0]), sequence=2))
+    other.decode(61)
+    assert other.offers == []
+
+    other.decode(1)
+
+    assert [offer.tokens for offer in other.offers] == [128, 89 + 64]
+    offer = other.offers[-1]
+    assert offer.name != first.offers[0].name
+    assert Talk(target(), start(other.tokens, reference(offer))).decode(9) == other.decode(9)
+
+
+def test_a_full_arena_is_followed_by_a_bigger_one():
+    prompt = random.Random(2).choices(range(VOCABULARY), k=1500)
+    talk = Talk(target(), start(prompt))
+    assert [offer.tokens for offer in talk.offers] == [*range(128, 1499, 128), 1499]
+    talk.decode(780)
+
+    names = [offer.name for offer in talk.offers]
+    tokens = [offer.tokens for offer in talk.offers]
+    assert len(set(names)) == 2
+    assert tokens == sorted(tokens)
+    assert talk.offers[-1].size > talk.offers[0].size
+    again = Talk(target(), start(talk.tokens, reference(talk.offers[-1])))
+    assert again.prefilled.adopted == tokens[-1] > 2248
+    assert again.decode(5) == talk.decode(5)
+
+
+def test_a_released_arena_is_not_written_any_more():
+    talk = Talk(target(), start())
+    answers(talk.worker, KvRelease(talk.offers[0].name))
+    talk.decode(70)
+
+    assert len(talk.offers) == 1
+    assert talk.tokens == list(expected(70))
+
+
+def test_what_a_stopped_sequence_saved_stays():
+    talk = Talk(target(), start())
+    answers(talk.worker, Stop(SequenceId(1)))
+
+    other = Talk(talk.worker, start(adopt=reference(talk.offers[0]), sequence=2))
+
+    assert (other.prefilled.adopted, other.prefilled.tokens) == (89, 0)
+    assert other.decode(40) == list(expected(40))
+
+
+def test_a_sequence_that_starts_again_keeps_what_is_here_and_its_arena():
+    talk = Talk(target(), start())
+    talk.decode(70)
+    again = Talk(talk.worker, start(talk.tokens, reference(talk.offers[-1]), round=70))
+    again.decode(70)
+
+    assert (again.prefilled.adopted, again.prefilled.tokens) == (0, 0)
+    assert {offer.name for offer in again.offers} == {talk.offers[0].name}
+    assert again.tokens == list(expected(140))
+
+
+def test_a_sequence_that_starts_again_in_the_middle_of_a_save_goes_on():
+    prompt = random.Random(2).choices(range(VOCABULARY), k=400)
+    worker = target()
+    replies = list(worker.handle(start(prompt)))
+    while not any(isinstance(reply, KvOffer) for reply in replies):
+        replies += worker.work()
+    shorter = Talk(worker, start(prompt[:129], round=3))
+    shorter.decode(70)
+
+    assert [offer.tokens for offer in shorter.offers] == [128 + 64]
+    fresh = Talk(target(), start(prompt[:129]))
+    assert fresh.decode(70) == shorter.tokens
+
+
+def test_a_sequence_that_starts_again_with_other_tokens_gets_another_arena():
+    talk = Talk(target(), start())
+    again = Talk(talk.worker, start([*PROMPT[:50], *PROMPT[:50]], round=5))
+
+    assert again.prefilled.tokens == 49
+    assert again.offers[0].name != talk.offers[0].name
+    assert Talk(target(), start(again.tokens, reference(again.offers[0]))).decode(9) == again.decode(9)
+
+
+def corrupted(name: str) -> None:
+    Arena.attach(name).keys[1, 0, 3, 2] += 1
+
+
+def unlinked(name: str) -> None:
+    segments.unlink_segment(name)
+
+
+def overwritten(name: str) -> None:
+    segments.open_segment(name)[:64] = bytes(64)
+
+
+@pytest.mark.parametrize("mishap", [corrupted, unlinked, overwritten])
+def test_an_arena_that_can_not_be_relied_on_costs_a_prefill_and_a_warning(mishap: Any):
+    (offer,) = Talk(target(), start()).offers
+    mishap(offer.name)
+
+    talk = Talk(target(), start(adopt=reference(offer)))
+
+    assert (talk.prefilled.adopted, talk.prefilled.tokens) == (0, 89)
+    assert offer.name in talk.prefilled.warning or "no KV arena" in talk.prefilled.warning
+    assert talk.decode(40) == list(expected(40))
+
+
+@pytest.mark.parametrize(
+    "writer",
+    [{"epoch": 8}, {"fingerprint": "another"}, {"kv_heads": 1, "head_size": 16}, {"layers": 1}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_foreign_arena_costs_a_prefill_and_a_warning(writer: dict[str, Any]):
+    arena = exchange(**writer).create(89)
+    arena.commit(89)
+
+    talk = Talk(target(), start(adopt=KvReference(arena.name, 89)))
+
+    assert (talk.prefilled.adopted, talk.prefilled.tokens) == (0, 89)
+    assert "prefill again" in talk.prefilled.warning
+    assert talk.decode(40) == list(expected(40))
+
+
+@pytest.mark.parametrize(("referenced", "sentence"), [(90, "beyond the root"), (400, "beyond the root")])
+def test_a_reference_beyond_the_root_is_not_followed(referenced: int, sentence: str):
+    (offer,) = Talk(target(), start()).offers
+
+    talk = Talk(target(), start(adopt=reference(offer, referenced)))
+
+    assert sentence in talk.prefilled.warning
+    assert talk.decode(40) == list(expected(40))
+
+
+def test_an_arena_that_holds_less_than_is_said_is_not_adopted():
+    (offer,) = Talk(target(), start()).offers
+
+    talk = Talk(target(), start(expected(40), reference(offer, 100)))
+
+    assert "holds 89 tokens, 100 are wanted" in talk.prefilled.warning
+    assert talk.decode(5) == list(expected(45))
+
+
+def test_a_target_without_shared_memory_serves_all_the_same():
+    worker = TargetWorker(TargetEngine(model(), 64), float, HELLO)
+
+    talk = Talk(worker, start(adopt=KvReference("lp-" + "0" * 20, 80)))
+
+    assert "shares no KV" in talk.prefilled.warning
+    assert talk.offers == []
+    assert talk.decode(40) == list(expected(40))
+
+
+def test_no_memory_left_means_no_arena_and_no_failure(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("protocol.kv.segments.free_shared_memory", lambda: 1 << 10)
+
+    talk = Talk(target(), start())
+    talk.decode(40)
+
+    assert talk.offers == []
+    assert talk.tokens == list(expected(40))

@@ -1,0 +1,234 @@
+"""Ranks find one another, do as rank 0 tells them, and notice when another is gone. Sockets, but no processes."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
+
+import mlx.core as mx
+import pytest
+
+from protocol.contracts.target_hosts import TargetHosts
+from protocol.errors import InputError, WireError
+from protocol.inference.joint_forward import Part
+from target_worker.tensor_parallel import heartbeat as pulse
+from target_worker.tensor_parallel import rank_commands as calls
+from target_worker.tensor_parallel import rendezvous
+from target_worker.tensor_parallel.heartbeat import keep_pulse
+from target_worker.tensor_parallel.rank_commands import Call, Close, Evaluate, EvaluateTogether, Keep, Prefill, Truncate
+from target_worker.tensor_parallel.rendezvous import Peer, join, meet
+from target_worker.tensor_parallel.sharded_model import LeadingModel, follow
+from tests.support.tiny_models import network, tree_model
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listened at a moment ago."""
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+@pytest.fixture
+def hosts() -> TargetHosts:
+    return TargetHosts(tuple((f"127.0.0.1:{port}",) for port in free_ports(3)), silence=30.0)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    with one, other:
+        yield one, other
+
+
+def _patiently() -> None:
+    pass
+
+
+# What they are told ---------------------------------------------------------------------------
+
+
+def test_calls_arrive_as_they_were_told_and_end_with_the_teller(pair: tuple[socket.socket, socket.socket]):
+    here, there = pair
+    told: list[Call] = [
+        Prefill(1, tuple(range(5000))),
+        Evaluate(1, (7, 8), (-1, 40)),
+        EvaluateTogether((Evaluate(1, (7,), (-1,)), Evaluate(2, (8, 9), (-1, 3)))),
+        Keep(1, (40,)),
+        Truncate(2, 0),
+        Close(1),
+    ]
+    for call in told:
+        here.sendall(calls.encoded(call))
+    here.close()
+
+    assert [calls.received(there) for _ in told] == told
+    with pytest.raises(EOFError):
+        calls.received(there)
+
+
+@pytest.mark.parametrize("frame", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x02\xc1\xc1", b"\x00\x00\x00\x01\x07"])
+def test_what_is_no_call_is_refused(frame: bytes, pair: tuple[socket.socket, socket.socket]):
+    pair[0].sendall(frame)
+
+    with pytest.raises(WireError):
+        calls.received(pair[1])
+
+
+def test_a_rank_that_does_as_told_holds_what_rank_0_holds(pair: tuple[socket.socket, socket.socket]):
+    leader = LeadingModel(network())
+    leader.lead([Peer(1, pair[0], pair[0])])
+    sequence = leader.sequence()
+    sequence.prefill((3, 1, 4, 1, 5, 9, 2, 6))
+    first = sequence.next_row
+    sequence.evaluate((5, 3, 5), (-1, first, first))
+    sequence.keep((first, first + 2), ())
+    sequence.truncate(9)
+    expected = sequence.evaluate((8, 9), (-1, first + 3))
+    released = leader.sequence()
+    released.prefill((1, 2))
+    del released, sequence
+    pair[0].close()
+
+    told = list(_told(pair[1]))
+    follower = tree_model()
+    seen: list[mx.array] = []
+    evaluate = type(follower.sequence()).evaluate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "protocol.inference.tree_sequence.TreeSequence.evaluate",
+            lambda self, tokens, parents: seen.append(evaluate(self, tokens, parents)) or seen[-1],
+        )
+        follow(follower, told)
+
+    assert mx.array_equal(seen[-1], expected).item()
+    assert told[-2:] == [Close(2), Close(1)]
+
+
+def test_all_ranks_evaluate_several_sequences_in_one_forward(pair: tuple[socket.socket, socket.socket]):
+    leader = LeadingModel(network())
+    leader.lead([Peer(1, pair[0], pair[0])])
+    one, other = leader.sequence(), leader.sequence()
+    one.prefill((3, 1, 4))
+    other.prefill((1, 5, 9, 2))
+    expected = leader.evaluate_together([Part(one, (6, 5), (-1, 0)), Part(other, (3, 5, 8), (-1, 0, 0))])
+    del one, other
+    pair[0].close()
+
+    told = list(_told(pair[1]))
+    follower = tree_model()
+    seen: list[mx.array] = []
+    together = follower.evaluate_together
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follower, "evaluate_together", lambda parts: seen.extend(together(parts)) or seen)
+        follow(follower, told)
+
+    assert [type(call) for call in told] == [Prefill, Prefill, EvaluateTogether, Close, Close]
+    assert [mx.array_equal(*logits).item() for logits in zip(seen, expected, strict=True)] == [True, True]
+
+
+# How they meet --------------------------------------------------------------------------------
+
+
+def test_the_ranks_meet_in_any_order_and_whoever_leaves_may_come_again(hosts: TargetHosts):
+    with ThreadPoolExecutor() as pool:
+        second = pool.submit(join, hosts, 2, "model")
+        leader = pool.submit(meet, hosts, "model", _patiently)
+        first_try = _dial(hosts)
+        first_try.sendall(_greeting(1, "calls"))
+        assert first_try.recv(5) == b"wait\n"
+        first_try.close()
+        stranger = _dial(hosts)
+        stranger.sendall(b"GET / HTTP/1.1\r\n")
+        first = pool.submit(join, hosts, 1, "model")
+        peers = leader.result(60)
+        others = [first.result(60), second.result(60)]
+
+    assert [peer.rank for peer in peers] == [1, 2]
+    for peer, other in zip(peers, others, strict=True):
+        peer.calls.sendall(b"c")
+        other.pulse.sendall(b"p")
+        assert (other.calls.recv(10), peer.pulse.recv(10)) == (b"c", b"p")
+    stranger.close()
+    for one in (*peers, *others):
+        one.calls.close()
+        one.pulse.close()
+
+
+def test_a_rank_with_another_model_is_refused_on_both_sides(hosts: TargetHosts):
+    two = TargetHosts(hosts.addresses[:2], silence=30.0)
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(join, two, 1, "fine-tuned")
+        with pytest.raises(InputError, match="Rank 1 has another target model than rank 0: copy the same folder"):
+            meet(two, "model", _patiently)
+        with pytest.raises(
+            (InputError, ConnectionError), match=r"Rank 1 has another target model|Rank 0 has ended|reset"
+        ):
+            other.result(60)
+
+
+def test_rank_0_says_who_did_not_come(hosts: TargetHosts, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rendezvous, "_PATIENCE", 0.2)
+
+    with pytest.raises(InputError, match=rf"rank 1 \({hosts.addresses[1][0]}\), rank 2 .*target-rank .*--rank 1"):
+        meet(hosts, "model", _patiently)
+
+
+def test_an_address_in_use_is_named(hosts: TargetHosts):
+    port = int(hosts.addresses[0][0].rpartition(":")[2])
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(InputError, match=f"can't listen at 127.0.0.1:{port}"),
+    ):
+        meet(hosts, "model", _patiently)
+
+
+# How they notice ------------------------------------------------------------------------------
+
+
+def test_a_rank_that_ends_is_noticed_at_once(pair: tuple[socket.socket, socket.socket]):
+    heard: SimpleQueue[str] = SimpleQueue()
+    keep_pulse(pair[0], 600.0, heard.put)
+    pair[1].close()
+
+    assert heard.get(timeout=30) == "has ended"
+
+
+def test_a_rank_that_falls_silent_is_noticed_although_nothing_was_closed(pair: tuple[socket.socket, socket.socket]):
+    heard: SimpleQueue[str] = SimpleQueue()
+    keep_pulse(pair[0], 0.2, heard.put)
+
+    assert heard.get(timeout=30) == "gave no sign of life for 0.2 s"
+
+
+def test_two_ranks_keep_each_other_alive(pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pulse, "_BEAT_SECONDS", 0.05)
+    lost = threading.Event()
+    for end in pair:
+        keep_pulse(end, 1.5, lambda _: lost.set())
+
+    assert not lost.wait(2.0)
+
+
+def _told(connection: socket.socket) -> Iterator[Call]:
+    """All calls until the other end closes."""
+    with suppress(EOFError):
+        while True:
+            yield calls.received(connection)
+
+
+def _dial(hosts: TargetHosts) -> socket.socket:
+    address = ("127.0.0.1", int(hosts.addresses[0][0].rpartition(":")[2]))
+    while True:
+        try:
+            return socket.create_connection(address, timeout=30)
+        except OSError:
+            threading.Event().wait(0.01)
+
+
+def _greeting(rank: int, use: str) -> bytes:
+    return json.dumps({"version": 1, "rank": rank, "ranks": 3, "model": "model", "use": use}).encode() + b"\n"

@@ -1,0 +1,261 @@
+"""Laws of penalties, grammars and log-probabilities at the target: whatever is proposed, and whoever is restarted, the
+tokens are those of a hand-written loop over stock mlx-lm; what ends by itself is of the schema. Tiny models."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+import pytest
+from llguidance import LLParserLimits
+
+from protocol.inference.tree_model import TreeModel
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.plans import Distribution
+from protocol.messages.sampling import Grammar, Likelihood, Sampling
+from protocol.messages.worker import Fault, Forest, Start, Verdict, Verify
+from protocol.sampling.grammar import Grammars
+from protocol.sampling.sampler import Noise, scores
+from protocol.speculation.token_tree import node_id
+from target_worker.engine import TargetEngine
+from target_worker.worker import TargetWorker
+from tests.support.tiny_models import VOCABULARY, network, stock_logits
+from tests.support.tiny_tokenizer import END, ids, text, write_tokenizer
+from tests.target_worker.kv.test_checkpoint import HELLO, answers
+
+PROMPT = ids('say {"a": 1}')
+ROOT = NodeId(1234)
+GENERATED = 28
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer", "minimum": 0, "maximum": 99},
+        "b": {"enum": ["x", "yy"]},
+        "c": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["a", "b", "c"],
+    "additionalProperties": False,
+}
+GRAMMAR = Grammar(json.dumps(SCHEMA))
+CALL = Grammar(GRAMMAR.schema, "<call>\n", "\n</call>", repeats=True)
+SAMPLINGS = {
+    "penalties": Sampling(frequency_penalty=0.7, presence_penalty=-0.4),
+    "penalties, hot": Sampling(temperature=1.0, seed=4, frequency_penalty=-1.5, presence_penalty=2.0, top_p=0.9),
+    "grammar": Sampling(grammar=GRAMMAR),
+    "grammar, hot": Sampling(temperature=1.0, seed=5, grammar=GRAMMAR, top_k=7),
+    "grammar, hotter": Sampling(temperature=1.5, seed=6, grammar=GRAMMAR, min_p=0.05),
+    "calls": Sampling(temperature=1.0, seed=7, grammar=CALL),
+    "everything": Sampling(
+        temperature=0.9,
+        seed=8,
+        grammar=GRAMMAR,
+        frequency_penalty=1.0,
+        presence_penalty=0.5,
+        repetition_penalty=1.3,
+        logit_bias=((3, 5.0), (40, -2.0)),
+        top_p=0.95,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TreeModel:
+    return TreeModel(network(), write_tokenizer(tmp_path_factory.mktemp("model")))
+
+
+@cache
+def expected(folder: Path, sampling: Sampling) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Token by token through stock mlx-lm; also how probable each one was."""
+    stock, noise, tokens, logs = network(), Noise(VOCABULARY), list(PROMPT), []
+    grammars = Grammars(folder, VOCABULARY)
+    while len(tokens) < len(PROMPT) + GENERATED and tokens[-1] != END:
+        bare = np.array(stock_logits(stock, tokens).astype(mx.float32))
+        logits = bare.copy()
+        for token, count in Counter(tokens[len(PROMPT) :]).items():
+            logits[token] -= count * sampling.frequency_penalty + sampling.presence_penalty
+        if sampling.grammar is not None:
+            (mask,) = grammars.open(sampling.grammar, (END,), tokens[len(PROMPT) :]).allowed([()])
+            assert mask is not None
+            logits[~mask] = -np.inf
+        row = scores(mx.array(logits)[None], [len(tokens)], sampling, [tokens], noise)
+        tokens.append(int(mx.argmax(row)))
+        logs.append(float(bare[tokens[-1]] - np.logaddexp.reduce(bare)))
+    return tuple(tokens), tuple(logs)
+
+
+class Asking:
+    """One request at a worker, from a Start on; trees are made of what will come and of what will not."""
+
+    def __init__(self, model: TreeModel, sampling: Sampling, seed: int, tokens: Sequence[int] = PROMPT) -> None:
+        self.worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
+        self.source = random.Random(seed)
+        self.coming = expected(model.folder, sampling)[0]
+        self.tokens, self.root, self.round = list(tokens), ROOT, 0
+        self.told: list[Likelihood] = []
+        begin = Start(SequenceId(1), 0, tuple(tokens), ROOT, sampling, prompt=len(PROMPT), ends=(END,))
+        self.begun = answers(self.worker, begin)
+
+    def tree(self) -> tuple[list[int], list[int]]:
+        """The right path of a random length, random children everywhere, perhaps nothing."""
+        path = self.coming[len(self.tokens) :][: self.source.randrange(6)]
+        tokens, parents = list(path), list(range(len(path)))
+        for _ in range(self.source.randrange(7)):
+            parent = self.source.randrange(len(tokens) + 1)
+            token = self.source.randrange(VOCABULARY)
+            if (token, parent) not in zip(tokens, parents, strict=True):
+                tokens.append(token)
+                parents.append(parent)
+        return tokens, parents
+
+    def verify(self, tokens: Sequence[int] = (), parents: Sequence[int] = (), **others: Any) -> Verify:
+        position = len(self.tokens) - 1
+        entries = (self.tokens[-1], *tokens), (-1, *parents)
+        return Verify(SequenceId(1), self.round, self.root, position, *entries, **others)
+
+    def step(self, verify: Verify) -> list[int]:
+        (verdict,) = answers(self.worker, verify)
+        assert isinstance(verdict, Verdict)
+        ids = [verify.root]
+        for token, parent in zip(verify.tokens[1:], verify.parents[1:], strict=True):
+            ids.append(node_id(ids[parent], token))
+        chosen = [*(verify.tokens[ids.index(id)] for id in verdict.path), verdict.bonus]
+        self.tokens += chosen
+        self.told += verdict.likelihoods
+        self.root, self.round = node_id((self.root, *verdict.path)[-1], verdict.bonus), self.round + 1
+        return chosen
+
+    def decode(self, length: int) -> tuple[int, ...]:
+        """Until there are so many tokens, or an end."""
+        while len(self.tokens) < length and END not in self.tokens[len(PROMPT) :]:
+            self.step(self.verify(*self.tree()))
+        ended = self.tokens.index(END) + 1 if END in self.tokens else length
+        return tuple(self.tokens[: min(ended, length)])
+
+
+def properly(tokens: Sequence[int]) -> None:
+    """Parses, and fits the schema."""
+    value = json.loads(text(tokens))
+    assert value.keys() == SCHEMA["properties"].keys()
+    assert value["a"] in range(100)
+    assert value["b"] in ("x", "yy")
+    assert len(value["c"]) <= 2
+    assert {True, False} >= set(value["c"])
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_the_tokens_do_not_depend_on_what_is_proposed(model: TreeModel, name: str):
+    tokens, _ = expected(model.folder, SAMPLINGS[name])
+
+    for seed in range(2):
+        assert Asking(model, SAMPLINGS[name], seed).decode(len(tokens)) == tokens
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_nor_on_a_restart_in_the_middle(model: TreeModel, name: str):
+    tokens, _ = expected(model.folder, SAMPLINGS[name])
+    for border in (len(PROMPT) + 9, len(tokens) - 3):
+        assert Asking(model, SAMPLINGS[name], border, tokens[:border]).decode(len(tokens)) == tokens
+
+
+def test_penalties_count_what_was_generated_and_not_the_prompt(model: TreeModel):
+    """The most that can be taken from what was said once: nothing is said twice, though the prompt has it."""
+    bias = tuple((token, 1000.0) for token in ids('say {"'))
+    sampling = Sampling(frequency_penalty=2.0, presence_penalty=2.0, logit_bias=bias, temperature=1.0)
+    prompt = Asking(model, sampling, 0)
+
+    first, second = prompt.step(prompt.verify()), prompt.step(prompt.verify())
+
+    assert {*first, *second} <= set(ids('say {"'))
+
+
+@pytest.mark.parametrize("name", ["grammar", "grammar, hotter", "everything"])
+@pytest.mark.parametrize("seed", range(2))
+def test_what_ends_by_itself_is_of_the_schema(model: TreeModel, name: str, seed: int):
+    sampling = msgspec.structs.replace(SAMPLINGS[name], seed=seed)
+    asking = Asking(model, sampling, seed)
+    asking.decode(len(PROMPT) + 150)
+
+    assert END in asking.tokens
+    properly(asking.tokens[len(PROMPT) : asking.tokens.index(END)])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rejection_keeps_to_the_grammar_too(model: TreeModel, seed: int):
+    sampling = Sampling(temperature=1.0, seed=seed, grammar=GRAMMAR, verification="rejection")
+    asking = Asking(model, sampling, seed)
+    while END not in asking.tokens:
+        path = [asking.source.randrange(VOCABULARY) for _ in range(3)]
+        drawn = [
+            Distribution(node, tuple(range(60)), (1 / 60,) * 60)
+            for node in (asking.root, node_id(asking.root, path[0]))
+            if path[0] < 60 and path[1] < 60
+        ]
+        asking.step(asking.verify(path, range(3), distributions=tuple(drawn)))
+
+    properly(asking.tokens[len(PROMPT) : asking.tokens.index(END)])
+
+
+@pytest.mark.parametrize(("name", "count"), [("penalties, hot", 0), ("grammar, hot", 20)])
+def test_log_probabilities_are_the_model_s_own_of_every_token_that_leaves(model: TreeModel, name: str, count: int):
+    sampling = msgspec.structs.replace(SAMPLINGS[name], logprobs=count)
+    tokens, logs = expected(model.folder, sampling)
+    asking = Asking(model, sampling, 1)
+    asking.decode(len(tokens))
+
+    assert len(asking.told) == len(asking.tokens) - len(PROMPT)
+    assert [one.chosen for one in asking.told[: len(logs)]] == pytest.approx(logs, abs=1e-4)
+    for one, token in zip(asking.told, asking.tokens[len(PROMPT) :], strict=True):
+        best = dict(one.best)
+        assert len(best) == count
+        assert list(best.values()) == sorted(best.values(), reverse=True)
+        assert best.get(token, one.chosen) == one.chosen
+        assert one.chosen <= max(best.values(), default=0.0)
+
+
+def test_nobody_pays_for_log_probabilities_that_were_not_asked_for(model: TreeModel):
+    asking = Asking(model, SAMPLINGS["penalties"], 1)
+    asking.decode(len(PROMPT) + 4)
+
+    assert asking.told == []
+
+
+@pytest.mark.parametrize("grammar", [Grammar('{"type": "nonsense"}'), Grammar("{")])
+def test_a_grammar_that_can_not_be_had_is_refused_at_the_start(model: TreeModel, grammar: Grammar):
+    worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
+    start = Start(SequenceId(1), 0, PROMPT, ROOT, Sampling(grammar=grammar), prompt=len(PROMPT), ends=(END,))
+    (fault,) = answers(worker, start)
+
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.sequence) == ("refused", 1)
+    assert "JSON schema" in fault.text
+
+
+def test_a_grammar_that_turns_out_too_much_is_refused_then_and_harms_nobody(
+    model: TreeModel, monkeypatch: pytest.MonkeyPatch
+):
+    def strict() -> LLParserLimits:
+        return LLParserLimits(step_lexer_fuel=1, verbose_errors=False)
+
+    worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
+    said = (*PROMPT, *ids("{"))
+    for sequence in (1, 2):
+        if sequence == 2:
+            monkeypatch.setattr("protocol.sampling.grammar._limits", strict)
+        start = Start(SequenceId(sequence), 0, said, ROOT, SAMPLINGS["grammar"], prompt=len(PROMPT), ends=(END,))
+        answers(worker, start)
+    trees = [Verify(SequenceId(id), 0, ROOT, len(said) - 1, said[-1:], (-1,)) for id in (1, 2)]
+
+    verdict, fault = answers(worker, Forest(tuple(trees)))
+    (again,) = answers(worker, trees[1])
+
+    assert isinstance(verdict, Verdict)
+    assert text([verdict.bonus]) in '"\n '
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.sequence, again) == ("refused", 2, fault)
+    assert "too many expressions" in fault.text

@@ -1,0 +1,525 @@
+"""The target's conversation on a tiny model: the same tokens whatever is proposed, and answers to every mishap."""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.plans import Distribution
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import (
+    Fault,
+    Forest,
+    FromWorker,
+    Hello,
+    Ping,
+    Prefilled,
+    Start,
+    Stop,
+    ToWorker,
+    Verdict,
+    Verify,
+)
+from protocol.sampling.sampler import Noise, scores
+from protocol.speculation.token_tree import node_id
+from target_worker.engine import TargetEngine
+from target_worker.verification.proposed_tree import Proposal
+from target_worker.worker import TargetWorker
+from tests.support.tiny_models import VOCABULARY, network, stock_logits, tree_model
+
+_PROMPT: tuple[int, ...] = (5, 9, 2, 33, 41, 7, 5, 9)
+_ROOT = NodeId(1234)
+_GENERATED = 24
+_HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
+_GREEDY = Sampling()
+_HOT = Sampling(temperature=1.0, seed=3)
+_FILTERED = Sampling(
+    temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.4, repetition_context=6, seed=8
+)
+_SAMPLINGS = {"greedy": _GREEDY, "hot": _HOT, "filtered": _FILTERED}
+
+
+def _worker(chunk: int = 3, **changes: Any) -> TargetWorker:
+    ticks = count()
+    return TargetWorker(TargetEngine(tree_model(**changes), chunk), lambda: float(next(ticks)), _HELLO)
+
+
+def _start(tokens: Sequence[int] = _PROMPT, sampling: Sampling = _GREEDY, sequence: int = 1, round: int = 0) -> Start:
+    return Start(SequenceId(sequence), round, tuple(tokens), _ROOT, sampling)
+
+
+def _answers(worker: TargetWorker, message: ToWorker) -> list[FromWorker]:
+    replies = list(worker.handle(message))
+    while worker.has_work:
+        replies += worker.work()
+    return replies
+
+
+Tree = tuple[Sequence[int], Sequence[int]]
+"""Tokens below the root and their parents' entries (0 is the root)."""
+
+
+class _Orchestrator:
+    """Just enough of one: knows the committed tokens and sends well-formed rounds."""
+
+    def __init__(self, worker: TargetWorker, start: Start) -> None:
+        self.worker = worker
+        self.sequence = start.sequence
+        self.tokens = list(start.tokens)
+        self.root = start.root
+        self.round = start.round
+        self.replies = _answers(worker, start)
+
+    def verify(self, tree: Tree = ((), ())) -> Verify:
+        tokens, parents = tree
+        return Verify(
+            self.sequence,
+            self.round,
+            self.root,
+            len(self.tokens) - 1,
+            (self.tokens[-1], *tokens),
+            (-1, *parents),
+        )
+
+    def fold(self, verify: Verify, verdict: FromWorker) -> Verdict:
+        assert isinstance(verdict, Verdict)
+        ids = [verify.root]
+        for token, parent in zip(verify.tokens[1:], verify.parents[1:], strict=True):
+            ids.append(node_id(ids[parent], token))
+        self.tokens += [*(verify.tokens[ids.index(node)] for node in verdict.path), verdict.bonus]
+        self.root = node_id((self.root, *verdict.path)[-1], verdict.bonus)
+        self.round += 1
+        return verdict
+
+    def step(self, tree: Tree = ((), ())) -> Verdict:
+        verify = self.verify(tree)
+        (verdict,) = _answers(self.worker, verify)
+        return self.fold(verify, verdict)
+
+    def decode(self, propose: Callable[[list[int]], Tree]) -> list[int]:
+        while len(self.tokens) < len(_PROMPT) + _GENERATED:
+            self.step(propose(self.tokens))
+        return self.tokens[: len(_PROMPT) + _GENERATED]
+
+
+@cache
+def _reference(sampling: Sampling) -> tuple[int, ...]:
+    """Token by token through stock mlx-lm, sampled by hand."""
+    model, noise, tokens = network(), Noise(VOCABULARY), list(_PROMPT)
+    while len(tokens) < len(_PROMPT) + _GENERATED:
+        logits = stock_logits(model, tokens)[None]
+        tokens.append(int(mx.argmax(scores(logits, [len(tokens)], sampling, [tokens], noise))))
+    return tuple(tokens)
+
+
+def _nothing(tokens: list[int]) -> Tree:
+    return (), ()
+
+
+def _oracle(sampling: Sampling, depth: int) -> Callable[[list[int]], Tree]:
+    """A chain of what will come, wrong in its last token."""
+
+    def propose(tokens: list[int]) -> Tree:
+        coming = _reference(sampling)[len(tokens) : len(tokens) + depth]
+        chain = [*coming[:-1], *((token + 1) % VOCABULARY for token in coming[-1:])]
+        return chain, range(len(chain))
+
+    return propose
+
+
+def _wide(sampling: Sampling) -> Callable[[list[int]], Tree]:
+    """The right path, each of its tokens among wrong siblings, entries in breadth-first order."""
+
+    def propose(tokens: list[int]) -> Tree:
+        coming = _reference(sampling)[len(tokens) : len(tokens) + 3]
+        proposed, parents, above = [], [], 0
+        for token in coming:
+            siblings = [(token + shift) % VOCABULARY for shift in (5, 0, 9)]
+            proposed += siblings
+            parents += [above] * 3
+            above = len(proposed) - 1
+        return proposed, parents
+
+    return propose
+
+
+def _random(seed: int) -> Callable[[list[int]], Tree]:
+    chance = random.Random(seed)
+
+    def propose(tokens: list[int]) -> Tree:
+        pairs = {(chance.randrange(index + 1), chance.randrange(VOCABULARY)): None for index in range(14)}
+        ordered = sorted(pairs)
+        return [token for _, token in ordered], [min(parent, entry) for entry, (parent, _) in enumerate(ordered)]
+
+    return propose
+
+
+def _adversarial(tokens: list[int]) -> Tree:
+    """Chains that say one token for ever, all tokens of the last context once more."""
+    repeated = sorted(set(tokens[-6:]))
+    return [*repeated, *[repeated[0]] * 4], [*[0] * len(repeated), 1, *range(len(repeated) + 1, len(repeated) + 4)]
+
+
+def test_plain_greedy_rounds_equal_mlx_lm_s_own_loop():
+    model, expected = network(), list(_PROMPT)
+    cache = make_prompt_cache(model)
+    logits = model(mx.array([_PROMPT]), cache=cache)
+    for _ in range(_GENERATED):
+        expected.append(int(mx.argmax(logits[0, -1])))
+        logits = model(mx.array([expected[-1:]]), cache=cache)
+
+    assert _Orchestrator(_worker(), _start()).decode(_nothing) == expected
+
+
+@pytest.mark.parametrize("name", _SAMPLINGS)
+@pytest.mark.parametrize("tree", ["nothing", "oracle 2", "oracle 6", "wide", "random", "adversarial"])
+def test_the_tokens_do_not_depend_on_what_is_proposed(tree: str, name: str):
+    sampling = _SAMPLINGS[name]
+    propose = {
+        "nothing": _nothing,
+        "oracle 2": _oracle(sampling, 2),
+        "oracle 6": _oracle(sampling, 6),
+        "wide": _wide(sampling),
+        "random": _random(5),
+        "adversarial": _adversarial,
+    }[tree]
+
+    tokens = _Orchestrator(_worker(), _start(sampling=sampling)).decode(propose)
+
+    assert tuple(tokens) == _reference(sampling)
+
+
+@pytest.mark.parametrize("name", _SAMPLINGS)
+def test_a_right_proposal_is_accepted_as_far_as_it_is_right(name: str):
+    sampling = _SAMPLINGS[name]
+    orchestrator = _Orchestrator(_worker(), _start(sampling=sampling))
+
+    verdict = orchestrator.step(_oracle(sampling, 6)(orchestrator.tokens))
+
+    assert len(verdict.path) == 5
+
+
+def test_the_prompt_is_read_in_chunks_and_answered_once():
+    worker = _worker(chunk=3)
+    replies = list(worker.handle(_start()))
+    chunks = 0
+    while worker.has_work:
+        replies += worker.work()
+        chunks += 1
+
+    assert chunks == 3
+    assert replies == [Prefilled(SequenceId(1), 0, len(_PROMPT) - 1, 3.0)]
+
+
+def test_a_prompt_of_one_token_needs_no_prefill():
+    assert _answers(_worker(), _start([4])) == [Prefilled(SequenceId(1), 0, 0, 0.0)]
+
+
+def test_a_repeated_start_is_ignored_while_the_prompt_is_read_and_answered_after():
+    worker = _worker()
+    list(worker.handle(_start()))
+    list(worker.work())
+
+    assert list(worker.handle(_start())) == []
+    assert len(_answers(worker, _start())) == 1
+    assert _answers(worker, _start()) == [Prefilled(SequenceId(1), 0, len(_PROMPT) - 1, 3.0)]
+
+
+def test_a_verification_does_not_wait_for_another_sequence_s_prompt():
+    worker = _worker(chunk=1)
+    orchestrator = _Orchestrator(worker, _start())
+    list(worker.handle(_start(sequence=2)))
+    verify = orchestrator.verify()
+
+    (verdict,) = worker.handle(verify)
+
+    assert isinstance(verdict, Verdict)
+    assert worker.has_work
+
+
+def test_prompts_are_read_in_turns():
+    worker = _worker(chunk=2)
+    list(worker.handle(_start(sequence=1)))
+    list(worker.handle(_start(_PROMPT[:3], sequence=2)))
+    replies = []
+    while worker.has_work:
+        replies += worker.work()
+
+    assert [reply.sequence for reply in replies] == [2, 1]
+
+
+def test_a_restart_from_all_tokens_goes_on_as_if_nothing_had_happened():
+    before = _Orchestrator(_worker(), _start(sampling=_HOT))
+    for _ in range(5):
+        before.step()
+
+    after = _Orchestrator(_worker(), _start(before.tokens, _HOT, round=5))
+
+    assert tuple(after.decode(_nothing)) == _reference(_HOT)
+
+
+def test_a_start_reuses_the_prefix_that_is_held():
+    worker = _worker()
+    first = _Orchestrator(worker, _start(sampling=_HOT))
+    first.step(_oracle(_HOT, 4)(first.tokens))
+    forked = [*first.tokens[:-2], 60, 61, 62]
+
+    second = _Orchestrator(worker, _start(forked, _HOT, round=9))
+
+    assert second.replies == [Prefilled(SequenceId(1), 9, 2, 1.0)]
+    expected = _Orchestrator(_worker(), _start(forked, _HOT)).step().bonus
+    assert second.step().bonus == expected
+
+
+def test_a_start_at_an_older_round_is_served_too():
+    worker = _worker()
+    orchestrator = _Orchestrator(worker, _start(sampling=_HOT))
+    orchestrator.step()
+    orchestrator.step()
+
+    again = _Orchestrator(worker, _start(sampling=_HOT))
+
+    assert again.replies == [Prefilled(SequenceId(1), 0, 0, 0.0)]
+    assert tuple(again.decode(_nothing)) == _reference(_HOT)
+
+
+def test_interleaved_sequences_do_not_disturb_each_other():
+    worker = _worker()
+    one = _Orchestrator(worker, _start(sampling=_HOT, sequence=1))
+    other = _Orchestrator(worker, _start(sampling=_FILTERED, sequence=2))
+    while len(one.tokens) < len(_PROMPT) + 12:
+        one.step(_random(len(one.tokens))(one.tokens))
+        other.step(_wide(_FILTERED)(other.tokens))
+
+    assert tuple(one.tokens) == _reference(_HOT)[: len(one.tokens)]
+    assert tuple(other.tokens[: len(_reference(_FILTERED))]) == _reference(_FILTERED)[: len(other.tokens)]
+
+
+def test_trees_verified_together_give_the_tokens_of_each_alone():
+    worker = _worker()
+    requests = [
+        (sampling, _Orchestrator(worker, _start(sampling=sampling, sequence=number)))
+        for number, sampling in enumerate((_GREEDY, _HOT, _FILTERED), start=1)
+    ]
+
+    for depth in (3, 0, 2, 1):
+        asked = [one.verify(_oracle(sampling, depth)(one.tokens)) for sampling, one in requests]
+        verdicts = _answers(worker, Forest(tuple(asked)))
+        for (sampling, one), verify, verdict in zip(requests, asked, verdicts, strict=True):
+            one.fold(verify, verdict)
+            assert tuple(one.tokens) == _reference(sampling)[: len(one.tokens)]
+
+
+def test_a_tree_that_is_not_to_be_evaluated_does_not_disturb_the_others_of_its_forest():
+    worker = _worker()
+    good, settled, repeated, refused = (_Orchestrator(worker, _start(sequence=number)) for number in range(1, 5))
+    stale = settled.verify()
+    settled.step()
+    settled.step()
+    again = repeated.verify()
+    verdict = repeated.step()
+    unknown = msgspec.structs.replace(good.verify(), sequence=SequenceId(9))
+    bad = refused.verify(([1, 2], [0, 7]))
+
+    answers = _answers(worker, Forest((unknown, stale, again, bad, good.verify())))
+
+    lost, repeat, fault, fresh = answers
+    assert (_fault([lost]), repeat, _fault([fault])) == (("lost", 9), verdict, ("refused", 4))
+    good.fold(good.verify(), fresh)
+    assert tuple(good.tokens) == _reference(_GREEDY)[: len(good.tokens)]
+
+
+def test_a_repeated_verify_is_answered_with_the_same_verdict():
+    worker = _worker()
+    orchestrator = _Orchestrator(worker, _start(sampling=_HOT))
+    verify = orchestrator.verify(_oracle(_HOT, 3)(orchestrator.tokens))
+    first = _answers(worker, verify)
+
+    assert _answers(worker, verify) == first
+    orchestrator.fold(verify, first[0])
+    assert tuple(orchestrator.decode(_nothing)) == _reference(_HOT)
+
+
+def test_a_verify_of_a_settled_round_is_ignored():
+    orchestrator = _Orchestrator(_worker(), _start())
+    stale = orchestrator.verify()
+    orchestrator.step()
+    orchestrator.step()
+
+    assert _answers(orchestrator.worker, stale) == []
+
+
+def test_the_verdict_leaves_before_the_cache_is_tidied():
+    worker = _worker()
+    orchestrator = _Orchestrator(worker, _start())
+    sequence = worker._sequences[SequenceId(1)]
+    replies = iter(worker.handle(orchestrator.verify()))
+    next(replies)
+
+    assert sequence.cache.committed == len(_PROMPT) - 1
+    assert next(replies, None) is None
+    assert sequence.cache.committed == len(_PROMPT)
+
+
+def test_a_penalty_reads_the_root_and_each_entry_s_own_path():
+    verify = Verify(SequenceId(1), 0, _ROOT, 4, (9, 1, 2, 3), (-1, 0, 0, 1))
+    sampling = Sampling(repetition_penalty=2.0, repetition_context=3)
+
+    contexts = Proposal(verify).contexts([5, 6, 7, 8, 9], sampling)
+
+    assert [list(context)[-3:] for context in contexts] == [[7, 8, 9], [8, 9, 1], [8, 9, 2], [9, 1, 3]]
+
+
+def _fault(replies: list[FromWorker]) -> tuple[str, int | None]:
+    (fault,) = replies
+    assert isinstance(fault, Fault)
+    return fault.kind, fault.sequence
+
+
+def test_an_unknown_sequence_is_lost():
+    orchestrator = _Orchestrator(_worker(), _start())
+
+    assert _fault(_answers(_worker(), orchestrator.verify())) == ("lost", 1)
+
+
+def test_a_stopped_sequence_is_lost():
+    orchestrator = _Orchestrator(_worker(), _start())
+    assert _answers(orchestrator.worker, Stop(SequenceId(1))) == []
+
+    assert _fault(_answers(orchestrator.worker, orchestrator.verify())) == ("lost", 1)
+
+
+def test_a_sequence_stopped_while_its_prompt_is_read_leaves_no_work():
+    worker = _worker()
+    list(worker.handle(_start()))
+    list(worker.handle(Stop(SequenceId(1))))
+
+    assert not worker.has_work
+
+
+@pytest.mark.parametrize(
+    "change", [{"round": 7}, {"position": 3}, {"root": 99}, {"tokens": (1,)}], ids=lambda change: next(iter(change))
+)
+def test_a_sequence_out_of_step_is_lost_and_unharmed(change: dict[str, Any]):
+    orchestrator = _Orchestrator(_worker(), _start(sampling=_HOT))
+
+    assert _fault(_answers(orchestrator.worker, msgspec.structs.replace(orchestrator.verify(), **change)))[0] == "lost"
+    assert tuple(orchestrator.decode(_nothing)) == _reference(_HOT)
+
+
+def test_a_verify_before_the_prompt_is_read_is_lost():
+    worker = _worker()
+    orchestrator = _Orchestrator(_worker(), _start())
+    list(worker.handle(_start()))
+
+    assert _fault(list(worker.handle(orchestrator.verify()))) == ("lost", 1)
+
+
+_FAR = (_PROMPT[-1], *[0] * 505)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents"),
+    [
+        ((_PROMPT[-1], VOCABULARY), (-1, 0)),
+        ((_PROMPT[-1], 1), (0, 0)),
+        ((_PROMPT[-1], 1), (-1, 1)),
+        ((_PROMPT[-1], 1, 2), (-1, 2, 0)),
+        ((_PROMPT[-1], 1), (-1, -1)),
+        ((_PROMPT[-1], 1), (-1,)),
+        ((_PROMPT[-1], 1, 1), (-1, 0, 0)),
+        ((_PROMPT[-1],), ()),
+        (_FAR, range(-1, len(_FAR) - 1)),
+    ],
+    ids=[
+        "beyond the vocabulary",
+        "no root",
+        "own parent",
+        "parent after child",
+        "second root",
+        "parent missing",
+        "twins",
+        "no parents",
+        "beyond the context",
+    ],
+)
+def test_a_malformed_tree_is_refused_and_harms_nothing(tokens: tuple[int, ...], parents: Sequence[int]):
+    orchestrator = _Orchestrator(_worker(), _start(sampling=_HOT))
+    bad = msgspec.structs.replace(orchestrator.verify(), tokens=tokens, parents=tuple(parents))
+
+    assert _fault(_answers(orchestrator.worker, bad)) == ("refused", 1)
+    assert tuple(orchestrator.decode(_nothing)) == _reference(_HOT)
+
+
+def test_a_tree_may_fill_the_context_to_its_last_position():
+    orchestrator = _Orchestrator(_worker(max_position_embeddings=10), _start())
+
+    verdict = orchestrator.step(([1, 2], [0, 1]))
+
+    assert verdict.round == 0
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        Distribution(_ROOT, (1, 2), (1.0,)),
+        Distribution(_ROOT, (1, 1), (0.5, 0.5)),
+        Distribution(_ROOT, (1, VOCABULARY), (0.5, 0.5)),
+        Distribution(_ROOT, (2, 3), (0.5, 0.5)),
+        Distribution(_ROOT, (1, 2), (0.0, 1.0)),
+    ],
+    ids=["misaligned", "twins", "beyond the vocabulary", "drawn from elsewhere", "drawn though impossible"],
+)
+def test_a_malformed_draft_distribution_is_refused(distribution: Distribution):
+    sampling = msgspec.structs.replace(_HOT, verification="rejection")
+    orchestrator = _Orchestrator(_worker(), _start(sampling=sampling))
+    bad = msgspec.structs.replace(orchestrator.verify(([1], [0])), distributions=(distribution,))
+
+    assert _fault(_answers(orchestrator.worker, bad)) == ("refused", 1)
+
+
+def test_rejection_refuses_branches():
+    sampling = msgspec.structs.replace(_HOT, verification="rejection")
+    orchestrator = _Orchestrator(_worker(), _start(sampling=sampling))
+
+    assert _fault(_answers(orchestrator.worker, orchestrator.verify(([1, 2], [0, 0]))))[0] == "refused"
+
+
+def test_rejection_serves_chains_with_and_without_distributions():
+    sampling = msgspec.structs.replace(_HOT, verification="rejection")
+    orchestrator = _Orchestrator(_worker(), _start(sampling=sampling))
+    for _ in range(6):
+        verify = orchestrator.verify(([1, 2], [0, 1]))
+        flat = tuple(range(60))
+        drawn = Distribution(orchestrator.root, flat, (1 / 60,) * 60)
+        verify = msgspec.structs.replace(verify, distributions=(drawn,))
+        orchestrator.fold(verify, _answers(orchestrator.worker, verify)[0])
+
+    assert len(orchestrator.tokens) >= len(_PROMPT) + 6
+    assert max(orchestrator.tokens) < VOCABULARY
+
+
+def test_greedy_rejection_emits_the_greedy_tokens():
+    sampling = Sampling(verification="rejection")
+    orchestrator = _Orchestrator(_worker(), _start(sampling=sampling))
+
+    assert tuple(orchestrator.decode(_oracle(_GREEDY, 4))) == _reference(_GREEDY)
+
+
+@pytest.mark.parametrize("tokens", [[1] * 513, [1, VOCABULARY, 2]], ids=["too long", "unknown token"])
+def test_a_prompt_that_can_not_be_served_is_refused(tokens: list[int]):
+    worker = _worker()
+
+    assert _fault(_answers(worker, _start(tokens))) == ("refused", 1)
+    assert not worker.has_work
+
+
+def test_what_concerns_others_is_let_pass():
+    assert _answers(_worker(), Ping(1.0)) == []
