@@ -10,7 +10,7 @@ from protocol.speculation.candidates import Candidates
 
 if TYPE_CHECKING:
     # Imports MLX, which not every engine needs.
-    from protocol.sampling.logits_processors import Restraint
+    from protocol.sampling.logits_processors import LogitsProcessors
 
 
 class Batch(NamedTuple):
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     saguaro: float = 1.0
     """Factor on the probabilities of the `fans[i]` best tokens behind node i (rejection mode)."""
     fans: Sequence[int] = ()
-    restraint: "Restraint | None" = None
+    restraint: "LogitsProcessors | None" = None
     """What the sequence's past does to the logits behind each node."""
     paths: Sequence[Sequence[int]] = ()
     """Tokens between the root and each node, itself included; empty without a restraint."""

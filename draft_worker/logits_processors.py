@@ -9,10 +9,10 @@ from protocol.messages.worker import Start
 from protocol.sampling.grammar import GrammarError, Grammars
 
 if TYPE_CHECKING:
-    from protocol.sampling.logits_processors import Restraint
+    from protocol.sampling.logits_processors import LogitsProcessors
 
 
-class Restraints:
+class DraftLogitsProcessors:
     """For the sequences of one engine."""
 
     def __init__(self, engine: LoadedModel) -> None:
@@ -20,14 +20,14 @@ class Restraints:
         """Only a model has a tokenizer of its own, and logits."""
         self._grammars = Grammars(Path(engine.model), engine.vocabulary)
 
-    def at(self, start: Start) -> "Restraint | None":
+    def at(self, start: Start) -> "LogitsProcessors | None":
         """Of a sequence that is served from `start` on; None if there is none, or none that can be heeded."""
         if not self._logits or not restrains(start.sampling):
             return None
-        from protocol.sampling.logits_processors import Restraint
+        from protocol.sampling.logits_processors import LogitsProcessors
 
         try:
-            return Restraint.at(start, self._grammars)
+            return LogitsProcessors.at(start, self._grammars)
         except GrammarError:
             # The target says what is wrong.
             return None

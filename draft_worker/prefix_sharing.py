@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from draft_worker.engine import Engine, EngineSequence, ResumableSequence
 from draft_worker.sequence import DraftSequence
-from protocol.kv.prefix_cache import LEAST, KeptKv
+from protocol.kv.prefix_cache import MIN_SHARED_TOKENS, PrefixCache
 from protocol.messages.worker import Start
 
 
@@ -16,14 +16,14 @@ class Opened(NamedTuple):
     held: int
 
 
-class Reuse:
+class PrefixSharing:
     """KV stays in this process: no message tells of it, and a draft that dies takes it along."""
 
     def __init__(self, engine: Engine, limit: int) -> None:
         """`limit`: bytes of KV whose sequences are over; 0 for no reuse at all."""
         self._engine = engine
         self._limit = limit
-        self._kept: KeptKv[EngineSequence] = KeptKv(limit, _let_go)
+        self._kept: PrefixCache[EngineSequence] = PrefixCache(limit, _let_go)
 
     def open(self, start: Start, live: Iterable[DraftSequence]) -> Opened:
         """A sequence for `start`, with the longest prefix that one that is over, or one of `live`, shares with it."""
@@ -37,7 +37,7 @@ class Reuse:
         if self._limit and start.adopt is None:
             lender = max(live, key=lambda sequence: sequence.shared(wanted), default=None)
             shared = 0 if lender is None else lender.shared(wanted)
-            if lender is not None and shared >= LEAST and lender.engine.copyable:
+            if lender is not None and shared >= MIN_SHARED_TOKENS and lender.engine.copyable:
                 return Opened(lender.engine.again(shared, start.sampling, vocabulary, free=False), shared)
         return Opened(self._engine.open(start.sampling, vocabulary), 0)
 
@@ -51,10 +51,10 @@ class Reuse:
         live = list(live)
         wanted = sequence.committed
         lender = max(live, key=lambda other: other.shared(wanted))
-        if lender.shared(wanted) >= len(sequence.held) + LEAST and lender.engine.copyable:
+        if lender.shared(wanted) >= len(sequence.held) + MIN_SHARED_TOKENS and lender.engine.copyable:
             self._copy(lender, sequence, lender.shared(wanted))
         for other in live[: live.index(sequence)]:
-            if other.reading and other.alike(wanted) >= max(len(other.held), len(sequence.held)) + LEAST:
+            if other.reading and other.alike(wanted) >= max(len(other.held), len(sequence.held)) + MIN_SHARED_TOKENS:
                 return other
         return sequence
 

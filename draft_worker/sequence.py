@@ -13,12 +13,12 @@ from protocol.messages.worker import Grow, KvOffer, KvReference, Prefilled, Rero
 from protocol.sampling.grammar import GrammarError
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
-from protocol.speculation.growth import Growth
+from protocol.speculation.growth import TreeGrowth
 from protocol.speculation.publication import StepCost, growth_messages
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 
 if TYPE_CHECKING:
-    from protocol.sampling.logits_processors import Restraint
+    from protocol.sampling.logits_processors import LogitsProcessors
 
 _CATCH_UP = 16
 """Committed tokens without KV that ride along with the root's forward; more of them are prefilled."""
@@ -35,7 +35,7 @@ class DraftSequence:
         horizon: int,
         calibration: Calibration,
         held: int = 0,
-        restraint: "Restraint | None" = None,
+        restraint: "LogitsProcessors | None" = None,
     ) -> None:
         """`horizon`: the first absolute position that is never evaluated. `calibration` is shared by the
         sequences that are sampled in a like manner. `held`: so many tokens of `start` the engine has already."""
@@ -55,7 +55,7 @@ class DraftSequence:
             self._adopt(start, start.adopt)
         self.restart(start, restraint)
 
-    def restart(self, start: Start, restraint: "Restraint | None" = None) -> None:
+    def restart(self, start: Start, restraint: "LogitsProcessors | None" = None) -> None:
         """Serve `start`, with the KV of the prefix that it shares with what is held; `restraint` is as of its root."""
         self._restraint = restraint
         committed = start.tokens[:-1]
@@ -68,7 +68,7 @@ class DraftSequence:
         self.round = start.round
         tree = TokenTree(start.root, start.tokens[-1], len(committed))
         forced = None if start.sampling.grammar is None or restraint is None else self._forced
-        self._growth = Growth(tree, start.plan or _DEFAULT_PLAN, self._horizon, self._calibration, forced)
+        self._growth = TreeGrowth(tree, start.plan or _DEFAULT_PLAN, self._horizon, self._calibration, forced)
 
     @property
     def position(self) -> int:

@@ -7,8 +7,8 @@ import msgspec
 
 from draft_worker.engine import Batch, Engine, JointEngine
 from draft_worker.loaded_model import introduction
-from draft_worker.logits_processors import Restraints
-from draft_worker.prefix_sharing import Reuse
+from draft_worker.logits_processors import DraftLogitsProcessors
+from draft_worker.prefix_sharing import PrefixSharing
 from draft_worker.sequence import DraftSequence
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Reroot, Start, Stop, ToWorker
@@ -41,8 +41,8 @@ class DraftWorker:
         self._turns: deque[SequenceId] = deque()
         self._calibrations = {True: Calibration(), False: Calibration()}
         """By whether the request is greedy: noise changes what a claim is worth."""
-        self._reuse = Reuse(engine, kept)
-        self._restraints = Restraints(engine)
+        self._reuse = PrefixSharing(engine, kept)
+        self._restraints = DraftLogitsProcessors(engine)
 
     def hello(self) -> Hello:
         return introduction("draft", self._engine)

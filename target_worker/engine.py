@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from protocol.inference.joint_forward import Part
+from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
@@ -13,14 +13,14 @@ from protocol.messages.base import NodeId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start, Verdict
 from protocol.sampling.grammar import GrammarError, Grammars
-from protocol.sampling.logits_processors import Restraint
+from protocol.sampling.logits_processors import LogitsProcessors
 from protocol.sampling.sampler import Noise
 from protocol.speculation.token_tree import node_id
 from target_worker.kv.adoption import Adoption, adopt
-from target_worker.kv.checkpoint import Checkpoint
-from target_worker.verification.coupled import Walk, coupled
+from target_worker.kv.checkpoint import KvCheckpoint
+from target_worker.verification.coupled import Acceptance, coupled
 from target_worker.verification.likelihood import likelihoods
-from target_worker.verification.proposed_tree import Proposal
+from target_worker.verification.proposed_tree import ProposedTree
 from target_worker.verification.rejection import rejection
 
 
@@ -35,12 +35,12 @@ class TargetEngine:
         self._exchange = exchange
         self._grammars = Grammars(model.folder, model.vocabulary)
 
-    def restraint(self, start: Start) -> Restraint:
+    def restraint(self, start: Start) -> LogitsProcessors:
         """What the sequence's past does to its tokens. Raises GrammarError."""
-        return Restraint.at(start, self._grammars)
+        return LogitsProcessors.at(start, self._grammars)
 
     def open(
-        self, start: Start, restraint: Restraint, found: "Found[TargetSequence] | None" = None
+        self, start: Start, restraint: LogitsProcessors, found: "Found[TargetSequence] | None" = None
     ) -> "TargetSequence":
         """A sequence at `start`. What another one or the arena that `start` names holds of the same tokens is not
         evaluated again. `found.tokens` of them count as adopted: none if they are this sequence's own."""
@@ -53,7 +53,7 @@ class TargetEngine:
         adoption = adoption._replace(cache=found.kv.release(shared, found.free), tokens=min(found.tokens, shared))
         return TargetSequence(self, start, restraint, adoption, self._continued(found, start, shared))
 
-    def verify(self, asked: Sequence[tuple["TargetSequence", Proposal]]) -> list[Walk | GrammarError]:
+    def verify(self, asked: Sequence[tuple["TargetSequence", ProposedTree]]) -> list[Acceptance | GrammarError]:
         """One forward over the proposals of different sequences, and a walk down each or the reason for none."""
         logits = self.model.evaluate_together([sequence.part(proposal) for sequence, proposal in asked])
         # Grammars are read while the device computes.
@@ -68,15 +68,15 @@ class TargetEngine:
             return Adoption(self.model.sequence(), warning="The KV offered for adoption goes beyond the root.")
         return adopt(self.model, self._exchange, reference)
 
-    def _continued(self, found: "Found[TargetSequence]", start: Start, shared: int) -> Checkpoint | None:
+    def _continued(self, found: "Found[TargetSequence]", start: Start, shared: int) -> KvCheckpoint | None:
         """Another sequence's checkpoint, if nothing in its arena is of other tokens."""
         theirs = found.kv.checkpoint
         if theirs is not None and found.free and theirs.covered <= shared and not theirs.given_up:
             return theirs
         return self._checkpoint(start.adopt.tokens if start.adopt else 0)
 
-    def _checkpoint(self, covered: int = 0) -> Checkpoint | None:
-        return None if self._exchange is None else Checkpoint(self._exchange, covered)
+    def _checkpoint(self, covered: int = 0) -> KvCheckpoint | None:
+        return None if self._exchange is None else KvCheckpoint(self._exchange, covered)
 
 
 class TargetSequence:
@@ -86,9 +86,9 @@ class TargetSequence:
         self,
         engine: TargetEngine,
         start: Start,
-        restraint: Restraint,
+        restraint: LogitsProcessors,
         adoption: Adoption,
-        checkpoint: Checkpoint | None = None,
+        checkpoint: KvCheckpoint | None = None,
     ) -> None:
         self._engine = engine
         self.start = start
@@ -157,12 +157,12 @@ class TargetSequence:
         self.cache.prefill(chunk)
         self.prefilled += len(chunk)
 
-    def part(self, proposal: Proposal) -> Part:
+    def part(self, proposal: ProposedTree) -> ForwardPart:
         """Its share of a forward over the proposal. The rows wait for `advance`."""
         first = self.cache.next_row
-        return Part(self.cache, proposal.tokens, [-1, *(first + parent for parent in proposal.parents[1:])])
+        return ForwardPart(self.cache, proposal.tokens, [-1, *(first + parent for parent in proposal.parents[1:])])
 
-    def walk(self, logits: mx.array, proposal: Proposal) -> Walk | GrammarError:
+    def walk(self, logits: mx.array, proposal: ProposedTree) -> Acceptance | GrammarError:
         """What of the proposal is accepted; `logits` is (L, V), a row an entry. An error leaves the sequence where
         it was."""
         rule = coupled if self.sampling.verification == "coupled" else rejection
@@ -177,7 +177,7 @@ class TargetSequence:
         told = likelihoods(logits, (0, *walk.accepted), _chosen(proposal, walk), self.sampling.logprobs)
         return walk._replace(likelihoods=told)
 
-    def advance(self, proposal: Proposal, walk: Walk, verdict: Verdict) -> None:
+    def advance(self, proposal: ProposedTree, walk: Acceptance, verdict: Verdict) -> None:
         """Commit what the walk accepted; its bonus token is the new root."""
         first = self.cache.next_row - len(proposal.tokens)
         self.cache.keep([first, *(first + entry for entry in walk.accepted)], ())
@@ -189,7 +189,7 @@ class TargetSequence:
         self.verdict = verdict
 
 
-def _chosen(proposal: Proposal, walk: Walk) -> list[int]:
+def _chosen(proposal: ProposedTree, walk: Acceptance) -> list[int]:
     """Tokens of the accepted path, and the bonus."""
     return [*(proposal.tokens[entry] for entry in walk.accepted), walk.bonus]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from protocol.messages.base import SequenceId
 
 
-class ReadingOrder:
+class PrefillQueue:
     """Sequences that have something to read, in turns. One whose prompt begins like that of another one, which came
     earlier and is being read, follows it: it waits until what they share is there to be copied."""
 

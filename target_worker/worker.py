@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from protocol.kv.prefix_cache import LEAST, Found, KeptKv
+from protocol.kv.prefix_cache import MIN_SHARED_TOKENS, Found, PrefixCache
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId, plain
 from protocol.messages.worker import (
@@ -23,9 +23,9 @@ from protocol.messages.worker import (
 from protocol.sampling.grammar import GrammarError
 from protocol.worker.pacing import Pacer
 from target_worker.engine import TargetEngine, TargetSequence
-from target_worker.prefill_queue import ReadingOrder
-from target_worker.verification.coupled import Walk
-from target_worker.verification.proposed_tree import Proposal, flaw
+from target_worker.prefill_queue import PrefillQueue
+from target_worker.verification.coupled import Acceptance
+from target_worker.verification.proposed_tree import ProposedTree, flaw
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +48,10 @@ class TargetWorker:
         self._clock = clock
         self._introduction = introduction
         self._sequences: dict[SequenceId, TargetSequence] = {}
-        self._unread = ReadingOrder()
+        self._unread = PrefillQueue()
         self._saving: list[SequenceId] = []
         self._sharing = kept > 0
-        self._kept: KeptKv[TargetSequence] = KeptKv(kept, TargetSequence.close)
+        self._kept: PrefixCache[TargetSequence] = PrefixCache(kept, TargetSequence.close)
 
     def hello(self) -> Hello:
         return self._introduction
@@ -158,7 +158,7 @@ class TargetWorker:
         others = [self._sequences[id] for id in self._unread if self._sharing and self._sequences[id].cache.copyable]
         alike = {other.start.sequence: other.alike(sequence.start) for other in others}
         best = max(alike, key=alike.__getitem__, default=None)
-        if best is None or alike[best] < sequence.cache.committed + LEAST:
+        if best is None or alike[best] < sequence.cache.committed + MIN_SHARED_TOKENS:
             return None, 0
         return best, alike[best]
 
@@ -188,7 +188,7 @@ class TargetWorker:
                 yield from answer
         if not asked:
             return
-        proposals = [(self._sequences[id], Proposal(verify)) for id, verify in asked.items()]
+        proposals = [(self._sequences[id], ProposedTree(verify)) for id, verify in asked.items()]
         evaluating = self._clock()
         walks = self._engine.verify(proposals)
         self._pacer.forward(evaluating, sum(len(proposal.tokens) for _, proposal in proposals))
@@ -203,7 +203,7 @@ class TargetWorker:
         yield from answers
         # The verdicts are on their way; tidying up no longer delays anyone.
         for (sequence, proposal), walk, answer in zip(proposals, walks, answers, strict=True):
-            if isinstance(walk, Walk) and isinstance(answer, Verdict):
+            if isinstance(walk, Acceptance) and isinstance(answer, Verdict):
                 sequence.advance(proposal, walk, answer)
                 self._note_unsaved(sequence)
 
@@ -229,7 +229,7 @@ class TargetWorker:
         kept = self._kept.take(start.tokens[:-1], lambda sequence: sequence.cache.copyable)
         live = max(self._sequences.values(), key=lambda sequence: sequence.shared(start), default=None)
         shared = 0 if live is None or not live.cache.copyable else live.shared(start)
-        if live is None or shared < (LEAST if kept is None else kept.tokens + LEAST):
+        if live is None or shared < (MIN_SHARED_TOKENS if kept is None else kept.tokens + MIN_SHARED_TOKENS):
             return kept
         if kept is not None and kept.free:
             self._keep(kept.kv)

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from protocol.sampling.threefry import Stream, Words, gumbel, half_block, noise_key
+from protocol.sampling.threefry import NoiseStream, Words, gumbel, half_block, noise_key
 
 Ids = npt.NDArray[np.int64]
 Heights = npt.NDArray[np.float32]
@@ -48,7 +48,7 @@ class PositionNoise:
         return self.at(self.peaks)
 
 
-class NoiseAhead:
+class NoisePrefetch:
     """Noise of recent positions, for a target of `vocabulary` tokens of which the first `width` are wanted."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
@@ -63,7 +63,7 @@ class NoiseAhead:
         """Start drawing what is not drawn yet."""
         fresh = []
         for position in dict.fromkeys(positions):
-            key = noise_key(seed, position, Stream.SAMPLE)
+            key = noise_key(seed, position, NoiseStream.SAMPLE)
             if key not in self._begun:
                 words = mx.random.split(mx.array(key, dtype=mx.uint32), self._half, stream=self._stream)
                 self._begun[key] = words
@@ -77,7 +77,7 @@ class NoiseAhead:
     def position(self, seed: int, position: int) -> PositionNoise:
         """The noise for the token at absolute `position`."""
         self.begin(seed, (position,))
-        key = noise_key(seed, position, Stream.SAMPLE)
+        key = noise_key(seed, position, NoiseStream.SAMPLE)
         if key not in self._known:
             self._known[key] = PositionNoise(np.asarray(self._begun[key]).reshape(-1)[: self._width])
         return self._known[key]

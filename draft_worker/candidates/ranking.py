@@ -15,7 +15,7 @@ from protocol.messages.base import MAX_SUPPORT
 from protocol.messages.sampling import Sampling
 from protocol.sampling.grammar import GrammarError
 from protocol.sampling.sampler import Noise, filtered, scores
-from protocol.sampling.threefry import Stream
+from protocol.sampling.threefry import NoiseStream
 from protocol.speculation.candidates import Candidates, Support
 
 FEWEST = 4
@@ -83,7 +83,7 @@ def _drawn(
 ) -> list[Candidates]:
     """Leviathan et al. 2023: the main child is a sample of the draft's own renormalised best."""
     ids, values = top(scaled, min(MAX_SUPPORT, scaled.shape[-1]))
-    rows = mx.stack([noise.row(sampling.seed, position, Stream.DRAFT) for position in positions])
+    rows = mx.stack([noise.row(sampling.seed, position, NoiseStream.DRAFT) for position in positions])
     gumbel = mx.take_along_axis(rows, ids, axis=-1)
     mx.eval(ids, values, gumbel)
     best = np.asarray(values).astype(np.float64)

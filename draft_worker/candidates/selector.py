@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from draft_worker.candidates.noise_prefetch import NoiseAhead
+from draft_worker.candidates.noise_prefetch import NoisePrefetch
 from draft_worker.candidates.ranking import FEWEST, propose
 from draft_worker.candidates.shortlist import ROWS, shortlist
 from draft_worker.engine import Batch
@@ -17,7 +17,7 @@ from protocol.sampling.sampler import Noise
 from protocol.speculation.candidates import Candidates, Support
 
 
-class Chooser:
+class CandidateSelector:
     """For one pair of vocabularies: the target's, and the first `shared` of its tokens, which the draft knows."""
 
     def __init__(self, vocabulary: int, shared: int) -> None:
@@ -49,8 +49,8 @@ class Chooser:
         return shortlist(row, max(limit, FEWEST), sampling.temperature, noise)
 
     @cached_property
-    def _ahead(self) -> NoiseAhead:
-        return NoiseAhead(self._vocabulary, self._shared)
+    def _ahead(self) -> NoisePrefetch:
+        return NoisePrefetch(self._vocabulary, self._shared)
 
     @cached_property
     def _noise(self) -> Noise:

@@ -18,9 +18,9 @@ import numpy as np
 from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.compute_plan import placements
-from draft_worker.coreml.runtime.forward import Forward
+from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
-from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, Memory
+from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, KvMemory
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from protocol.contracts.examination import (
@@ -79,12 +79,12 @@ def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[Ex
     yield from soak(repeatable, order.predicts, time.perf_counter)
 
 
-def calls(converted: Converted, runtime: Runtime) -> "dict[int, Call]":
+def calls(converted: Converted, runtime: Runtime) -> "dict[int, RepeatableCall]":
     """One for each width."""
-    return {width: Call(converted, runtime, width) for width in converted.package.widths}
+    return {width: RepeatableCall(converted, runtime, width) for width in converted.package.widths}
 
 
-def answers(calls: "dict[int, Call]") -> dict[int, Single]:
+def answers(calls: "dict[int, RepeatableCall]") -> dict[int, Single]:
     """By width: (width, vocabulary) logits of a chain behind a short prompt that was read by the widest function."""
     return {width: call.logits() for width, call in calls.items()}
 
@@ -97,7 +97,7 @@ def compare(got: dict[int, Single], expected: dict[int, Single]) -> Iterator[Agr
         yield Agreed(width, deviation if np.isfinite(deviation) else None, same)
 
 
-def soak(calls: "dict[int, Call]", predicts: int, clock: Callable[[], float]) -> Iterator[Predicted | Timed]:
+def soak(calls: "dict[int, RepeatableCall]", predicts: int, clock: Callable[[], float]) -> Iterator[Predicted | Timed]:
     """The widths in turns, the same call of each again and again; then the time of each."""
     first = answers(calls)
     turns = itertools.cycle(calls)
@@ -117,12 +117,12 @@ def soak(calls: "dict[int, Call]", predicts: int, clock: Callable[[], float]) ->
             yield Timed(width, median(seconds) * 1e3)
 
 
-class Call:
+class RepeatableCall:
     """One call that can be repeated: its rows are dropped each time."""
 
     def __init__(self, converted: Converted, runtime: Runtime, width: int) -> None:
         package = converted.package
-        self._forward = Forward(package, converted.tables, runtime)
+        self._forward = PackageForward(package, converted.tables, runtime)
         self._memory = _memory(converted, runtime)
         self._vocabulary = package.shape.vocabulary
         source = np.random.default_rng(width)
@@ -144,7 +144,7 @@ class Call:
         return numbers, self._forward.run(self._memory, numbers)
 
 
-def _memory(converted: Converted, runtime: Runtime) -> Memory:
+def _memory(converted: Converted, runtime: Runtime) -> KvMemory:
     if converted.package.cache == "state":
         return DeviceMemory(converted.package, runtime)
     return HostMemory(np.zeros(converted.package.cache_shape, np.float32))

@@ -15,14 +15,14 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from draft_worker.candidates.noise_prefetch import NoiseAhead
+from draft_worker.candidates.noise_prefetch import NoisePrefetch
 from draft_worker.candidates.shortlist import ROWS, shortlist
 from draft_worker.coreml.arrays import Array, Single
 from draft_worker.coreml.converted import HostTables
 from draft_worker.coreml.package import DecoderShape, Package
 from draft_worker.coreml.rotation import Rotation
 from draft_worker.coreml.runtime.call_inputs import CallInputs
-from draft_worker.coreml.runtime.forward import Forward
+from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX, TreeSlots
@@ -59,7 +59,7 @@ def main() -> int:
 
 def choices(repeats: int = 25) -> Iterator[Figure]:
     """Eight candidates out of a whole vocabulary, a row at a time."""
-    ahead = NoiseAhead(VOCABULARY, VOCABULARY)
+    ahead = NoisePrefetch(VOCABULARY, VOCABULARY)
     noises = [ahead.position(_SEED, position) for position in range(_ROWS)]
     for noise in noises:
         _ = noise.heights
@@ -110,7 +110,7 @@ def allocations() -> Iterator[Figure]:
 def peak(context: int, width: int = 8) -> int:
     """Bytes."""
     package = _package(context)
-    forward = Forward(package, _tables(context), _Silent(package))
+    forward = PackageForward(package, _tables(context), _Silent(package))
     memory = HostMemory(np.zeros(package.cache_shape, np.float32))
     memory.slots.adopt(context - 2 * width)
 

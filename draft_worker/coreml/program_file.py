@@ -62,13 +62,13 @@ class FunctionFile:
     states: Mapping[str, Tensor]
     outputs: tuple[str, ...]
     operations: tuple[Operation, ...]
-    constants: Mapping[str, "Stored"]
+    constants: Mapping[str, "StoredTensor"]
     types: Mapping[str, Tensor]
     """Of every value in the function, inputs and states included."""
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A constant that is read when asked for. Equal keys mean equal data, whatever the function."""
 
     file: "ProgramFile" = field(repr=False)
@@ -116,7 +116,7 @@ class ProgramFile:
                 if stored.text is None:
                     self._raw(stored)
 
-    def read(self, stored: Stored) -> Array:
+    def read(self, stored: StoredTensor) -> Array:
         shape, kind = stored.tensor
         raw = self._raw(stored)
         if kind == _NIBBLES:
@@ -126,7 +126,7 @@ class ProgramFile:
             values = np.frombuffer(raw.tobytes(), _TYPES[kind])
         return values.reshape(shape)
 
-    def _raw(self, stored: Stored) -> Array:
+    def _raw(self, stored: StoredTensor) -> Array:
         """The bytes of a constant, as many as its type says."""
         shape, kind = stored.tensor
         if -1 in shape:
@@ -160,7 +160,7 @@ class ProgramFile:
         block = function.block_specializations[function.opset]
         types = {value.name: self._tensor(value.type) for value in function.inputs}
         is_state = {value.name: value.type.WhichOneof("type") == "stateType" for value in function.inputs}
-        constants: dict[str, Stored] = {}
+        constants: dict[str, StoredTensor] = {}
         operations = []
         for operation in block.operations:
             types |= {value.name: self._tensor(value.type) for value in operation.outputs}
@@ -178,7 +178,7 @@ class ProgramFile:
             types=types,
         )
 
-    def _operation(self, operation: Any, constants: dict[str, Stored]) -> Operation:
+    def _operation(self, operation: Any, constants: dict[str, StoredTensor]) -> Operation:
         inputs: dict[str, tuple[str, ...]] = {}
         for parameter, argument in operation.inputs.items():
             names = []
@@ -199,19 +199,19 @@ class ProgramFile:
             return Tensor((), str(kind))
         return Tensor(tuple(_dimensions(value.tensorType)), self._kinds.get(value.tensorType.dataType, "?"))
 
-    def _constant(self, value: Any) -> Stored:
+    def _constant(self, value: Any) -> StoredTensor:
         tensor = self._tensor(value.type)
         if value.WhichOneof("value") == "blobFileValue":
-            return Stored(self, tensor, int(value.blobFileValue.offset))
+            return StoredTensor(self, tensor, int(value.blobFileValue.offset))
         held = value.immediateValue.tensor
         kind = held.WhichOneof("value")
         if kind == "strings":
-            return Stored(self, tensor, b"", text=str(held.strings.values[0]))
+            return StoredTensor(self, tensor, b"", text=str(held.strings.values[0]))
         if kind == "bytes":
-            return Stored(self, tensor, bytes(held.bytes.values))
+            return StoredTensor(self, tensor, bytes(held.bytes.values))
         if kind is None or tensor.kind not in _TYPES:
             raise self.damage(f"a constant of type {tensor.kind} has no value")
-        return Stored(self, tensor, np.array(getattr(held, kind).values, _TYPES[tensor.kind]).tobytes())
+        return StoredTensor(self, tensor, np.array(getattr(held, kind).values, _TYPES[tensor.kind]).tobytes())
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -26,7 +26,7 @@ class Toolchain:
         self.uint4: Any = importlib.import_module("coremltools.converters.mil.mil.types.type_mapping").np_uint4_dtype
 
 
-class Messages:
+class MilMessages:
     """The protobuf messages of a saved model."""
 
     def __init__(self, toolchain: Toolchain) -> None:
@@ -51,5 +51,5 @@ def toolchain() -> Toolchain:
 
 
 @cache
-def messages() -> Messages:
-    return Messages(toolchain())
+def messages() -> MilMessages:
+    return MilMessages(toolchain())

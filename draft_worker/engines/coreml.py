@@ -9,12 +9,12 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from draft_worker.candidates.selector import Chooser
+from draft_worker.candidates.selector import CandidateSelector
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.arena_shelf import ArenaShelf, exchange_of
-from draft_worker.coreml.runtime.forward import Forward
+from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
-from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, Memory
+from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, KvMemory
 from draft_worker.coreml.runtime.runtimes import open_runtime
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.engine import Batch
@@ -25,7 +25,7 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import KvReference
 from protocol.speculation.candidates import Candidates
 
-Choosers: TypeAlias = Callable[[int], Chooser]
+OpenSelector: TypeAlias = Callable[[int], CandidateSelector]
 """What chooses for a target of a vocabulary."""
 
 
@@ -45,9 +45,9 @@ class CoreMlEngine:
         self.tokenizer = package.tokenizer
         self._package = package
         self._runtime = runtime
-        self._forward = Forward(package, converted.tables, runtime)
+        self._forward = PackageForward(package, converted.tables, runtime)
         self._shelf = ArenaShelf(package, exchange_of(package, epoch, owner))
-        self._choosers: dict[int, Chooser] = {}
+        self._choosers: dict[int, CandidateSelector] = {}
         """By the target's vocabulary."""
 
     @classmethod
@@ -66,9 +66,9 @@ class CoreMlEngine:
             return CoreMlSequence(self._forward, memory, sampling, vocabulary, self._chooser)
         return HostCachedSequence(self._forward, self._shelf, sampling, vocabulary, self._chooser)
 
-    def _chooser(self, vocabulary: int) -> Chooser:
+    def _chooser(self, vocabulary: int) -> CandidateSelector:
         if vocabulary not in self._choosers:
-            self._choosers[vocabulary] = Chooser(vocabulary, min(self.vocabulary, vocabulary))
+            self._choosers[vocabulary] = CandidateSelector(vocabulary, min(self.vocabulary, vocabulary))
         return self._choosers[vocabulary]
 
 
@@ -78,7 +78,7 @@ class CoreMlSequence:
     copyable = False
 
     def __init__(
-        self, forward: Forward, memory: Memory, sampling: Sampling, vocabulary: int, choosers: Choosers
+        self, forward: PackageForward, memory: KvMemory, sampling: Sampling, vocabulary: int, choosers: OpenSelector
     ) -> None:
         self._choosers = choosers
         self._forward = forward
@@ -169,7 +169,7 @@ class HostCachedSequence(CoreMlSequence):
     copyable = True
 
     def __init__(
-        self, forward: Forward, shelf: ArenaShelf, sampling: Sampling, vocabulary: int, choosers: Choosers
+        self, forward: PackageForward, shelf: ArenaShelf, sampling: Sampling, vocabulary: int, choosers: OpenSelector
     ) -> None:
         self._shelf = shelf
         self._held = shelf.take()

@@ -8,7 +8,7 @@ import mlx.core as mx
 from draft_worker.candidates.ranking import propose
 from draft_worker.engine import Batch
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
-from protocol.inference.joint_forward import Part
+from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.sampling import Sampling
@@ -84,13 +84,13 @@ class MlxSequence:
         part = self.part(batch)
         return self.candidates(self._rows.evaluate(part.tokens, part.parents), batch)
 
-    def part(self, batch: Batch) -> Part:
+    def part(self, batch: Batch) -> ForwardPart:
         """Its share of a forward."""
         behind, begin = len(batch.committed), self._rows.next_row
         tip = begin + behind - 1 if behind else -1
         parents = [tip if parent == -1 else parent for parent in batch.parents]
         chain = [-1, *range(begin, begin + behind - 1)][:behind]
-        return Part(self._rows, [*batch.committed, *batch.tokens], chain + parents)
+        return ForwardPart(self._rows, [*batch.committed, *batch.tokens], chain + parents)
 
     def candidates(self, logits: mx.array, batch: Batch) -> list[Candidates]:
         """What (L, V) `logits` of that share say; commits what only had to be caught up with."""

@@ -10,10 +10,10 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.candidates.selector import Chooser
+from draft_worker.candidates.selector import CandidateSelector
 from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.forward import Forward
+from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime, default_runtime, open_runtime
@@ -43,8 +43,8 @@ class CoreMlPrefillEngine:
         self.context = package.context
         self.device = runtime.device
         self.tokenizer = package.tokenizer
-        self._forward = Forward(package, converted.tables, runtime)
-        self._chooser = Chooser(shape.vocabulary, shape.vocabulary)
+        self._forward = PackageForward(package, converted.tables, runtime)
+        self._chooser = CandidateSelector(shape.vocabulary, shape.vocabulary)
         self._cache: Single = np.zeros(package.cache_shape, np.float32)
 
     @classmethod

@@ -17,7 +17,7 @@ from protocol.kv.blocks import kv_form
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Fault, Hello, Prefill, Stop, ToWorker
-from protocol.worker.interface import Reply
+from protocol.worker.interface import WorkerReply
 
 
 class PrefillSequence(Protocol):
@@ -71,7 +71,7 @@ class PrefillWorker:
         plain = introduction("prefill", self._engine)
         return structs.replace(plain, kv=kv_form(self._engine.layout), weights=self._fingerprint)
 
-    def handle(self, message: ToWorker) -> Iterable[Reply]:
+    def handle(self, message: ToWorker) -> Iterable[WorkerReply]:
         match message:
             case Prefill():
                 return self._begin(message)
@@ -83,7 +83,7 @@ class PrefillWorker:
     def has_work(self) -> bool:
         return bool(self._readings)
 
-    def work(self) -> Iterator[Reply]:
+    def work(self) -> Iterator[WorkerReply]:
         """Read one chunk of the prompt that has waited longest; offer the whole when it is read."""
         reading = next(iter(self._readings.values()))
         began = self._clock()
@@ -95,7 +95,7 @@ class PrefillWorker:
             del self._readings[reading.asked.sequence]
             yield from reading.outlet.done(reading.seconds)
 
-    def _begin(self, asked: Prefill) -> Iterator[Reply]:
+    def _begin(self, asked: Prefill) -> Iterator[WorkerReply]:
         held = self._readings.get(asked.sequence)
         if held is not None and held.asked == asked:
             return

@@ -7,12 +7,12 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from orchestrator.api.result import Chosen, Reply, Result
+from orchestrator.api.result import Chosen, OutputCollector, Result
 from orchestrator.api.sampling_params import SamplingParams
 from protocol.errors import PipelineError, blaming
 from protocol.messages.base import SequenceId
-from protocol.messages.client import Cancel, Inquire, Refused, State, Submit, ToClient
-from protocol.messages.telemetry import Scene, ToVisitor, Watch
+from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit, ToClient
+from protocol.messages.telemetry import TelemetryFrame, ToClientOrWatcher, Watch
 from protocol.transport.codec import Stamp, decode, encode
 from protocol.transport.sockets import Link, configured_dealer
 
@@ -33,13 +33,13 @@ class Client:
         self.address = address
         self._context: zmq.Context[Any] = zmq.Context.instance()
 
-    def state(self, wait: float = _ANSWER) -> State:
+    def state(self, wait: float = _ANSWER) -> PipelineState:
         """What the pipeline is. Raises PipelineError if nobody answers within `wait` seconds."""
         link = Link(self._context, self.address, STAMP, ToClient)
         try:
             link.send(Inquire())
             for message in link.receive(wait):
-                if isinstance(message, State):
+                if isinstance(message, PipelineState):
                     return message
         finally:
             link.close()
@@ -75,7 +75,7 @@ class Stream:
     def __init__(self, link: Link, submit: Submit, check: Callable[[float], float]) -> None:
         self._link = link
         self._request = submit.request
-        self._reply = Reply(submit.request, submit.sampling.seed)
+        self._reply = OutputCollector(submit.request, submit.sampling.seed)
         self._check = check
         self._pieces = self._run(submit)
 
@@ -140,14 +140,14 @@ class AsyncClient:
         self.address = address
         self._context = zmq.asyncio.Context()
 
-    async def state(self, wait: float = _ANSWER) -> State:
+    async def state(self, wait: float = _ANSWER) -> PipelineState:
         """What the pipeline is. Raises PipelineError if nobody answers within `wait` seconds."""
         socket = configured_dealer(self._context, self.address)
         try:
             await socket.send(encode(Inquire(), STAMP))
             while await socket.poll(int(wait * 1000)):
                 _, message = decode(await socket.recv(), ToClient)
-                if isinstance(message, State):
+                if isinstance(message, PipelineState):
                     return message
         finally:
             socket.close(linger=0)
@@ -165,7 +165,7 @@ class AsyncClient:
         submit = (params or SamplingParams()).submit(uuid.uuid4().hex, prompt)
         return AsyncStream(self._context, self.address, submit)
 
-    async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[Scene, None]:
+    async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
         """What the pipeline does, in scenes: at most twenty a second, and one a second or so if nothing happens.
 
         `sequence`: the request to look at; None is the latest. Whoever is slow to take a scene misses some. Raises
@@ -178,10 +178,10 @@ class AsyncClient:
                 await socket.send(encode(Watch(after, sequence), STAMP))
                 if not await socket.poll(int(_ANSWER * 1000)):
                     raise _nobody(self.address)
-                _, answer = decode(await socket.recv(), ToVisitor)
+                _, answer = decode(await socket.recv(), ToClientOrWatcher)
                 if isinstance(answer, Refused):
                     raise blaming(answer.blame, answer.text)
-                if isinstance(answer, Scene):
+                if isinstance(answer, TelemetryFrame):
                     after = answer.serial
                     yield answer
         finally:
@@ -198,7 +198,7 @@ class AsyncStream:
         self._address = address
         self._socket = configured_dealer(context, address)
         self._submit = submit
-        self._reply = Reply(submit.request, submit.sampling.seed)
+        self._reply = OutputCollector(submit.request, submit.sampling.seed)
 
     @property
     def result(self) -> Result | None:

@@ -4,7 +4,7 @@ import socket
 
 from orchestrator.machine.known_servers import host_port
 from orchestrator.runtime.setup import Listening
-from protocol.contracts.engines import PrefillEngine, TargetEngine
+from protocol.contracts.engines import PrefillEngineName, TargetEngineName
 from protocol.errors import InputError
 from protocol.paths import keys_folder
 from protocol.security.addresses import tcp_address
@@ -24,7 +24,7 @@ def listening(where: str) -> Listening:
 
 
 def require_served(
-    target: TargetEngine, prefill: PrefillEngine, listening: Listening | None, divided: bool = False
+    target: TargetEngineName, prefill: PrefillEngineName, listening: Listening | None, divided: bool = False
 ) -> None:
     """Without a target of its own a pipeline must let one come, and can't hand it KV in shared memory."""
     if target == "none" and listening is None:

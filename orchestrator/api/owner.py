@@ -9,7 +9,7 @@ from orchestrator.api.client import STAMP
 from orchestrator.runtime.session import Session, running_sessions
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.client import Refused
-from protocol.messages.remote import FromOwner, Invitation, Invite, Revoke, Roll, ToOwner, WorkerEntry, Workers
+from protocol.messages.remote import FromOwner, Invitation, Invite, ListWorkers, Revoke, ToOwner, WorkerEntry, Workers
 from protocol.transport.sockets import Link
 
 _ANSWER_SECONDS = 5.0
@@ -25,7 +25,7 @@ class Owner:
 
     def workers(self) -> tuple[WorkerEntry, ...]:
         """Every worker that is up, and every guest who may come."""
-        return self._ask(Roll(), Workers).workers
+        return self._ask(ListWorkers(), Workers).workers
 
     def invite(self) -> Invitation:
         """A join line, good for one machine and ten minutes."""

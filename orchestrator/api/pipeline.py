@@ -20,15 +20,15 @@ from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import OnProgress, converted_draft
 from orchestrator.machine.device_profiles import load_profile
 from orchestrator.machine.draft_choice import draft_choice
-from orchestrator.machine.target_hosts import division
+from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from protocol.contracts.engines import DraftEngine, PrefillEngine, TargetEngine
+from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.kv.segments import free_shared_memory
-from protocol.messages.client import Inquire, State, ToClient
+from protocol.messages.client import Inquire, PipelineState, ToClient
 from protocol.transport.sockets import Link, require_local
 
 _CLOSING_SECONDS = 7.0
@@ -46,9 +46,9 @@ class Pipeline(Client):
         target: str | None = None,
         draft: str | None = None,
         *,
-        target_engine: TargetEngine = "mlx",
-        draft_engine: DraftEngine = "mlx",
-        prefill_engine: PrefillEngine = "none",
+        target_engine: TargetEngineName = "mlx",
+        draft_engine: DraftEngineName = "mlx",
+        prefill_engine: PrefillEngineName = "none",
         address: str | None = None,
         listen: str | None = None,
         draft_command: tuple[str, ...] = (),
@@ -76,19 +76,19 @@ class Pipeline(Client):
         self.note = choice.note
         """One line for the user about the draft, if it is not as he asked."""
         self._paths = {"target": str(resolve(target, "target")), "draft": str(choice.folder)}
-        self._draft_engine: DraftEngine = choice.engine
-        self._prefill_engine: PrefillEngine = prefill_engine
+        self._draft_engine: DraftEngineName = choice.engine
+        self._prefill_engine: PrefillEngineName = prefill_engine
         if prefill_engine != "none" and not self._options.kv_memory:
             raise InputError("A prefill engine hands KV over in shared memory: set --kv-memory above 0.")
         self._target_hosts = (
-            division(target_hosts, Path(self._paths["target"]), prefill_engine)
+            checked_hosts(target_hosts, Path(self._paths["target"]), prefill_engine)
             if isinstance(target_hosts, str)
             else target_hosts
         )
         if prefill_engine == "coreml":
             self._paths["prefill"] = str(converted_draft(self._paths["target"], on_progress))
         self._listening = None if listen is None else listening(listen)
-        self._target_engine: TargetEngine = target_engine
+        self._target_engine: TargetEngineName = target_engine
         require_served(target_engine, prefill_engine, self._listening, target_hosts is not None)
         self._draft_command = draft_command
         self._record = record
@@ -110,7 +110,7 @@ class Pipeline(Client):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> State:
+    def start(self) -> PipelineState:
         """Start the processes and wait until models are loaded."""
         self._session = Session.create()
         self.address = self.address or self._session.client_address
@@ -183,7 +183,7 @@ class Pipeline(Client):
                 start_new_session=True,
             )
 
-    def _await_ready(self, session: Session) -> State:
+    def _await_ready(self, session: Session) -> PipelineState:
         began = time.monotonic()
         link = Link(self._context, self.address, STAMP, ToClient)
         try:
@@ -191,7 +191,7 @@ class Pipeline(Client):
             while True:
                 for message in link.receive(0.1):
                     # Another pipeline may have the address that ours is about to be refused.
-                    if not isinstance(message, State) or message.session != str(session.folder):
+                    if not isinstance(message, PipelineState) or message.session != str(session.folder):
                         continue
                     if message.failure is not None:
                         raise blaming(message.blame, message.failure)

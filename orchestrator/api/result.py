@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from protocol.errors import blaming
-from protocol.messages.client import Done, Piece, Refused, Statistics, ToClient
+from protocol.messages.client import Done, Output, Refused, Statistics, ToClient
 from protocol.messages.sampling import Likelihood
 
 
@@ -44,7 +44,7 @@ class Chosen(NamedTuple):
     likelihood: Likelihood
 
 
-class Reply:
+class OutputCollector:
     """Collects one request's pieces; `result` is there when the last one was fed."""
 
     def __init__(self, request: str, seed: int) -> None:
@@ -70,7 +70,7 @@ class Reply:
     def feed(self, message: ToClient) -> str:
         """The text that `message` adds, perhaps none. Raises PipelineError if the request was refused."""
         match message:
-            case Piece() if message.request == self._request:
+            case Output() if message.request == self._request:
                 self._texts.append(message.text)
                 self._tokens.extend(message.tokens)
                 self.chosen.extend(map(Chosen, message.tokens, message.likelihoods))

@@ -14,7 +14,7 @@ from protocol.errors import InputError
 
 _PREFIX = "LAUNCH_PIPELINE"
 _NEVER = ("help", "version", "config")
-Settings = dict[str, Any]
+OptionDefaults = dict[str, Any]
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -41,7 +41,7 @@ def hear_environment(group: click.Group) -> None:
             option.envvar = list(dict.fromkeys([*given, *(variable.upper().replace("-", "_") for variable in ours)]))
 
 
-def default_map(group: click.Group, file: Path) -> Settings:
+def default_map(group: click.Group, file: Path) -> OptionDefaults:
     """The file as click takes it. Raises InputError for one that can't be read, or says what no option knows."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -76,11 +76,11 @@ def unheard(group: click.Group) -> list[str]:
     )
 
 
-def _group_map(group: click.Group, content: Mapping[str, Any], inherited: Settings, where: str) -> Settings:
+def _group_map(group: click.Group, content: Mapping[str, Any], inherited: OptionDefaults, where: str) -> OptionDefaults:
     """`inherited`: settings of the levels above, for whichever command knows them."""
     below = [options(command) for _, command in commands(group)]
     names = {name for known in below for name in known}
-    own: Settings = {}
+    own: OptionDefaults = {}
     for key, value in content.items():
         name = key.replace("-", "_")
         if isinstance(value, dict):
@@ -93,7 +93,7 @@ def _group_map(group: click.Group, content: Mapping[str, Any], inherited: Settin
         else:
             own[name] = value
     settings = {**inherited, **own}
-    made: Settings = {}
+    made: OptionDefaults = {}
     for word, command in group.commands.items():
         table, place = content.get(word, {}), f"{where}, [{word}]"
         if not isinstance(table, dict):
@@ -106,8 +106,8 @@ def _group_map(group: click.Group, content: Mapping[str, Any], inherited: Settin
 
 
 def _command_map(
-    command: click.Command, table: Mapping[str, Any], inherited: Settings, above: str, where: str
-) -> Settings:
+    command: click.Command, table: Mapping[str, Any], inherited: OptionDefaults, above: str, where: str
+) -> OptionDefaults:
     known = options(command)
     own = {key.replace("-", "_"): value for key, value in table.items()}
     for key in own:

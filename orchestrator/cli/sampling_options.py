@@ -9,7 +9,7 @@ import click
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.cli.presets import PRESETS, filled_in
 
-Command = Callable[..., Any]
+CommandFunction = Callable[..., Any]
 _OPTIONS = [
     click.option("--preset", type=click.Choice(list(PRESETS)), help="Values for the following five."),
     click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most probable token."),
@@ -30,10 +30,10 @@ _NAMES = (
 )
 
 
-def sampling_options(max_tokens: int) -> Callable[[Command], Command]:
+def sampling_options(max_tokens: int) -> Callable[[CommandFunction], CommandFunction]:
     """Those that `sampling` takes, with a preset's values already in them; `max_tokens` unless it is said."""
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: CommandFunction) -> CommandFunction:
         @functools.wraps(command)
         def chosen(*arguments: Any, preset: str | None, **options: Any) -> Any:
             values = PRESETS[preset] if preset is not None else {}

@@ -10,7 +10,7 @@ from protocol.messages.worker import ToWorker
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendMessage:
     """Send a message to the present worker of a role; of several drafts, to this incarnation."""
 
     role: Role
@@ -73,4 +73,4 @@ class Release:
     name: str
 
 
-Command: TypeAlias = Tell | Emit | Finish | Reject | Replace | Dismiss | Release
+Command: TypeAlias = SendMessage | Emit | Finish | Reject | Replace | Dismiss | Release

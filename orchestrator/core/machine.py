@@ -7,18 +7,18 @@ commands. It owns the promise that a request's tokens are the target's own, what
 from typing import Literal, assert_never
 
 from orchestrator.core.admission import refusal
-from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Tell
-from orchestrator.core.drafts.election import MOST_DRAFTS, Standing
-from orchestrator.core.drafts.pool import Drafting
+from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, SendMessage
+from orchestrator.core.drafts.election import MOST_DRAFTS, DraftStatus
+from orchestrator.core.drafts.pool import DraftPool
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
-from orchestrator.core.kv.prefill_router import Handoff
+from orchestrator.core.kv.prefill_router import PrefillRouter
 from orchestrator.core.options import Options
 from orchestrator.core.places import Places
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.core.response_timeouts import OWING, Debts, Remedy
-from orchestrator.core.scheduler import Turns
-from orchestrator.core.sequence import Phase, Sequence, cut
-from orchestrator.core.worker_registry import Roster
+from orchestrator.core.response_timeouts import AWAITING_ANSWER, Remedy, ResponseTimeouts
+from orchestrator.core.scheduler import Scheduler
+from orchestrator.core.sequence import Phase, Sequence, truncated
+from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.worker import Fault, Forest, Grow, Hello, KvOffer, Prefilled, Stop, Verdict, Verify
 
@@ -33,12 +33,12 @@ class Machine:
         self.sequences: dict[SequenceId, Sequence] = {}
         self.stale = 0
         """Messages that were not acted on: another life, an old round, an unknown sequence."""
-        self._workers = Roster()
-        self.handoff = Handoff(options)
+        self._workers = WorkerRegistry()
+        self.handoff = PrefillRouter(options)
         self._places = Places(options.concurrent, options.turn)
-        self._turns = Turns(self.strategy)
-        self._debts = Debts(self.sequences, self._workers)
-        self.drafting = Drafting(self.strategy, self.sequences, self._workers)
+        self._turns = Scheduler(self.strategy)
+        self._debts = ResponseTimeouts(self.sequences, self._workers)
+        self.drafting = DraftPool(self.strategy, self.sequences, self._workers)
 
     def step(self, event: Event, now: float) -> list[Command]:
         """Fold one event into the state; return what the shell must now do, in this order."""
@@ -58,7 +58,7 @@ class Machine:
             case _:
                 assert_never(event)
 
-    def standings(self) -> dict[int, Standing]:
+    def standings(self) -> dict[int, DraftStatus]:
         """Of every draft that is up, by its incarnation."""
         return self.drafting.standings()
 
@@ -108,7 +108,9 @@ class Machine:
     def _stop(self, sequence: Sequence) -> list[Command]:
         """No worker serves it any more."""
         given_up = self.handoff.ended(sequence)
-        told: list[Command] = [Tell(role, Stop(sequence.id)) for role in ("target", "prefill") if role in self._workers]
+        told: list[Command] = [
+            SendMessage(role, Stop(sequence.id)) for role in ("target", "prefill") if role in self._workers
+        ]
         return [*told, *given_up, *self.drafting.ended(sequence.id)]
 
     def _admit(self, id: SequenceId | None, now: float) -> list[Command]:
@@ -235,7 +237,7 @@ class Machine:
         if len(self.sequences) == 1:
             # Rounds of several requests overlap and tell nothing about one.
             sequence.note_overhead(verdict, now)
-        last = cut(sequence.request, sequence.tokens_of(verdict), sequence.remaining)
+        last = truncated(sequence.request, sequence.tokens_of(verdict), sequence.remaining)
         sequence.tally.tokens(len(last.tokens), now)
         if last.reason is not None:
             sequence.tokens += last.tokens
@@ -268,7 +270,7 @@ class Machine:
         if role == "draft":
             return [*self.drafting.refused(incarnation, fault, sequence, now), *self._schedule(now)]
         stale = bool(fault.nodes) and not sequence.speculating
-        if stale or sequence.phase not in OWING:
+        if stale or sequence.phase not in AWAITING_ANSWER:
             # Of a tree that was asked about twice, the second refusal may come when it is no longer in question.
             return self._drop()
         self._turns.settled(sequence.id)
@@ -313,5 +315,5 @@ class Machine:
         for verify in asked:
             self.drafting.sent(self.sequences[verify.sequence], now)
         if len(asked) < 2:
-            return [Tell("target", verify) for verify in asked]
-        return [Tell("target", Forest(tuple(asked)))]
+            return [SendMessage("target", verify) for verify in asked]
+        return [SendMessage("target", Forest(tuple(asked)))]

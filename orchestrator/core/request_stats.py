@@ -13,7 +13,7 @@ TOLERATED_OVERRUNS = 0.01
 
 
 @dataclass(slots=True)
-class Tally:
+class RequestStats:
     """Times are seconds on the orchestrator's clock."""
 
     arrived: float

@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 from orchestrator.core.commands import Replace
 from orchestrator.core.sequence import Phase, Sequence
-from orchestrator.core.worker_registry import Roster
+from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import SequenceId
 
 _ANSWER_SECONDS = 5.0
@@ -15,7 +15,7 @@ _MOST_REPEATS = 2
 _SILENCE_SECONDS = 60.0
 """After this long without any sign of a target that owes an answer, it is replaced."""
 
-OWING = (Phase.PREFILLING, Phase.VERIFYING)
+AWAITING_ANSWER = (Phase.PREFILLING, Phase.VERIFYING)
 """The target has been asked and has not answered."""
 
 
@@ -26,10 +26,10 @@ class Remedy(Enum):
     START_ANEW = auto()
 
 
-class Debts:
+class ResponseTimeouts:
     """Of the target that is up, if one is."""
 
-    def __init__(self, sequences: Mapping[SequenceId, Sequence], workers: Roster) -> None:
+    def __init__(self, sequences: Mapping[SequenceId, Sequence], workers: WorkerRegistry) -> None:
         self._sequences = sequences
         self._workers = workers
 
@@ -54,7 +54,7 @@ class Debts:
     def _owed(self) -> list[Sequence]:
         if "target" not in self._workers:
             return []
-        return [sequence for sequence in self._sequences.values() if sequence.phase in OWING]
+        return [sequence for sequence in self._sequences.values() if sequence.phase in AWAITING_ANSWER]
 
 
 def _remedy(sequence: Sequence, now: float) -> Remedy:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.core.policy.decision import Decision, Send, Strategy, Wait
+from orchestrator.core.policy.decision import Decision, Strategy, VerifyNodes, WaitUntil
 from orchestrator.core.sequence import Phase, Sequence
 from protocol.messages.base import MAX_TREES, SequenceId
 from protocol.messages.worker import Verify
@@ -27,7 +27,7 @@ class _Round:
     """When missing answers are not waited for any more; known since the first one."""
 
 
-class Turns:
+class Scheduler:
     """One round of the target at a time. Requests take turns where they can't all be part of one."""
 
     def __init__(self, strategy: Strategy) -> None:
@@ -85,10 +85,10 @@ class Turns:
         asked = []
         for sequence, decision in self._decisions(free, now):
             match decision:
-                case Send(nodes, gave_up):
+                case VerifyNodes(nodes, gave_up):
                     sequence.speculation.drafting = sequence.speculation.drafting and not gave_up
                     asked.append(sequence.verify(nodes, now))
-                case Wait(until):
+                case WaitUntil(until):
                     self.wake_at = until if self.wake_at is None else min(until, self.wake_at)
         if asked:
             self._round = _Round({verify.sequence for verify in asked}, sum(len(verify.tokens) for verify in asked))
@@ -101,7 +101,7 @@ class Turns:
         new = [sequence for sequence in free if not sequence.tally.rounds]
         self._new_went_first = 0 < len(new) < len(free) and not self._new_went_first
         if self._new_went_first:
-            return [(sequence, Send([])) for sequence in new]
+            return [(sequence, VerifyNodes([])) for sequence in new]
         decided = self._strategy.decide_together([sequence.view(now) for sequence in free])
         return list(zip(free, decided, strict=True))
 

@@ -5,13 +5,13 @@ from enum import Enum, auto
 from typing import Literal
 
 from orchestrator.core.events import Request
-from orchestrator.core.policy.decision import View
+from orchestrator.core.policy.decision import SequenceView
 from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.request_stats import Tally
+from orchestrator.core.request_stats import RequestStats
 from orchestrator.core.speculation import Speculation
-from orchestrator.core.speculation_cache import Outcome, SpeculationCache
+from orchestrator.core.speculation_cache import CommitOutcome, SpeculationCache
 from protocol.messages.base import MAX_ENDS, NodeId, SequenceId
-from protocol.messages.plans import Plan
+from protocol.messages.plans import GrowthPlan
 from protocol.messages.worker import KvReference, Reroot, Start, Verdict, Verify
 from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.speculation.token_tree import Node, flatten, node_id
@@ -44,7 +44,7 @@ class Sequence:
         root = node_id(_FIRST_ROOT, self.tokens[-1])
         self.speculation = Speculation(root, self.tokens[-1], self.position, estimates, draftable, now)
         """Of the draft that drafts, or of the last one that did."""
-        self.tally = Tally(now, len(request.tokens))
+        self.tally = RequestStats(now, len(request.tokens))
         self.round = 0
         self.phase = Phase.PREFILLING
         self.outstanding: Verify | None = None
@@ -124,7 +124,9 @@ class Sequence:
         self.asked_at = now
         self.adopting = adopting
 
-    def start(self, plan: Plan | None = None, vocabulary: int | None = None, adopt: KvReference | None = None) -> Start:
+    def start(
+        self, plan: GrowthPlan | None = None, vocabulary: int | None = None, adopt: KvReference | None = None
+    ) -> Start:
         """What a worker needs to serve this sequence from its committed tokens; a draft is told how to grow
         and the target's vocabulary, a target what it may adopt."""
         return Start(
@@ -140,11 +142,11 @@ class Sequence:
             ends=tuple(sorted(self.request.ends))[:MAX_ENDS],
         )
 
-    def view(self, now: float, speculation: Speculation | None = None) -> View:
+    def view(self, now: float, speculation: Speculation | None = None) -> SequenceView:
         """What there is to decide on; with the `speculation` of another draft, if one is given."""
         speculation = speculation or self.speculation
         # The bonus takes one of the remaining tokens, so only the others can be drafted.
-        return View(
+        return SequenceView(
             cache=speculation.cache,
             estimates=speculation.estimates,
             now=now,
@@ -214,7 +216,7 @@ class Sequence:
         """The accepted tokens and the bonus."""
         return [*(self._sent[id].token for id in verdict.path), verdict.bonus]
 
-    def commit(self, tokens: list[int], now: float) -> Outcome:
+    def commit(self, tokens: list[int], now: float) -> CommitOutcome:
         """Move the root to the last of `tokens`."""
         self.tokens += tokens
         self._lookup.extend(tokens)
@@ -225,7 +227,7 @@ class Sequence:
         self.free_since = now
         return self.speculation.advance(tokens, self.round, now)
 
-    def reroot(self, tokens: list[int], missed: bool, plan: Plan | None) -> Reroot:
+    def reroot(self, tokens: list[int], missed: bool, plan: GrowthPlan | None) -> Reroot:
         """What the draft needs to follow the last commit of `tokens`."""
         return Reroot(
             sequence=self.id,
@@ -263,16 +265,16 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncation:
     """Tokens that may leave, and why they are the last, if they are."""
 
     tokens: list[int]
     reason: Literal["stop", "length"] | None
 
 
-def cut(request: Request, tokens: list[int], remaining: int) -> Cut:
+def truncated(request: Request, tokens: list[int], remaining: int) -> Truncation:
     """End `tokens` behind the first end-of-sequence token, or where the request has had enough."""
     for index, token in enumerate(tokens[:remaining]):
         if token in request.ends:
-            return Cut(tokens[: index + 1], "stop")
-    return Cut(tokens[:remaining], "length" if len(tokens) >= remaining else None)
+            return Truncation(tokens[: index + 1], "stop")
+    return Truncation(tokens[:remaining], "length" if len(tokens) >= remaining else None)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.speculation_cache import Outcome, SpeculationCache
+from orchestrator.core.speculation_cache import CommitOutcome, SpeculationCache
 from protocol.messages.base import NodeId
 from protocol.messages.worker import Grow
 from protocol.speculation.token_tree import Node
@@ -74,7 +74,7 @@ class Speculation:
                 self.estimates.acceptance.observe(float(node.main_child.token == token))
             node = node.children.get(token)
 
-    def advance(self, tokens: Sequence[int], round: int, now: float) -> Outcome:
+    def advance(self, tokens: Sequence[int], round: int, now: float) -> CommitOutcome:
         """Move the root to the last of `tokens`, where `round` begins."""
         outcome = self.cache.advance(tokens)
         if not outcome.hit and len(self._missed) < _MISSES_KEPT:

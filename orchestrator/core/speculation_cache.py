@@ -17,7 +17,7 @@ _MOST_CHILDREN = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommitOutcome:
     """What a verdict meant for the cache."""
 
     hit: bool
@@ -90,7 +90,7 @@ class SpeculationCache:
         parents = (node.parent.id for node in nodes if node.parent is not None)
         return tuple(self._distributions[parent] for parent in parents if parent in self._distributions)
 
-    def advance(self, tokens: Sequence[int]) -> Outcome:
+    def advance(self, tokens: Sequence[int]) -> CommitOutcome:
         """Commit accepted tokens; the last one, the bonus, becomes the root."""
         tail = self.root
         for token in tokens[:-1]:
@@ -98,4 +98,4 @@ class SpeculationCache:
         fan, guessed = len(tail.children), tokens[-1] in tail.children
         self.tree.advance(tokens)
         self._distributions = {node: q for node, q in self._distributions.items() if node in self.tree}
-        return Outcome(hit=not self.empty, fan=fan, guessed=guessed)
+        return CommitOutcome(hit=not self.empty, fan=fan, guessed=guessed)

@@ -16,7 +16,7 @@ class _Present:
     heard_at: float
 
 
-class Roster:
+class WorkerRegistry:
     """At most one target and one prefill worker, and any number of drafts."""
 
     def __init__(self) -> None:

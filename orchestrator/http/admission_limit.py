@@ -5,7 +5,7 @@ from orchestrator.http.errors import ApiError
 _RETRY_SECONDS = 1
 
 
-class Seats:
+class AdmissionLimit:
     def __init__(self, most: int) -> None:
         self.most = most
         self.taken = 0

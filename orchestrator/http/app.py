@@ -11,17 +11,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestrator.http.anthropic.routes import Messages
+from orchestrator.http.anthropic.routes import MessagesRoutes
 from orchestrator.http.errors import ApiError
 from orchestrator.http.middleware import HostGate, KeyGate, refusal
 from orchestrator.http.monitoring.metrics import Counted
 from orchestrator.http.page import page
-from orchestrator.http.responses.routes import Responses
+from orchestrator.http.responses.routes import ResponsesRoutes
 from orchestrator.http.server import Server
-from orchestrator.http.settings import Settings
+from orchestrator.http.settings import ServerSettings
 
 
-def application(server: Server, settings: Settings) -> Starlette:
+def application(server: Server, settings: ServerSettings) -> Starlette:
     """Its routes, behind the gates."""
     routes = [
         Route("/", page),
@@ -32,8 +32,8 @@ def application(server: Server, settings: Settings) -> Starlette:
         Route("/v1/pipeline/events", server.live.events),
         Route("/v1/completions", server.complete, methods=["POST"]),
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
-        *Responses(server, settings).routes,
-        *Messages(server).routes,
+        *ResponsesRoutes(server, settings).routes,
+        *MessagesRoutes(server).routes,
     ]
     paths = frozenset(route.path for route in routes)
     middleware = [

@@ -9,8 +9,8 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling_params import SamplingParams
 from protocol.errors import PipelineError
 from protocol.messages.base import SequenceId
-from protocol.messages.client import State
-from protocol.messages.telemetry import Scene
+from protocol.messages.client import PipelineState
+from protocol.messages.telemetry import TelemetryFrame
 
 
 class PipelineBackend:
@@ -21,13 +21,13 @@ class PipelineBackend:
         self.ready = False
         """It was there once, so that silence is no longer a matter of loading."""
 
-    async def state(self) -> State | None:
+    async def state(self) -> PipelineState | None:
         return await self._client.state() if self.ready else None
 
     def stream(self, prompt: Sequence[int], params: SamplingParams) -> AsyncStream:
         return self._client.stream(prompt, params)
 
-    def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[Scene, None]:
+    def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
         return self._client.watch(sequence)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from protocol.errors import PipelineError
 log = structlog.get_logger()
 
 
-class Pieces(Protocol):
+class OutputSource(Protocol):
     """One choice: what `AsyncClient.stream` gives."""
 
     @property
@@ -41,14 +41,14 @@ class End:
     result: Result
 
 
-Event: TypeAlias = Text | End
+OutputEvent: TypeAlias = Text | End
 
 
-class Generation:
+class ChoiceStream:
     """Reads every choice to its end in tasks of its own; `close` cancels what is unfinished."""
 
-    def __init__(self, choices: Sequence[Pieces]) -> None:
-        self._events: asyncio.Queue[Event | ApiError] = asyncio.Queue()
+    def __init__(self, choices: Sequence[OutputSource]) -> None:
+        self._events: asyncio.Queue[OutputEvent | ApiError] = asyncio.Queue()
         self._results: list[Result | None] = [None] * len(choices)
         self._tasks = [asyncio.create_task(self._read(index, pieces)) for index, pieces in enumerate(choices)]
 
@@ -58,7 +58,7 @@ class Generation:
         found = [result for result in self._results if result is not None]
         return found if len(found) == len(self._results) else None
 
-    async def next(self, patience: float | None = None) -> Event | None:
+    async def next(self, patience: float | None = None) -> OutputEvent | None:
         """What comes next; None if nothing does for `patience` seconds. Raises ApiError."""
         try:
             async with asyncio.timeout(patience):
@@ -86,7 +86,7 @@ class Generation:
         for task in self._tasks:
             task.cancel()
 
-    async def _read(self, index: int, pieces: Pieces) -> None:
+    async def _read(self, index: int, pieces: OutputSource) -> None:
         try:
             told = 0
             async for piece in pieces:

@@ -7,13 +7,13 @@ import msgspec
 
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import Event
+from orchestrator.http.generation import OutputEvent
 
 COMMENT = b": keep-alive\n\n"
 """What readers of server-sent events skip."""
 
 
-class Shape(Protocol):
+class Renderer(Protocol):
     """One answer as the clients of one API read it: whole, or as frames of a stream."""
 
     @property
@@ -27,7 +27,7 @@ class Shape(Protocol):
         """Before the first text."""
         ...
 
-    def told(self, event: Event) -> Iterable[bytes]:
+    def told(self, event: OutputEvent) -> Iterable[bytes]:
         """What an event is to the client."""
         ...
 

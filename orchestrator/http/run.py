@@ -12,7 +12,7 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.http.app import application
 from orchestrator.http.backend import Keeper, PipelineBackend
 from orchestrator.http.server import Server
-from orchestrator.http.settings import Settings, loopback
+from orchestrator.http.settings import ServerSettings, loopback
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
@@ -22,7 +22,7 @@ _GRACE_SECONDS = 2
 """For answers under way when the server is told to end."""
 
 
-def run(pipeline: Pipeline, folder: Path, settings: Settings, listener: socket.socket, made: bool) -> None:
+def run(pipeline: Pipeline, folder: Path, settings: ServerSettings, listener: socket.socket, made: bool) -> None:
     codec = TextCodec(folder)
     backend = PipelineBackend(pipeline)
     api = Server(backend, codec, ChatTemplate(folder, codec), settings)
@@ -74,7 +74,7 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, backend: Pipel
         backend.close()
 
 
-def greet(settings: Settings, listener: socket.socket, made: bool) -> None:
+def greet(settings: ServerSettings, listener: socket.socket, made: bool) -> None:
     """Say where what is."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

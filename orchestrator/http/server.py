@@ -14,50 +14,50 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.api.sampling_params import SamplingParams
-from orchestrator.http.admission_limit import Seats
+from orchestrator.http.admission_limit import AdmissionLimit
 from orchestrator.http.disconnects import body, unless_gone
 from orchestrator.http.errors import ApiError, of_pipeline, unsupported
-from orchestrator.http.generation import Generation, Pieces
+from orchestrator.http.generation import ChoiceStream, OutputSource
 from orchestrator.http.monitoring.health import Health, Knowing
 from orchestrator.http.monitoring.live import Live, Watchable
-from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Measured, Metrics
-from orchestrator.http.openai.answers import Answer, model_card
+from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
+from orchestrator.http.openai.answers import ChoiceAnswer, model_card
 from orchestrator.http.openai.chunks import Chunks
-from orchestrator.http.openai.request_models import Chat, Completion, Question, read, sampling
+from orchestrator.http.openai.request_models import ChatRequest, CompletionRequest, GenerationRequest, read, sampling
 from orchestrator.http.openai.tool_calls import readable, taught
-from orchestrator.http.renderer import Shape
-from orchestrator.http.settings import Settings
+from orchestrator.http.renderer import Renderer
+from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
-from protocol.messages.client import State
+from protocol.messages.client import PipelineState
 from protocol.sampling.grammar import require_enforceable
 
 _COMPLETION_TOKENS = 16
 """What OpenAI's completions generate if nothing is said; chats go on to the end of the context."""
 
-Shaped: TypeAlias = Callable[[int], Shape]
+Shaped: TypeAlias = Callable[[int], Renderer]
 
 
 class Backend(Knowing, Watchable, Protocol):
-    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Pieces: ...
+    def stream(self, prompt: Sequence[int], params: SamplingParams) -> OutputSource: ...
 
 
 class Server:
     """Routes, and what they share."""
 
-    def __init__(self, backend: Backend, codec: TextCodec, template: ChatTemplate, settings: Settings) -> None:
+    def __init__(self, backend: Backend, codec: TextCodec, template: ChatTemplate, settings: ServerSettings) -> None:
         self._backend = backend
         self.codec = codec
         self._template = template
         self._settings = settings
         self._taught = taught(template)
         self._health = Health(backend)
-        self._seats = Seats(settings.most_open)
+        self._seats = AdmissionLimit(settings.most_open)
         self.figures = Metrics(self._seats)
         self._created = int(time.time())
-        self._open: set[Generation] = set()
+        self._open: set[ChoiceStream] = set()
         facts = {"models": settings.names, "chat": template.own, "defaults": settings.defaults}
         self.live = Live(backend, self._health, facts)
 
@@ -77,28 +77,28 @@ class Server:
         return JSONResponse(model_card(self.named(request.path_params["name"]), self._created))
 
     async def complete(self, request: Request) -> Response:
-        question = read(await body(request), Completion)
-        answer = self._shown(Answer("text", self.named(question.model), len(question.prompts)), question)
+        question = read(await body(request), CompletionRequest)
+        answer = self._shown(ChoiceAnswer("text", self.named(question.model), len(question.prompts)), question)
         shape = Chunks(answer, len(question.prompts) * question.choices)
         return await self.answer(request, question, lambda: self._completion_prompts(question), lambda _: shape)
 
     async def chat(self, request: Request) -> Response:
-        question = read(await body(request), Chat)
-        answer = self._shown(Answer("chat", self.named(question.model), 1), question)
+        question = read(await body(request), ChatRequest)
+        answer = self._shown(ChoiceAnswer("chat", self.named(question.model), 1), question)
         if question.offered:
             answer = replace(answer, tools=True, most_calls=question.most_calls)
         return await self.converse(request, question, lambda _: Chunks(answer, question.choices))
 
-    async def converse(self, request: Request, question: Chat, shaped: Shaped) -> Response:
+    async def converse(self, request: Request, question: ChatRequest, shaped: Shaped) -> Response:
         """An answer to a conversation, whichever API asked."""
         return await self.answer(request, question, lambda: [self.conversation(question)], shaped)
 
-    def _shown(self, answer: Answer, question: Question) -> Answer:
+    def _shown(self, answer: ChoiceAnswer, question: GenerationRequest) -> ChoiceAnswer:
         """With what the client wants to see beside the texts."""
         codec = None if question.alternatives is None else self.codec
         return replace(answer, with_usage=question.with_usage, codec=codec)
 
-    def conversation(self, question: Chat) -> Sequence[int]:
+    def conversation(self, question: ChatRequest) -> Sequence[int]:
         """What the target is to continue. Raises ApiError for what its template does not know."""
         if question.offered and not self._taught:
             raise unsupported("tools", "This model's chat template knows no tools that we can read: leave them out.")
@@ -107,15 +107,19 @@ class Server:
         except PipelineError as error:
             raise of_pipeline(error) from error
 
-    def _completion_prompts(self, question: Completion) -> list[Sequence[int]]:
+    def _completion_prompts(self, question: CompletionRequest) -> list[Sequence[int]]:
         return [self.codec.encode(each) if isinstance(each, str) else each for each in question.prompts]
 
     async def answer(
-        self, request: Request, question: Question, to_prompts: Callable[[], list[Sequence[int]]], shaped: Shaped
+        self,
+        request: Request,
+        question: GenerationRequest,
+        to_prompts: Callable[[], list[Sequence[int]]],
+        shaped: Shaped,
     ) -> Response:
         """`shaped` makes the answer's shape from the number of the prompts' tokens."""
         with ExitStack() as stack:
-            count = question.choices * (len(question.prompts) if isinstance(question, Completion) else 1)
+            count = question.choices * (len(question.prompts) if isinstance(question, CompletionRequest) else 1)
             self._seats.take(count)
             stack.callback(self._seats.give_back, count)
             state = await self._health.require()
@@ -124,7 +128,9 @@ class Server:
             await asyncio.to_thread(_require_enforceable, question)
             wanted = self._wanted(question, prompts, state)
             shape = shaped(sum(map(len, prompts)))
-            generation = Generation([Measured(self._backend.stream(*each), self.figures) for each in wanted])
+            generation = ChoiceStream(
+                [RequestMeasurement(self._backend.stream(*each), self.figures) for each in wanted]
+            )
             self._open.add(generation)
             stack.callback(self._end, generation)
             if not question.stream:
@@ -141,12 +147,12 @@ class Server:
         for generation in self._open:
             generation.abort(ApiError(503, "The server was stopped while it served this request: ask again later."))
 
-    def _end(self, generation: Generation) -> None:
+    def _end(self, generation: ChoiceStream) -> None:
         generation.close()
         self._open.discard(generation)
 
     def _wanted(
-        self, question: Question, prompts: Sequence[Sequence[int]], state: State
+        self, question: GenerationRequest, prompts: Sequence[Sequence[int]], state: PipelineState
     ) -> list[tuple[Sequence[int], SamplingParams]]:
         """Every choice: what it continues, and how."""
         if not prompts:
@@ -154,9 +160,9 @@ class Server:
         wanted = []
         for tokens in prompts:
             _require_fitting(tokens, state)
-            default = _COMPLETION_TOKENS if isinstance(question, Completion) else None
+            default = _COMPLETION_TOKENS if isinstance(question, CompletionRequest) else None
             params = sampling(question, state.context - len(tokens), default, self._settings.defaults)
-            if not isinstance(question, Completion):
+            if not isinstance(question, CompletionRequest):
                 params = replace(params, stop=(*params.stop, *self._template.stops))
             for index in range(question.choices):
                 # Equal seeds would give equal texts.
@@ -174,15 +180,15 @@ class Server:
         return name
 
 
-def _require_enforceable(question: Question) -> None:
+def _require_enforceable(question: GenerationRequest) -> None:
     try:
         require_enforceable(question.grammar)
     except PipelineError as error:
-        param = "tools" if isinstance(question, Chat) and question.offered else "response_format"
+        param = "tools" if isinstance(question, ChatRequest) and question.offered else "response_format"
         raise ApiError(400, str(error), code="invalid_value", param=param) from error
 
 
-def _require_fitting(tokens: Sequence[int], state: State) -> None:
+def _require_fitting(tokens: Sequence[int], state: PipelineState) -> None:
     if not tokens:
         raise ApiError(400, "The prompt is empty: give at least one token to continue.", param="prompt")
     if max(tokens) >= state.vocabulary:

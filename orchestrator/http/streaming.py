@@ -6,8 +6,8 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import Event, Generation
-from orchestrator.http.renderer import Shape
+from orchestrator.http.generation import ChoiceStream, OutputEvent
+from orchestrator.http.renderer import Renderer
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -27,7 +27,7 @@ class EventStream(StreamingResponse):
 
 
 async def frames(
-    generation: Generation, shape: Shape, first: Event | None, patience: float, close: Callable[[], None]
+    generation: ChoiceStream, shape: Renderer, first: OutputEvent | None, patience: float, close: Callable[[], None]
 ) -> AsyncIterator[bytes]:
     """`first`: what came before the stream was opened, None if nothing did for `patience` seconds.
 

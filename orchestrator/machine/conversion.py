@@ -9,7 +9,7 @@ from typing import IO
 
 import msgspec
 
-from protocol.contracts.conversion import Choices, ConversionOrder, Failed, Finished, Progress, Report
+from protocol.contracts.conversion import Choices, ConversionOrder, ConversionReport, Failed, Finished, Progress
 from protocol.errors import InputError, PipelineError
 
 _GRACE = 5.0
@@ -38,7 +38,7 @@ def conversion(source: Path, destination: Path, choices: Choices) -> Generator[P
 def _reports(process: subprocess.Popen[bytes], words: IO[bytes]) -> Generator[Progress | Finished, None, None]:
     assert process.stdout is not None
     for line in process.stdout:
-        report: Report = msgspec.json.decode(line, type=Report)
+        report: ConversionReport = msgspec.json.decode(line, type=ConversionReport)
         if isinstance(report, Failed):
             raise (InputError if report.asked_wrong else PipelineError)(report.text)
         yield report

@@ -21,7 +21,7 @@ Source = Annotated[str, Meta(min_length=1)]
 _SHIPPED = resources.files("orchestrator.machine") / "profiles"
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ForwardTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One forward."""
 
     width: Annotated[int, Meta(ge=1, le=4096)]
@@ -48,7 +48,7 @@ class DeviceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One model on one device."""
 
     prefill: PrefillRate
-    steps: Annotated[tuple[Step, ...], Meta(min_length=1, max_length=64)]
+    steps: Annotated[tuple[ForwardTime, ...], Meta(min_length=1, max_length=64)]
     """By rising width, the first of width 1; linear in between, and on behind the last."""
     weights: Annotated[int, Meta(gt=0)] | None = None
     """Bytes of the model that a forward reads, if known."""
@@ -58,7 +58,7 @@ class DeviceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return DevicePace(steps=steps, prefill_rate=self.prefill.tokens_per_second, slow_down=slow_down)
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Both models on their devices."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -71,7 +71,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     both_busy: SlowDown
 
 
-def load_profile(name: str) -> Profile:
+def load_profile(name: str) -> DeviceProfile:
     """A shipped profile by its name, or a file of the user's own by its path.
 
     Raises InputError in a sentence for one that is missing, is no TOML, or makes no sense.
@@ -94,10 +94,10 @@ def profile_names() -> list[str]:
     return sorted(file.name.removesuffix(".toml") for file in _SHIPPED.iterdir() if file.name.endswith(".toml"))
 
 
-def parse_profile(content: str, origin: str) -> Profile:
+def parse_profile(content: str, origin: str) -> DeviceProfile:
     """A profile from TOML; `origin` names it in the sentence of an InputError."""
     try:
-        profile = msgspec.convert(tomllib.loads(content), Profile)
+        profile = msgspec.convert(tomllib.loads(content), DeviceProfile)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise InputError(f"Profile {origin} can't be used: {error}. See orchestrator/profiles for examples.") from error
     flaw = next(_flaws(profile), None)
@@ -107,7 +107,7 @@ def parse_profile(content: str, origin: str) -> Profile:
 
 
 def worker_pace(
-    profile: Profile, role: Role, strategy: StrategyName, draft_engine: str, apart: bool = False
+    profile: DeviceProfile, role: Role, strategy: StrategyName, draft_engine: str, apart: bool = False
 ) -> DevicePace | None:
     """The pace of one worker of ours, whose draft has a device of its own; None for one that has none to be like.
 
@@ -128,7 +128,7 @@ def _text(path: Path) -> str:
         raise InputError(f"Profile {path} can't be read ({error}): check the file.") from error
 
 
-def _flaws(profile: Profile) -> Iterator[str]:
+def _flaws(profile: DeviceProfile) -> Iterator[str]:
     for name in ("target", "draft", "draft_on_target_device"):
         widths = [step.width for step in getattr(profile, name).steps]
         if widths[0] != 1:

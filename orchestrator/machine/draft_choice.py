@@ -7,20 +7,20 @@ from typing import NamedTuple
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import OnProgress, converted_draft, is_converted, source_of
 from orchestrator.machine.hardware import chip, system_build
-from protocol.contracts.engines import DraftEngine
-from protocol.contracts.neural_engine import Place, Verdict, package_fingerprint, recorded
+from protocol.contracts.engines import DraftEngineName
+from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, recorded
 
 
 class DraftChoice(NamedTuple):
     """What the draft worker is told."""
 
-    engine: DraftEngine
+    engine: DraftEngineName
     folder: Path
     note: str = ""
     """One line for the user, if it is not what he asked for."""
 
 
-def draft_choice(engine: DraftEngine, name: str | None, on_progress: OnProgress = lambda _: None) -> DraftChoice:
+def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgress = lambda _: None) -> DraftChoice:
     """The engine and the folder of the draft `name` (None: the demo draft); converts it if need be.
 
     Raises InputError for a draft that can't be had.
@@ -33,7 +33,7 @@ def draft_choice(engine: DraftEngine, name: str | None, on_progress: OnProgress 
     return weigh(folder, name, verdict)
 
 
-def weigh(folder: Path, name: str | None, verdict: Verdict | None) -> DraftChoice:
+def weigh(folder: Path, name: str | None, verdict: EngineVerdict | None) -> DraftChoice:
     """Core ML on the converted `folder`, or the model that it was made from in MLX if the verdict says so."""
     if verdict is None or verdict.choice == "coreml":
         return DraftChoice("coreml", folder)
@@ -43,6 +43,6 @@ def weigh(folder: Path, name: str | None, verdict: Verdict | None) -> DraftChoic
     return DraftChoice("mlx", source, note)
 
 
-def place_of(folder: Path) -> Place:
+def place_of(folder: Path) -> ExaminedSystem:
     """What a verdict on a converted model, found here and now, is about."""
-    return Place(system_build(), chip(), package_fingerprint(folder))
+    return ExaminedSystem(system_build(), chip(), package_fingerprint(folder))

@@ -13,7 +13,7 @@ from protocol.security.private_files import private_folder, read_private, write_
 _FILE = "servers.json"
 
 
-class Server(NamedTuple):
+class KnownServer(NamedTuple):
     """Where a pipeline listens, and the key that it must prove to have."""
 
     where: Endpoint
@@ -24,7 +24,7 @@ class Server(NamedTuple):
         return tcp_address(*self.where)
 
 
-def known_server(folder: Path, text: str) -> Server:
+def known_server(folder: Path, text: str) -> KnownServer:
     """The server at HOST:PORT. Raises InputError for one that was never joined."""
     where = host_port(text)
     for server in known_servers(folder):
@@ -37,17 +37,17 @@ def known_server(folder: Path, text: str) -> Server:
     )
 
 
-def known_servers(folder: Path) -> list[Server]:
+def known_servers(folder: Path) -> list[KnownServer]:
     """All, in no order. Raises InputError if others could have written the file."""
     file = private_folder(folder) / _FILE
     try:
         kept = msgspec.json.decode(read_private(file) or b"{}", type=dict[str, str])
     except msgspec.DecodeError as error:
         raise InputError(f"{file} is damaged ({error}): remove it, and join again with a new join line.") from error
-    return [Server(host_port(text), key.encode()) for text, key in kept.items() if is_key(key.encode())]
+    return [KnownServer(host_port(text), key.encode()) for text, key in kept.items() if is_key(key.encode())]
 
 
-def remember(folder: Path, server: Server) -> None:
+def remember(folder: Path, server: KnownServer) -> None:
     """From now on HOST:PORT alone is enough; a key that was known for that address before is replaced."""
     kept = {_text(known.where): known.public.decode() for known in known_servers(folder)}
     if kept.get(_text(server.where)) != server.public.decode():

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from protocol.contracts.engines import PrefillEngine
+from protocol.contracts.engines import PrefillEngineName
 from protocol.contracts.target_hosts import TargetHosts, read_hosts, require_divisible
 from protocol.errors import InputError
 
 
-def division(file: str, target: Path, prefill_engine: PrefillEngine = "none") -> TargetHosts:
+def checked_hosts(file: str, target: Path, prefill_engine: PrefillEngineName = "none") -> TargetHosts:
     """The hosts among which `target` will be divided. Raises InputError if that can't work."""
     hosts = read_hosts(Path(file))
     require_divisible(target, hosts.ranks)

@@ -11,24 +11,24 @@ import zmq
 from orchestrator.core.commands import Emit, Finish
 from orchestrator.core.events import Ended, Submitted
 from orchestrator.core.telemetry.watchers import Watchers
-from orchestrator.runtime.request_state import Conversation, to_request
+from orchestrator.runtime.request_state import RequestState, to_request
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError, blame_of, blaming
 from protocol.messages.base import SequenceId
-from protocol.messages.client import Cancel, Inquire, Refused, State, Submit
-from protocol.messages.telemetry import FromVisitor, Watch
+from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit
+from protocol.messages.telemetry import FromClientOrWatcher, Watch
 from protocol.transport.codec import Stamp
 from protocol.transport.sockets import Arrival, Hub
 
 _MOST_REQUESTS = 256
 
-Visitor: TypeAlias = tuple[bytes, Stamp]
+ClientAddress: TypeAlias = tuple[bytes, Stamp]
 """Who asked, and the stamp that the answer is to have."""
 
 
-class Desk:
+class ClientFrontend:
     """One socket and the conversations on it."""
 
     def __init__(
@@ -36,8 +36,8 @@ class Desk:
         context: zmq.Context[Any],
         setup: OrchestratorSetup,
         codec: TextCodec,
-        state: Callable[[], State],
-        watchers: Watchers[Visitor],
+        state: Callable[[], PipelineState],
+        watchers: Watchers[ClientAddress],
     ) -> None:
         """`state` says what clients are told of the pipeline."""
         self._state = state
@@ -46,8 +46,8 @@ class Desk:
         self._watchers = watchers
         # Watchers see what others ask: only who may open a socket in the session's folder, which is its owner.
         self._private = setup.address == Session(Path(setup.session)).client_address
-        self._hub = Hub(context, setup.address, FromVisitor, on_reject=self._reject_frame)
-        self._conversations: dict[SequenceId, Conversation] = {}
+        self._hub = Hub(context, setup.address, FromClientOrWatcher, on_reject=self._reject_frame)
+        self._conversations: dict[SequenceId, RequestState] = {}
         self._sequences = itertools.count(1)
         self._inquirers: dict[bytes, Stamp] = {}
 
@@ -101,7 +101,7 @@ class Desk:
 
     def _submit(self, arrival: Arrival, submit: Submit) -> Iterable[Submitted]:
         sequence = SequenceId(next(self._sequences))
-        conversation = Conversation.open(sequence, arrival.peer, arrival.stamp, submit, self._codec)
+        conversation = RequestState.open(sequence, arrival.peer, arrival.stamp, submit, self._codec)
         try:
             state = self._state()
             if state.failure is not None:
@@ -153,7 +153,7 @@ class Desk:
         # Give ZeroMQ's thread the moment it needs to hand over the last frames.
         self._hub.close(linger=200)
 
-    def _answer(self, conversation: Conversation, error: PipelineError) -> None:
+    def _answer(self, conversation: RequestState, error: PipelineError) -> None:
         refused = Refused(conversation.request, str(error)[:4000], blame_of(error))
         self._hub.send(conversation.peer, refused, conversation.stamp)
 

@@ -15,7 +15,7 @@ _MILLISECOND = 1e-3
 _NAP = 1e-4
 
 
-class FarHub(Hub):
+class DelayedHub(Hub):
     """Delays what goes to far peers and comes from them."""
 
     def __init__(

@@ -12,22 +12,22 @@ from pathlib import Path
 import structlog
 import zmq
 
-from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Release, Replace, Tell
+from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Release, Replace, SendMessage
 from orchestrator.core.events import Event, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
-from orchestrator.core.telemetry.recorder import Observation
+from orchestrator.core.telemetry.recorder import TelemetryRecorder
 from orchestrator.core.telemetry.watchers import Watchers
-from orchestrator.runtime.client_frontend import Desk, Visitor
+from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.journal import Journal
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.local import News
-from orchestrator.runtime.workers.pool import Crew
+from orchestrator.runtime.workers.local import WorkerNews
+from orchestrator.runtime.workers.pool import WorkerPool
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.kv.segments import unlink_owned, unlink_segment
 from protocol.messages.base import Role
-from protocol.messages.client import State
+from protocol.messages.client import PipelineState
 from protocol.messages.worker import Hello, ToWorker
 
 _PING_SECONDS = 2.0
@@ -48,9 +48,11 @@ class Orchestrator:
         self._codec = TextCodec(Path(setup.target))
         self._machine = Machine(setup.options, setup.pace.name if setup.pace else "")
         self._journal = Journal.to(setup.record)
-        self._watchers = Watchers[Visitor](Observation(self._machine, lru_cache(_TEXTS_KEPT)(self._codec.shown)))
-        self._desk = Desk(context, setup, self._codec, self._state, self._watchers)
-        self._crew = Crew(context, setup, self._epoch, self._machine.strategy.drafts)
+        self._watchers = Watchers[ClientAddress](
+            TelemetryRecorder(self._machine, lru_cache(_TEXTS_KEPT)(self._codec.shown))
+        )
+        self._desk = ClientFrontend(context, setup, self._codec, self._state, self._watchers)
+        self._crew = WorkerPool(context, setup, self._epoch, self._machine.strategy.drafts)
         self._trace = self._crew.trace
         self._poller = zmq.Poller()
         self._hellos: dict[Role, Hello] = {}
@@ -127,7 +129,7 @@ class Orchestrator:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case Tell(role, message, incarnation):
+            case SendMessage(role, message, incarnation):
                 self._tell(role, message, incarnation)
             case Emit() as emit:
                 ended = self._desk.emit(emit)
@@ -147,11 +149,11 @@ class Orchestrator:
 
     # Workers ----------------------------------------------------------------------------------
 
-    def _on_all(self, news: Iterable[News]) -> None:
+    def _on_all(self, news: Iterable[WorkerNews]) -> None:
         for one in news:
             self._on_news(one)
 
-    def _on_news(self, news: News) -> None:
+    def _on_news(self, news: WorkerNews) -> None:
         match news:
             case PipelineError():
                 self._fail(news)
@@ -176,9 +178,9 @@ class Orchestrator:
 
     # State ------------------------------------------------------------------------------------
 
-    def _state(self) -> State:
+    def _state(self) -> PipelineState:
         target, draft = self._hellos.get("target"), self._hellos.get("draft")
-        return State(
+        return PipelineState(
             session=self._setup.session,
             ready=self._failure is None and all(role in self._hellos for role in self._crew.roles),
             failure=None if self._failure is None else str(self._failure)[:4000],

@@ -9,13 +9,13 @@ from orchestrator.text.stop_scanner import StopScanner
 from orchestrator.text.tokenizer import TextCodec, TextStream
 from protocol.errors import InputError
 from protocol.messages.base import SequenceId, Verification
-from protocol.messages.client import Done, Piece, Statistics, Submit
+from protocol.messages.client import Done, Output, Statistics, Submit
 from protocol.messages.sampling import Likelihood
 from protocol.transport.codec import Stamp
 
 
 @dataclass(slots=True)
-class Conversation:
+class RequestState:
     """One request and the client that waits for it."""
 
     sequence: SequenceId
@@ -30,12 +30,12 @@ class Conversation:
     """Tokens that the client has been told."""
 
     @classmethod
-    def open(cls, sequence: SequenceId, peer: bytes, stamp: Stamp, submit: Submit, codec: TextCodec) -> "Conversation":
+    def open(cls, sequence: SequenceId, peer: bytes, stamp: Stamp, submit: Submit, codec: TextCodec) -> "RequestState":
         return cls(sequence, peer, stamp, submit.request, codec.stream(), StopScanner(submit.stop))
 
     def piece(
         self, tokens: tuple[int, ...], hit: bool | None = None, likelihoods: tuple[Likelihood, ...] = ()
-    ) -> Piece:
+    ) -> Output:
         """The text that `tokens` complete, up to a stop string if there is one."""
         texts: list[str] = []
         taken = 0
@@ -46,15 +46,15 @@ class Conversation:
             if self.stopped:
                 break
         self.told += taken
-        return Piece(self.request, "".join(texts), tokens[:taken], hit, likelihoods[:taken])
+        return Output(self.request, "".join(texts), tokens[:taken], hit, likelihoods[:taken])
 
-    def rest(self) -> Piece | None:
+    def rest(self) -> Output | None:
         """Text that was held back in case more came, if any."""
         if self.stopped:
             return None
         text, self.stopped = self.stops.push(self.text.finish())
         text += self.stops.flush()
-        return Piece(self.request, text, ()) if text else None
+        return Output(self.request, text, ()) if text else None
 
     def done(self, reason: Literal["stop", "length", "cancelled"], statistics: Statistics) -> Done:
         return Done(self.request, "stop" if self.stopped else reason, statistics, self.stops.found)

@@ -5,9 +5,9 @@ import sys
 import msgspec
 
 from orchestrator.core.options import Options
-from orchestrator.machine.device_profiles import Profile
+from orchestrator.machine.device_profiles import DeviceProfile
 from orchestrator.runtime.link_emulation import EmulatedLink
-from protocol.contracts.engines import DraftEngine, PrefillEngine, TargetEngine
+from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName
 from protocol.contracts.target_hosts import TargetHosts
 
 
@@ -30,9 +30,9 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     target: str
     draft: str
     """Model folder; what the n-gram engine takes its vocabulary from."""
-    target_engine: TargetEngine = "mlx"
-    draft_engine: DraftEngine = "mlx"
-    prefill_engine: PrefillEngine = "none"
+    target_engine: TargetEngineName = "mlx"
+    draft_engine: DraftEngineName = "mlx"
+    prefill_engine: PrefillEngineName = "none"
     prefill: str = ""
     """Folder of the target's conversion that reads prompts; empty if the target's own is used."""
     target_hosts: TargetHosts | None = None
@@ -48,7 +48,7 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Write every event of the state machine to this file."""
     draft_link: EmulatedLink | None = None
     """Let the draft seem as far away as this link makes it."""
-    pace: Profile | None = None
+    pace: DeviceProfile | None = None
     """Let the workers be as slow as these devices."""
     trace: str = ""
     """Folder that every process writes its spans to at the end; empty records none."""

@@ -14,7 +14,7 @@ import msgspec
 from protocol.messages.base import Message, NodeId, Role, SequenceId
 from protocol.messages.worker import Forest, Grow, Hello, Ping, Pong, Prefilled, Reroot, Start, Stop, Verdict, Verify
 from protocol.worker.clock import ClockProbes
-from protocol.worker.spans import Kind, SpanRing
+from protocol.worker.spans import SpanKind, SpanRing
 
 _MOST_MESSAGES = 1 << 17
 _PROBES = 200
@@ -150,12 +150,12 @@ class Recording(Trace):
                 self._probes[incarnation] = ClockProbes()
             case Pong() if message.clock and incarnation in self._probes:
                 self._probes[incarnation].add(round(message.sent * 1e9), message.clock, now)
-        self._ring.add(Kind.MESSAGE, self._since, now)
+        self._ring.add(SpanKind.MESSAGE, self._since, now)
         self._since = now
 
     def stepped(self, began: int) -> None:
         now = self._since = self._ring.now()
-        self._ring.add(Kind.STEP, began, now)
+        self._ring.add(SpanKind.STEP, began, now)
         for sequence, since in self._free.items():
             self._free[sequence] = since or now
 
@@ -170,13 +170,13 @@ class Recording(Trace):
                 self._keep(began, role, incarnation, message)
             case Stop():
                 self._free.pop(message.sequence, None)
-        self._ring.add(Kind.MESSAGE, began, self._ring.now())
+        self._ring.add(SpanKind.MESSAGE, began, self._ring.now())
 
     def _asked(self, verify: Verify, began: int, role: Role, incarnation: int) -> None:
         self._keep(began, role, incarnation, verify)
         since = self._free.pop(verify.sequence, 0)
         if since:
-            self._ring.add(Kind.WAIT, since, began, verify.sequence, verify.round)
+            self._ring.add(SpanKind.WAIT, since, began, verify.sequence, verify.round)
 
     def probe(self, incarnation: int) -> Ping | None:
         probes = self._probes.get(incarnation)

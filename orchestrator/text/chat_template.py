@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 """`role` and `content`, as OpenAI's API has them; content is text, or a list of text parts."""
 
 _NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
@@ -55,7 +55,7 @@ class ChatTemplate:
 
     def text(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         answering: bool = True,
@@ -88,7 +88,7 @@ class ChatTemplate:
             raise InputError(f"The model's chat template refuses these messages: {_words(error)}") from error
 
     def tokens(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> list[int]:
         """The same in token ids. A model's own template writes its special tokens itself, so none is added."""
         return self._codec.encode(self.text(messages, tools, **variables), special=not self.own)
@@ -106,7 +106,7 @@ class ChatTemplate:
             ) from error
 
 
-def plain(messages: Sequence[Message], answering: bool = True) -> str:
+def plain(messages: Sequence[ChatMessage], answering: bool = True) -> str:
     """What a model without a template gets: a system text as it is, then turns named "User:" and "Assistant:".
 
     A turn ends with a line break; the answer is to end before the next "\\nUser:".
@@ -157,7 +157,7 @@ def _refuse(words: object) -> None:
     raise TemplateError(str(words))
 
 
-def _flat(message: Message) -> dict[str, Any]:
+def _flat(message: ChatMessage) -> dict[str, Any]:
     """The message with its text parts joined. Raises InputError for what can't be read as text."""
     role, content = message.get("role"), message.get("content")
     if role not in _NAMES:

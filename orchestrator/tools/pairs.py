@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.machine.checkpoints import cached
-from orchestrator.machine.device_profiles import Profile
+from orchestrator.machine.device_profiles import DeviceProfile
 from orchestrator.tools.simulate.devices import Devices
-from orchestrator.tools.simulate.plan import Scene, plain, simulated
+from orchestrator.tools.simulate.plan import Scenario, plain, simulated
 from orchestrator.tools.simulate.sweep import with_draft_step, with_target_step
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
@@ -95,7 +95,7 @@ def tokenizers(pair: Pair) -> tuple[bool, bool]:
     return target == draft, True
 
 
-def forecast(pair: Pair, profile: Profile, on_processor: bool) -> Forecast | None:
+def forecast(pair: Pair, profile: DeviceProfile, on_processor: bool) -> Forecast | None:
     """What `plan` says for a device whose forwards take as much longer as the weights are bigger.
 
     None if the profile does not say what weights it was measured with, or they were too different. The draft
@@ -104,7 +104,7 @@ def forecast(pair: Pair, profile: Profile, on_processor: bool) -> Forecast | Non
     measured = profile.target.weights, profile.draft.weights
     if measured[0] is None or measured[1] is None:
         return None
-    scene = Scene(devices=Devices.of(profile), requests=1, tokens=_TOKENS)
+    scene = Scenario(devices=Devices.of(profile), requests=1, tokens=_TOKENS)
     for change, pace, model, known in (
         (with_target_step, scene.devices.target, pair.target, measured[0]),
         (with_draft_step, scene.devices.draft, pair.draft, measured[1]),

@@ -87,5 +87,5 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=Tr
     """Whether what was asked for is the cause, rather than the machine."""
 
 
-Report: TypeAlias = Progress | Finished | Failed
+ConversionReport: TypeAlias = Progress | Finished | Failed
 """One JSON object a line of the process's standard output."""

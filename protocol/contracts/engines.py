@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-DraftEngine = Literal["mlx", "coreml", "ngram", "none", "random"]
+DraftEngineName = Literal["mlx", "coreml", "ngram", "none", "random"]
 """coreml is for the Neural Engine, and runs by an executor where there is none; random guesses blindly at the
 cost of mlx: for measuring what a useless draft costs."""
 
-TargetEngine = Literal["mlx", "none"]
+TargetEngineName = Literal["mlx", "none"]
 """none: a target of another machine is waited for."""
 
-PrefillEngine = Literal["none", "mlx", "coreml", "guest"]
+PrefillEngineName = Literal["none", "mlx", "coreml", "guest"]
 """What reads prompts in a process of its own; guest: one of another machine, which is trusted with the text."""

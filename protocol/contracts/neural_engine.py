@@ -13,13 +13,13 @@ from protocol.contracts.conversion import FOLDER_MODEL
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 
-Choice: TypeAlias = Literal["coreml", "mlx"]
+EngineChoice: TypeAlias = Literal["coreml", "mlx"]
 """The engine that a draft should use here."""
 _SAMPLES = 64
 _SAMPLE_BYTES = 1 << 16
 
 
-class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ExaminedSystem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a verdict is about. After an update of the system or of the model it is to be found out anew."""
 
     system: str
@@ -29,11 +29,11 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """See `package_fingerprint`."""
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The outcome of an examination."""
 
-    place: Place
-    choice: Choice
+    place: ExaminedSystem
+    choice: EngineChoice
     reason: str
     """One sentence without a full stop."""
 
@@ -58,16 +58,16 @@ def package_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def recorded(place: Place) -> Verdict | None:
+def recorded(place: ExaminedSystem) -> EngineVerdict | None:
     """The verdict of an earlier examination, if there is one that can be read."""
     try:
-        verdict = msgspec.json.decode(_file(place).read_bytes(), type=Verdict)
+        verdict = msgspec.json.decode(_file(place).read_bytes(), type=EngineVerdict)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return verdict if verdict.place == place else None
 
 
-def record(verdict: Verdict) -> Path:
+def record(verdict: EngineVerdict) -> Path:
     """Keep a verdict; returns the file."""
     file = _file(verdict.place)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def record(verdict: Verdict) -> Path:
     return file
 
 
-def _file(place: Place) -> Path:
+def _file(place: ExaminedSystem) -> Path:
     name = hashlib.sha256(msgspec.json.encode(place)).hexdigest()
     return cache_folder() / "neural-engine" / f"{name}.json"
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from protocol.inference.tree_sequence import Forward, MaskKind, SlotCache, TreeSequence
+from protocol.inference.tree_sequence import ForwardShape, MaskKind, SlotCache, TreeSequence
 
 _SEAM = "scaled_dot_product_attention"
 
 
-class Part(NamedTuple):
+class ForwardPart(NamedTuple):
     """What one sequence evaluates: the arguments of its `TreeSequence.evaluate`."""
 
     sequence: TreeSequence
@@ -36,7 +36,7 @@ def can_join(attentions: Iterable[Any]) -> bool:
     return True
 
 
-def evaluate_together(network: Any, parts: Sequence[Part]) -> list[mx.array]:
+def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.array]:
     """(L, V) logits of each part, not yet computed, as its sequence alone would give them."""
     forwards = [part.sequence.begin(part.parents) for part in parts]
     lengths = [len(part.tokens) for part in parts]
@@ -52,7 +52,7 @@ class JointCache:
     """One layer's keys and values of several sequences, whose tokens stand behind one another in the forward."""
 
     def __init__(self, parts: Sequence[SlotCache], lengths: Sequence[int], positions: mx.array) -> None:
-        self.offset = Forward(0, positions, None)
+        self.offset = ForwardShape(0, positions, None)
         """Only a `PositionedRope` can read it."""
         self._parts = parts
         self._lengths = lengths
@@ -102,7 +102,7 @@ class _JointAttention:
         return self._inner(queries, keys, values, cache=cache, scale=scale, mask=mask, **others)
 
 
-def _positions(forward: Forward, length: int) -> mx.array:
+def _positions(forward: ForwardShape, length: int) -> mx.array:
     return mx.arange(forward.begin, forward.begin + length) if forward.positions is None else forward.positions
 
 

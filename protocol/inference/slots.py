@@ -10,13 +10,13 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-Mask: TypeAlias = npt.NDArray[np.bool_]
+SlotMask: TypeAlias = npt.NDArray[np.bool_]
 
 PREFIX = -1
 """Parent of a row that directly follows the committed tokens."""
 
 
-class Row(NamedTuple):
+class TreeRow(NamedTuple):
     """An evaluated tree token: its slot, the row before it, and its absolute position."""
 
     slot: int
@@ -39,7 +39,7 @@ class SlotTable:
         """Slots in use, dead ones included: the next token goes here."""
         self.committed = 0
         self.next_row = 0
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, TreeRow] = {}
         self._shown = np.zeros(256, dtype=bool)
         """Slots of committed tokens, which every row sees. They ascend with the tokens' positions."""
         self._last = -1
@@ -51,7 +51,7 @@ class SlotTable:
     def dead(self) -> int:
         return self.size - self.committed - len(self._rows)
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> TreeRow:
         return self._rows[number]
 
     def committed_slots(self, begin: int, end: int) -> npt.NDArray[np.int64]:
@@ -70,7 +70,7 @@ class SlotTable:
         self._last = self.size - 1
         self._tip = PREFIX
 
-    def add(self, parents: Sequence[int]) -> list[Row]:
+    def add(self, parents: Sequence[int]) -> list[TreeRow]:
         """New rows take the next slots and the next row numbers; parents come before their children."""
         self._reserve(self.size + len(parents))
         added = []
@@ -78,19 +78,19 @@ class SlotTable:
             parent = self._tip if parent == PREFIX else parent
             assert parent == self._tip or parent in self._rows, f"row {parent} is not there to be continued"
             position = self.committed if parent == self._tip else self._rows[parent].position + 1
-            row = Row(self.size, parent, position)
+            row = TreeRow(self.size, parent, position)
             self._rows[self.next_row] = row
             added.append(row)
             self.next_row += 1
             self.size += 1
         return added
 
-    def continues(self, rows: Sequence[Row]) -> bool:
+    def continues(self, rows: Sequence[TreeRow]) -> bool:
         """Whether new `rows` are one chain that sees every slot before it, so that a causal mask serves."""
         first = rows[0].position
         return rows[0].slot == first and rows[-1].position == first + len(rows) - 1
 
-    def mask(self, rows: Sequence[Row]) -> Mask:
+    def mask(self, rows: Sequence[TreeRow]) -> SlotMask:
         """(L, size): each of the newest `rows` sees the committed tokens, its ancestors and itself."""
         seen = np.empty((len(rows), self.size), dtype=bool)
         first = self.next_row - len(rows)

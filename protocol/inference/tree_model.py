@@ -14,9 +14,9 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
 from protocol.errors import InputError
-from protocol.inference.joint_forward import Part, can_join, evaluate_together
+from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.slots import PREFIX
-from protocol.inference.tree_sequence import Forward, TreeSequence
+from protocol.inference.tree_sequence import ForwardShape, TreeSequence
 from protocol.kv.arena_header import ArenaLayout
 from protocol.messages.base import MAX_CONTEXT
 
@@ -76,7 +76,7 @@ class TreeModel:
         """A new, empty sequence."""
         return TreeSequence(self.network)
 
-    def evaluate_together(self, parts: Sequence[Part]) -> list[mx.array]:
+    def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
         """(L, V) logits of each part, not yet computed: in one forward, where this architecture allows it."""
         if len(parts) == 1 or not self.joins:
             return [part.sequence.evaluate(part.tokens, part.parents) for part in parts]
@@ -125,7 +125,7 @@ class TreeModel:
         # One forward after the other, as ranks that share a model must have it.
         mx.eval(alone)
         try:
-            joint = evaluate_together(self.network, [Part(self.sequence(), *fork) for _ in range(2)])
+            joint = evaluate_together(self.network, [ForwardPart(self.sequence(), *fork) for _ in range(2)])
             mx.eval(joint)
         except (TypeError, ValueError, AttributeError):
             return False
@@ -140,15 +140,15 @@ class TreeModel:
 
 
 class PositionedRope(nn.Module):
-    """A rope that also takes the positions of a `Forward`: each token becomes a batch row of its own,
+    """A rope that also takes the positions of a `ForwardShape`: each token becomes a batch row of its own,
     since `mx.fast.rope` accepts an offset per batch row."""
 
     def __init__(self, inner: Callable[..., mx.array]) -> None:
         super().__init__()
         self.inner = inner
 
-    def __call__(self, x: mx.array, offset: "int | mx.array | Forward" = 0) -> mx.array:
-        if not isinstance(offset, Forward):
+    def __call__(self, x: mx.array, offset: "int | mx.array | ForwardShape" = 0) -> mx.array:
+        if not isinstance(offset, ForwardShape):
             return self.inner(x, offset=offset)
         return self.inner(x.transpose(2, 1, 0, 3), offset=offset.positions).transpose(2, 1, 0, 3)
 

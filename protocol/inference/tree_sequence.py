@@ -20,7 +20,7 @@ _GROWTH = 256
 MaskKind: TypeAlias = mx.array | Literal["causal"] | None
 
 
-class Forward(NamedTuple):
+class ForwardShape(NamedTuple):
     """What one forward looks like from inside a model."""
 
     begin: int
@@ -36,11 +36,11 @@ class SlotCache:
     def __init__(self) -> None:
         self.keys: Any = None
         self.values: Any = None
-        self.forward = Forward(0, None, None)
+        self.forward = ForwardShape(0, None, None)
         self._end = 0
 
     @property
-    def offset(self) -> int | Forward:
+    def offset(self) -> int | ForwardShape:
         """A plain number wherever one says all, else the forward itself, which only a
         `PositionedRope` can read: anything that reckons with it fails instead of going wrong."""
         return self.forward.begin if self.forward.positions is None else self.forward
@@ -111,7 +111,7 @@ class TreeSequence:
             self._compact()
         begin = self._table.size
         self._table.append(len(tokens))
-        self._prepare(Forward(begin, None, "causal" if len(tokens) > 1 else None))
+        self._prepare(ForwardShape(begin, None, "causal" if len(tokens) > 1 else None))
         self._logits(tokens)
         mx.eval([(cache.keys, cache.values) for cache in self.caches])
 
@@ -123,14 +123,14 @@ class TreeSequence:
         self.begin(parents)
         return self._logits(tokens)
 
-    def begin(self, parents: Sequence[int]) -> Forward:
+    def begin(self, parents: Sequence[int]) -> ForwardShape:
         """Make rows for a forward, which every layer's cache is now ready for; see `evaluate`."""
         rows = self._table.add(parents)
         if self._table.continues(rows):
-            return self._prepare(Forward(rows[0].slot, None, "causal" if len(rows) > 1 else None))
+            return self._prepare(ForwardShape(rows[0].slot, None, "causal" if len(rows) > 1 else None))
         positions = mx.array([row.position for row in rows])
         mask: Any = self._table.mask(rows)
-        return self._prepare(Forward(rows[0].slot, positions, mx.array(mask)))
+        return self._prepare(ForwardShape(rows[0].slot, positions, mx.array(mask)))
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         """Commit the rows of `path` in order, keep those in `surviving`, forget the others.
@@ -194,7 +194,7 @@ class TreeSequence:
             cache.keys, cache.values = to_mlx(layer_keys[None], kind), to_mlx(layer_values[None], kind)
         self._table.append(tokens)
 
-    def _prepare(self, forward: Forward) -> Forward:
+    def _prepare(self, forward: ForwardShape) -> ForwardShape:
         for cache in self.caches:
             cache.forward = forward
         return forward

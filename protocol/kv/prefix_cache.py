@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from protocol.kv.prefix_index import TokenRadixTree
+from protocol.kv.prefix_index import PrefixIndex
 
 Kv = TypeVar("Kv")
 
-LEAST = 32
+MIN_SHARED_TOKENS = 32
 """Tokens: so few are evaluated in little more than the time of one forward."""
 
 
@@ -24,13 +24,13 @@ class Found(NamedTuple, Generic[Kv]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept(Generic[Kv]):
+class _CacheEntry(Generic[Kv]):
     kv: Kv
     tokens: int
     size: int
 
 
-class KeptKv(Generic[Kv]):
+class PrefixCache(Generic[Kv]):
     """At most `limit` bytes; what another one holds as well goes first, then what was not used for longest."""
 
     def __init__(self, limit: int, let_go: Callable[[Kv], None]) -> None:
@@ -38,9 +38,9 @@ class KeptKv(Generic[Kv]):
         self._limit = limit
         self._let_go = let_go
         self._names = itertools.count()
-        self._kept: OrderedDict[int, _Kept[Kv]] = OrderedDict()
+        self._kept: OrderedDict[int, _CacheEntry[Kv]] = OrderedDict()
         """Least recently used first."""
-        self._index: TokenRadixTree[int] = TokenRadixTree()
+        self._index: PrefixIndex[int] = PrefixIndex()
 
     def __iter__(self) -> Iterator[Kv]:
         return (one.kv for one in self._kept.values())
@@ -52,11 +52,11 @@ class KeptKv(Generic[Kv]):
 
     def keep(self, kv: Kv, tokens: Sequence[int], size: int) -> None:
         """Take in the KV of `tokens`, `size` bytes; nobody else may use it from now on."""
-        if len(tokens) < LEAST or size > self._limit:
+        if len(tokens) < MIN_SHARED_TOKENS or size > self._limit:
             self._let_go(kv)
             return
         name = next(self._names)
-        self._kept[name] = _Kept(kv, len(tokens), size)
+        self._kept[name] = _CacheEntry(kv, len(tokens), size)
         self._index.extend(name, tokens)
         for other in [other for other in self._kept if other != name and self._index.covered(other)]:
             self._give_up(other)
@@ -72,13 +72,13 @@ class KeptKv(Generic[Kv]):
         lost than gained.
         """
         shared = self._index.longest(tokens)
-        if shared.tokens < LEAST:
+        if shared.tokens < MIN_SHARED_TOKENS:
             return None
         ages = {name: age for age, name in enumerate(self._kept)}
         name = max(shared.names, key=ages.__getitem__)
         kept = self._kept[name]
         lost = kept.tokens - shared.tokens
-        if lost < LEAST or (lost < shared.tokens and not copyable(kept.kv)):
+        if lost < MIN_SHARED_TOKENS or (lost < shared.tokens and not copyable(kept.kv)):
             self._forget(name)
             return Found(kept.kv, shared.tokens, free=True)
         if not copyable(kept.kv):
@@ -89,6 +89,6 @@ class KeptKv(Generic[Kv]):
     def _give_up(self, name: int) -> None:
         self._let_go(self._forget(name).kv)
 
-    def _forget(self, name: int) -> _Kept[Kv]:
+    def _forget(self, name: int) -> _CacheEntry[Kv]:
         self._index.remove(name)
         return self._kept.pop(name)

@@ -13,14 +13,14 @@ Name = TypeVar("Name", bound=Hashable)
 _CODE = "i"
 
 
-class Shared(NamedTuple, Generic[Name]):
+class SharedPrefix(NamedTuple, Generic[Name]):
     """The longest prefix that is held, and all whose sequences begin with it, in no order that means anything."""
 
     tokens: int
     names: list[Name]
 
 
-class TokenRadixTree(Generic[Name]):
+class PrefixIndex(Generic[Name]):
     """Append-only token sequences by name. All costs are in tokens handed in, whatever else is held."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class TokenRadixTree(Generic[Name]):
         del end.names[name]
         self._tidy(end)
 
-    def longest(self, tokens: Sequence[int]) -> Shared[Name]:
+    def longest(self, tokens: Sequence[int]) -> SharedPrefix[Name]:
         """What shares most with `tokens`; nothing shares a prefix of no tokens."""
         wanted, at, node = array(_CODE, tokens), 0, self._top
         while at < len(wanted) and (child := node.children.get(wanted[at])) is not None:
@@ -58,7 +58,7 @@ class TokenRadixTree(Generic[Name]):
             node, at = child, at + common
             if common < len(child.edge):
                 break
-        return Shared(at, [name for each in node.family() for name in each.names] if at else [])
+        return SharedPrefix(at, [name for each in node.family() for name in each.names] if at else [])
 
     def covered(self, name: Name) -> bool:
         """Whether another sequence begins with all of this one."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NewType, TypeAlias
 import msgspec
 from msgspec import Meta
 
-VERSION = 1
+VERSION = 2
 """Raised whenever a struct here changes its meaning; peers of another version are refused."""
 MAX_CONTEXT = 1 << 20
 """Most tokens a Start may carry."""
@@ -59,5 +59,5 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     """Base of all messages; the tag is the class name in lower case."""
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MessagePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of what messages are made of."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta
 
 from protocol.errors import Blame
-from protocol.messages.base import MAX_CONTEXT, MAX_NODES, Message, Part, Role, ShortText, Token
+from protocol.messages.base import MAX_CONTEXT, MAX_NODES, Message, MessagePart, Role, ShortText, Token
 from protocol.messages.sampling import Likelihoods, Sampling
 
 
@@ -30,7 +30,7 @@ class Inquire(Message, frozen=True):
     """Ask for the pipeline's State; answered now and again when it becomes ready or fails."""
 
 
-class State(Message, frozen=True):
+class PipelineState(Message, frozen=True):
     """What a client needs to know before it submits."""
 
     session: ShortText
@@ -49,7 +49,7 @@ class State(Message, frozen=True):
     """Workers that went down so far; local ones are restarted."""
 
 
-class Piece(Message, frozen=True):
+class Output(Message, frozen=True):
     """More text. A token whose text is still incomplete arrives with the text so far."""
 
     request: ShortText
@@ -61,7 +61,7 @@ class Piece(Message, frozen=True):
     """Of each of the tokens, if they were asked for."""
 
 
-class Pace(Part, frozen=True, kw_only=True):
+class Pace(MessagePart, frozen=True, kw_only=True):
     """How well a run kept to the pace of the device that it stands for."""
 
     profile: ShortText
@@ -74,7 +74,7 @@ class Pace(Part, frozen=True, kw_only=True):
     """At most 1% of the forwards overran; figures of an invalid run say nothing of the device."""
 
 
-class Statistics(Part, frozen=True, kw_only=True):
+class Statistics(MessagePart, frozen=True, kw_only=True):
     """Figures of one request. Rates are None where the strategy has no such thing."""
 
     prompt_tokens: int
@@ -125,4 +125,4 @@ class Refused(Message, frozen=True):
 
 
 FromClient: TypeAlias = Submit | Cancel | Inquire
-ToClient: TypeAlias = State | Piece | Done | Refused
+ToClient: TypeAlias = PipelineState | Output | Done | Refused

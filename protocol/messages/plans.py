@@ -4,23 +4,23 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from protocol.messages.base import MAX_SUPPORT, Part, Probability, Token, WireNode
+from protocol.messages.base import MAX_SUPPORT, MessagePart, Probability, Token, WireNode
 
 
-class BestFirst(Part, frozen=True, tag="best_first"):
+class BestFirst(MessagePart, frozen=True, tag="best_first"):
     """Grow the most probable unexpanded nodes: `width` a step, `fan` children each."""
 
     width: Annotated[int, Meta(ge=1, le=256)]
     fan: Annotated[int, Meta(ge=1, le=MAX_SUPPORT)]
 
 
-class Chain(Part, frozen=True, tag="chain"):
+class Chain(MessagePart, frozen=True, tag="chain"):
     """Grow one chain of `depth` tokens under the root, then rest."""
 
     depth: Annotated[int, Meta(ge=1, le=256)]
 
 
-class FanOut(Part, frozen=True, tag="fan_out"):
+class FanOut(MessagePart, frozen=True, tag="fan_out"):
     """The published SSD speculation: a chain of `depth` tokens, then `fan[k]` guesses of the bonus
     token after k accepted ones (k = 0..depth), each continued by a chain of `depth` tokens.
 
@@ -32,10 +32,10 @@ class FanOut(Part, frozen=True, tag="fan_out"):
     saguaro: Probability = 1.0
 
 
-Plan: TypeAlias = BestFirst | Chain | FanOut
+GrowthPlan: TypeAlias = BestFirst | Chain | FanOut
 
 
-class Distribution(Part, frozen=True):
+class Distribution(MessagePart, frozen=True):
     """The draft distribution that the children of `node` were drawn from (rejection mode)."""
 
     node: WireNode

@@ -7,16 +7,16 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from protocol.messages.base import Message, Part, Role, Seconds, ShortText
+from protocol.messages.base import Message, MessagePart, Role, Seconds, ShortText
 from protocol.messages.client import Refused
 from protocol.messages.worker import FromWorker, KvBlock
 
 PublicKey: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\Z")]
 """A CURVE key in Z85."""
 GuestName: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
-Life: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
+GuestLife: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
 """One life of a worker, by a number that the guest chose."""
-Place = Literal["loading", "at work", "drafting", "on trial", "standing by"]
+WorkerStatus = Literal["loading", "at work", "drafting", "on trial", "standing by"]
 """Of an attached worker: before its Hello; a target in use; a draft by what was decided between several."""
 
 
@@ -34,13 +34,13 @@ class Attach(Message, frozen=True):
     """By a guest with its own keys: a stamp is wanted for one life of a worker."""
 
     role: Role
-    life: Life
+    life: GuestLife
 
 
 class Leave(Message, frozen=True):
     """That life has ended."""
 
-    life: Life
+    life: GuestLife
 
 
 # The server to guests ----------------------------------------------------------------------------
@@ -55,23 +55,23 @@ class Joined(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """The stamp for that life; its worker says Hello with it, on a connection of its own with the same keys."""
 
-    life: Life
+    life: GuestLife
     epoch: int
     incarnation: int
 
 
-class Standing(Message, frozen=True):
+class StatusUpdate(Message, frozen=True):
     """How a guest's worker is doing, every few seconds."""
 
-    life: Life
-    place: Place
+    life: GuestLife
+    place: WorkerStatus
     round_trip: Seconds | None
 
 
 # The owner's commands and the pipeline -----------------------------------------------------------
 
 
-class Roll(Message, frozen=True):
+class ListWorkers(Message, frozen=True):
     """Who is at work?"""
 
 
@@ -85,7 +85,7 @@ class Revoke(Message, frozen=True):
     name: ShortText
 
 
-class WorkerEntry(Part, frozen=True, kw_only=True):
+class WorkerEntry(MessagePart, frozen=True, kw_only=True):
     """One worker, or a guest who may come and has none."""
 
     name: ShortText
@@ -94,7 +94,7 @@ class WorkerEntry(Part, frozen=True, kw_only=True):
     engine: ShortText = ""
     model: ShortText = ""
     device: ShortText = ""
-    place: Place | Literal["gone"]
+    place: WorkerStatus | Literal["gone"]
     round_trip: Seconds | None = None
     """The shortest of the last few; None where nobody measured one."""
     clock_offset: Annotated[float, Meta(ge=-1e12, le=1e12)] | None = None
@@ -116,6 +116,6 @@ class Invitation(Message, frozen=True):
 
 
 FromGuest: TypeAlias = FromWorker | KvBlock | Join | Attach | Leave
-ToGuest: TypeAlias = Joined | Welcome | Standing | Refused
-FromOwner: TypeAlias = Roll | Invite | Revoke
+ToGuest: TypeAlias = Joined | Welcome | StatusUpdate | Refused
+FromOwner: TypeAlias = ListWorkers | Invite | Revoke
 ToOwner: TypeAlias = Workers | Invitation | Refused

@@ -4,10 +4,18 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from protocol.messages.base import MAX_ALTERNATIVES, MAX_NODES, MAX_SCHEMA, LogProbability, Part, Token, Verification
+from protocol.messages.base import (
+    MAX_ALTERNATIVES,
+    MAX_NODES,
+    MAX_SCHEMA,
+    LogProbability,
+    MessagePart,
+    Token,
+    Verification,
+)
 
 
-class Grammar(Part, frozen=True):
+class Grammar(MessagePart, frozen=True):
     """What generated text has to be: `before`, a JSON value that fits `schema`, `after`."""
 
     schema: Annotated[str, Meta(min_length=1, max_length=MAX_SCHEMA)]
@@ -20,7 +28,7 @@ class Grammar(Part, frozen=True):
     """Any text may come first, and that may be all: only from the first `before` on it has to be so."""
 
 
-class Sampling(Part, frozen=True, kw_only=True):
+class Sampling(MessagePart, frozen=True, kw_only=True):
     """How the target turns logits into a token. Temperature 0 is greedy.
 
     The order is frequency and presence penalty (over what was generated on the node's own path), grammar,
@@ -48,7 +56,7 @@ class Sampling(Part, frozen=True, kw_only=True):
     verification: Verification = "coupled"
 
 
-class Likelihood(Part, frozen=True):
+class Likelihood(MessagePart, frozen=True):
     """How probable the target itself found a chosen token: the natural logarithm of its softmax over the bare logits,
     before penalties, grammar, bias, filters and temperature."""
 

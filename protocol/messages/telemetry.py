@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from protocol.messages.base import Message, Part, PlainText, Probability, Role, Seconds, WireSequence
+from protocol.messages.base import Message, MessagePart, PlainText, Probability, Role, Seconds, WireSequence
 from protocol.messages.client import FromClient, Statistics, ToClient
 
 MOST_NODES = 48
@@ -28,10 +28,10 @@ Serial: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Key: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
 """The lower bits of a node's id, as many as JavaScript's numbers hold: the same node has the same key in all scenes."""
 TokenText: TypeAlias = Annotated[str, Meta(max_length=MOST_CHARACTERS)]
-Moment: TypeAlias = Annotated[float, Meta(ge=-1e12, le=1e12)]
+ClockTime: TypeAlias = Annotated[float, Meta(ge=-1e12, le=1e12)]
 """Seconds on the orchestrator's clock."""
 Index: TypeAlias = Annotated[int, Meta(ge=-1, lt=MOST_NODES)]
-Tally: TypeAlias = Annotated[tuple[int, ...], Meta(max_length=MOST_DEPTHS)]
+DepthCounts: TypeAlias = Annotated[tuple[int, ...], Meta(max_length=MOST_DEPTHS)]
 """One count a depth below the root, from 1 on."""
 
 
@@ -44,7 +44,7 @@ class Watch(Message, frozen=True):
     """The request to look at; None, or one that is over, is the latest."""
 
 
-class Branches(Part, frozen=True, kw_only=True):
+class TreeSnapshot(MessagePart, frozen=True, kw_only=True):
     """A token tree in parallel arrays, parents before their children; entry 0 is the root."""
 
     keys: Annotated[tuple[Key, ...], Meta(max_length=MOST_NODES)]
@@ -56,14 +56,14 @@ class Branches(Part, frozen=True, kw_only=True):
     """Probability of getting there from the root, as it is believed."""
 
 
-class Judged(Part, frozen=True, kw_only=True):
+class VerifiedRound(MessagePart, frozen=True, kw_only=True):
     """A round that is over."""
 
     sequence: WireSequence
     round: int
-    begin: Moment
-    end: Moment
-    sent: Branches
+    begin: ClockTime
+    end: ClockTime
+    sent: TreeSnapshot
     """What was verified, or its first nodes."""
     width: int
     """Tokens in the target's forward that belonged to this request."""
@@ -76,30 +76,30 @@ class Judged(Part, frozen=True, kw_only=True):
     """Whether there was something below the bonus already; None where there is no such thing."""
 
 
-class Span(Part, frozen=True, kw_only=True):
+class WorkSpan(MessagePart, frozen=True, kw_only=True):
     """One unit of a worker's work, dated back from the arrival of its result by the seconds that it says it took."""
 
     role: Role
     incarnation: int
     kind: Literal["grow", "verify", "read"]
     sequence: WireSequence
-    begin: Moment
-    end: Moment
+    begin: ClockTime
+    end: ClockTime
     tokens: int
     """That were evaluated."""
     kept: int
     """Of a verification: accepted nodes."""
 
 
-class Over(Part, frozen=True, kw_only=True):
+class FinishedRequest(MessagePart, frozen=True, kw_only=True):
     """A request that has ended."""
 
     sequence: WireSequence
-    end: Moment
+    end: ClockTime
     statistics: Statistics
 
 
-class WorkerSeen(Part, frozen=True, kw_only=True):
+class WorkerSummary(MessagePart, frozen=True, kw_only=True):
     """A worker that is up."""
 
     role: Role
@@ -112,7 +112,7 @@ class WorkerSeen(Part, frozen=True, kw_only=True):
     """Of a draft."""
 
 
-class RequestSeen(Part, frozen=True, kw_only=True):
+class RequestSummary(MessagePart, frozen=True, kw_only=True):
     """A request in progress."""
 
     sequence: WireSequence
@@ -122,7 +122,7 @@ class RequestSeen(Part, frozen=True, kw_only=True):
     """Age."""
 
 
-class Shown(Part, frozen=True, kw_only=True):
+class RequestSnapshot(MessagePart, frozen=True, kw_only=True):
     """The request that is looked at, as it is now."""
 
     sequence: WireSequence
@@ -131,7 +131,7 @@ class Shown(Part, frozen=True, kw_only=True):
     """Its last committed tokens; the last of all is the root."""
     prompt: int
     """How many of those the prompt's are."""
-    tree: Branches
+    tree: TreeSnapshot
     """Its most probable part, and all that is under verification."""
     asked: Annotated[tuple[Index, ...], Meta(max_length=MOST_NODES)]
     """Entries of the tree that are under verification."""
@@ -148,8 +148,8 @@ class Shown(Part, frozen=True, kw_only=True):
     hits: int
     chances: int
     """Rounds that could have hit."""
-    accepted: Tally
-    tried: Tally
+    accepted: DepthCounts
+    tried: DepthCounts
     """Rounds in which the node above was accepted and had a child under verification, by depth."""
     evaluated: int
     """Nodes that the draft evaluated."""
@@ -163,25 +163,25 @@ class Shown(Part, frozen=True, kw_only=True):
     """Of what a round takes beyond the target's forward and deliberate waiting."""
 
 
-class Scene(Message, frozen=True, kw_only=True):
+class TelemetryFrame(Message, frozen=True, kw_only=True):
     """What the pipeline did since the watcher's last scene, and how it stands."""
 
     serial: Serial
-    at: Moment
+    at: ClockTime
     lost: int
     """Spans and judged rounds since then that are not told: there were too many."""
     drafts: bool
     """The strategy uses a draft."""
-    workers: Annotated[tuple[WorkerSeen, ...], Meta(max_length=_MOST_WORKERS)]
-    requests: Annotated[tuple[RequestSeen, ...], Meta(max_length=MOST_REQUESTS)]
+    workers: Annotated[tuple[WorkerSummary, ...], Meta(max_length=_MOST_WORKERS)]
+    requests: Annotated[tuple[RequestSummary, ...], Meta(max_length=MOST_REQUESTS)]
     """The oldest ones, and the one that is shown."""
-    shown: Shown | None
-    judged: Annotated[tuple[Judged, ...], Meta(max_length=MOST_JUDGED)]
-    spans: Annotated[tuple[Span, ...], Meta(max_length=MOST_SPANS)]
-    over: Annotated[tuple[Over, ...], Meta(max_length=MOST_OVER)] = ()
+    shown: RequestSnapshot | None
+    judged: Annotated[tuple[VerifiedRound, ...], Meta(max_length=MOST_JUDGED)]
+    spans: Annotated[tuple[WorkSpan, ...], Meta(max_length=MOST_SPANS)]
+    over: Annotated[tuple[FinishedRequest, ...], Meta(max_length=MOST_OVER)] = ()
     """The last ones."""
 
 
-FromVisitor: TypeAlias = FromClient | Watch
+FromClientOrWatcher: TypeAlias = FromClient | Watch
 """Who comes to the desk."""
-ToVisitor: TypeAlias = ToClient | Scene
+ToClientOrWatcher: TypeAlias = ToClient | TelemetryFrame

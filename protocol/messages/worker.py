@@ -12,9 +12,9 @@ from protocol.messages.base import (
     ArenaName,
     Count,
     Message,
+    MessagePart,
     Moment,
     Nodes,
-    Part,
     PlainText,
     Position,
     Probability,
@@ -27,21 +27,21 @@ from protocol.messages.base import (
     WireNode,
     WireSequence,
 )
-from protocol.messages.plans import Distribution, Plan
+from protocol.messages.plans import Distribution, GrowthPlan
 from protocol.messages.sampling import Likelihoods, Sampling
 
 MAX_PAYLOAD = 1 << 19
 """Bytes of the raw frame. CURVE adds to them, and the whole has to stay under a worker's largest frame."""
 
 
-class KvReference(Part, frozen=True):
+class KvReference(MessagePart, frozen=True):
     """The KV of a sequence's first `tokens` tokens lies in this arena."""
 
     name: ArenaName
     tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
 
 
-class KvForm(Part, frozen=True):
+class KvForm(MessagePart, frozen=True):
     """What a model's keys, and equally its values, are like; see ArenaLayout."""
 
     layers: Annotated[int, Meta(ge=1, le=1024)]
@@ -51,7 +51,7 @@ class KvForm(Part, frozen=True):
     """An ElementType."""
 
 
-class Paced(Part, frozen=True, kw_only=True):
+class Paced(MessagePart, frozen=True, kw_only=True):
     """Forwards of one worker that were held to a device's pace."""
 
     forwards: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
@@ -221,7 +221,7 @@ class Start(Message, frozen=True):
     tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_CONTEXT)]
     root: WireNode
     sampling: Sampling
-    plan: Plan | None = None
+    plan: GrowthPlan | None = None
     """How to grow; None for a target."""
     vocabulary: Vocabulary | None = None
     """The target's, for a draft: tokens at or above it are never drafted. None if it is the draft's own."""
@@ -259,7 +259,7 @@ class Reroot(Message, frozen=True):
     root: WireNode
     missed: bool
     """The cache has no child of the new root: publish what there is again."""
-    plan: Plan | None = None
+    plan: GrowthPlan | None = None
     """A new plan, or None to keep the present one."""
 
 

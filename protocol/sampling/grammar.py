@@ -25,7 +25,7 @@ _WHITESPACE = r"(\n[ \t]{0,32}| )"
 """Where JSON may have whitespace. A model that is not sure of itself would otherwise break lines for ever."""
 _BETWEEN = "\n"
 """Stands between two of what repeats."""
-Mask = npt.NDArray[np.bool_]
+TokenMask = npt.NDArray[np.bool_]
 
 
 class GrammarError(Exception):
@@ -110,7 +110,7 @@ class GrammarState:
             self.failure = f"The grammar can't be followed: {_reason(self._matcher) or 'the text is not of it'}."
         self._passed += rest
 
-    def allowed(self, paths: Sequence[Sequence[int]]) -> list[Mask | None]:
+    def allowed(self, paths: Sequence[Sequence[int]]) -> list[TokenMask | None]:
         """(V,) for each path from here: which tokens may follow it; None behind one that has ended or is not allowed.
 
         Raises GrammarError if the library can't tell, and stands where it stood.
@@ -118,7 +118,7 @@ class GrammarState:
         if self.failure:
             raise GrammarError(self.failure)
         ahead: list[int] = []
-        masks: list[Mask | None] = [None] * len(paths)
+        masks: list[TokenMask | None] = [None] * len(paths)
         try:
             # In this order every step is taken once.
             for index in sorted(range(len(paths)), key=lambda index: tuple(paths[index])):
@@ -143,7 +143,7 @@ class GrammarState:
         ahead += rest[:passed]
         return passed == len(rest)
 
-    def _mask(self) -> Mask:
+    def _mask(self) -> TokenMask:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
             raise GrammarError(f"The grammar can't be followed from here: {_reason(self._matcher)}.")

@@ -15,7 +15,7 @@ from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars, GrammarState
 
 
-class Restraint:
+class LogitsProcessors:
     """Of one sequence, as of its root. Without penalties and grammar it changes nothing."""
 
     def __init__(self, sampling: Sampling, grammar: GrammarState | None, generated: Sequence[int]) -> None:
@@ -27,7 +27,7 @@ class Restraint:
         self._grammar = grammar
 
     @classmethod
-    def at(cls, start: Start, grammars: Grammars) -> "Restraint":
+    def at(cls, start: Start, grammars: Grammars) -> "LogitsProcessors":
         """Of a sequence that is served from `start` on. Raises GrammarError."""
         wanted, generated = start.sampling.grammar, start.tokens[start.prompt :]
         state = None if wanted is None else grammars.open(wanted, start.ends, generated)

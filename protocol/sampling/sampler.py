@@ -14,7 +14,7 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_p
 
 from protocol.errors import PipelineError
 from protocol.messages.sampling import Sampling
-from protocol.sampling.threefry import Stream, gumbel, half_block, noise_bits, noise_key
+from protocol.sampling.threefry import NoiseStream, gumbel, half_block, noise_bits, noise_key
 
 _CACHE_BYTES = 64 << 20
 _CACHE_ROWS = 32
@@ -39,7 +39,7 @@ class Noise:
         self._rows: OrderedDict[tuple[int, int], mx.array] = OrderedDict()
         self._require_known_layout()
 
-    def row(self, seed: int, position: int, stream: Stream) -> mx.array:
+    def row(self, seed: int, position: int, stream: NoiseStream) -> mx.array:
         """(V,) float32 for the token at absolute `position`; lazily evaluated the first time."""
         key = noise_key(seed, position, stream)
         row = self._rows.pop(key, None)
@@ -57,8 +57,8 @@ class Noise:
 
     def _require_known_layout(self) -> None:
         tokens = np.unique(np.linspace(0, self._width - 1, 8, dtype=np.int64))
-        expected = gumbel(noise_bits(*_PROBE, tokens, self.vocabulary, Stream.SAMPLE))
-        row = self._fresh(noise_key(*_PROBE, Stream.SAMPLE))
+        expected = gumbel(noise_bits(*_PROBE, tokens, self.vocabulary, NoiseStream.SAMPLE))
+        row = self._fresh(noise_key(*_PROBE, NoiseStream.SAMPLE))
         if not np.allclose(np.array(row[mx.array(tokens)]), expected, rtol=1e-4, atol=1e-4):
             raise PipelineError(
                 f"MLX {version('mlx')} draws random bits in an order this release does not know: "
@@ -76,7 +76,7 @@ def scores(
     """
     if sampling.temperature == 0:
         return adjusted(logits, sampling, contexts)
-    rows = [noise.row(sampling.seed, position, Stream.SAMPLE) for position in positions]
+    rows = [noise.row(sampling.seed, position, NoiseStream.SAMPLE) for position in positions]
     return filtered(logits, sampling, contexts) / sampling.temperature + mx.stack(rows)
 
 

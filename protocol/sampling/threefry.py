@@ -18,7 +18,7 @@ _POSITION_BITS = 24
 _MASK = 0xFFFFFFFF
 
 
-class Stream(IntEnum):
+class NoiseStream(IntEnum):
     """What the noise at a position is for; streams never share bits."""
 
     SAMPLE = 0
@@ -44,7 +44,7 @@ def threefry2x32(key: tuple[int, int], counters: tuple[Words, Words]) -> tuple[W
     return first, second
 
 
-def noise_key(seed: int, position: int, stream: Stream) -> tuple[int, int]:
+def noise_key(seed: int, position: int, stream: NoiseStream) -> tuple[int, int]:
     """The generator's key for the token at absolute `position` (below 2^24) of a request with this seed."""
     assert 0 <= position < 1 << _POSITION_BITS
     return seed & _MASK, position | stream << _POSITION_BITS
@@ -56,7 +56,9 @@ def half_block(vocabulary: int) -> int:
     return max(1, 1 << (vocabulary - 1).bit_length() >> 1)
 
 
-def noise_bits(seed: int, position: int, tokens: npt.NDArray[np.integer], vocabulary: int, stream: Stream) -> Words:
+def noise_bits(
+    seed: int, position: int, tokens: npt.NDArray[np.integer], vocabulary: int, stream: NoiseStream
+) -> Words:
     """The 32 random bits of each of `tokens` (ids below `vocabulary`), in their shape."""
     half = half_block(vocabulary)
     block = (tokens % half).astype(np.uint32)

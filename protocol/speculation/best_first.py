@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from protocol.messages.plans import BestFirst
 from protocol.speculation.evaluated_tree import EvaluatedTree
-from protocol.speculation.step import Step
+from protocol.speculation.step import GrowthStep
 from protocol.speculation.token_tree import Node
 
 MAX_ALIVE = 2048
@@ -31,7 +31,7 @@ class BestFirstGrowth:
         self._heap = [_entry(node) for node in evaluated.tree if evaluated.is_open(node)]
         heapq.heapify(self._heap)
 
-    def choose(self) -> Step | None:
+    def choose(self) -> GrowthStep | None:
         """Takes the chosen nodes off the frontier: ask once, then evaluate them."""
         tree = self._evaluated.tree
         room = (MAX_ALIVE - len(tree)) // self._plan.fan
@@ -39,7 +39,7 @@ class BestFirstGrowth:
         nodes: list[Node] = []
         while len(nodes) < min(self._plan.width, room) and self._heap and -self._heap[0][0] >= least:
             nodes.append(heapq.heappop(self._heap)[-1])
-        return Step(nodes, self._plan.fan) if nodes else None
+        return GrowthStep(nodes, self._plan.fan) if nodes else None
 
     def publish(self, fresh: Sequence[Node]) -> list[Node]:
         children = [child for node in fresh for child in self._evaluated.adopt(node, self._plan.fan)]

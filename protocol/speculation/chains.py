@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from protocol.messages.base import MAX_NODES
 from protocol.messages.plans import Chain, FanOut
 from protocol.speculation.evaluated_tree import EvaluatedTree
-from protocol.speculation.step import Step
+from protocol.speculation.step import GrowthStep
 from protocol.speculation.token_tree import Node
 
 MAX_ALIVE = 4096
@@ -21,9 +21,9 @@ class ChainGrowth:
         self._evaluated = evaluated
         self._depth = plan.depth
 
-    def choose(self) -> Step | None:
+    def choose(self) -> GrowthStep | None:
         tip = _open_tip(self._evaluated, self._evaluated.tree.root, self._depth)
-        return None if tip is None else Step([tip[1]], limit=1)
+        return None if tip is None else GrowthStep([tip[1]], limit=1)
 
     def publish(self, fresh: Sequence[Node]) -> list[Node]:
         return [child for node in fresh for child in self._evaluated.adopt(node, 1)]
@@ -38,14 +38,14 @@ class FanOutGrowth:
         self._plan = plan
         self._fan = plan.fan[: plan.depth + 1] + (0,) * (plan.depth + 1 - len(plan.fan))
 
-    def choose(self) -> Step | None:
+    def choose(self) -> GrowthStep | None:
         if len(self._evaluated.tree) >= MAX_ALIVE:
             return None
         tips = list(self._tips())[:MAX_NODES]
         if not tips:
             return None
         fans = [self._fan[position] for position, _ in tips] if self._plan.saguaro < 1.0 else ()
-        return Step([node for _, node in tips], _SPARE * max(self._fan) + 1, self._plan.saguaro, fans)
+        return GrowthStep([node for _, node in tips], _SPARE * max(self._fan) + 1, self._plan.saguaro, fans)
 
     def publish(self, fresh: Sequence[Node]) -> list[Node]:
         """Chains first, then the guesses, as soon as the main chain has been evaluated to its end."""

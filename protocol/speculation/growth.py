@@ -4,21 +4,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, assert_never
 
 from protocol.messages.base import NodeId
-from protocol.messages.plans import BestFirst, Chain, FanOut, Plan
+from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.speculation.best_first import BestFirstGrowth, Forced
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.chains import ChainGrowth, FanOutGrowth
 from protocol.speculation.evaluated_tree import EvaluatedTree
-from protocol.speculation.step import Step
+from protocol.speculation.step import GrowthStep
 from protocol.speculation.token_tree import Node, TokenTree
 
 
-class Growth:
+class TreeGrowth:
     """One sequence's tree under one plan: `next_step`, evaluate it, `expand`, again; `advance` between."""
 
     def __init__(
-        self, tree: TokenTree, plan: Plan, horizon: int, calibration: Calibration, forced: Forced | None = None
+        self, tree: TokenTree, plan: GrowthPlan, horizon: int, calibration: Calibration, forced: Forced | None = None
     ) -> None:
         """`horizon`: the first absolute position whose node is never evaluated. `forced` knows of nodes of this tree
         what must follow them."""
@@ -27,26 +27,26 @@ class Growth:
         self._plan = plan
         self._forced = forced
         self._rule = _rule(plan, self._evaluated, forced)
-        self._next: Step | None = None
+        self._next: GrowthStep | None = None
 
     @property
     def candidates(self) -> Mapping[NodeId, Candidates]:
         """Of every evaluated node in the tree."""
         return self._evaluated.candidates
 
-    def next_step(self) -> Step | None:
+    def next_step(self) -> GrowthStep | None:
         """What to evaluate now; None in a lull. The same until `expand` or `advance`."""
         if self._next is None:
             self._next = self._rule.choose()
         return self._next
 
-    def expand(self, step: Step, candidates: Sequence[Candidates]) -> list[Node]:
+    def expand(self, step: GrowthStep, candidates: Sequence[Candidates]) -> list[Node]:
         """Take what the engine said of the step's nodes; returns the new nodes, siblings together."""
         self._next = None
         self._evaluated.record(step.nodes, candidates)
         return self._rule.publish(step.nodes)
 
-    def advance(self, tokens: Sequence[int], plan: Plan | None = None) -> list[Node]:
+    def advance(self, tokens: Sequence[int], plan: GrowthPlan | None = None) -> list[Node]:
         """Move the root along `tokens`, perhaps under a new plan; returns committed nodes, old root first."""
         committed = self._evaluated.advance(tokens)
         self._plan = plan or self._plan
@@ -69,14 +69,14 @@ class Growth:
 class _Rule(Protocol):
     """A plan at work on a tree; made anew whenever the root moves."""
 
-    def choose(self) -> Step | None: ...
+    def choose(self) -> GrowthStep | None: ...
 
     def publish(self, fresh: Sequence[Node]) -> list[Node]:
         """Add to the tree what the plan wants now that `fresh` is evaluated; returns it."""
         ...
 
 
-def _rule(plan: Plan, evaluated: EvaluatedTree, forced: Forced | None) -> _Rule:
+def _rule(plan: GrowthPlan, evaluated: EvaluatedTree, forced: Forced | None) -> _Rule:
     match plan:
         case BestFirst():
             return BestFirstGrowth(evaluated, plan, forced)

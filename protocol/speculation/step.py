@@ -6,7 +6,7 @@ from typing import NamedTuple
 from protocol.speculation.token_tree import Node
 
 
-class Step(NamedTuple):
+class GrowthStep(NamedTuple):
     """Nodes for one forward, parents before children."""
 
     nodes: Sequence[Node]

@@ -5,12 +5,12 @@ from typing import Any, Literal
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-Standing = Literal["connecting", "up", "down", "denied", "mistaken"]
+ConnectionState = Literal["connecting", "up", "down", "denied", "mistaken"]
 """connecting: no answer yet; up: connected; down: it was up, and libzmq tries again; denied: the hub does not admit
 these keys or speaks no CURVE, libzmq has given up; mistaken: what answers has another key than was given, or no
 guard, libzmq tries again."""
 
-_MEANING: dict[int, Standing] = {
+_MEANING: dict[int, ConnectionState] = {
     zmq.EVENT_HANDSHAKE_SUCCEEDED: "up",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "denied",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "denied",
@@ -22,7 +22,7 @@ class Handshake:
     """Of one socket with one connection, watched from before it connects."""
 
     def __init__(self, socket: zmq.Socket[Any]) -> None:
-        self.standing: Standing = "connecting"
+        self.standing: ConnectionState = "connecting"
         self._socket = socket
         self._events: zmq.Socket[Any] = socket.get_monitor_socket(sum(_MEANING) | zmq.EVENT_DISCONNECTED)
 

@@ -16,7 +16,7 @@ from protocol.security.addresses import Endpoint, endpoint, require_local
 from protocol.security.guard import ZAP_DOMAIN, Guard
 from protocol.security.keys import KeyPair
 from protocol.transport.codec import MAX_FRAME, Stamp, decode, encode
-from protocol.transport.handshake import Handshake, Standing
+from protocol.transport.handshake import ConnectionState, Handshake
 
 S = TypeVar("S", bound=zmq.Socket[Any])
 
@@ -225,7 +225,7 @@ class Link:
             messages.append(message)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ConnectionState:
         """How connecting went, as of the last `receive`; on this machine nobody is asked for keys."""
         return "up" if self._handshake is None else self._handshake.standing
 

@@ -5,7 +5,7 @@ from typing import Protocol, TypeAlias
 
 from protocol.messages.worker import FromWorker, Hello, Shipment, ToWorker
 
-Reply: TypeAlias = FromWorker | Shipment
+WorkerReply: TypeAlias = FromWorker | Shipment
 
 
 class Worker(Protocol):
@@ -14,11 +14,11 @@ class Worker(Protocol):
 
     def hello(self) -> Hello: ...
 
-    def handle(self, message: ToWorker) -> Iterable[Reply]: ...
+    def handle(self, message: ToWorker) -> Iterable[WorkerReply]: ...
 
     @property
     def has_work(self) -> bool: ...
 
-    def work(self) -> Iterable[Reply]:
+    def work(self) -> Iterable[WorkerReply]:
         """One unit of work: a prefill chunk, a growth step, a verification."""
         ...

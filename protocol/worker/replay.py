@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from protocol.messages.worker import Start, ToWorker
-from protocol.worker.interface import Reply, Worker
+from protocol.worker.interface import Worker, WorkerReply
 from protocol.worker.tracing import Script, load_script, traced
 
 
@@ -52,6 +52,6 @@ def _alone(message: ToWorker) -> ToWorker:
     return message
 
 
-def _drain(replies: Iterable[Reply]) -> None:
+def _drain(replies: Iterable[WorkerReply]) -> None:
     for _ in replies:
         pass

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 
-class Kind(IntEnum):
+class SpanKind(IntEnum):
     """What a span was spent on."""
 
     PREFILL = 1
@@ -61,7 +61,7 @@ class SpanRing:
         self._memory = self._spans.view(np.uint8).data
 
     def add(
-        self, kind: Kind, begin: int, end: int, sequence: int = 0, round: int = 0, tokens: int = 0, serial: int = 0
+        self, kind: SpanKind, begin: int, end: int, sequence: int = 0, round: int = 0, tokens: int = 0, serial: int = 0
     ) -> None:
         offset = self.recorded % self._capacity * _RECORD.size
         _RECORD.pack_into(self._memory, offset, begin, end, sequence, round, serial, kind, tokens)

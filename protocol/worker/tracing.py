@@ -13,8 +13,8 @@ import msgspec
 
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Forest, Grow, Hello, KvOffer, Prefilled, Start, Stop, ToWorker, Verdict, Verify
-from protocol.worker.interface import Reply, Worker
-from protocol.worker.spans import Kind, SpanRing
+from protocol.worker.interface import Worker, WorkerReply
+from protocol.worker.spans import SpanKind, SpanRing
 
 Script: TypeAlias = list[ToWorker | None]
 """What a worker did, in order: a message that it handled, or None for one unit of work."""
@@ -54,14 +54,14 @@ class TracedWorker:
     def has_work(self) -> bool:
         return self._worker.has_work
 
-    def handle(self, message: ToWorker) -> Iterator[Reply]:
+    def handle(self, message: ToWorker) -> Iterator[WorkerReply]:
         self._remember(message)
         if isinstance(message, Start):
             self._unread.add(message.sequence)
         elif isinstance(message, Stop):
             self._unread.discard(message.sequence)
         began = self._ring.now()
-        answer: Reply | None = None
+        answer: WorkerReply | None = None
         asked = _tokens_to_verify(message)
         for answer in self._worker.handle(message):
             self._answered(answer, began, asked)
@@ -70,16 +70,16 @@ class TracedWorker:
             began, asked = self._ring.now(), 0
         self._tidied(answer, began)
 
-    def work(self) -> Iterator[Reply]:
+    def work(self) -> Iterator[WorkerReply]:
         self._remember(None)
         began = self._ring.now()
-        answer: Reply | None = None
+        answer: WorkerReply | None = None
         for answer in self._worker.work():
             self._answered(answer, began)
             yield answer
             began = self._ring.now()
         if answer is None:
-            self._ring.add(Kind.PREFILL if self._unread else Kind.TIDY, began, self._ring.now())
+            self._ring.add(SpanKind.PREFILL if self._unread else SpanKind.TIDY, began, self._ring.now())
         self._tidied(answer, began)
 
     def save(self, folder: Path, name: str) -> None:
@@ -88,26 +88,28 @@ class TracedWorker:
         if len(self.script) < MOST_STEPS:
             (folder / f"{name}.script").write_bytes(msgspec.json.encode(self.script))
 
-    def _answered(self, answer: Reply, began: int, asked: int = 0) -> None:
+    def _answered(self, answer: WorkerReply, began: int, asked: int = 0) -> None:
         """Record the work that ended in this answer; `asked` tokens were to be verified."""
         end = self._ring.now()
         match answer:
             case Verdict():
-                self._ring.add(Kind.VERIFY, began, end, answer.sequence, answer.round, asked)
+                self._ring.add(SpanKind.VERIFY, began, end, answer.sequence, answer.round, asked)
             case Prefilled():
                 self._unread.discard(answer.sequence)
-                self._ring.add(Kind.PREFILL, began, end, answer.sequence, answer.round, answer.tokens)
+                self._ring.add(SpanKind.PREFILL, began, end, answer.sequence, answer.round, answer.tokens)
             case KvOffer():
-                self._ring.add(Kind.TIDY, began, end)
+                self._ring.add(SpanKind.TIDY, began, end)
             case Grow():
                 self._grows += 1
                 if answer.evaluated:
-                    self._ring.add(Kind.GROW, began, end, answer.sequence, answer.round, answer.evaluated, self._grows)
+                    self._ring.add(
+                        SpanKind.GROW, began, end, answer.sequence, answer.round, answer.evaluated, self._grows
+                    )
 
-    def _tidied(self, answer: Reply | None, began: int) -> None:
+    def _tidied(self, answer: WorkerReply | None, began: int) -> None:
         """Record the work that came after it."""
         if isinstance(answer, Verdict | Prefilled):
-            self._ring.add(Kind.TIDY, began, self._ring.now(), answer.sequence, answer.round)
+            self._ring.add(SpanKind.TIDY, began, self._ring.now(), answer.sequence, answer.round)
 
     def _remember(self, step: ToWorker | None) -> None:
         if len(self.script) < MOST_STEPS:

@@ -13,7 +13,7 @@ _SLICE = 128
 """Tokens copied at once: a verification that arrives meanwhile waits no longer than that."""
 
 
-class Checkpoint:
+class KvCheckpoint:
     """One arena at a time, filled a slice at a time; a bigger one when it is full."""
 
     def __init__(self, exchange: KvExchange, covered: int = 0) -> None:

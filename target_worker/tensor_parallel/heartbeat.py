@@ -13,7 +13,7 @@ from contextlib import suppress
 _BEAT_SECONDS = 1.0
 
 
-def keep_pulse(connection: socket.socket, silence: float, lost: Callable[[str], object]) -> None:
+def start_heartbeat(connection: socket.socket, silence: float, lost: Callable[[str], object]) -> None:
     """Beat from now on; `lost` is called once, with what happened, when the other side has gone or is silent."""
     threading.Thread(target=_keep, args=(connection, silence, lost), daemon=True, name="pulse").start()
 

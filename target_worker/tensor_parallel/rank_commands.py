@@ -14,51 +14,53 @@ _LENGTH_BYTES = 4
 _MOST_BYTES = 16 << 20
 
 
-class Prefill(msgspec.Struct, frozen=True, tag="prefill", array_like=True):
+class PrefillCommand(msgspec.Struct, frozen=True, tag="prefill", array_like=True):
     sequence: int
     tokens: tuple[int, ...]
 
 
-class Evaluate(msgspec.Struct, frozen=True, tag="evaluate", array_like=True):
+class EvaluateCommand(msgspec.Struct, frozen=True, tag="evaluate", array_like=True):
     sequence: int
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
 
 
-class EvaluateTogether(msgspec.Struct, frozen=True, tag="evaluate_together", array_like=True):
+class EvaluateTogetherCommand(msgspec.Struct, frozen=True, tag="evaluate_together", array_like=True):
     """All of it in one forward."""
 
-    parts: tuple[Evaluate, ...]
+    parts: tuple[EvaluateCommand, ...]
 
 
-class Keep(msgspec.Struct, frozen=True, tag="keep", array_like=True):
+class KeepCommand(msgspec.Struct, frozen=True, tag="keep", array_like=True):
     """Commit the rows of `path`; all others are forgotten."""
 
     sequence: int
     path: tuple[int, ...]
 
 
-class Truncate(msgspec.Struct, frozen=True, tag="truncate", array_like=True):
+class TruncateCommand(msgspec.Struct, frozen=True, tag="truncate", array_like=True):
     sequence: int
     length: int
 
 
-class Close(msgspec.Struct, frozen=True, tag="close", array_like=True):
+class CloseCommand(msgspec.Struct, frozen=True, tag="close", array_like=True):
     """The sequence is not needed any more."""
 
     sequence: int
 
 
-Call: TypeAlias = Prefill | Evaluate | EvaluateTogether | Keep | Truncate | Close
-_DECODER = msgspec.msgpack.Decoder(Call)
+RankCommand: TypeAlias = (
+    PrefillCommand | EvaluateCommand | EvaluateTogetherCommand | KeepCommand | TruncateCommand | CloseCommand
+)
+_DECODER = msgspec.msgpack.Decoder(RankCommand)
 
 
-def encoded(call: Call) -> bytes:
+def encoded(call: RankCommand) -> bytes:
     body = msgspec.msgpack.encode(call)
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
-def received(connection: socket.socket) -> Call:
+def received(connection: socket.socket) -> RankCommand:
     """The next call. Raises EOFError when the other end is gone, WireError for what is no call."""
     length = int.from_bytes(_exactly(connection, _LENGTH_BYTES), "big")
     if length > _MOST_BYTES:

@@ -15,8 +15,8 @@ from protocol.contracts.target_hosts import RankSetup, TargetHosts, require_divi
 from protocol.errors import PipelineError
 from protocol.inference.tree_model import TreeModel
 from target_worker.tensor_parallel.group import connect, divided
-from target_worker.tensor_parallel.heartbeat import keep_pulse
-from target_worker.tensor_parallel.rank_commands import Call, received
+from target_worker.tensor_parallel.heartbeat import start_heartbeat
+from target_worker.tensor_parallel.rank_commands import RankCommand, received
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
 from target_worker.tensor_parallel.sharded_model import LeadingModel, follow
 
@@ -31,7 +31,7 @@ def leading(folder: Path, hosts: TargetHosts) -> LeadingModel:
     children = [_started(RankSetup(hosts=hosts, rank=rank, model=str(folder))) for rank in _local_ranks(hosts)]
     peers = meet(hosts, model_fingerprint(folder), lambda: _require_alive(children))
     for peer in peers:
-        keep_pulse(peer.pulse, hosts.silence, _end_because(f"Rank {peer.rank} ({hosts.addresses[peer.rank][0]})"))
+        start_heartbeat(peer.pulse, hosts.silence, _end_because(f"Rank {peer.rank} ({hosts.addresses[peer.rank][0]})"))
     with _together():
         model = LeadingModel.load(folder, divided(connect(hosts, 0)))
     model.lead(peers)
@@ -47,7 +47,7 @@ def serve_rank(setup: RankSetup, ready: Callable[[], None], say: Callable[[str],
     require_divisible(folder, hosts.ranks)
     say(f"waiting for rank 0 at {hosts.addresses[0][0]}")
     peer = join(hosts, setup.rank, model_fingerprint(folder))
-    keep_pulse(peer.pulse, hosts.silence, _end_because("Rank 0"))
+    start_heartbeat(peer.pulse, hosts.silence, _end_because("Rank 0"))
     say("loading")
     with _together():
         model = TreeModel.load(folder, divided(connect(hosts, setup.rank)))
@@ -56,7 +56,7 @@ def serve_rank(setup: RankSetup, ready: Callable[[], None], say: Callable[[str],
     follow(model, _calls(peer))
 
 
-def _calls(peer: Peer) -> Iterator[Call]:
+def _calls(peer: Peer) -> Iterator[RankCommand]:
     while True:
         yield received(peer.calls)
 

@@ -12,28 +12,28 @@ from typing import Any
 
 import mlx.core as mx
 
-from protocol.inference.joint_forward import Part
+from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
 from target_worker.tensor_parallel.rank_commands import (
-    Call,
-    Close,
-    Evaluate,
-    EvaluateTogether,
-    Keep,
-    Prefill,
-    Truncate,
+    CloseCommand,
+    EvaluateCommand,
+    EvaluateTogetherCommand,
+    KeepCommand,
+    PrefillCommand,
+    RankCommand,
+    TruncateCommand,
     encoded,
 )
 from target_worker.tensor_parallel.rendezvous import Peer
 
-Tell = Callable[[Call], None]
+SendCommand = Callable[[RankCommand], None]
 
 
 class LeadingModel(TreeModel):
     """Rank 0's model. Its sequences are led once `lead` was called; what comes before, every rank does by itself."""
 
-    _tell: Tell | None = None
+    _tell: SendCommand | None = None
 
     def lead(self, peers: Sequence[Peer]) -> None:
         self._tell = lambda call: tell(peers, call)
@@ -44,10 +44,10 @@ class LeadingModel(TreeModel):
             return super().sequence()
         return LeadingSequence(self.network, self._tell, next(self.numbers))
 
-    def evaluate_together(self, parts: Sequence[Part]) -> list[mx.array]:
+    def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
         if self._tell is None or len(parts) == 1 or not self.joins:
             return super().evaluate_together(parts)
-        self._tell(EvaluateTogether(tuple(_evaluate(*part) for part in parts)))
+        self._tell(EvaluateTogetherCommand(tuple(_evaluate(*part) for part in parts)))
         logits = super().evaluate_together(parts)
         mx.eval(logits)
         return logits
@@ -58,16 +58,16 @@ class LeadingSequence(TreeSequence):
 
     copyable = False
 
-    def __init__(self, network: Any, tell: Tell, number: int) -> None:
+    def __init__(self, network: Any, tell: SendCommand, number: int) -> None:
         super().__init__(network)
         self._tell = tell
         self.number = number
         """What all ranks know it by."""
         # Whoever lets go of a sequence need not know that it is one of these.
-        weakref.finalize(self, tell, Close(number)).atexit = False
+        weakref.finalize(self, tell, CloseCommand(number)).atexit = False
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        self._tell(Prefill(self.number, tuple(tokens)))
+        self._tell(PrefillCommand(self.number, tuple(tokens)))
         super().prefill(tokens)
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
@@ -79,43 +79,43 @@ class LeadingSequence(TreeSequence):
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         assert not tuple(surviving), "a target keeps no rows beside the path"
-        self._tell(Keep(self.number, tuple(path)))
+        self._tell(KeepCommand(self.number, tuple(path)))
         super().keep(path, ())
 
     def truncate(self, length: int) -> None:
-        self._tell(Truncate(self.number, length))
+        self._tell(TruncateCommand(self.number, length))
         super().truncate(length)
 
 
-def follow(model: TreeModel, calls: Iterable[Call]) -> None:
+def follow(model: TreeModel, calls: Iterable[RankCommand]) -> None:
     """Another rank's work: what rank 0 tells, in its order."""
     sequences: dict[int, TreeSequence] = {}
     for call in calls:
-        if isinstance(call, Close):
+        if isinstance(call, CloseCommand):
             sequences.pop(call.sequence, None)
             continue
-        if isinstance(call, EvaluateTogether):
-            parts = [Part(sequences[part.sequence], part.tokens, part.parents) for part in call.parts]
+        if isinstance(call, EvaluateTogetherCommand):
+            parts = [ForwardPart(sequences[part.sequence], part.tokens, part.parents) for part in call.parts]
             mx.eval(model.evaluate_together(parts))
             continue
         sequence = sequences.setdefault(call.sequence, model.sequence())
         match call:
-            case Prefill(tokens=tokens):
+            case PrefillCommand(tokens=tokens):
                 sequence.prefill(tokens)
-            case Evaluate(tokens=tokens, parents=parents):
+            case EvaluateCommand(tokens=tokens, parents=parents):
                 mx.eval(sequence.evaluate(tokens, parents))
-            case Keep(path=path):
+            case KeepCommand(path=path):
                 sequence.keep(path, ())
-            case Truncate(length=length):
+            case TruncateCommand(length=length):
                 sequence.truncate(length)
 
 
-def _evaluate(sequence: TreeSequence, tokens: Sequence[int], parents: Sequence[int]) -> Evaluate:
+def _evaluate(sequence: TreeSequence, tokens: Sequence[int], parents: Sequence[int]) -> EvaluateCommand:
     assert isinstance(sequence, LeadingSequence)
-    return Evaluate(sequence.number, tuple(tokens), tuple(parents))
+    return EvaluateCommand(sequence.number, tuple(tokens), tuple(parents))
 
 
-def tell(peers: Sequence[Peer], call: Call) -> None:
+def tell(peers: Sequence[Peer], call: RankCommand) -> None:
     """Let all other ranks run the same call."""
     frame = encoded(call)
     for peer in peers:

@@ -12,10 +12,10 @@ import numpy as np
 
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.sampling.sampler import Noise, scores
-from target_worker.verification.proposed_tree import Proposal
+from target_worker.verification.proposed_tree import ProposedTree
 
 
-class Walk(NamedTuple):
+class Acceptance(NamedTuple):
     """Entries accepted from the root down, and the token the target added behind them."""
 
     accepted: tuple[int, ...]
@@ -24,21 +24,23 @@ class Walk(NamedTuple):
     """Of both, if they were asked for."""
 
 
-def coupled(logits: mx.array, proposal: Proposal, history: Sequence[int], sampling: Sampling, noise: Noise) -> Walk:
+def coupled(
+    logits: mx.array, proposal: ProposedTree, history: Sequence[int], sampling: Sampling, noise: Noise
+) -> Acceptance:
     """Accept a proposed token iff it is the sampled one. `logits` is (L, V), a row an entry."""
     after = [position + 1 for position in proposal.positions]
     picks = mx.argmax(scores(logits, after, sampling, proposal.contexts(history, sampling), noise), axis=-1)
     return walked(proposal, as_ids(picks))
 
 
-def walked(proposal: Proposal, picks: Sequence[int]) -> Walk:
+def walked(proposal: ProposedTree, picks: Sequence[int]) -> Acceptance:
     """From the root, follow the picked token for as long as it was proposed."""
     accepted = []
     entry = 0
     while (child := proposal.children[entry].get(picks[entry])) is not None:
         accepted.append(child)
         entry = child
-    return Walk(tuple(accepted), picks[entry])
+    return Acceptance(tuple(accepted), picks[entry])
 
 
 def as_ids(picks: mx.array) -> list[int]:

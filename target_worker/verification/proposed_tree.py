@@ -12,7 +12,7 @@ from protocol.messages.worker import Verify
 from protocol.speculation.token_tree import node_id
 
 
-class Proposal:
+class ProposedTree:
     """A valid Verify with the things every rule of acceptance asks of it.
 
     Entry 0 is the root. `positions[i]` is the absolute position of entry i, `ids[i]` its node id and
@@ -70,7 +70,7 @@ def flaw(verify: Verify, sampling: Sampling, vocabulary: int, context: int) -> s
         return structural
     if max(verify.tokens) >= vocabulary:
         return f"The tree holds token {max(verify.tokens)}; the target's vocabulary ends at {vocabulary - 1}."
-    proposal = Proposal(verify)
+    proposal = ProposedTree(verify)
     if max(proposal.positions) >= context:
         return f"The tree reaches position {max(proposal.positions)}; the target's context ends at {context - 1}."
     if sampling.verification == "coupled":
@@ -92,7 +92,9 @@ def _structural_flaw(verify: Verify) -> str | None:
     return None
 
 
-def _distribution_flaws(proposal: Proposal, distributions: Sequence[Distribution], vocabulary: int) -> Iterator[str]:
+def _distribution_flaws(
+    proposal: ProposedTree, distributions: Sequence[Distribution], vocabulary: int
+) -> Iterator[str]:
     if len(proposal.distributions) != len(distributions):
         yield "The tree carries two distributions for one node."
     for distribution in distributions:

@@ -13,12 +13,14 @@ import numpy as np
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, filtered
-from protocol.sampling.threefry import Stream, noise_bits, uniform
-from target_worker.verification.coupled import Walk, as_ids, coupled
-from target_worker.verification.proposed_tree import Proposal
+from protocol.sampling.threefry import NoiseStream, noise_bits, uniform
+from target_worker.verification.coupled import Acceptance, as_ids, coupled
+from target_worker.verification.proposed_tree import ProposedTree
 
 
-def rejection(logits: mx.array, proposal: Proposal, history: Sequence[int], sampling: Sampling, noise: Noise) -> Walk:
+def rejection(
+    logits: mx.array, proposal: ProposedTree, history: Sequence[int], sampling: Sampling, noise: Noise
+) -> Acceptance:
     """Accept a prefix of the proposed chain and add one token. `logits` is (L, V), a row an entry.
 
     At temperature 0, p is one-hot and both rules accept exactly what the target would have chosen.
@@ -34,10 +36,10 @@ def rejection(logits: mx.array, proposal: Proposal, history: Sequence[int], samp
     ratios = _ratios(target, draft, proposal, chain)
     mx.eval(replacements, ratios)
     kept = _accepted(np.array(ratios), [proposal.positions[entry] for entry in chain[1:]], sampling.seed)
-    return Walk(tuple(chain[1 : kept + 1]), as_ids(replacements)[chain[kept]])
+    return Acceptance(tuple(chain[1 : kept + 1]), as_ids(replacements)[chain[kept]])
 
 
-def draft_probabilities(proposal: Proposal, vocabulary: int) -> mx.array:
+def draft_probabilities(proposal: ProposedTree, vocabulary: int) -> mx.array:
     """(L, V) float32: q behind each entry. One-hot for a deterministic proposal, 0 behind the chain's end."""
     entries, tokens, masses = [], [], []
     for entry, children in enumerate(proposal.children):
@@ -60,7 +62,7 @@ def _draft_masses(distribution: Distribution | None, children: Iterable[int]) ->
     return zip(distribution.tokens, (mass / total for mass in distribution.probabilities), strict=True)
 
 
-def _ratios(target: mx.array, draft: mx.array, proposal: Proposal, chain: list[int]) -> mx.array:
+def _ratios(target: mx.array, draft: mx.array, proposal: ProposedTree, chain: list[int]) -> mx.array:
     """(K,) p(x)/q(x) of each proposed token of the chain."""
     entries = mx.array(chain[:-1], dtype=mx.int32)
     tokens = mx.array([proposal.tokens[entry] for entry in chain[1:]], dtype=mx.int32)
@@ -68,13 +70,13 @@ def _ratios(target: mx.array, draft: mx.array, proposal: Proposal, chain: list[i
 
 
 def _residual_scores(
-    target: mx.array, draft: mx.array, proposal: Proposal, sampling: Sampling, noise: Noise
+    target: mx.array, draft: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise
 ) -> mx.array:
     """(L, V): the argmax of row i is drawn from norm(max(p - q, 0)), and from p where nothing was proposed."""
     residual = mx.maximum(target - draft, 0.0)
     # Where p and q agree to the last bit a rejection is impossible, save for rounding.
     residual = mx.where(residual.sum(axis=-1, keepdims=True) > 0, residual, target)
-    rows = [noise.row(sampling.seed, position + 1, Stream.RESIDUAL) for position in proposal.positions]
+    rows = [noise.row(sampling.seed, position + 1, NoiseStream.RESIDUAL) for position in proposal.positions]
     return mx.log(residual) + mx.stack(rows)
 
 
@@ -88,4 +90,4 @@ def _accepted(ratios: np.ndarray, positions: Sequence[int], seed: int) -> int:
 
 def acceptance_uniform(seed: int, position: int) -> float:
     """The one uniform number that decides on the token at absolute `position`."""
-    return float(uniform(noise_bits(seed, position, np.zeros(1, dtype=np.int64), 1, Stream.ACCEPT))[0])
+    return float(uniform(noise_bits(seed, position, np.zeros(1, dtype=np.int64), 1, NoiseStream.ACCEPT))[0])

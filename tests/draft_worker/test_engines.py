@@ -15,11 +15,11 @@ from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from protocol.inference.tree_model import TreeModel
 from protocol.messages.base import NodeId, SequenceId
-from protocol.messages.plans import BestFirst, Chain, FanOut, Plan
+from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Reroot, Start
 from protocol.sampling.sampler import Noise, scores
-from protocol.sampling.threefry import Stream
+from protocol.sampling.threefry import NoiseStream
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 from tests.support.paths import DEMO_DRAFT
 from tests.support.tiny_models import VOCABULARY, stock_logits, tree_model
@@ -40,7 +40,9 @@ def engine(model: TreeModel) -> MlxEngine:
     return MlxEngine(model, "tiny")
 
 
-def drafting(engine: MlxEngine | NgramEngine, sampling: Sampling, plan: Plan, prompt: tuple[int, ...]) -> DraftWorker:
+def drafting(
+    engine: MlxEngine | NgramEngine, sampling: Sampling, plan: GrowthPlan, prompt: tuple[int, ...]
+) -> DraftWorker:
     worker = DraftWorker(engine, lambda: 0.0)
     list(worker.handle(Start(ONE, 0, prompt, ROOT, sampling, plan)))
     return worker
@@ -59,7 +61,7 @@ def grow(worker: DraftWorker, tree: TokenTree, steps: int) -> list[Grow]:
     return replies
 
 
-def grown(engine: MlxEngine | NgramEngine, sampling: Sampling, plan: Plan, steps: int) -> TokenTree:
+def grown(engine: MlxEngine | NgramEngine, sampling: Sampling, plan: GrowthPlan, steps: int) -> TokenTree:
     tree = TokenTree(ROOT, PROMPT[-1], len(PROMPT) - 1)
     grow(drafting(engine, sampling, plan, PROMPT), tree, steps)
     return tree
@@ -81,7 +83,7 @@ def target_choice(model: TreeModel, tokens: list[int], sampling: Sampling) -> in
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED, Sampling(temperature=0.7, seed=2, repetition_penalty=1.3)])
 @pytest.mark.parametrize("plan", [BestFirst(3, 3), Chain(6), FanOut(2, (1, 1, 2))])
 def test_a_target_as_its_own_draft_is_always_foreseen(
-    model: TreeModel, engine: MlxEngine, sampling: Sampling, plan: Plan
+    model: TreeModel, engine: MlxEngine, sampling: Sampling, plan: GrowthPlan
 ):
     tree = grown(engine, sampling, plan, steps=6)
     parents = [node for node in tree if node.children]
@@ -251,6 +253,6 @@ def test_a_larger_vocabulary_of_the_target_leaves_its_noise_foreseen(model):
     list(worker.handle(Start(ONE, 0, PROMPT, ROOT, COUPLED, BestFirst(1, 1), vocabulary=wide)))
     (reply, *_) = grow(worker, TokenTree(ROOT, PROMPT[-1], len(PROMPT) - 1), 1)
     logits = stock_logits(model.network, list(PROMPT))[None]
-    row = np.array(Noise(wide).row(COUPLED.seed, len(PROMPT), Stream.SAMPLE))[:VOCABULARY]
+    row = np.array(Noise(wide).row(COUPLED.seed, len(PROMPT), NoiseStream.SAMPLE))[:VOCABULARY]
 
     assert reply.tokens[0] == int(np.argmax(np.array(logits) + row))

@@ -7,7 +7,7 @@ import pytest
 
 from draft_worker.worker import DraftWorker
 from protocol.messages.base import MAX_NODES, NodeId, SequenceId
-from protocol.messages.plans import BestFirst, Chain, FanOut, Plan
+from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, FromWorker, Grow, Reroot, Start, Stop
 from protocol.speculation.token_tree import Node, TokenTree, node_id
@@ -32,7 +32,7 @@ class Ticking:
 class Bench:
     """A worker, and the orchestrator's view of one of its sequences."""
 
-    def __init__(self, plan: Plan | None = None, prompt: tuple[int, ...] = PROMPT, context: int = 10_000) -> None:
+    def __init__(self, plan: GrowthPlan | None = None, prompt: tuple[int, ...] = PROMPT, context: int = 10_000) -> None:
         self.engine = FakeEngine(context)
         self.worker = DraftWorker(self.engine, Ticking(), prefill_chunk=32)
         self.tokens = list(prompt)
@@ -64,7 +64,7 @@ class Bench:
                     self.mirror.add(node, token, probability)
         return replies
 
-    def reroot(self, *tokens: int, missed: bool = False, plan: Plan | None = None) -> Reroot:
+    def reroot(self, *tokens: int, missed: bool = False, plan: GrowthPlan | None = None) -> Reroot:
         """The message for `tokens`, which our own view follows."""
         position = self.mirror.root.depth
         for token in tokens:

@@ -5,7 +5,7 @@ import time
 import zmq
 
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.runtime.delayed_hub import FarHub
+from orchestrator.runtime.delayed_hub import DelayedHub
 from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.messages.worker import FromWorker, Ping, Pong, ToWorker
 from protocol.transport.codec import Stamp
@@ -26,7 +26,7 @@ def heard(hub, count):
 
 def test_only_the_far_worker_is_late_and_its_order_is_kept(tmp_path):
     context, address = zmq.Context(), f"ipc://{tmp_path}/hub"
-    hub = FarHub(context, address, FromWorker, EmulatedLink(delay=DELAY, loss=0.2), lambda stamp: stamp == FAR)
+    hub = DelayedHub(context, address, FromWorker, EmulatedLink(delay=DELAY, loss=0.2), lambda stamp: stamp == FAR)
     near, far = (Link(context, address, stamp, ToWorker) for stamp in (NEAR, FAR))
     try:
         began = time.monotonic()
@@ -46,7 +46,7 @@ def test_only_the_far_worker_is_late_and_its_order_is_kept(tmp_path):
 
 def test_a_far_worker_hears_late_too(tmp_path):
     context, address = zmq.Context(), f"ipc://{tmp_path}/hub"
-    hub = FarHub(context, address, FromWorker, EmulatedLink(delay=DELAY), lambda stamp: stamp == FAR)
+    hub = DelayedHub(context, address, FromWorker, EmulatedLink(delay=DELAY), lambda stamp: stamp == FAR)
     far = Link(context, address, FAR, ToWorker)
     try:
         far.send(Pong(1.0))

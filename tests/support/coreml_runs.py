@@ -15,7 +15,7 @@ from draft_worker.coreml.conversion.build import write
 from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.call_inputs import CallInputs, join_logits
-from draft_worker.coreml.runtime.executor import Executor, Precision, State
+from draft_worker.coreml.runtime.executor import Executor, ExecutorRegisters, Precision
 from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.conversion import Choices
 from protocol.errors import InputError
@@ -73,7 +73,7 @@ class Run:
         self._executor = Executor(converted.file, precision)
         self._kv = np.zeros(self._package.cache_shape, np.float32)
         self._table = SlotTable()
-        self._state: State | None = None
+        self._state: ExecutorRegisters | None = None
 
     def evaluate(self, width: int, tokens: Sequence[int], parents: Sequence[int]) -> Array:
         """(tokens, vocabulary) logits of rows that continue `parents`; -1 stands for the empty prefix."""

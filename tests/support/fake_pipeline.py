@@ -9,10 +9,10 @@ from orchestrator.api.result import Chosen, Result
 from orchestrator.api.sampling_params import SamplingParams
 from protocol.errors import PipelineError
 from protocol.messages.base import SequenceId
-from protocol.messages.client import State, Statistics
-from protocol.messages.telemetry import Scene
+from protocol.messages.client import PipelineState, Statistics
+from protocol.messages.telemetry import TelemetryFrame
 
-READY = State(
+READY = PipelineState(
     session="s",
     ready=True,
     failure=None,
@@ -78,7 +78,7 @@ class FakeStream:
 @dataclass
 class FakePipeline:
     pieces: Callable[[SamplingParams], Sequence[str | PipelineError | None]] = lambda _: ["Hel", "lo"]
-    condition: State | None = READY
+    condition: PipelineState | None = READY
     asked: list[tuple[Sequence[int], SamplingParams]] = field(default_factory=list)
     ends: tuple[Literal["stop", "length"], str | None] = ("stop", None)
     """Why every generation ends, and by which stop string."""
@@ -86,13 +86,13 @@ class FakePipeline:
     stuck: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
-    scenes: Sequence[Scene | PipelineError] = ()
+    scenes: Sequence[TelemetryFrame | PipelineError] = ()
     watched: list[SequenceId | None] = field(default_factory=list)
 
-    async def state(self) -> State | None:
+    async def state(self) -> PipelineState | None:
         return self.condition
 
-    async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[Scene, None]:
+    async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
         """Its scenes, and then nothing happens."""
         self.watched.append(sequence)
         for scene in self.scenes:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from protocol.messages.base import NodeId, Role, SequenceId
-from protocol.messages.plans import Chain, FanOut, Plan
+from protocol.messages.plans import Chain, FanOut, GrowthPlan
 from protocol.messages.worker import (
     Fault,
     Forest,
@@ -117,7 +117,7 @@ class SimulatedDraft:
     """Its main child is right whenever the position is not a multiple of `errs_every`; the second one is right then."""
 
     errs_every: int = 3
-    states: dict[SequenceId, tuple[Start, int, list[int], NodeId, Plan]] = field(default_factory=dict)
+    states: dict[SequenceId, tuple[Start, int, list[int], NodeId, GrowthPlan]] = field(default_factory=dict)
 
     def handle(self, message: ToWorker) -> list[FromWorker]:
         match message:

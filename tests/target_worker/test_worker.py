@@ -30,7 +30,7 @@ from protocol.messages.worker import (
 from protocol.sampling.sampler import Noise, scores
 from protocol.speculation.token_tree import node_id
 from target_worker.engine import TargetEngine
-from target_worker.verification.proposed_tree import Proposal
+from target_worker.verification.proposed_tree import ProposedTree
 from target_worker.worker import TargetWorker
 from tests.support.tiny_models import VOCABULARY, network, stock_logits, tree_model
 
@@ -372,7 +372,7 @@ def test_a_penalty_reads_the_root_and_each_entry_s_own_path():
     verify = Verify(SequenceId(1), 0, _ROOT, 4, (9, 1, 2, 3), (-1, 0, 0, 1))
     sampling = Sampling(repetition_penalty=2.0, repetition_context=3)
 
-    contexts = Proposal(verify).contexts([5, 6, 7, 8, 9], sampling)
+    contexts = ProposedTree(verify).contexts([5, 6, 7, 8, 9], sampling)
 
     assert [list(context)[-3:] for context in contexts] == [[7, 8, 9], [8, 9, 1], [8, 9, 2], [9, 1, 3]]
 

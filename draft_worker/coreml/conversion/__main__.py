@@ -14,7 +14,7 @@ from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.package import HOST, MODEL
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.runtime.operations import EXPANSIONS
-from protocol.contracts.conversion import ConversionOrder, Failed, Finished, Report
+from protocol.contracts.conversion import ConversionOrder, ConversionReport, Failed, Finished
 from protocol.errors import InputError, PipelineError
 
 
@@ -62,7 +62,7 @@ def _fail(output: TextIO, text: str, asked_wrong: bool) -> int:
     return 1
 
 
-def _say(output: TextIO, report: Report) -> None:
+def _say(output: TextIO, report: ConversionReport) -> None:
     output.write(msgspec.json.encode(report).decode() + "\n")
     output.flush()
 

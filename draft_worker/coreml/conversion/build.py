@@ -20,7 +20,7 @@ from protocol.contracts.conversion import FOLDER_FACTS, Choices, Progress
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 
-Report: TypeAlias = Callable[[Progress], None]
+OnReport: TypeAlias = Callable[[Progress], None]
 
 _SLOTS = 32
 """The context is a multiple of this: 64 bytes of fp16."""
@@ -30,7 +30,7 @@ _USUAL_CONTEXT = 2048
 _COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
-def convert(source: Path, destination: Path, choices: Choices, report: Report = lambda _: None) -> Package:
+def convert(source: Path, destination: Path, choices: Choices, report: OnReport = lambda _: None) -> Package:
     """Write `destination`/model.mlpackage, host.safetensors and the source's configuration and tokenizer.
 
     An earlier conversion there is replaced once the new one is complete. Raises InputError for a source that
@@ -41,7 +41,7 @@ def convert(source: Path, destination: Path, choices: Choices, report: Report = 
 
 
 def write(
-    checkpoint: Checkpoint, destination: Path, choices: Choices, tokenizer: str = "", report: Report = lambda _: None
+    checkpoint: Checkpoint, destination: Path, choices: Choices, tokenizer: str = "", report: OnReport = lambda _: None
 ) -> Package:
     """Like `convert`, for a checkpoint that is loaded; `tokenizer` is its tokenizer's fingerprint."""
     package = describe(checkpoint, choices, tokenizer)
@@ -99,7 +99,7 @@ def _require_replaceable(destination: Path) -> None:
         raise InputError(f"{destination} holds other things: name a new or empty folder.")
 
 
-def _fill(folder: Path, checkpoint: Checkpoint, package: Package, report: Report) -> None:
+def _fill(folder: Path, checkpoint: Checkpoint, package: Package, report: OnReport) -> None:
     layers = len(package.widths) * package.shape.layers
     built = 0
 

@@ -32,10 +32,10 @@ class Palettes(NamedTuple):
     """(outputs, 16), each row ascending."""
 
 
-Stored: TypeAlias = Half | Scaled | Palettes
+StoredWeight: TypeAlias = Half | Scaled | Palettes
 
 
-def compress(weight: Half, kind: WeightKind) -> Stored:
+def compress(weight: Half, kind: WeightKind) -> StoredWeight:
     """`weight`: (outputs, inputs)."""
     match kind:
         case "fp16":
@@ -46,7 +46,7 @@ def compress(weight: Half, kind: WeightKind) -> Stored:
             return _palettes(weight)
 
 
-def restore(stored: Stored) -> Half:
+def restore(stored: StoredWeight) -> Half:
     """The weight that a device will see; every product rounded to fp16, as Core ML defines it."""
     match stored:
         case Scaled(values, scale):

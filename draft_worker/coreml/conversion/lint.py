@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, Stored, Tensor
+from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, Tensor
 from protocol.contracts.conversion import LintFinding as Finding
 
 _NATIVE = frozenset(
@@ -150,7 +150,7 @@ def numbers(function: FunctionFile) -> Iterator[Finding]:
             yield from _number(function.name, name, stored)
 
 
-def _number(function: str, name: str, stored: Stored) -> Iterator[Finding]:
+def _number(function: str, name: str, stored: StoredTensor) -> Iterator[Finding]:
     values = np.abs(np.asarray(stored.value(), np.float32))
     largest, smallest = float(values.max(initial=0)), float(values.min(initial=1))
     if not largest <= _LARGEST_BIAS:

@@ -6,7 +6,7 @@ import numpy as np
 
 from draft_worker.coreml.arrays import Array, Half
 from draft_worker.coreml.conversion.checkpoint import Checkpoint
-from draft_worker.coreml.conversion.compression import Palettes, Scaled, Stored, compress
+from draft_worker.coreml.conversion.compression import Palettes, Scaled, StoredWeight, compress
 from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.conversion import WeightKind
 
@@ -23,7 +23,7 @@ class Constants:
     def __init__(self, checkpoint: Checkpoint, kind: WeightKind) -> None:
         self._checkpoint = checkpoint
         self._kind: WeightKind = kind
-        self._stored: dict[str, Stored] = {}
+        self._stored: dict[str, StoredWeight] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
@@ -69,7 +69,7 @@ def head_chunks(rows: Rows) -> list[Rows]:
     return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
 
 
-def _kernel(stored: Stored, name: str) -> Any:
+def _kernel(stored: StoredWeight, name: str) -> Any:
     operations, uint4 = toolchain().operations, toolchain().uint4
     match stored:
         case Scaled(values, scale):

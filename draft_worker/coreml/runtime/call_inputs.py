@@ -12,7 +12,7 @@ from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import HostTables
 from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
-from protocol.inference.slots import Mask
+from protocol.inference.slots import SlotMask
 
 
 class CallInputs:
@@ -30,7 +30,7 @@ class CallInputs:
             self.buffers["begin"] = np.zeros(4, np.int32)
             self.buffers["end"] = np.array([2 * shape.layers, shape.key_heads, 0, shape.head], np.int32)
 
-    def fill(self, tokens: Sequence[int], positions: Sequence[int], seen: Mask) -> dict[str, Array]:
+    def fill(self, tokens: Sequence[int], positions: Sequence[int], seen: SlotMask) -> dict[str, Array]:
         """Inputs for up to `width` tokens; outputs for the places behind them mean nothing.
 
         `seen`: (tokens, slots + tokens), what each token sees of the slots in use and of these tokens, as

@@ -11,13 +11,13 @@ import mlx.core as mx
 import numpy as np
 
 from draft_worker.coreml.arrays import Array
-from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, Stored, Tensor
-from draft_worker.coreml.runtime.operations import EXPANSIONS, OPERATIONS, Run
+from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, Tensor
+from draft_worker.coreml.runtime.operations import EXPANSIONS, OPERATIONS, OperationFunction
 from protocol.errors import InputError
 
 Precision: TypeAlias = Literal["fp16", "fp32"]
 """fp16 rounds inputs and every result, as stored; fp32 shows what the graph means before rounding."""
-State: TypeAlias = dict[str, mx.array]
+ExecutorRegisters: TypeAlias = dict[str, mx.array]
 """What a function keeps between calls; `predict` changes it."""
 _DTYPES: dict[Precision, mx.Dtype] = {"fp16": mx.float16, "fp32": mx.float32}
 
@@ -60,19 +60,19 @@ class Function:
             self._place(name)
         self._steps = [self._step(operation, function, constants) for operation in _ordered(function, constants)]
 
-    def make_state(self) -> State:
+    def make_state(self) -> ExecutorRegisters:
         return {name: mx.zeros(tensor.shape, self._dtype) for name, tensor in self._states.items()}
 
-    def predict(self, data: Mapping[str, Array | mx.array], state: State | None = None) -> dict[str, Array]:
+    def predict(self, data: Mapping[str, Array | mx.array], state: ExecutorRegisters | None = None) -> dict[str, Array]:
         """One call. Raises InputError for an input that is missing or of another shape."""
         outputs = self.run(data, state)
         mx.eval(outputs, state or {})
         return {name: np.array(value) for name, value in outputs.items()}
 
-    def run(self, data: Mapping[str, Array | mx.array], state: State | None = None) -> dict[str, mx.array]:
+    def run(self, data: Mapping[str, Array | mx.array], state: ExecutorRegisters | None = None) -> dict[str, mx.array]:
         """Like `predict`, but nothing is computed yet."""
         registers = self._registers.copy()
-        held: State = {} if state is None else state
+        held: ExecutorRegisters = {} if state is None else state
         if not held.keys() >= self._states.keys():
             raise InputError(f"{self._path} keeps its cache as a state: pass one from make_state().")
         for name in self.inputs:
@@ -178,7 +178,7 @@ def _ordered(function: FunctionFile, constants: _Constants) -> list[Operation]:
     return every_call
 
 
-def _only(constants: Mapping[str, Stored], names: tuple[str, ...]) -> Stored:
+def _only(constants: Mapping[str, StoredTensor], names: tuple[str, ...]) -> StoredTensor:
     if len(names) != 1 or names[0] not in constants:
         raise ValueError("a parameter that must be constant is computed")
     return constants[names[0]]
@@ -191,7 +191,7 @@ def _arguments(operation: Operation, tensors: tuple[str, ...]) -> list[str | Non
     return names
 
 
-def _rounded(run: Run, dtype: mx.Dtype) -> Run:
+def _rounded(run: OperationFunction, dtype: mx.Dtype) -> OperationFunction:
     """Computes in fp32, which is fast everywhere, and rounds the result once."""
 
     def rounded(*arguments: mx.array | None) -> mx.array:
@@ -200,7 +200,7 @@ def _rounded(run: Run, dtype: mx.Dtype) -> Run:
     return rounded
 
 
-def _writing(run: Run, sources: list[int], targets: list[int]) -> Callable[[list[Any]], None]:
+def _writing(run: OperationFunction, sources: list[int], targets: list[int]) -> Callable[[list[Any]], None]:
     if len(targets) <= 1:
 
         def one(registers: list[Any]) -> None:

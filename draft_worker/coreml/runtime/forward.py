@@ -10,10 +10,10 @@ from draft_worker.coreml.converted import HostTables
 from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.call_inputs import CallInputs
 from draft_worker.coreml.runtime.interface import Runtime
-from draft_worker.coreml.runtime.memory import Memory
+from draft_worker.coreml.runtime.memory import KvMemory
 
 
-class Forward:
+class PackageForward:
     """The functions of one package, with buffers that live as long as it: nothing here grows with the context."""
 
     def __init__(self, package: Package, tables: HostTables, runtime: Runtime) -> None:
@@ -32,7 +32,7 @@ class Forward:
         """Tokens of the widest call that writes no more than `room` slots; of the narrowest, if none does."""
         return max((width for width in self._inputs if width <= room), default=min(self._inputs))
 
-    def run(self, memory: Memory, numbers: Sequence[int]) -> Single:
+    def run(self, memory: KvMemory, numbers: Sequence[int]) -> Single:
         """Evaluate rows that have slots: (rows, vocabulary padded with -inf) logits, good until the next call."""
         inputs = self._inputs[self.width(len(numbers))]
         rows = [memory.slots.row(number) for number in numbers]

@@ -18,7 +18,7 @@ _STATE_BYTES = 2
 """Of a number in a state: fp16."""
 
 
-class Memory(Protocol):
+class KvMemory(Protocol):
     """Slots and what lies in them."""
 
     slots: TreeSlots

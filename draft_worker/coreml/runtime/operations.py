@@ -13,9 +13,9 @@ import numpy as np
 
 from draft_worker.coreml.arrays import Array, Half
 
-Run: TypeAlias = Callable[..., Any]
+OperationFunction: TypeAlias = Callable[..., Any]
 """mx.arrays in the order of `Rule.tensors`, None where an optional one is absent; one array or a list of them."""
-Settings: TypeAlias = Mapping[str, Any]
+OperationAttributes: TypeAlias = Mapping[str, Any]
 """Parameters that are known before any call, as numpy values or text."""
 
 
@@ -24,7 +24,7 @@ class Rule(NamedTuple):
 
     tensors: tuple[str, ...]
     """Parameters that are tensors at run time; a parameter that holds several comes as so many arrays."""
-    bind: Callable[[Settings], Run]
+    bind: Callable[[OperationAttributes], OperationFunction]
     moves: bool = False
     """Whether it only moves numbers, so that nothing is to be rounded."""
 
@@ -33,7 +33,7 @@ def _ints(value: Any) -> list[int]:
     return [int(number) for number in np.asarray(value).reshape(-1)]
 
 
-def _pointwise(function: Run) -> Callable[[Settings], Run]:
+def _pointwise(function: OperationFunction) -> Callable[[OperationAttributes], OperationFunction]:
     return lambda _: function
 
 
@@ -41,12 +41,12 @@ def _silu(x: mx.array) -> mx.array:
     return x * mx.sigmoid(x)
 
 
-def _softmax(settings: Settings) -> Run:
+def _softmax(settings: OperationAttributes) -> OperationFunction:
     axis = int(settings["axis"])
     return lambda x: mx.softmax(x, axis)
 
 
-def _conv(settings: Settings) -> Run:
+def _conv(settings: OperationAttributes) -> OperationFunction:
     """A 1x1 convolution as the product that mlx-lm's linear layer computes, so that both round alike."""
     if int(settings.get("groups", 1)) != 1 or str(settings.get("pad_type", "valid")) != "valid":
         raise ValueError("only ungrouped convolutions without padding are supported")
@@ -63,7 +63,7 @@ def _conv(settings: Settings) -> Run:
     return run
 
 
-def _matmul(settings: Settings) -> Run:
+def _matmul(settings: OperationAttributes) -> OperationFunction:
     turn_x, turn_y = (bool(settings.get(name, False)) for name in ("transpose_x", "transpose_y"))
 
     def run(x: mx.array, y: mx.array) -> mx.array:
@@ -72,7 +72,7 @@ def _matmul(settings: Settings) -> Run:
     return run
 
 
-def _layer_norm(settings: Settings) -> Run:
+def _layer_norm(settings: OperationAttributes) -> OperationFunction:
     axes, epsilon = _ints(settings["axes"]), float(settings.get("epsilon", 1e-5))
     if "gamma" in settings or "beta" in settings:
         raise ValueError("only layer_norm without gamma and beta is supported")
@@ -84,37 +84,37 @@ def _layer_norm(settings: Settings) -> Run:
     return run
 
 
-def _reshape(settings: Settings) -> Run:
+def _reshape(settings: OperationAttributes) -> OperationFunction:
     shape = _ints(settings["shape"])
     return lambda x: x.reshape(shape)
 
 
-def _transpose(settings: Settings) -> Run:
+def _transpose(settings: OperationAttributes) -> OperationFunction:
     order = _ints(settings["perm"])
     return lambda x: x.transpose(order)
 
 
-def _split(settings: Settings) -> Run:
+def _split(settings: OperationAttributes) -> OperationFunction:
     axis, parts = int(settings["axis"]), settings.get("num_splits")
     if parts is None:
         raise ValueError("only split into equal parts is supported")
     return lambda x: mx.split(x, int(parts), axis)
 
 
-def _concat(settings: Settings) -> Run:
+def _concat(settings: OperationAttributes) -> OperationFunction:
     axis = int(settings["axis"])
     if bool(settings.get("interleave", False)):
         raise ValueError("only concat without interleave is supported")
     return lambda *values: mx.concatenate(list(values), axis)
 
 
-def _slice_by_size(settings: Settings) -> Run:
+def _slice_by_size(settings: OperationAttributes) -> OperationFunction:
     spans = zip(_ints(settings["begin"]), _ints(settings["size"]), strict=True)
     where = tuple(slice(begin, None if size == -1 else begin + size) for begin, size in spans)
     return lambda x: x[where]
 
 
-def _slice_update(settings: Settings) -> Run:
+def _slice_update(settings: OperationAttributes) -> OperationFunction:
     if any(step != 1 for step in _ints(settings.get("stride", 1))):
         raise ValueError("only slice_update with strides of 1 is supported")
     for name in ("begin_mask", "end_mask", "squeeze_mask"):
@@ -145,7 +145,7 @@ OPERATIONS: dict[str, Rule] = {
 }
 
 
-def shift_and_scale(settings: Settings) -> Half:
+def shift_and_scale(settings: OperationAttributes) -> Half:
     """constexpr_blockwise_shift_scale: scale * (data - offset), in the scale's type."""
     data, scale, offset = settings["data"], settings["scale"], settings.get("offset")
     shifted = data.astype(scale.dtype)
@@ -154,7 +154,7 @@ def shift_and_scale(settings: Settings) -> Half:
     return shifted * _spread(scale, data.shape)
 
 
-def look_up(settings: Settings) -> Half:
+def look_up(settings: OperationAttributes) -> Half:
     """constexpr_lut_to_dense: each index replaced by its entry in the table for its part of the tensor."""
     indices, tables = settings["indices"], settings["lut"]
     if tables.shape[-1] != 1:
@@ -163,7 +163,7 @@ def look_up(settings: Settings) -> Half:
     return np.take_along_axis(spread, indices[..., None], axis=-1)[..., 0]
 
 
-EXPANSIONS: dict[str, Callable[[Settings], Half]] = {
+EXPANSIONS: dict[str, Callable[[OperationAttributes], Half]] = {
     "constexpr_blockwise_shift_scale": shift_and_scale,
     "constexpr_lut_to_dense": look_up,
 }

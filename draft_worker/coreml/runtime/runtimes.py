@@ -12,7 +12,7 @@ import numpy as np
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.executor import Executor, Precision
-from draft_worker.coreml.runtime.executor import State as Registers
+from draft_worker.coreml.runtime.executor import ExecutorRegisters as Registers
 from draft_worker.coreml.runtime.interface import DeviceState, Runtime
 from protocol.contracts.examination import RuntimeName
 

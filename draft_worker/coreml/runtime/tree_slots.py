@@ -18,7 +18,7 @@ PREFIX = -1
 """Parent of a row that directly follows the committed tokens."""
 
 
-class Row(NamedTuple):
+class PackageRow(NamedTuple):
     """An evaluated tree token."""
 
     slot: int | None
@@ -48,7 +48,7 @@ class TreeSlots:
         self.next_row = 0
         self.visible: Single = np.full(capacity, HIDDEN, np.float32)
         """0 for the slots of committed tokens, HIDDEN for all others."""
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, PackageRow] = {}
         self._tip = PREFIX
         """Row number of the last committed token, if it was a row."""
         self._free: list[int] = []
@@ -56,7 +56,7 @@ class TreeSlots:
         self._top = 0
         """No slot from here on is in use."""
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> PackageRow:
         return self._rows[number]
 
     def places(self, numbers: Sequence[int]) -> list[int]:
@@ -72,7 +72,7 @@ class TreeSlots:
             behind = None if parent == self._tip else self._rows[parent]
             slot = next(slots, None) if behind is None or behind.slot is not None else None
             position = self.committed if behind is None else behind.position + 1
-            self._rows[number] = Row(slot, parent, position, token)
+            self._rows[number] = PackageRow(slot, parent, position, token)
         self.next_row += len(tokens)
         self._free_all(slots)
         return numbers

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from orchestrator.api.client import Client, Stream
-from orchestrator.cli.chat.conversation import Conversation
+from orchestrator.cli.chat.conversation import ChatConversation
 from orchestrator.text.chat_template import ChatTemplate
 
 Show = Callable[[str, str], None]
@@ -13,7 +13,7 @@ Show = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
-class Answer:
+class StreamedAnswer:
     text: str
     status: str
     stopped: bool = False
@@ -27,7 +27,7 @@ class Answerer:
     client: Client
     template: ChatTemplate
 
-    def answer(self, conversation: Conversation, question: str, show: Show) -> Answer:
+    def answer(self, conversation: ChatConversation, question: str, show: Show) -> StreamedAnswer:
         """Raises PipelineError if the pipeline refuses; nothing of the conversation has changed then."""
         params = conversation.params
         stops = [params.stop] if isinstance(params.stop, str) else list(params.stop)
@@ -37,7 +37,7 @@ class Answerer:
             return _read(stream, show)
 
 
-def _read(stream: Stream, show: Show) -> Answer:
+def _read(stream: Stream, show: Show) -> StreamedAnswer:
     pieces: list[str] = []
     first = None
     try:
@@ -50,12 +50,12 @@ def _read(stream: Stream, show: Show) -> Answer:
             show("".join(pieces).lstrip(), status(stream.tokens, rate, stream.hit_rate))
     except KeyboardInterrupt:
         text = "".join(pieces).strip()
-        return Answer(text, f"{status(stream.tokens, None, stream.hit_rate)} · stopped", stopped=True)
+        return StreamedAnswer(text, f"{status(stream.tokens, None, stream.hit_rate)} · stopped", stopped=True)
     assert stream.result is not None
     figures = stream.result.statistics
     line = status(figures.generated_tokens, figures.tokens_per_second, figures.hit_rate)
     cut = " · cut off at --max-tokens" if stream.result.finish_reason == "length" else ""
-    return Answer("".join(pieces).strip(), line + cut)
+    return StreamedAnswer("".join(pieces).strip(), line + cut)
 
 
 def status(tokens: int, rate: float | None, hit_rate: float | None) -> str:

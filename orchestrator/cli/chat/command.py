@@ -9,7 +9,7 @@ import click
 
 from orchestrator.api.client import Client
 from orchestrator.cli.chat.answer import Answerer
-from orchestrator.cli.chat.conversation import Conversation
+from orchestrator.cli.chat.conversation import ChatConversation
 from orchestrator.cli.chat.screen import screen
 from orchestrator.cli.chat.session import converse
 from orchestrator.cli.sampling_options import sampling, sampling_options
@@ -44,7 +44,7 @@ def chat_command(pipeline_options: Starter, started: Starter) -> click.Command:
         launch-pipeline chat --system "Answer in one sentence."
         echo "What is a token tree?" | launch-pipeline chat --address tcp://127.0.0.1:5570
         """
-        conversation = Conversation(sampling(options), _Files().save, system)
+        conversation = ChatConversation(sampling(options), _Files().save, system)
         if address is None and options["draft_engine"] != "none":
             require_compatible(conversation.params.verification, options["strategy"])
         shown = screen(None if no_history else cache_folder() / "chat" / "history")

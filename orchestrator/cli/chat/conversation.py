@@ -21,7 +21,7 @@ A message that begins with a slash: write two."""
 
 
 @dataclass
-class Conversation:
+class ChatConversation:
     """`save` writes a text to the file that the user names; it raises InputError if that can't be."""
 
     params: SamplingParams

@@ -1,14 +1,14 @@
 """The chat itself: message after message until the user has had enough."""
 
 from orchestrator.cli.chat.answer import Answerer
-from orchestrator.cli.chat.conversation import Conversation, is_command, without_escape
+from orchestrator.cli.chat.conversation import ChatConversation, is_command, without_escape
 from orchestrator.cli.chat.screen import Screen
 from protocol.errors import PipelineError
 
 _ENDING = "Ctrl-C again, or Ctrl-D, ends the chat."
 
 
-def converse(screen: Screen, conversation: Conversation, answerer: Answerer) -> None:
+def converse(screen: Screen, conversation: ChatConversation, answerer: Answerer) -> None:
     """Until /quit, the end of the input, or two Ctrl-C in a row. Raises PipelineError where nobody looks on."""
     interrupted = False
     while not conversation.over:
@@ -32,7 +32,7 @@ def converse(screen: Screen, conversation: Conversation, answerer: Answerer) -> 
                 screen.tell(str(error), wrong=True)
 
 
-def _turn(screen: Screen, conversation: Conversation, answerer: Answerer, line: str) -> bool:
+def _turn(screen: Screen, conversation: ChatConversation, answerer: Answerer, line: str) -> bool:
     """One message or command; whether Ctrl-C stopped its answer."""
     if is_command(line):
         words = conversation.command(line)

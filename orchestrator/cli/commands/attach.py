@@ -12,7 +12,7 @@ from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.draft_choice import draft_choice
-from orchestrator.machine.known_servers import Server, known_server, known_servers
+from orchestrator.machine.known_servers import KnownServer, known_server, known_servers
 from orchestrator.tools.attach.attachment import Attachment, Lending
 from orchestrator.tools.attach.discovery import discover as discovered
 from protocol.errors import InputError
@@ -68,7 +68,7 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, **o
         attachment.run()
 
 
-def _server(folder: Path, text: str | None, line: JoinLine | None, discover: bool) -> Server:
+def _server(folder: Path, text: str | None, line: JoinLine | None, discover: bool) -> KnownServer:
     """Whose key is known, by the join line or from before; its address may have changed since."""
     if discover:
         keys = [known.public for known in known_servers(folder)] if line is None else [line.server]
@@ -77,7 +77,7 @@ def _server(folder: Path, text: str | None, line: JoinLine | None, discover: boo
         return discovered(keys, _DISCOVERY_SECONDS)
     if text is None:
         raise click.UsageError("Give a join line or HOST:PORT, or --discover.")
-    return known_server(folder, text) if line is None else Server(Endpoint(line.host, line.port), line.server)
+    return known_server(folder, text) if line is None else KnownServer(Endpoint(line.host, line.port), line.server)
 
 
 def _model(role: Role, options: dict[str, Any]) -> tuple[str, str, str]:

@@ -81,13 +81,13 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
     from orchestrator.tools.bench.distance import draw_distances
     from orchestrator.tools.bench.figures import rows
     from orchestrator.tools.bench.plot import draw
-    from orchestrator.tools.bench.progress import Turns
+    from orchestrator.tools.bench.progress import BenchProgress
     from orchestrator.tools.bench.prompts import read_prompts
-    from orchestrator.tools.bench.trials import Plan, run
+    from orchestrator.tools.bench.trials import BenchPlan, run
 
-    plan = Plan.of(**_with_strategies(options, "ar,sd,ssd,adaptive"))
+    plan = BenchPlan.of(**_with_strategies(options, "ar,sd,ssd,adaptive"))
     texts = read_prompts(path, limit)
-    with Turns(plan.generations(len(texts))) as turns:
+    with BenchProgress(plan.generations(len(texts))) as turns:
         measurements, names = run(plan, texts, turns.starting, turns.took)
     figures = rows(measurements, names)
     if as_json:
@@ -108,14 +108,14 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
 
 
 def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
-    from orchestrator.tools.bench.progress import Turns
+    from orchestrator.tools.bench.progress import BenchProgress
     from orchestrator.tools.bench.prompts import read_prompts
-    from orchestrator.tools.bench.trials import Plan
+    from orchestrator.tools.bench.trials import BenchPlan
     from orchestrator.tools.bench.workloads import prompt_length_report as growth_report
     from orchestrator.tools.bench.workloads.prompt_length import LENGTHS, measure
 
-    plan = Plan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, _GROWING))
-    with Turns(len(plan.strategies) * len(LENGTHS)) as turns:
+    plan = BenchPlan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, _GROWING))
+    with BenchProgress(len(plan.strategies) * len(LENGTHS)) as turns:
         figures, context = measure(plan, read_prompts(path, limit), turns.count, turns.took)
     if as_json:
         click.echo(json.dumps(growth_report.to_json(figures, plan, context)))
@@ -128,17 +128,17 @@ def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bo
 def _reuse(
     conversation: int, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
 ) -> None:
-    from orchestrator.tools.bench.progress import Turns
+    from orchestrator.tools.bench.progress import BenchProgress
     from orchestrator.tools.bench.prompts import read_prompts
     from orchestrator.tools.bench.table import wide_enough
-    from orchestrator.tools.bench.trials import Plan
+    from orchestrator.tools.bench.trials import BenchPlan
     from orchestrator.tools.bench.workloads import prefix_reuse_report as reuse_report
     from orchestrator.tools.bench.workloads.prefix_reuse import measure
 
     if plot is not None:
         raise click.UsageError("--reuse draws no picture: leave --plot out.")
-    plan = Plan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, "adaptive"))
-    with Turns(conversation) as progress:
+    plan = BenchPlan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, "adaptive"))
+    with BenchProgress(conversation) as progress:
         turns, shape = measure(plan, conversation, read_prompts(path, limit), progress.count, progress.took)
     if as_json:
         click.echo(json.dumps(reuse_report.to_json(turns, shape, plan)))
@@ -154,17 +154,17 @@ def _reuse(
 def _crowd(
     requests: str, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
 ) -> None:
-    from orchestrator.tools.bench.progress import Turns
+    from orchestrator.tools.bench.progress import BenchProgress
     from orchestrator.tools.bench.prompts import read_prompts
-    from orchestrator.tools.bench.trials import Plan
+    from orchestrator.tools.bench.trials import BenchPlan
     from orchestrator.tools.bench.workloads import concurrency_report as crowd_report
     from orchestrator.tools.bench.workloads.concurrency import measure, parse_requests
 
     if plot is not None:
         raise click.UsageError("--requests draws no picture: leave --plot out.")
     counts = parse_requests(requests)
-    plan = Plan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, _GROWING))
-    with Turns((1 + len(plan.strategies)) * len(counts) + len(plan.draft_tokens)) as turns:
+    plan = BenchPlan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, _GROWING))
+    with BenchProgress((1 + len(plan.strategies)) * len(counts) + len(plan.draft_tokens)) as turns:
         figures = measure(plan, counts, read_prompts(path, limit), turns.starting, turns.took)
     if as_json:
         click.echo(json.dumps(crowd_report.to_json(figures, plan)))

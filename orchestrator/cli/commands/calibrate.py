@@ -10,7 +10,7 @@ from rich.table import Table
 
 from orchestrator.cli.pair_option import pair_option
 from orchestrator.machine.calibration_file import calibration_file
-from orchestrator.machine.device_profiles import DeviceTimes, Profile
+from orchestrator.machine.device_profiles import DeviceProfile, DeviceTimes
 from protocol.errors import InputError
 
 
@@ -57,7 +57,7 @@ def _require_writable(path: Path) -> None:
         raise InputError(f"{path} can't be written ({error.strerror}): choose another file for --out.") from error
 
 
-def _table(profile: Profile) -> Table:
+def _table(profile: DeviceProfile) -> Table:
     grid = Table(box=None, padding=(0, 2, 0, 0), title=profile.description, title_justify="left")
     devices = (profile.target, profile.draft, profile.draft_on_target_device)
     for title in ("ms", "target", "draft", "draft on the target's device"):

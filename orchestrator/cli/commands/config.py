@@ -17,7 +17,7 @@ from protocol.paths import config_file
 
 
 @dataclass(frozen=True)
-class Row:
+class SettingRow:
     command: str
     option: str
     value: Any
@@ -59,14 +59,14 @@ def config(context: click.Context, words: tuple[str, ...], as_json: bool) -> Non
     Console().print(_table(shown)) if shown else click.echo("Nothing is set: the defaults are in force.")
 
 
-def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) -> list[Row]:
+def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) -> list[SettingRow]:
     """Raises click's error for a value that an option can't take."""
     context = root
     for word in path:
         group = context.command
         assert isinstance(group, click.Group)
         context = click.Context(group.commands[word], info_name=word, parent=context)
-    found: dict[str, Row] = {}
+    found: dict[str, SettingRow] = {}
     for option in options(command).values():
         assert option.name is not None
         value, source = option.consume_value(context, {})
@@ -78,11 +78,11 @@ def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) ->
         )
         flag = max(option.opts, key=len)
         told = "(set)" if secret(option, given) else _plain(given)
-        found[option.name] = Row(" ".join(path), flag, told, origin(context, option) or "default")
+        found[option.name] = SettingRow(" ".join(path), flag, told, origin(context, option) or "default")
     preset = str(found["preset"].value) if "preset" in found else ""
     for name, value in PRESETS.get(preset, {}).items():
         if name in found and yields(context, name, "preset"):
-            found[name] = Row(found[name].command, found[name].option, value, f"preset {preset}")
+            found[name] = SettingRow(found[name].command, found[name].option, value, f"preset {preset}")
     return list(found.values())
 
 
@@ -95,7 +95,7 @@ def _plain(value: Any) -> Any:
     )
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[SettingRow]) -> Table:
     table = Table(box=None, padding=(0, 2))
     for title in ("command", "option", "value", "from"):
         table.add_column(title, overflow="fold")

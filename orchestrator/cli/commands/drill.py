@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from orchestrator.tools.drill.outcome import Outcome
+    from orchestrator.tools.drill.outcome import DrillOutcome
 
 _FAILED = 1
 _SENTENCES_SHOWN = 5
@@ -66,7 +66,7 @@ def drill(
         counts["soak"] = max(1, round(60 * minutes / FAULT_SECONDS))
     # So few that a person can type it to see the same faults again.
     seed = random.SystemRandom().randrange(10_000) if seed is None else seed
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, DrillOutcome] = {}
     with _progress(quiet=as_json) as progress:
         for name, one in chosen.items():
             outcomes[name] = one.run(counts[name], seed, _stepper(progress, name, counts[name]))
@@ -82,7 +82,7 @@ def _simulate(count: int, hours: float, seed: int, as_json: bool) -> None:
     _tell({"simulate": outcome}, seed, as_json)
 
 
-def _tell(outcomes: Mapping[str, "Outcome"], seed: int, as_json: bool) -> None:
+def _tell(outcomes: Mapping[str, "DrillOutcome"], seed: int, as_json: bool) -> None:
     """Print what came of it, and end with exit code 1 unless all was kept."""
     if as_json:
         click.echo(json.dumps(_to_json(outcomes, seed)))
@@ -102,7 +102,7 @@ def _stepper(progress: Progress, name: str, count: int) -> Callable[[], None]:
     return lambda: progress.advance(task)
 
 
-def _print(outcomes: Mapping[str, "Outcome"], seed: int) -> None:
+def _print(outcomes: Mapping[str, "DrillOutcome"], seed: int) -> None:
     console = Console()
     table = Table(box=None, padding=(0, 2), caption=f"seed {seed}, load {_load():.1f} on {os.cpu_count()} processors")
     for title in ("promise", "measured", "held?"):
@@ -115,7 +115,7 @@ def _print(outcomes: Mapping[str, "Outcome"], seed: int) -> None:
             console.print(f"{name}: {sentence}", style="red", markup=False)
 
 
-def _to_json(outcomes: Mapping[str, "Outcome"], seed: int) -> dict[str, object]:
+def _to_json(outcomes: Mapping[str, "DrillOutcome"], seed: int) -> dict[str, object]:
     drills = {
         name: {
             "promise": outcome.promise,

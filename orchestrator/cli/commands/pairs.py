@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.machine.calibration_file import calibration_file
-from orchestrator.machine.device_profiles import Profile, load_profile
+from orchestrator.machine.device_profiles import DeviceProfile, load_profile
 from orchestrator.machine.hardware import computes_on_processor, memory_bytes
 from orchestrator.tools.pairs import Pair, fits, forecast, memory, pairs, tokenizers
 
@@ -45,7 +45,7 @@ def pairs_command(as_json: bool) -> None:
     click.echo(f"Sizes are estimated{kind}. {advice}")
 
 
-def _facts(pair: Pair, profile: Profile | None, on_processor: bool, available: int) -> dict[str, Any]:
+def _facts(pair: Pair, profile: DeviceProfile | None, on_processor: bool, available: int) -> dict[str, Any]:
     match, checked = tokenizers(pair)
     fitting = fits(pair, on_processor, available)
     usable = fitting and match and not pair.refused
@@ -63,7 +63,7 @@ def _facts(pair: Pair, profile: Profile | None, on_processor: bool, available: i
     }
 
 
-def _advice(profile: Profile | None) -> str:
+def _advice(profile: DeviceProfile | None) -> str:
     if profile is None:
         return "For a prediction of speed, run `launch-pipeline calibrate`."
     if profile.target.weights is None or profile.draft.weights is None:

@@ -14,12 +14,12 @@ from rich.console import Console
 from orchestrator.api.pipeline import checked_options
 from orchestrator.core.options import Options
 from orchestrator.machine.calibration_file import calibration_file
-from orchestrator.machine.device_profiles import Profile, load_profile
+from orchestrator.machine.device_profiles import DeviceProfile, load_profile
 from orchestrator.tools.simulate import outlook
-from orchestrator.tools.simulate.acceptance import Acceptance
+from orchestrator.tools.simulate.acceptance import AcceptanceModel
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.fit import fit
-from orchestrator.tools.simulate.plan import GREEDY, SAMPLED, Prediction, Scene, pays_from, predict
+from orchestrator.tools.simulate.plan import GREEDY, SAMPLED, Prediction, Scenario, pays_from, predict
 from orchestrator.tools.simulate.sweep import SWEEPS, Point, sweep, with_draft_delay, with_draft_step, with_target_step
 from orchestrator.tools.simulate.trace import Recorded, coverage, read_trace
 from protocol.errors import InputError
@@ -89,7 +89,7 @@ def plan(swept: str | None, values: str | None, plot: Path | None, as_json: bool
 
 
 def _show_plans(
-    profile: Profile, plans: Sequence[tuple[Scene, list[Prediction]]], plot: Path | None, as_json: bool
+    profile: DeviceProfile, plans: Sequence[tuple[Scenario, list[Prediction]]], plot: Path | None, as_json: bool
 ) -> None:
     if plot is not None:
         outlook.plot(plot, [(scene.temperature, predictions) for scene, predictions in plans])
@@ -111,7 +111,7 @@ def _show_plans(
 
 
 def _show_sweeps(
-    profile: Profile, name: str, sweeps: Sequence[tuple[Scene, list[Point]]], plot: Path | None, as_json: bool
+    profile: DeviceProfile, name: str, sweeps: Sequence[tuple[Scenario, list[Point]]], plot: Path | None, as_json: bool
 ) -> None:
     if plot is not None:
         outlook.plot_sweep(plot, name, [(scene.temperature, points) for scene, points in sweeps])
@@ -126,7 +126,7 @@ def _show_sweeps(
         console.print(outlook.sweep_table(name, scene.temperature, points))
 
 
-def _profile(options: dict[str, Any]) -> Profile:
+def _profile(options: dict[str, Any]) -> DeviceProfile:
     named, this_mac = options["profile"], options["this_mac"]
     if named is not None and this_mac:
         raise click.UsageError("--pace and --this-mac are two answers to one question: give one of them.")
@@ -135,10 +135,10 @@ def _profile(options: dict[str, Any]) -> Profile:
     return load_profile(str(calibration_file()) if this_mac else named or _DEFAULT_PROFILE)
 
 
-def _scenes(profile: Profile, options: dict[str, Any]) -> Iterator[Scene]:
+def _scenes(profile: DeviceProfile, options: dict[str, Any]) -> Iterator[Scenario]:
     """A scene for each temperature."""
     for temperature, recorded in _temperatures(options):
-        scene = Scene(
+        scene = Scenario(
             devices=Devices.of(profile),
             wires=Wires(target=Wire(delay=options["hop"] / 2000)),
             acceptance=_acceptance(temperature, recorded, options),
@@ -168,7 +168,7 @@ def _temperatures(options: dict[str, Any]) -> Iterator[tuple[float, tuple[Record
         yield temperature, tuple(group)
 
 
-def _acceptance(temperature: float, recorded: Sequence[Recorded], options: dict[str, Any]) -> Acceptance:
+def _acceptance(temperature: float, recorded: Sequence[Recorded], options: dict[str, Any]) -> AcceptanceModel:
     known = fit(recorded) if recorded else SAMPLED if temperature > 0 else GREEDY
     names = ("accept", "exponent", "spread", "independent")
     return replace(known, **{name: options[name] for name in names if options[name] is not None})
@@ -186,7 +186,7 @@ def _numbers(values: str | None) -> list[float]:
         raise click.UsageError(f"--values takes numbers separated by commas, not {values!r}.") from error
 
 
-def _circumstances(scene: Scene) -> dict[str, Any]:
+def _circumstances(scene: Scenario) -> dict[str, Any]:
     acceptance = scene.acceptance
     return {
         "temperature": scene.temperature,
@@ -199,11 +199,11 @@ def _circumstances(scene: Scene) -> dict[str, Any]:
     }
 
 
-def _heading(profile: Profile) -> str:
+def _heading(profile: DeviceProfile) -> str:
     return f"Predicted for {profile.name}: {profile.description}."
 
 
-def _note(scene: Scene) -> str:
+def _note(scene: Scenario) -> str:
     acceptance = scene.acceptance
     if scene.recorded:
         return f"Replayed; the draft's guesses are known for {coverage(scene.recorded):.0%} of the tokens."

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from orchestrator.tools.bench.prompts import read_prompts
-from orchestrator.tools.profile.measure import Task, measure
+from orchestrator.tools.profile.measure import ProfileTask, measure
 from orchestrator.tools.profile.overhead import tracing_cost
 from orchestrator.tools.profile.report.table import tables
 
@@ -63,19 +63,19 @@ def profile_command(pipeline_options: Decorator) -> click.Command:
     return profile
 
 
-def _task(prompt: str, options: dict[str, Any]) -> Task:
+def _task(prompt: str, options: dict[str, Any]) -> ProfileTask:
     """Raises InputError for a temperature, seed or number of tokens that can't be."""
     temperatures = tuple(dict.fromkeys(options["temperature"])) or (0.0, 1.0)
     given = {name: value for name, value in options.items() if value is not None and name not in _OWN}
     if given["draft_engine"] == "none":
         given["strategy"] = "ar"
-    task = Task(prompt, temperatures, options["max_tokens"], options["seed"], given)
+    task = ProfileTask(prompt, temperatures, options["max_tokens"], options["seed"], given)
     for each in temperatures:
         task.sampling(each, task.max_tokens).submit(prompt, "check")
     return task
 
 
-def _profile(task: Task, out: Path, as_json: bool) -> None:
+def _profile(task: ProfileTask, out: Path, as_json: bool) -> None:
     # Neither matplotlib nor the trace's schema should slow the other commands' start down.
     from orchestrator.tools.profile.report.files import require_folder, write_files
 
@@ -92,7 +92,7 @@ def _profile(task: Task, out: Path, as_json: bool) -> None:
     click.echo("\n" + "\n".join(map(str, paths)))
 
 
-def _overhead(task: Task, groups: int, as_json: bool) -> None:
+def _overhead(task: ProfileTask, groups: int, as_json: bool) -> None:
     with _notice(as_json) as notice:
         found = tracing_cost(task, groups, notice)
     if as_json:

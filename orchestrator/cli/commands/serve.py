@@ -8,7 +8,7 @@ import click
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.cli.presets import PRESETS, filled_in
-from orchestrator.http.settings import Settings, fresh_key, loopback
+from orchestrator.http.settings import ServerSettings, fresh_key, loopback
 from orchestrator.machine.checkpoints import resolve
 from protocol.errors import InputError
 
@@ -55,7 +55,7 @@ def serve_command(pipeline_options: Callable[..., Any], opened: Callable[..., Pi
         options = filled_in(options, "preset", PRESETS[preset]) if preset else options
         host, port = options.pop("host"), options.pop("port")
         key, made = _key(options.pop("api_key"), options.pop("no_api_key"), host)
-        settings = Settings(
+        settings = ServerSettings(
             key=key,
             names=_names(options.pop("model_name"), options["target"]),
             hosts=(host, *options.pop("allow_host")),

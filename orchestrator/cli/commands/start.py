@@ -8,7 +8,7 @@ import click
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.cli.commands.workers import welcome
-from orchestrator.machine.known_servers import Server
+from orchestrator.machine.known_servers import KnownServer
 from orchestrator.tools.attach.discovery import announced
 from protocol.errors import InputError
 from protocol.security.addresses import Endpoint
@@ -84,5 +84,5 @@ def _serve(started: Starter, options: dict[str, Any]) -> None:
                 click.echo(welcome(invitation))
                 line = JoinLine.parse(invitation.line)
                 if announce:
-                    stack.enter_context(announced(announce, Server(Endpoint(line.host, line.port), line.server)))
+                    stack.enter_context(announced(announce, KnownServer(Endpoint(line.host, line.port), line.server)))
             pipeline.wait()

@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.hardware import worker_environment
-from orchestrator.machine.target_hosts import division
+from orchestrator.machine.target_hosts import checked_hosts
 from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
 
@@ -41,7 +41,7 @@ def target_rank(file: str, rank: int, target: str | None) -> None:
     launch-pipeline target-rank --hosts hosts.json --rank 1 --target MODEL      on the second
     """
     folder = resolve(target, "target")
-    hosts = division(file, folder)
+    hosts = checked_hosts(file, folder)
     if rank >= hosts.ranks:
         raise InputError(f"The hosts file {file} has no rank {rank}: choose 1 to {hosts.ranks - 1}.")
     while _lived(RankSetup(hosts=hosts, rank=rank, model=str(folder))) != _REFUSED:

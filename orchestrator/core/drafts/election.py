@@ -15,7 +15,7 @@ _FIRST_PAUSE = 256
 _LONGEST_PAUSE = 8192
 """Rounds until one that was not chosen is tried again: texts and links change. Each time twice as many."""
 
-Standing = Literal["drafting", "on trial", "standing by"]
+DraftStatus = Literal["drafting", "on trial", "standing by"]
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Election:
         """Another one waits to be tried out."""
         return self._next() is not None
 
-    def standings(self) -> dict[int, Standing]:
+    def standings(self) -> dict[int, DraftStatus]:
         return {id: self._standing(id) for id in self._candidates}
 
     def joined(self, id: int) -> None:
@@ -116,7 +116,7 @@ class Election:
             self.on_trial = None
             self._try_next()
 
-    def _standing(self, id: int) -> Standing:
+    def _standing(self, id: int) -> DraftStatus:
         if id == self.drafting:
             return "drafting"
         return "on trial" if id == self.on_trial else "standing by"

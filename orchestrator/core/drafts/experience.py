@@ -10,10 +10,10 @@ from protocol.messages.worker import Hello
 _MOST_ABSENT = 16
 
 
-class Experience:
+class DraftHistory:
     """Of one draft. Greedy and sampled requests are told apart."""
 
-    def __init__(self, base: "Experience | None" = None) -> None:
+    def __init__(self, base: "DraftHistory | None" = None) -> None:
         """`base`: whose measurements of the target it shares."""
         self.caches = DraftCaches()
         kinds = {"greedy": Estimates(), "sampled": Estimates()} if base is None else base._kinds
@@ -23,27 +23,27 @@ class Experience:
         return self._kinds["greedy" if request.sampling.temperature == 0 else "sampled"]
 
 
-class Experiences:
+class DraftHistories:
     """A draft that comes back, which is one of the same model on a device of the same name, goes on where it left.
     Two that are alike and up at once share nothing."""
 
     def __init__(self) -> None:
-        self.without_draft = Experience()
-        self._absent: dict[tuple[str, str, str], Experience] = {}
+        self.without_draft = DraftHistory()
+        self._absent: dict[tuple[str, str, str], DraftHistory] = {}
         """Least recently seen first."""
-        self._present: list[Experience] = []
+        self._present: list[DraftHistory] = []
 
     @property
     def warnings(self) -> int:
         """Arenas that drafts which are up, or were, refused to rely on."""
         return sum(one.caches.warnings for one in (*self._present, *self._absent.values()))
 
-    def take(self, hello: Hello) -> Experience:
-        experience = self._absent.pop(_identity(hello), None) or Experience(self.without_draft)
+    def take(self, hello: Hello) -> DraftHistory:
+        experience = self._absent.pop(_identity(hello), None) or DraftHistory(self.without_draft)
         self._present.append(experience)
         return experience
 
-    def give_back(self, hello: Hello, experience: Experience) -> list[Command]:
+    def give_back(self, hello: Hello, experience: DraftHistory) -> list[Command]:
         """This draft is gone."""
         self._present.remove(experience)
         commands = experience.caches.left()

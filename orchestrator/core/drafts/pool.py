@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from orchestrator.core.commands import Command, Tell
-from orchestrator.core.drafts.election import Election, Standing
-from orchestrator.core.drafts.experience import Experience, Experiences
-from orchestrator.core.drafts.trial import Shadow, Trial
+from orchestrator.core.commands import Command, SendMessage
+from orchestrator.core.drafts.election import DraftStatus, Election
+from orchestrator.core.drafts.experience import DraftHistories, DraftHistory
+from orchestrator.core.drafts.trial import Trial, TrialSequence
 from orchestrator.core.events import Request, WorkerUp
 from orchestrator.core.policy.decision import Strategy, patience_with
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.sequence import Phase, Sequence
 from orchestrator.core.speculation import Speculation
-from orchestrator.core.worker_registry import Roster
+from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Fault, Grow, Hello, KvOffer, Prefilled, Stop, Verify
 
@@ -25,7 +25,7 @@ _READING_SECONDS = 10.0
 @dataclass(slots=True)
 class _Draft:
     hello: Hello
-    experience: Experience
+    experience: DraftHistory
     told: dict[SequenceId, int] = field(default_factory=dict)
     """Sequences it serves, and the round at which it was told to start."""
     reading: set[SequenceId] = field(default_factory=set)
@@ -34,15 +34,15 @@ class _Draft:
     """When it should have grown something that the target had use for."""
 
 
-class Drafting:
+class DraftPool:
     """One draft drafts; at most one more is tried out beside it; the others are told of nothing."""
 
-    def __init__(self, strategy: Strategy, sequences: Mapping[SequenceId, Sequence], workers: Roster) -> None:
+    def __init__(self, strategy: Strategy, sequences: Mapping[SequenceId, Sequence], workers: WorkerRegistry) -> None:
         self._strategy = strategy
         self._sequences = sequences
         self._workers = workers
         self._election = Election()
-        self._experiences = Experiences()
+        self._experiences = DraftHistories()
         self._drafts: dict[int, _Draft] = {}
         self._trial: Trial | None = None
         self._leader: int | None = None
@@ -57,7 +57,7 @@ class Drafting:
         """Arenas that a draft refused to rely on."""
         return self._experiences.warnings
 
-    def standings(self) -> dict[int, Standing]:
+    def standings(self) -> dict[int, DraftStatus]:
         return self._election.standings()
 
     def estimates(self, request: Request) -> Estimates:
@@ -189,7 +189,7 @@ class Drafting:
         trial = [] if self._trial is None else [self._trial.incarnation]
         return trial if self._leader is None else [self._leader, *trial]
 
-    def _experience(self, incarnation: int | None) -> Experience:
+    def _experience(self, incarnation: int | None) -> DraftHistory:
         return self._experiences.without_draft if incarnation is None else self._drafts[incarnation].experience
 
     def _of(self, incarnation: int, sequence: Sequence, now: float) -> Speculation:
@@ -198,11 +198,11 @@ class Drafting:
             return self._shadow(self._trial, sequence, now).speculation
         return sequence.speculation
 
-    def _shadow(self, trial: Trial, sequence: Sequence, now: float) -> Shadow:
+    def _shadow(self, trial: Trial, sequence: Sequence, now: float) -> TrialSequence:
         shadow = trial.shadows.get(sequence.id)
         if shadow is None:
             # Where nothing has been verified yet, both drafts begin with the prompt.
-            shadow = Shadow(self._fresh(trial.incarnation, sequence, now), compared=sequence.tally.rounds == 0)
+            shadow = TrialSequence(self._fresh(trial.incarnation, sequence, now), compared=sequence.tally.rounds == 0)
             trial.shadows[sequence.id] = shadow
         return shadow
 
@@ -220,7 +220,7 @@ class Drafting:
         if changed:
             if self._leader is not None:
                 grown[self._leader] = {
-                    one.id: Shadow(one.speculation, compared=True) for one in self._sequences.values()
+                    one.id: TrialSequence(one.speculation, compared=True) for one in self._sequences.values()
                 }
             self._leader = leader
             ready = {} if leader is None else grown.get(leader, {})
@@ -237,7 +237,7 @@ class Drafting:
             *(stop for id in idle for told in list(self._drafts[id].told) for stop in self._stop(id, told)),
         ]
 
-    def _hand_over(self, sequence: Sequence, ready: Shadow | None, now: float) -> None:
+    def _hand_over(self, sequence: Sequence, ready: TrialSequence | None, now: float) -> None:
         """Go on with what the new draft has grown so far. Without a draft, the old growth is still good."""
         if self._leader is None:
             sequence.speculation.drafting = False
@@ -256,13 +256,13 @@ class Drafting:
         plan = self._strategy.plan(speculation.estimates, self._sharing)
         adopt = draft.experience.caches.find(sequence.id)
         speculation.start(len(sequence.tokens) - (adopt.tokens if adopt else 0), now)
-        return [Tell("draft", sequence.start(plan, vocabulary, adopt), id)]
+        return [SendMessage("draft", sequence.start(plan, vocabulary, adopt), id)]
 
     def _stop(self, id: int, sequence: SequenceId) -> list[Command]:
         draft = self._drafts[id]
         draft.reading.discard(sequence)
         draft.owes_since = None
-        return [] if draft.told.pop(sequence, None) is None else [Tell("draft", Stop(sequence), id)]
+        return [] if draft.told.pop(sequence, None) is None else [SendMessage("draft", Stop(sequence), id)]
 
     def _reroot(
         self, id: int, speculation: Speculation, sequence: Sequence, tokens: list[int], hit: bool, now: float
@@ -276,7 +276,7 @@ class Drafting:
         if not hit and draft.owes_since is None:
             draft.owes_since = now
         plan = self._strategy.plan(speculation.estimates, self._sharing)
-        return [Tell("draft", sequence.reroot(tokens, not hit, plan), id)]
+        return [SendMessage("draft", sequence.reroot(tokens, not hit, plan), id)]
 
     def _compare(self, sequence: Sequence, hit: bool, now: float) -> list[Command]:
         """After a round: replace a silent draft, end a trial that has seen enough, begin one that is due."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from orchestrator.core.policy.decision import Send, Strategy
+from orchestrator.core.policy.decision import Strategy, VerifyNodes
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
 from protocol.messages.base import NodeId, SequenceId
@@ -14,7 +14,7 @@ _LONGEST = 4 * _ROUNDS
 
 
 @dataclass(slots=True)
-class Rate:
+class TokenRate:
     """Tokens and seconds, summed over rounds."""
 
     tokens: int = 0
@@ -43,7 +43,7 @@ class _Bet:
 
 
 @dataclass(slots=True)
-class Shadow:
+class TrialSequence:
     """One sequence as it would go on with the newcomer."""
 
     speculation: Speculation
@@ -60,11 +60,13 @@ class Trial:
     """Each round is played twice from the same root: with the nodes that were sent, and with those that the same
     strategy would have sent, had the newcomer drafted. Its trees are ready when it takes over."""
 
-    def __init__(self, incarnation: int, strategy: Strategy, shadows: dict[SequenceId, Shadow] | None = None) -> None:
+    def __init__(
+        self, incarnation: int, strategy: Strategy, shadows: dict[SequenceId, TrialSequence] | None = None
+    ) -> None:
         self.incarnation = incarnation
         self.shadows = shadows or {}
         self._strategy = strategy
-        self._drafting, self._newcomer = Rate(), Rate()
+        self._drafting, self._newcomer = TokenRate(), TokenRate()
         self._rounds = 0
 
     def outcome(self, contested: bool) -> float | None:
@@ -109,24 +111,24 @@ class Trial:
             self._play(shadow, sequence, now)
         return outcome.hit
 
-    def _play(self, shadow: Shadow, sequence: Sequence, now: float) -> None:
+    def _play(self, shadow: TrialSequence, sequence: Sequence, now: float) -> None:
         """Let the strategy decide as though the newcomer drafted, unless it has for this round."""
         if shadow.began is None:
             return
         decision = self._strategy.decide(sequence.view(now, shadow.speculation))
-        if isinstance(decision, Send):
+        if isinstance(decision, VerifyNodes):
             nodes = frozenset(node.id for node in decision.nodes)
             self._bet(shadow, nodes, now - shadow.began)
         else:
             shadow.until = decision.until
 
-    def _close(self, shadow: Shadow, sequence: Sequence, now: float) -> None:
+    def _close(self, shadow: TrialSequence, sequence: Sequence, now: float) -> None:
         """The round is over and the newcomer would still wait: it counts as plain decoding after that wait."""
         if shadow.began is not None:
             end = now if shadow.until is None else min(now, shadow.until)
             self._bet(shadow, frozenset(), max(0.0, end - shadow.began))
 
-    def _bet(self, shadow: Shadow, nodes: frozenset[NodeId], waited: float) -> None:
+    def _bet(self, shadow: TrialSequence, nodes: frozenset[NodeId], waited: float) -> None:
         estimates, root = shadow.speculation.estimates, shadow.speculation.cache.root
         seconds = estimates.target(1 + len(nodes)) + estimates.hop.get(0.0) + waited
         shadow.bets.append(_Bet(root.id, nodes, seconds))

@@ -7,11 +7,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.kv.prefix_index import TokenRadixTree
+from protocol.kv.prefix_index import PrefixIndex
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import KvOffer, KvReference
 
-LEAST = 32
+MIN_SHARED_TOKENS = 32
 """Tokens: a shorter prefix is evaluated in the time that its adoption takes."""
 _REMEMBERED = 1024
 """Names given up: an offer of one of them may still be on its way."""
@@ -30,7 +30,7 @@ class _Arena:
     """When it was last offered or found, in uses of the library."""
 
 
-class KvLibrary:
+class ArenaIndex:
     """At most `limit` bytes of arenas, beyond those that are being adopted.
 
     An arena goes as soon as another one holds all of it, unless a live sequence writes it: of a conversation the last
@@ -40,7 +40,7 @@ class KvLibrary:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._arenas: dict[str, _Arena] = {}
-        self._index: TokenRadixTree[str] = TokenRadixTree()
+        self._index: PrefixIndex[str] = PrefixIndex()
         self._uses = 0
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._lent: dict[SequenceId, str] = {}
@@ -81,7 +81,7 @@ class KvLibrary:
         The last token is never part of it: a start evaluates its root itself.
         """
         shared = self._index.longest(tokens[:-1])
-        if shared.tokens < LEAST:
+        if shared.tokens < MIN_SHARED_TOKENS:
             return None
         best = max(shared.names, key=lambda name: self._arenas[name].used)
         self._touch(best)

@@ -1,6 +1,6 @@
 """Whether another process should read a prompt instead of the target: what both were measured to take. Pure."""
 
-from orchestrator.core.kv.arena_index import LEAST
+from orchestrator.core.kv.arena_index import MIN_SHARED_TOKENS
 from orchestrator.core.options import PrefillMode
 from orchestrator.core.policy.estimates import Mean
 
@@ -23,14 +23,14 @@ class PrefillChoice:
 
     def observe_target(self, evaluated: int, adopted: int, seconds: float) -> None:
         """A target was ready after evaluating or adopting so many tokens."""
-        if evaluated >= LEAST and not adopted:
+        if evaluated >= MIN_SHARED_TOKENS and not adopted:
             self._target.observe(seconds / evaluated)
-        elif adopted >= LEAST and not evaluated:
+        elif adopted >= MIN_SHARED_TOKENS and not evaluated:
             self._adoption.observe(seconds / adopted)
 
     def observe_worker(self, tokens: int, seconds: float) -> None:
         """The prefill worker's offer came so many seconds after it was asked."""
-        if tokens >= LEAST:
+        if tokens >= MIN_SHARED_TOKENS:
             self._worker.observe(seconds / tokens)
 
     def pays(self, tokens: int, held: int) -> bool:
@@ -40,7 +40,7 @@ class PrefillChoice:
         would begin behind `held`. Until the target was measured it reads prompts itself.
         """
         rest = tokens - held
-        if not self.trusted or rest < LEAST or (self._mode == "auto" and not self._target.count):
+        if not self.trusted or rest < MIN_SHARED_TOKENS or (self._mode == "auto" and not self._target.count):
             return False
         if self._mode == "always" or self._worker.count < _TRIALS:
             return True

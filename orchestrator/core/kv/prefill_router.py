@@ -1,7 +1,7 @@
 """Where the KV of a start comes from: an arena that holds it, a prefill worker, or the target's own forward. Pure."""
 
-from orchestrator.core.commands import Command, Release, Tell
-from orchestrator.core.kv.arena_index import KvLibrary
+from orchestrator.core.commands import Command, Release, SendMessage
+from orchestrator.core.kv.arena_index import ArenaIndex
 from orchestrator.core.kv.prefill_choice import PrefillChoice
 from orchestrator.core.options import Options
 from orchestrator.core.sequence import Phase, Sequence
@@ -9,13 +9,13 @@ from protocol.messages.base import Role, SequenceId
 from protocol.messages.worker import KvOffer, KvReference, KvRelease, Prefill, Prefilled, Stop
 
 
-class Handoff:
+class PrefillRouter:
     """All KV that can be adopted. It is a shortcut only: whatever is wrong with it costs a prefill, and no token."""
 
     def __init__(self, options: Options) -> None:
         self.warnings = 0
         """Arenas that a target refused to rely on."""
-        self._library = KvLibrary(options.kv_memory << 20)
+        self._library = ArenaIndex(options.kv_memory << 20)
         self._choice = PrefillChoice(options.prefill)
         self._present = False
         """A prefill worker is up."""
@@ -29,12 +29,12 @@ class Handoff:
         if self._present and self._choice.pays(sequence.position, held):
             self._asked[sequence.id] = sequence
             sequence.read_elsewhere(now, now + self._choice.patience(sequence.position))
-            return Tell("prefill", Prefill(sequence.id, tuple(sequence.tokens[:-1])))
+            return SendMessage("prefill", Prefill(sequence.id, tuple(sequence.tokens[:-1])))
         return self._read_here(sequence, now)
 
     def again(self, sequence: Sequence) -> Command:
         """Ask a target that owes an answer once more."""
-        return Tell("target", sequence.outstanding or sequence.start(adopt=self._lent(sequence)))
+        return SendMessage("target", sequence.outstanding or sequence.start(adopt=self._lent(sequence)))
 
     def offered(self, role: Role, sequence: Sequence | None, offer: KvOffer, now: float) -> list[Command]:
         """Take in an arena; a prefill worker's may be what its sequence waits for."""
@@ -76,7 +76,7 @@ class Handoff:
         """The prefill worker can't read this one: the target does."""
         awaited = self._awaits(id)
         sequence = self._asked.pop(id, None)
-        stop: list[Command] = [Tell("prefill", Stop(id))] if self._present else []
+        stop: list[Command] = [SendMessage("prefill", Stop(id))] if self._present else []
         return [*stop, self._read_here(sequence, now)] if sequence is not None and awaited else []
 
     def deadline(self) -> float | None:
@@ -101,7 +101,7 @@ class Handoff:
     def _read_here(self, sequence: Sequence, now: float) -> Command:
         reference = self._lent(sequence)
         sequence.read_here(now, reference)
-        return Tell("target", sequence.start(adopt=reference))
+        return SendMessage("target", sequence.start(adopt=reference))
 
     def _lent(self, sequence: Sequence) -> KvReference | None:
         """What the target is to adopt, which nobody gives up before it has."""
@@ -112,4 +112,4 @@ class Handoff:
 
 def _given_up(names: list[str]) -> list[Command]:
     """The writer lets go first, or the memory would stay until it does."""
-    return [command for name in names for command in (Tell("target", KvRelease(name)), Release(name))]
+    return [command for name in names for command in (SendMessage("target", KvRelease(name)), Release(name))]

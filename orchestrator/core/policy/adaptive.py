@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from heapq import merge
 
 from orchestrator.core.options import Options
-from orchestrator.core.policy.decision import PATIENCE, Decision, Send, View, Wait
+from orchestrator.core.policy.decision import PATIENCE, Decision, SequenceView, VerifyNodes, WaitUntil
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.expected_rate import best_share, with_growth
-from protocol.messages.plans import BestFirst, Plan
+from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.speculation.token_tree import Node
 
 _LEAST_WIDTH = 4
@@ -27,7 +27,7 @@ class Adaptive:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def plan(self, estimates: Estimates, sharing: int) -> Plan | None:
+    def plan(self, estimates: Estimates, sharing: int) -> GrowthPlan | None:
         width = self._width(estimates)
         return BestFirst(max(min(_LEAST_WIDTH, width), width // sharing), self._options.draft_fan)
 
@@ -37,10 +37,10 @@ class Adaptive:
         half = max(1, most // 2)
         return half if cost.known and cost(most) > self._DEAR * cost(half) else most
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: SequenceView) -> Decision:
         return self.decide_together([view])[0]
 
-    def decide_together(self, views: Sequence[View]) -> list[Decision]:
+    def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
         """The most probable nodes of all trees, however they are spread, and a token of each request at least."""
         drafted = [_usable(view, self._options.max_verify) for view in views]
         nodes = [_extended(view, own)[: self._options.max_verify] for view, own in zip(views, drafted, strict=True)]
@@ -49,10 +49,10 @@ class Adaptive:
         grown = [self._prospect(view, own) for view, own in zip(views, drafted, strict=True)]
         until = self._wait_until(views, paths, grown, now.rate)
         if until is not None:
-            return [Wait(until)] * len(views)
-        return [Send(own[:count]) for own, count in zip(nodes, now.counts, strict=True)]
+            return [WaitUntil(until)] * len(views)
+        return [VerifyNodes(own[:count]) for own, count in zip(nodes, now.counts, strict=True)]
 
-    def _prospect(self, view: View, nodes: list[Node]) -> "_Prospect | None":
+    def _prospect(self, view: SequenceView, nodes: list[Node]) -> "_Prospect | None":
         """What the next growth should bring, and when; None if there is none to wait for."""
         estimates = view.estimates
         if not view.drafting or not estimates.step.count or not estimates.target.known:
@@ -74,7 +74,7 @@ class Adaptive:
         return _Prospect(due, late, later[: self._options.max_verify])
 
     def _wait_until(
-        self, views: Sequence[View], paths: list[list[float]], grown: "list[_Prospect | None]", rate: float
+        self, views: Sequence[SequenceView], paths: list[list[float]], grown: "list[_Prospect | None]", rate: float
     ) -> float | None:
         """When the next growth should be there, if waiting for it promises a higher rate. One growth step serves
         several trees: what is due within half a step of the first is waited for together."""
@@ -105,7 +105,7 @@ class _Prospect:
     """Path probabilities of the nodes there may be then, falling."""
 
 
-def _usable(view: View, limit: int) -> list[Node]:
+def _usable(view: SequenceView, limit: int) -> list[Node]:
     """The `limit` most probable nodes that the request still has room for, parents first."""
     deepest = view.cache.root.depth + view.room
     nodes: list[Node] = []
@@ -117,7 +117,7 @@ def _usable(view: View, limit: int) -> list[Node]:
     return nodes
 
 
-def _extended(view: View, nodes: list[Node]) -> list[Node]:
+def _extended(view: SequenceView, nodes: list[Node]) -> list[Node]:
     """The draft's nodes and, behind the most probable leaf, free guesses: by falling path probability."""
     leaf = next((node for node in nodes or [view.cache.root] if not node.children), None)
     free = [] if leaf is None else view.free_chain(leaf)

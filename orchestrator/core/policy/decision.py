@@ -6,7 +6,7 @@ from typing import Protocol, TypeAlias
 
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.speculation_cache import SpeculationCache
-from protocol.messages.plans import Plan
+from protocol.messages.plans import GrowthPlan
 from protocol.speculation.token_tree import Node
 
 PATIENCE = 0.2
@@ -20,7 +20,7 @@ _MOST_FREE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class VerifyNodes:
     """Verify these nodes, parents first; none is plain decoding."""
 
     nodes: list[Node]
@@ -29,17 +29,17 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitUntil:
     """Growth is worth waiting for, until then (seconds on the orchestrator's clock)."""
 
     until: float
 
 
-Decision: TypeAlias = Send | Wait
+Decision: TypeAlias = VerifyNodes | WaitUntil
 
 
 @dataclass(slots=True)
-class View:
+class SequenceView:
     """What a strategy may look at when the target is free for a sequence."""
 
     cache: SpeculationCache
@@ -78,13 +78,13 @@ class Strategy(Protocol):
     caches: bool
     """The draft works on while the target verifies, so that hits mean something."""
 
-    def plan(self, estimates: Estimates, sharing: int) -> Plan | None:
+    def plan(self, estimates: Estimates, sharing: int) -> GrowthPlan | None:
         """How a draft is to grow one of so many requests that share its steps; None if none should."""
         ...
 
-    def decide(self, view: View) -> Decision: ...
+    def decide(self, view: SequenceView) -> Decision: ...
 
-    def decide_together(self, views: Sequence[View]) -> list[Decision]:
+    def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
         """For requests whose trees can share one forward of the target, a decision each."""
         ...
 

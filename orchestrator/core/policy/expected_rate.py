@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-Cost = Callable[[int], float]
+ForwardCost = Callable[[int], float]
 """Seconds of one target forward over so many tokens, root included."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class NodeCount:
     """Verify this many nodes; expect so many tokens a second of it."""
 
     nodes: int
@@ -18,14 +18,14 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class NodeCounts:
     """Verify so many nodes of each request; expect so many tokens a second of all together."""
 
     counts: list[int]
     rate: float
 
 
-def best_count(probabilities: Sequence[float], cost: Cost, overhead: float, roots: int = 1) -> Choice:
+def best_count(probabilities: Sequence[float], cost: ForwardCost, overhead: float, roots: int = 1) -> NodeCount:
     """The number of nodes L that maximises (R + sum of the first L path probabilities) / (T(R + L) + overhead).
 
     `probabilities` fall; `overhead` is the hop plus any wait, in seconds; R is the number of `roots`, one a request,
@@ -34,16 +34,16 @@ def best_count(probabilities: Sequence[float], cost: Cost, overhead: float, root
     tokens = accumulate(probabilities, initial=float(roots))
     rates = [expected / (cost(roots + nodes) + overhead) for nodes, expected in enumerate(tokens)]
     nodes = max(range(len(rates)), key=rates.__getitem__)
-    return Choice(nodes, rates[nodes])
+    return NodeCount(nodes, rates[nodes])
 
 
-def best_share(probabilities: Sequence[Sequence[float]], cost: Cost, overhead: float) -> Share:
+def best_share(probabilities: Sequence[Sequence[float]], cost: ForwardCost, overhead: float) -> NodeCounts:
     """The same for several requests whose trees share a forward, given each one's falling path probabilities:
     the most probable nodes of all trees together."""
     ranked = sorted(((path, request) for request, paths in enumerate(probabilities) for path in paths), reverse=True)
     best = best_count([path for path, _ in ranked], cost, overhead, len(probabilities))
     chosen = Counter(request for _, request in ranked[: best.nodes])
-    return Share([chosen[request] for request in range(len(probabilities))], best.rate)
+    return NodeCounts([chosen[request] for request in range(len(probabilities))], best.rate)
 
 
 def with_growth(probabilities: Sequence[float], open_paths: Sequence[float], acceptance: float) -> list[float]:

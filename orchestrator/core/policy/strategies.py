@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive
-from orchestrator.core.policy.decision import Decision, Send, View, Wait, patience_with
+from orchestrator.core.policy.decision import Decision, SequenceView, VerifyNodes, WaitUntil, patience_with
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.expected_rate import best_count
 from orchestrator.core.policy.fan_out import geometric_fan_out
-from protocol.messages.plans import Chain, FanOut, Plan
+from protocol.messages.plans import Chain, FanOut, GrowthPlan
 from protocol.speculation.token_tree import Node
 
 
@@ -20,9 +20,9 @@ class _EachForItself(ABC):
     """What a request sends does not depend on the others of its round."""
 
     @abstractmethod
-    def decide(self, view: View) -> Decision: ...
+    def decide(self, view: SequenceView) -> Decision: ...
 
-    def decide_together(self, views: Sequence[View]) -> list[Decision]:
+    def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
         return [self.decide(view) for view in views]
 
 
@@ -34,11 +34,11 @@ class Autoregressive(_EachForItself):
     def __init__(self, options: Options) -> None:
         pass
 
-    def plan(self, estimates: Estimates, sharing: int) -> Plan | None:
+    def plan(self, estimates: Estimates, sharing: int) -> GrowthPlan | None:
         return None
 
-    def decide(self, view: View) -> Decision:
-        return Send([])
+    def decide(self, view: SequenceView) -> Decision:
+        return VerifyNodes([])
 
 
 class Sequential(_EachForItself):
@@ -49,14 +49,14 @@ class Sequential(_EachForItself):
     def __init__(self, options: Options) -> None:
         self._depth = options.draft_tokens
 
-    def plan(self, estimates: Estimates, sharing: int) -> Plan | None:
+    def plan(self, estimates: Estimates, sharing: int) -> GrowthPlan | None:
         return Chain(self._depth)
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: SequenceView) -> Decision:
         return await_chain(view, self._depth)
 
 
-class Published(_EachForItself):
+class PublishedSsd(_EachForItself):
     """`ssd`: chains of K, speculated for every likely outcome while the target verifies (arXiv 2603.03251)."""
 
     drafts = caches = True
@@ -64,22 +64,22 @@ class Published(_EachForItself):
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def plan(self, estimates: Estimates, sharing: int) -> Plan | None:
+    def plan(self, estimates: Estimates, sharing: int) -> GrowthPlan | None:
         options = self._options
         fan = geometric_fan_out(
             estimates.acceptance.get(0.0), estimates.hits.exponent, options.draft_tokens, options.fan_budget
         )
         return FanOut(options.draft_tokens, tuple(min(64, guesses) for guesses in fan), options.saguaro)
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: SequenceView) -> Decision:
         missed = view.cache.empty
         if not missed or self._options.fallback == "neural":
             return await_chain(view, self._options.draft_tokens)
         if self._options.fallback == "fast":
-            return Send(self._free(view)[0])
+            return VerifyNodes(self._free(view)[0])
         return self._weigh(view)
 
-    def _weigh(self, view: View) -> Decision:
+    def _weigh(self, view: SequenceView) -> Decision:
         """A miss: draft K tokens just in time, or go on with what is free, whichever promises the higher rate."""
         depth, estimates = min(self._options.draft_tokens, view.room), view.estimates
         acceptance = estimates.acceptance.get(0.0)
@@ -90,30 +90,30 @@ class Published(_EachForItself):
         free, rate = self._free(view)
         if view.drafting and view.ready_at <= view.now and estimates.step.count and late > rate:
             return await_chain(view, depth)
-        return Send(free)
+        return VerifyNodes(free)
 
-    def _free(self, view: View) -> tuple[list[Node], float]:
+    def _free(self, view: SequenceView) -> tuple[list[Node], float]:
         """The free guesses that are worth verifying, and what rate they promise; none is plain decoding."""
         chain = view.free_chain(view.cache.root)
         choice = best_count(view.paths(chain), view.estimates.target, view.estimates.hop.get(0.0))
         return chain[: choice.nodes], choice.rate
 
 
-STRATEGIES: dict[str, type[Autoregressive | Sequential | Published | Adaptive]] = {
+STRATEGIES: dict[str, type[Autoregressive | Sequential | PublishedSsd | Adaptive]] = {
     "ar": Autoregressive,
     "sd": Sequential,
-    "ssd": Published,
+    "ssd": PublishedSsd,
     "adaptive": Adaptive,
 }
 
 
-def await_chain(view: View, depth: int) -> Decision:
+def await_chain(view: SequenceView, depth: int) -> Decision:
     """Send the draft's chain of `depth` tokens once it is there; give up on a draft that is silent."""
     depth = min(depth, view.room)
     chain = view.cache.chain(depth)
     if len(chain) >= depth or not view.drafting:
-        return Send(chain)
+        return VerifyNodes(chain)
     patience = patience_with(view.estimates)
     # Growth renews the patience, but a draft that never gets to the chain can't renew it for ever.
     until = min(max(view.grown_at, view.free_since) + patience, view.free_since + depth * patience)
-    return Wait(until) if view.now < until else Send(chain, gave_up=True)
+    return WaitUntil(until) if view.now < until else VerifyNodes(chain, gave_up=True)

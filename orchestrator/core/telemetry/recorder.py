@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from typing import Literal, TypeVar
 
-from orchestrator.core.commands import Command, Emit, Finish, Tell
+from orchestrator.core.commands import Command, Emit, Finish, SendMessage
 from orchestrator.core.events import Arrived, Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.sequence import Sequence
-from orchestrator.core.telemetry.snapshot import portrait, question, requests
+from orchestrator.core.telemetry.snapshot import request_list, snapshot, verification_snapshot
 from protocol.messages.base import SequenceId
 from protocol.messages.telemetry import (
     MOST_CHARACTERS,
     MOST_JUDGED,
     MOST_OVER,
     MOST_SPANS,
-    Branches,
-    Judged,
-    Over,
-    Scene,
-    Span,
-    WorkerSeen,
+    FinishedRequest,
+    TelemetryFrame,
+    TreeSnapshot,
+    VerifiedRound,
+    WorkerSummary,
+    WorkSpan,
 )
 from protocol.messages.worker import Forest, Grow, Prefilled, Verdict, Verify
 from protocol.speculation.token_tree import node_id
@@ -35,7 +35,7 @@ _LONGEST = 60.0
 """Seconds: a worker may claim any time for its work."""
 
 
-class Observation:
+class TelemetryRecorder:
     """Remembers a bounded number of spans and rounds, each with a serial number, so that several watchers may each
     be told what is new to them."""
 
@@ -45,10 +45,10 @@ class Observation:
         """Of the last thing that happened; goes on while nobody watches, but then counts nothing."""
         self._machine = machine
         self._text = lambda token: text(token)[:MOST_CHARACTERS]
-        self._spans: deque[tuple[int, Span]] = deque(maxlen=2 * MOST_SPANS)
-        self._judged: deque[tuple[int, Judged]] = deque(maxlen=2 * MOST_JUDGED)
-        self._over: deque[tuple[int, Over]] = deque(maxlen=MOST_OVER)
-        self._asked: dict[SequenceId, tuple[Verify, Branches]] = {}
+        self._spans: deque[tuple[int, WorkSpan]] = deque(maxlen=2 * MOST_SPANS)
+        self._judged: deque[tuple[int, VerifiedRound]] = deque(maxlen=2 * MOST_JUDGED)
+        self._over: deque[tuple[int, FinishedRequest]] = deque(maxlen=MOST_OVER)
+        self._asked: dict[SequenceId, tuple[Verify, TreeSnapshot]] = {}
         """What is under verification, and what the draft thought of it then."""
 
     def clear(self) -> None:
@@ -67,24 +67,24 @@ class Observation:
             for verify in _questions(command):
                 self._asks(verify)
             if isinstance(command, Finish):
-                over = Over(sequence=command.sequence, end=now, statistics=command.statistics)
+                over = FinishedRequest(sequence=command.sequence, end=now, statistics=command.statistics)
                 self._over.append((self.serial, over))
 
-    def scene(self, after: int, wanted: SequenceId | None, now: float) -> Scene:
+    def scene(self, after: int, wanted: SequenceId | None, now: float) -> TelemetryFrame:
         """What came after the serial number `after`, and how everything stands."""
         # A number from another life of the orchestrator says nothing here.
         after = after if after <= self.serial else 0
         spans, judged = _since(self._spans, after), _since(self._judged, after)
         shown = self._shown(wanted)
         self._asked = {id: asked for id, asked in self._asked.items() if id in self._machine.sequences}
-        return Scene(
+        return TelemetryFrame(
             serial=self.serial,
             at=now,
             lost=max(0, len(spans) - MOST_SPANS) + max(0, len(judged) - MOST_JUDGED),
             drafts=self._machine.strategy.drafts,
             workers=tuple(self._workers()),
-            requests=requests(self._machine.sequences, shown, now),
-            shown=None if shown is None else portrait(shown, self._text),
+            requests=request_list(self._machine.sequences, shown, now),
+            shown=None if shown is None else snapshot(shown, self._text),
             judged=tuple(judged[-MOST_JUDGED:]),
             spans=tuple(spans[-MOST_SPANS:]),
             over=tuple(_since(self._over, after)),
@@ -109,7 +109,7 @@ class Observation:
     def _asks(self, verify: Verify) -> None:
         sequence = self._machine.sequences.get(verify.sequence)
         if sequence is not None:
-            self._asked[verify.sequence] = verify, question(verify, sequence.cache.tree, self._text)
+            self._asked[verify.sequence] = verify, verification_snapshot(verify, sequence.cache.tree, self._text)
 
     def _judge(self, event: Arrived, verdict: Verdict, emit: Emit, now: float) -> None:
         asked = self._asked.pop(verdict.sequence, None)
@@ -119,7 +119,7 @@ class Observation:
         verify, sent = asked
         kept = len(verdict.path)
         self._worked(event, "verify", verify.sequence, verdict.seconds, len(verify.tokens), now, kept)
-        judged = Judged(
+        judged = VerifiedRound(
             sequence=verify.sequence,
             round=verify.round,
             begin=now - min(verdict.seconds, _LONGEST),
@@ -143,7 +143,7 @@ class Observation:
         now: float,
         kept: int = 0,
     ) -> None:
-        span = Span(
+        span = WorkSpan(
             role=event.role,
             incarnation=event.incarnation,
             kind=kind,
@@ -164,10 +164,10 @@ class Observation:
             return sequences[wanted]
         return sequences[max(sequences)] if sequences else None
 
-    def _workers(self) -> Iterable[WorkerSeen]:
+    def _workers(self) -> Iterable[WorkerSummary]:
         standings = self._machine.standings()
         for incarnation, hello, guest in self._machine.present():
-            yield WorkerSeen(
+            yield WorkerSummary(
                 role=hello.role,
                 incarnation=incarnation,
                 engine=hello.engine,
@@ -181,9 +181,9 @@ class Observation:
 def _questions(command: Command) -> tuple[Verify, ...]:
     """What a command has the target verify."""
     match command:
-        case Tell("target", Verify() as verify):
+        case SendMessage("target", Verify() as verify):
             return (verify,)
-        case Tell("target", Forest(trees)):
+        case SendMessage("target", Forest(trees)):
             return trees
         case _:
             return ()

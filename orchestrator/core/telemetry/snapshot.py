@@ -3,10 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from orchestrator.core.request_stats import Tally
+from orchestrator.core.request_stats import RequestStats
 from orchestrator.core.sequence import Sequence
 from protocol.messages.base import NodeId, SequenceId
-from protocol.messages.telemetry import MOST_DEPTHS, MOST_NODES, MOST_REQUESTS, Branches, RequestSeen, Shown
+from protocol.messages.telemetry import (
+    MOST_DEPTHS,
+    MOST_NODES,
+    MOST_REQUESTS,
+    RequestSnapshot,
+    RequestSummary,
+    TreeSnapshot,
+)
 from protocol.messages.worker import Verify
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 
@@ -22,7 +29,7 @@ _PHASES: Mapping[str, Literal["waiting", "reading", "free", "verifying"]] = {
 """Whatever else there is waits for a place."""
 
 
-def portrait(sequence: Sequence, text: Callable[[int], str]) -> Shown:
+def snapshot(sequence: Sequence, text: Callable[[int], str]) -> RequestSnapshot:
     """`text` of a single token."""
     tally, estimates = sequence.tally, sequence.estimates
     drawing = _Drawing(sequence.cache.tree, text)
@@ -32,7 +39,7 @@ def portrait(sequence: Sequence, text: Callable[[int], str]) -> Shown:
     decoding = 0.0
     if tally.decode_began_at is not None and tally.last_token_at is not None:
         decoding = max(0.0, tally.last_token_at - tally.decode_began_at)
-    return Shown(
+    return RequestSnapshot(
         sequence=sequence.id,
         round=sequence.round,
         tail=tuple(text(token) for token in tail),
@@ -59,20 +66,22 @@ def portrait(sequence: Sequence, text: Callable[[int], str]) -> Shown:
     )
 
 
-def question(verify: Verify, tree: TokenTree, text: Callable[[int], str]) -> Branches:
+def verification_snapshot(verify: Verify, tree: TokenTree, text: Callable[[int], str]) -> TreeSnapshot:
     """What is under verification, with what is believed of it in `tree`."""
     drawing = _Drawing(tree, text)
     drawing.asked(verify)
     return drawing.branches()
 
 
-def requests(sequences: Mapping[SequenceId, Sequence], shown: Sequence | None, now: float) -> tuple[RequestSeen, ...]:
+def request_list(
+    sequences: Mapping[SequenceId, Sequence], shown: Sequence | None, now: float
+) -> tuple[RequestSummary, ...]:
     """The oldest ones, and the one that is shown."""
     listed = list(sequences.values())[:MOST_REQUESTS]
     if shown is not None and shown not in listed:
         listed[-1] = shown
     return tuple(
-        RequestSeen(
+        RequestSummary(
             sequence=one.id,
             phase=_PHASES.get(one.phase.name, "waiting"),
             generated=one.tally.generated,
@@ -119,8 +128,8 @@ class _Drawing:
             if node.id not in self._index:
                 self._put_node(node)
 
-    def branches(self) -> Branches:
-        return Branches(
+    def branches(self) -> TreeSnapshot:
+        return TreeSnapshot(
             keys=tuple(id & _KEYS for id in self._index),
             texts=tuple(self._texts),
             parents=tuple(self._parents),
@@ -141,6 +150,6 @@ class _Drawing:
         self._paths.append(round(path, 5))
 
 
-def _depths(tally: Tally, which: Literal["accepted", "tried"]) -> tuple[int, ...]:
+def _depths(tally: RequestStats, which: Literal["accepted", "tried"]) -> tuple[int, ...]:
     counts = tally.accepted if which == "accepted" else tally.tried
     return tuple(counts[depth] for depth in range(1, min(len(tally.tried), MOST_DEPTHS) + 1))

@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 
 from orchestrator.core.commands import Command
 from orchestrator.core.events import Event
-from orchestrator.core.telemetry.recorder import Observation
-from protocol.messages.telemetry import Scene, Watch
+from orchestrator.core.telemetry.recorder import TelemetryRecorder
+from protocol.messages.telemetry import TelemetryFrame, Watch
 
 W = TypeVar("W")
 
@@ -29,7 +29,7 @@ class _Question:
 class Watchers(Generic[W]):
     """Each question is answered once, so that whoever is slow to ask again misses scenes and delays nobody."""
 
-    def __init__(self, observation: Observation) -> None:
+    def __init__(self, observation: TelemetryRecorder) -> None:
         self._observation = observation
         self._questions: dict[W, _Question] = {}
         self._painted_at = 0.0
@@ -58,7 +58,7 @@ class Watchers(Generic[W]):
             return None
         return min([self._until, *map(self._due_at, self._questions.values())])
 
-    def due(self, now: float) -> list[tuple[W, Scene]]:
+    def due(self, now: float) -> list[tuple[W, TelemetryFrame]]:
         """Who is to be told what now."""
         if self._until is not None and now >= self._until:
             self._until = None
@@ -74,5 +74,5 @@ class Watchers(Generic[W]):
         news = self._observation.serial != question.watch.after
         return self._painted_at + PAUSE if news else question.at + _PATIENCE
 
-    def _answer(self, watch: Watch, now: float) -> Scene:
+    def _answer(self, watch: Watch, now: float) -> TelemetryFrame:
         return self._observation.scene(watch.after, watch.sequence, now)

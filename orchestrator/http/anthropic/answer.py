@@ -11,9 +11,9 @@ import msgspec
 
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import End, Event, Text
+from orchestrator.http.generation import End, OutputEvent, Text
 from orchestrator.http.openai.answers import ended, usage
-from orchestrator.http.openai.content import Parts
+from orchestrator.http.openai.content import AnswerContent
 from orchestrator.http.renderer import frame
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -24,7 +24,7 @@ class MessageAnswer:
 
     idle = frame({"type": "ping"}, "ping")
 
-    def __init__(self, model: str, parts: Parts, stops: Sequence[str], prompt: int) -> None:
+    def __init__(self, model: str, parts: AnswerContent, stops: Sequence[str], prompt: int) -> None:
         """`stops`: what the client asked to stop at; `prompt`: tokens of it."""
         self._model = model
         self._parts = parts
@@ -47,7 +47,7 @@ class MessageAnswer:
         message = self._message({"input_tokens": self._prompt, "output_tokens": 0})
         yield _named({"type": "message_start", "message": message})
 
-    def told(self, event: Event) -> Iterable[bytes]:
+    def told(self, event: OutputEvent) -> Iterable[bytes]:
         return map(_named, self._events(event))
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
@@ -58,7 +58,7 @@ class MessageAnswer:
         yield _named({"type": "message_delta", "delta": self._ended, "usage": counted})
         yield _named({"type": "message_stop"})
 
-    def _events(self, event: Event) -> Iterator[dict[str, Any]]:
+    def _events(self, event: OutputEvent) -> Iterator[dict[str, Any]]:
         text, calls = self._parts.told(event)
         if text:
             if not self._blocks:

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from orchestrator.http.anthropic.content_blocks import function, messages
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.openai.request_models import Chat
+from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.request_bodies import converted
 
 _CALLED = {"response_format": "output_config", "max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
@@ -17,7 +17,7 @@ _SAME = ("model", "stream", "temperature", "top_p", "top_k", "min_p", "repetitio
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class Conversation(msgspec.Struct, kw_only=True):
+class CountTokensRequest(msgspec.Struct, kw_only=True):
     """POST /v1/messages/count_tokens. Fields that mean the same in chats are looked at there."""
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
@@ -28,12 +28,12 @@ class Conversation(msgspec.Struct, kw_only=True):
     output_config: dict[str, Any] | None = None
     model: Any = None
 
-    def chat(self) -> Chat:
+    def chat(self) -> ChatRequest:
         """Raises ApiError, in the words of this API."""
         self._refuse_unsupported()
         fields = {**self._fields(), "messages": messages(self.system, self.messages)}
         try:
-            chat = converted(fields, Chat)
+            chat = converted(fields, ChatRequest)
             chat.refuse_unsupported()
         except ApiError as error:
             error.param = _CALLED.get(error.param or "", error.param)
@@ -55,7 +55,7 @@ class Conversation(msgspec.Struct, kw_only=True):
             raise unsupported("thinking", "Thinking can't be asked for: leave it out; a model that thinks does so.")
 
 
-class Question(Conversation, kw_only=True):
+class MessagesRequest(CountTokensRequest, kw_only=True):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Meta(ge=1)]

@@ -7,15 +7,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.http.anthropic.answer import MessageAnswer
-from orchestrator.http.anthropic.request import Conversation, Question
+from orchestrator.http.anthropic.request import CountTokensRequest, MessagesRequest
 from orchestrator.http.disconnects import body
 from orchestrator.http.middleware import MESSAGES
-from orchestrator.http.openai.content import Parts
+from orchestrator.http.openai.content import AnswerContent
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.server import Server
 
 
-class Messages:
+class MessagesRoutes:
     def __init__(self, server: Server) -> None:
         self._server = server
 
@@ -27,15 +27,15 @@ class Messages:
         ]
 
     async def create(self, request: Request) -> Response:
-        question = decoded(await body(request), Question)
+        question = decoded(await body(request), MessagesRequest)
         chat = question.chat()
         model, stops = self._server.named(chat.model), question.stop_sequences or []
         return await self._server.converse(
-            request, chat, lambda prompt: MessageAnswer(model, Parts(chat), stops, prompt)
+            request, chat, lambda prompt: MessageAnswer(model, AnswerContent(chat), stops, prompt)
         )
 
     async def count(self, request: Request) -> Response:
-        chat = decoded(await body(request), Conversation).chat()
+        chat = decoded(await body(request), CountTokensRequest).chat()
         self._server.named(chat.model)
         tokens = await asyncio.to_thread(self._server.conversation, chat)
         return JSONResponse({"input_tokens": len(tokens)})

@@ -7,14 +7,14 @@ from typing import Literal, Protocol
 
 from orchestrator.http.errors import ApiError
 from protocol.errors import PipelineError
-from protocol.messages.client import State
+from protocol.messages.client import PipelineState
 
 _FRESH = 0.25
 """Seconds that an answer is good for."""
 
 
 class Knowing(Protocol):
-    async def state(self) -> State | None:
+    async def state(self) -> PipelineState | None:
         """None while there is nobody to ask yet."""
         ...
 
@@ -23,10 +23,10 @@ class Knowing(Protocol):
 class Condition:
     status: Literal["ok", "loading", "degraded", "failed"]
     reason: str = ""
-    state: State | None = None
+    state: PipelineState | None = None
 
     @property
-    def serving(self) -> State | None:
+    def serving(self) -> PipelineState | None:
         """What requests need to know, if they can be served, perhaps slower."""
         return self.state if self.status in ("ok", "degraded") else None
 
@@ -48,7 +48,7 @@ class Health:
         # Whoever waits may go away; the others still want to know.
         return await asyncio.shield(self._asking)
 
-    async def require(self) -> State:
+    async def require(self) -> PipelineState:
         """Raises ApiError 503 while requests can't be served."""
         condition = await self.look()
         if condition.serving is None:
@@ -66,7 +66,7 @@ class Health:
         return self._known
 
 
-def condition(state: State | None) -> Condition:
+def condition(state: PipelineState | None) -> Condition:
     """What a state means for those who ask for text."""
     if state is not None and state.failure is not None:
         return Condition("failed", state.failure)

@@ -14,7 +14,7 @@ from orchestrator.http.renderer import COMMENT, frame
 from orchestrator.http.streaming import EventStream
 from protocol.errors import PipelineError
 from protocol.messages.base import SequenceId
-from protocol.messages.telemetry import Scene
+from protocol.messages.telemetry import TelemetryFrame
 
 MOST_WATCHERS = 8
 _AGAIN_SECONDS = 0.5
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Watchable(Protocol):
-    def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[Scene, None]: ...
+    def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]: ...
 
 
 class Live:
@@ -80,7 +80,9 @@ class Live:
                 # What is wrong is told by the next look.
                 await self._unless_stopped(asyncio.sleep(_AGAIN_SECONDS))
 
-    async def _while(self, condition: Condition, scenes: AsyncIterator[Scene]) -> AsyncIterator[Scene]:
+    async def _while(
+        self, condition: Condition, scenes: AsyncIterator[TelemetryFrame]
+    ) -> AsyncIterator[TelemetryFrame]:
         """Those that come while the pipeline is as it was, looked at about once a second."""
         clock = asyncio.get_running_loop().time
         looked_at = clock()

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summ
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.api.result import Chosen, Result
-from orchestrator.http.admission_limit import Seats
-from orchestrator.http.generation import Pieces
+from orchestrator.http.admission_limit import AdmissionLimit
+from orchestrator.http.generation import OutputSource
 from orchestrator.http.monitoring.health import Condition
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -17,7 +17,7 @@ _STATUSES = ("ok", "loading", "degraded", "failed")
 
 
 class Metrics:
-    def __init__(self, seats: Seats) -> None:
+    def __init__(self, seats: AdmissionLimit) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "launch_pipeline_http_requests", "Answers by route and status", ["route", "status"], registry=registry
@@ -55,7 +55,7 @@ class Metrics:
     def answered(self, route: str, status: int) -> None:
         self._requests.labels(route, status).inc()
 
-    async def measured(self, pieces: Pieces) -> AsyncIterator[str]:
+    async def measured(self, pieces: OutputSource) -> AsyncIterator[str]:
         """The same pieces, counted and timed."""
         began = time.monotonic()
         waiting = True
@@ -88,10 +88,10 @@ class Metrics:
                 summary.observe(share)
 
 
-class Measured:
+class RequestMeasurement:
     """Pieces that leave their figures behind."""
 
-    def __init__(self, pieces: Pieces, metrics: Metrics) -> None:
+    def __init__(self, pieces: OutputSource, metrics: Metrics) -> None:
         self._pieces = pieces
         self._metrics = metrics
 

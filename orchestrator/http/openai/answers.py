@@ -11,16 +11,16 @@ from orchestrator.http.openai.logprobs import whole
 from orchestrator.http.openai.tool_calls import parted
 from orchestrator.text.tokenizer import TextCodec
 
-Kind = Literal["chat", "text"]
+AnswerKind = Literal["chat", "text"]
 _PREFIX = {"chat": "chatcmpl", "text": "cmpl"}
 _OBJECT = {"chat": "chat.completion", "text": "text_completion"}
 
 
 @dataclass(frozen=True)
-class Answer:
+class ChoiceAnswer:
     """To one request, as completion or chat completion."""
 
-    kind: Kind
+    kind: AnswerKind
     model: str
     prompts: int
     """How many there were: choices of one prompt count it once."""

@@ -5,10 +5,10 @@ from typing import Any
 
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import Event, Text
-from orchestrator.http.openai.answers import Answer, ended
-from orchestrator.http.openai.logprobs import Transcript
-from orchestrator.http.openai.tool_calls import Caller
+from orchestrator.http.generation import OutputEvent, Text
+from orchestrator.http.openai.answers import ChoiceAnswer, ended
+from orchestrator.http.openai.logprobs import LogprobTranscript
+from orchestrator.http.openai.tool_calls import ToolCallParser
 from orchestrator.http.renderer import COMMENT, frame
 
 _DONE = b"data: [DONE]\n\n"
@@ -19,10 +19,12 @@ class Chunks:
 
     idle = COMMENT
 
-    def __init__(self, answer: Answer, choices: int) -> None:
+    def __init__(self, answer: ChoiceAnswer, choices: int) -> None:
         self._answer = answer
-        self._callers = [Caller(answer.most_calls) if answer.tools else None for _ in range(choices)]
-        self._transcripts = [Transcript(answer.kind, answer.codec) if answer.codec else None for _ in range(choices)]
+        self._callers = [ToolCallParser(answer.most_calls) if answer.tools else None for _ in range(choices)]
+        self._transcripts = [
+            LogprobTranscript(answer.kind, answer.codec) if answer.codec else None for _ in range(choices)
+        ]
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         return self._answer.whole(results)
@@ -30,7 +32,7 @@ class Chunks:
     def opening(self) -> Iterable[bytes]:
         return map(frame, self._answer.opening(len(self._callers)))
 
-    def told(self, event: Event) -> Iterable[bytes]:
+    def told(self, event: OutputEvent) -> Iterable[bytes]:
         return map(frame, self._chunks(event, self._callers[event.index]))
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
@@ -40,7 +42,7 @@ class Chunks:
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
         return [frame(self._answer.last(results)), _DONE] if self._answer.with_usage else [_DONE]
 
-    def _chunks(self, event: Event, caller: Caller | None) -> Iterator[dict[str, Any]]:
+    def _chunks(self, event: OutputEvent, caller: ToolCallParser | None) -> Iterator[dict[str, Any]]:
         """`caller` holds back what may be a call of a tool."""
         answer, transcript = self._answer, self._transcripts[event.index]
         if isinstance(event, Text):

@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.http.generation import Event, Text
-from orchestrator.http.openai.request_models import Chat
-from orchestrator.http.openai.tool_calls import Caller
+from orchestrator.http.generation import OutputEvent, Text
+from orchestrator.http.openai.request_models import ChatRequest
+from orchestrator.http.openai.tool_calls import ToolCallParser
 
 
-class Parts:
+class AnswerContent:
     """Of the answer to `question`. Space between the text and a call belongs to neither."""
 
-    def __init__(self, question: Chat) -> None:
-        self._caller = Caller(question.most_calls) if question.offered else None
+    def __init__(self, question: ChatRequest) -> None:
+        self._caller = ToolCallParser(question.most_calls) if question.offered else None
         self._space = ""
 
-    def told(self, event: Event) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    def told(self, event: OutputEvent) -> tuple[str, Sequence[Mapping[str, Any]]]:
         """More text, perhaps none; and all calls, which come with the end."""
         if self._caller is None:
             return (event.text if isinstance(event, Text) else ""), ()

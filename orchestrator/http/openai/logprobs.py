@@ -9,7 +9,7 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.sampling import Likelihood
 
 
-class Transcript:
+class LogprobTranscript:
     """One choice's tokens. Each is told when its text has begun to be: what a stop string cut off never is, nor the
     end token behind the text."""
 
@@ -38,7 +38,7 @@ class Transcript:
 
 def whole(kind: Literal["chat", "text"], codec: TextCodec, text: str, chosen: Iterable[Chosen]) -> dict[str, Any]:
     """Of a finished answer."""
-    return Transcript(kind, codec).push(text, chosen) or (_chat if kind == "chat" else _text)([], codec)
+    return LogprobTranscript(kind, codec).push(text, chosen) or (_chat if kind == "chat" else _text)([], codec)
 
 
 def _chat(told: Sequence[tuple[int, Chosen]], codec: TextCodec) -> dict[str, Any]:

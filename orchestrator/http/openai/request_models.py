@@ -26,7 +26,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class Question(msgspec.Struct, kw_only=True):
+class GenerationRequest(msgspec.Struct, kw_only=True):
     """What both kinds of completion have in common; None is what clients send for "not given"."""
 
     model: str | None = None
@@ -73,7 +73,7 @@ class Question(msgspec.Struct, kw_only=True):
         """Raises ApiError for what would change the answer, if this server could do it."""
 
 
-class Completion(Question, kw_only=True):
+class CompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | tuple[str | Token | tuple[Token, ...], ...]
@@ -107,7 +107,7 @@ class Completion(Question, kw_only=True):
             raise unsupported("best_of", "best_of is not supported beyond n: nothing is chosen among answers.")
 
 
-class Chat(Question, kw_only=True):
+class ChatRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1)]
@@ -165,7 +165,7 @@ class Chat(Question, kw_only=True):
             raise unsupported("modalities", "Only text is supported.")
 
 
-Q = TypeVar("Q", bound=Question)
+Q = TypeVar("Q", bound=GenerationRequest)
 
 
 def read(body: bytes, kind: type[Q]) -> Q:
@@ -176,7 +176,7 @@ def read(body: bytes, kind: type[Q]) -> Q:
 
 
 def sampling(
-    question: Question, room: int, default_tokens: int | None, defaults: Mapping[str, float]
+    question: GenerationRequest, room: int, default_tokens: int | None, defaults: Mapping[str, float]
 ) -> SamplingParams:
     """Of the first choice. `room`: tokens that fit behind the prompt; `defaults`: for what the question leaves open."""
     given = {name: value for name in _NUMBERS if (value := getattr(question, name)) is not None}

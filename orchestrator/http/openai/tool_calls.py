@@ -34,7 +34,7 @@ def taught(template: ChatTemplate) -> bool:
     return _OPEN in text and '"arguments"' in text
 
 
-class Caller:
+class ToolCallParser:
     """Parts one answer, as it comes, into text and the calls behind it."""
 
     def __init__(self, most: int | None) -> None:
@@ -67,7 +67,7 @@ class Caller:
 
 def parted(text: str, most: int | None) -> tuple[str, list[dict[str, Any]]]:
     """A whole answer's text and calls."""
-    caller = Caller(most)
+    caller = ToolCallParser(most)
     before = caller.push(text)
     rest, calls = caller.finish()
     return before + rest, calls

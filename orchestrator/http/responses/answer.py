@@ -8,12 +8,12 @@ from typing import Any
 
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import End, Event, Text
+from orchestrator.http.generation import End, OutputEvent, Text
 from orchestrator.http.openai.answers import usage
-from orchestrator.http.openai.content import Parts
-from orchestrator.http.openai.logprobs import Transcript
+from orchestrator.http.openai.content import AnswerContent
+from orchestrator.http.openai.logprobs import LogprobTranscript
 from orchestrator.http.renderer import COMMENT, frame
-from orchestrator.http.responses.output_items import Call, Message, Told
+from orchestrator.http.responses.output_items import MessageItem, OutputItem, ToolCallItem
 
 _STATUS = {"stop": "completed", "length": "incomplete"}
 
@@ -26,8 +26,8 @@ class ResponseAnswer:
     def __init__(
         self,
         head: Mapping[str, Any],
-        parts: Parts,
-        transcript: Transcript | None,
+        parts: AnswerContent,
+        transcript: LogprobTranscript | None,
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
         """`head`: what is known before anything is generated. `keep` gets the finished answer."""
@@ -35,8 +35,8 @@ class ResponseAnswer:
         self._parts = parts
         self._transcript = transcript
         self._keep = keep
-        self._message: Message | None = None
-        self._items: list[Message | Call] = []
+        self._message: MessageItem | None = None
+        self._items: list[MessageItem | ToolCallItem] = []
         self._sent = 0
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class ResponseAnswer:
         for kind in ("response.created", "response.in_progress"):
             yield self._numbered({"type": kind, "response": self._object("in_progress")})
 
-    def told(self, event: Event) -> Iterable[bytes]:
+    def told(self, event: OutputEvent) -> Iterable[bytes]:
         return map(self._numbered, self._events(event))
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
@@ -70,11 +70,11 @@ class ResponseAnswer:
         self._sent += 1
         return frame({**content, "sequence_number": self._sent - 1}, content["type"])
 
-    def _events(self, event: Event) -> Iterator[Told]:
+    def _events(self, event: OutputEvent) -> Iterator[OutputItem]:
         (text, calls), likely = self._parts.told(event), self._likely(event)
         if text or likely:
             if self._message is None:
-                self._message = Message(len(self._items))
+                self._message = MessageItem(len(self._items))
                 self._items.append(self._message)
                 yield from self._message.begin()
             yield self._message.add(text, likely)
@@ -83,11 +83,11 @@ class ResponseAnswer:
         if self._message is not None:
             yield from self._message.end(_STATUS[event.result.finish_reason])
         for call in calls:
-            item = Call(len(self._items), call)
+            item = ToolCallItem(len(self._items), call)
             self._items.append(item)
             yield from item.told()
 
-    def _likely(self, event: Event) -> list[dict[str, Any]]:
+    def _likely(self, event: OutputEvent) -> list[dict[str, Any]]:
         """Log-probabilities that go out with an event, if they were asked for."""
         if self._transcript is None or not isinstance(event, Text):
             return []

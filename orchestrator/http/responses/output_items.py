@@ -4,11 +4,11 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-Told = dict[str, Any]
+OutputItem = dict[str, Any]
 """An event but for its number."""
 
 
-class Message:
+class MessageItem:
     """What is said, as the only part of one item."""
 
     def __init__(self, place: int) -> None:
@@ -24,17 +24,17 @@ class Message:
         content = [] if self._status == "in_progress" else [self._part]
         return {"id": self._id, "type": "message", "status": self._status, "role": "assistant", "content": content}
 
-    def begin(self) -> Iterator[Told]:
+    def begin(self) -> Iterator[OutputItem]:
         yield _item("added", self._place, self.item)
         yield self._of_part("response.content_part.added", part=_text("", []))
 
-    def add(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Told:
+    def add(self, text: str, logprobs: Sequence[dict[str, Any]]) -> OutputItem:
         """`logprobs`: of the tokens that begin in it, if they were asked for."""
         self._said.append(text)
         self._likely += logprobs
         return self._of_part("response.output_text.delta", delta=text, logprobs=[*logprobs])
 
-    def end(self, status: str) -> Iterator[Told]:
+    def end(self, status: str) -> Iterator[OutputItem]:
         self._status = status
         part = self._part
         yield self._of_part("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
@@ -49,11 +49,11 @@ class Message:
     def _part(self) -> dict[str, Any]:
         return _text("".join(self._said), [*self._likely])
 
-    def _of_part(self, kind: str, **more: Any) -> Told:
+    def _of_part(self, kind: str, **more: Any) -> OutputItem:
         return {"type": kind, "item_id": self._id, "output_index": self._place, "content_index": 0, **more}
 
 
-class Call:
+class ToolCallItem:
     """One call of a tool, which comes whole."""
 
     def __init__(self, place: int, call: Mapping[str, Any]) -> None:
@@ -69,19 +69,19 @@ class Call:
             "arguments": function["arguments"],
         }
 
-    def told(self) -> Iterator[Told]:
+    def told(self) -> Iterator[OutputItem]:
         name, arguments = self.item["name"], self.item["arguments"]
         yield _item("added", self._place, {**self.item, "status": "in_progress", "arguments": ""})
         yield self._of_arguments("delta", delta=arguments)
         yield self._of_arguments("done", name=name, arguments=arguments)
         yield _item("done", self._place, self.item)
 
-    def _of_arguments(self, what: str, **more: Any) -> Told:
+    def _of_arguments(self, what: str, **more: Any) -> OutputItem:
         kind = f"response.function_call_arguments.{what}"
         return {"type": kind, "item_id": self.item["id"], "output_index": self._place, **more}
 
 
-def _item(what: str, place: int, item: Mapping[str, Any]) -> Told:
+def _item(what: str, place: int, item: Mapping[str, Any]) -> OutputItem:
     return {"type": f"response.output_item.{what}", "output_index": place, "item": item}
 
 

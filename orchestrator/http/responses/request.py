@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.openai.request_models import Chat
+from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.request_bodies import converted
 from orchestrator.http.responses.items import function, messages
 
@@ -70,7 +70,7 @@ class Response(msgspec.Struct, kw_only=True):
         """Whether the answer may be referred to later."""
         return self.store is not False
 
-    def chat(self, before: Sequence[Mapping[str, Any]]) -> Chat:
+    def chat(self, before: Sequence[Mapping[str, Any]]) -> ChatRequest:
         """`before`: items of the conversation so far. Raises ApiError, in the words of this API."""
         self._refuse_unsupported()
         heading = [{"role": "system", "content": self.instructions}] if self.instructions else []
@@ -85,7 +85,7 @@ class Response(msgspec.Struct, kw_only=True):
             "response_format": _format((self.text or {}).get("format")),
         }
         try:
-            chat = converted(fields, Chat)
+            chat = converted(fields, ChatRequest)
             chat.refuse_unsupported()
         except ApiError as error:
             error.param = _CALLED.get(error.param or "", error.param)

@@ -9,26 +9,26 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.http.disconnects import body
-from orchestrator.http.openai.content import Parts
-from orchestrator.http.openai.logprobs import Transcript
-from orchestrator.http.openai.request_models import Chat
+from orchestrator.http.openai.content import AnswerContent
+from orchestrator.http.openai.logprobs import LogprobTranscript
+from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.request import Items
 from orchestrator.http.responses.request import Response as Question
-from orchestrator.http.responses.store import Memory
+from orchestrator.http.responses.store import ResponseStore
 from orchestrator.http.server import Server
-from orchestrator.http.settings import Settings
+from orchestrator.http.settings import ServerSettings
 
 _PATH = "/v1/responses"
 _MEMORY_BYTES = 64 << 20
 
 
-class Responses:
-    def __init__(self, server: Server, settings: Settings) -> None:
+class ResponsesRoutes:
+    def __init__(self, server: Server, settings: ServerSettings) -> None:
         self._server = server
         self._settings = settings
-        self._memory = Memory(_MEMORY_BYTES)
+        self._memory = ResponseStore(_MEMORY_BYTES)
 
     @property
     def routes(self) -> list[Route]:
@@ -49,8 +49,8 @@ class Responses:
             if question.kept:
                 self._memory.keep(answer["id"], answer, [*items, *answer["output"]])
 
-        transcript = None if chat.alternatives is None else Transcript("chat", self._server.codec)
-        answer = ResponseAnswer(head, Parts(chat), transcript, keep)
+        transcript = None if chat.alternatives is None else LogprobTranscript("chat", self._server.codec)
+        answer = ResponseAnswer(head, AnswerContent(chat), transcript, keep)
         return await self._server.converse(request, chat, lambda _: answer)
 
     async def retrieve(self, request: Request) -> Response:
@@ -65,7 +65,7 @@ class Responses:
         id = question.previous_response_id
         return [] if id is None else self._memory.recall(id, 400, "previous_response_id").items
 
-    def _head(self, question: Question, chat: Chat) -> dict[str, Any]:
+    def _head(self, question: Question, chat: ChatRequest) -> dict[str, Any]:
         """What the answer repeats of the question, with defaults filled in."""
         defaults = self._settings.defaults
         return {

@@ -9,14 +9,14 @@ import msgspec
 from orchestrator.http.errors import ApiError
 
 
-class Turn(msgspec.Struct):
+class StoredTurn(msgspec.Struct):
     """One answer, and the items of its conversation, its own among them."""
 
     answer: dict[str, Any]
     items: list[dict[str, Any]]
 
 
-class Memory:
+class ResponseStore:
     """Holds as many turns as fit into `most_bytes`; whoever was not asked for for longest goes first."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -31,7 +31,7 @@ class Memory:
         while self._bytes > self._most_bytes:
             self._drop(next(iter(self._turns)))
 
-    def recall(self, id: str, status: int = 404, param: str | None = None) -> Turn:
+    def recall(self, id: str, status: int = 404, param: str | None = None) -> StoredTurn:
         """Raises ApiError of that status if it is not there, or no longer."""
         if id not in self._turns:
             raise ApiError(
@@ -41,7 +41,7 @@ class Memory:
                 param=param,
             )
         self._turns.move_to_end(id)
-        return msgspec.json.decode(self._turns[id], type=Turn)
+        return msgspec.json.decode(self._turns[id], type=StoredTurn)
 
     def forget(self, id: str) -> None:
         """Raises ApiError 404 if it is not there."""

@@ -9,7 +9,7 @@ import structlog
 import zmq
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
-from orchestrator.runtime.delayed_hub import FarHub
+from orchestrator.runtime.delayed_hub import DelayedHub
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
@@ -25,7 +25,7 @@ from protocol.transport.sockets import Arrival, Hub
 log = structlog.get_logger()
 
 WorkerEvent: TypeAlias = WorkerUp | WorkerDown | Arrived
-News: TypeAlias = WorkerEvent | PipelineError
+WorkerNews: TypeAlias = WorkerEvent | PipelineError
 """An event, or why the pipeline can't go on."""
 
 
@@ -56,7 +56,7 @@ class LocalWorkers:
         for role in roles:
             self._watch(self.supervisor.start(role))
 
-    def receive(self, ready: Iterable[Any]) -> Iterator[News]:
+    def receive(self, ready: Iterable[Any]) -> Iterator[WorkerNews]:
         """What workers said, and who died; `ready` is what the poller found."""
         for arrival in self._hub.receive():
             yield from self._on_message(arrival)
@@ -88,7 +88,7 @@ class LocalWorkers:
 
     def patience(self, wait: float) -> float:
         """Seconds to poll, at most `wait`: an emulated link may be due before."""
-        return self._hub.patience(wait) if isinstance(self._hub, FarHub) else wait
+        return self._hub.patience(wait) if isinstance(self._hub, DelayedHub) else wait
 
     def roll(self) -> list[WorkerEntry]:
         """Who is up; the places are for others to know."""
@@ -115,7 +115,7 @@ class LocalWorkers:
         """Where workers connect; drafts perhaps by a link that makes them seem far away."""
         if link is None:
             return Hub(context, address, FromWorker)
-        return FarHub(context, address, FromWorker, link, self._is_draft)
+        return DelayedHub(context, address, FromWorker, link, self._is_draft)
 
     def _is_draft(self, stamp: Stamp) -> bool:
         draft = self.supervisor.children.get("draft")
@@ -135,7 +135,7 @@ class LocalWorkers:
         if ping is not None:
             self._send(incarnation, ping)
 
-    def _on_message(self, arrival: Arrival) -> Iterator[News]:
+    def _on_message(self, arrival: Arrival) -> Iterator[WorkerNews]:
         epoch, incarnation = arrival.stamp
         child = next((c for c in self.supervisor.children.values() if c.incarnation == incarnation), None)
         if epoch != self._epoch or child is None:
@@ -161,7 +161,7 @@ class LocalWorkers:
                     log.warning("KV was not adopted", reason=message.warning)
                 yield Arrived(child.role, incarnation, message)
 
-    def _on_death(self, child: Child) -> Iterator[News]:
+    def _on_death(self, child: Child) -> Iterator[WorkerNews]:
         assert self._poller is not None
         self._poller.unregister(child.life.fileno())
         # What it said before it died may still be in the queue.
@@ -170,13 +170,13 @@ class LocalWorkers:
         death = self.supervisor.bury(child.role, time.monotonic())
         self._peers.pop(child.incarnation, None)
         self._hellos.pop(child.incarnation, None)
-        if isinstance(self._hub, FarHub):
+        if isinstance(self._hub, DelayedHub):
             self._hub.cut(child.incarnation)
         log.warning("worker died", role=death.role, cause=death.text)
         yield WorkerDown(child.role, child.incarnation)
         yield from self._after_death(death)
 
-    def _after_death(self, death: Death) -> Iterator[News]:
+    def _after_death(self, death: Death) -> Iterator[WorkerNews]:
         """A worker that could not even begin is the user's to mend; one that died at work is started again."""
         reason = self._faults.pop(death.incarnation, None)
         if reason is not None and not self.settled:

@@ -8,16 +8,16 @@ import zmq
 
 from orchestrator.core.events import WorkerUp
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.local import LocalWorkers, News
-from orchestrator.runtime.workers.remote import Door
-from orchestrator.runtime.workers.remote_registry import Guests
+from orchestrator.runtime.workers.local import LocalWorkers, WorkerNews
+from orchestrator.runtime.workers.remote import RemoteWorkers
+from orchestrator.runtime.workers.remote_registry import RemoteRegistry
 from protocol.errors import InputError
 from protocol.messages.base import Role
-from protocol.messages.remote import Place
+from protocol.messages.remote import WorkerStatus
 from protocol.messages.worker import ToWorker
 
 
-class Crew:
+class WorkerPool:
     """Each worker is known by its incarnation, wherever it is."""
 
     def __init__(self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int, drafts: bool) -> None:
@@ -26,11 +26,11 @@ class Crew:
         self._drafts = drafts
         self._local = LocalWorkers(context, setup, epoch)
         self.trace = self._local.trace
-        self._door: Door | None = None
+        self._door: RemoteWorkers | None = None
         if setup.listening is not None:
             self._refused = self._refusals()
-            guests = Guests(self._local.supervisor.next_incarnation, self._refused)
-            self._door = Door(context, setup, epoch, guests, self._local.roll)
+            guests = RemoteRegistry(self._local.supervisor.next_incarnation, self._refused)
+            self._door = RemoteWorkers(context, setup, epoch, guests, self._local.roll)
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -48,7 +48,7 @@ class Crew:
         for socket in [] if self._door is None else self._door.sockets:
             poller.register(socket, zmq.POLLIN)
 
-    def receive(self, ready: Iterable[Any]) -> Iterator[News]:
+    def receive(self, ready: Iterable[Any]) -> Iterator[WorkerNews]:
         """What workers said, and who is gone; `ready` is what the poller found."""
         if self._door is None:
             return self._local.receive(ready)
@@ -65,13 +65,13 @@ class Crew:
         else:
             self._local.tell(incarnation, message)
 
-    def ping(self, places: Mapping[int, Place]) -> None:
+    def ping(self, places: Mapping[int, WorkerStatus]) -> None:
         """Ask all for a sign of life; `places` are those of the drafts."""
         self._local.ping()
         if self._door is not None:
             self._door.ping(places)
 
-    def on_time(self, now: float) -> Iterator[News]:
+    def on_time(self, now: float) -> Iterator[WorkerNews]:
         """What is due: our own are started again, others given up."""
         self._local.restart_due(now)
         if self._door is not None:
@@ -84,14 +84,14 @@ class Crew:
     def patience(self, wait: float) -> float:
         return self._local.patience(wait)
 
-    def replace(self, role: Role, incarnation: int, reason: str) -> Iterator[News]:
+    def replace(self, role: Role, incarnation: int, reason: str) -> Iterator[WorkerNews]:
         """A worker answers no more."""
         if self._door is not None and self._door.has(incarnation):
             yield from self._door.give_up(incarnation, reason)
         else:
             self._local.supervisor.kill(role)
 
-    def dismiss(self, role: Role, incarnation: int, text: str) -> Iterator[News]:
+    def dismiss(self, role: Role, incarnation: int, text: str) -> Iterator[WorkerNews]:
         """A worker can't serve here. Another machine's is sent away; without one of our own nothing goes on."""
         if self._door is not None and self._door.has(incarnation):
             self._door.dismiss(incarnation, text)
@@ -104,7 +104,7 @@ class Crew:
             self._door.close()
         self._local.stop()
 
-    def _noted(self, door: Door, local: Iterable[News]) -> Iterator[News]:
+    def _noted(self, door: RemoteWorkers, local: Iterable[WorkerNews]) -> Iterator[WorkerNews]:
         """A prefill worker of another machine can come once our target has said what its KV is like."""
         for news in local:
             if isinstance(news, WorkerUp) and news.hello.role == "target":

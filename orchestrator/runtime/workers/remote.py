@@ -1,7 +1,7 @@
 """Where workers of other machines come in, and where the pipeline's owner looks after them.
 
-The shell around `Guests`: one TCP socket with keys for guests, one in the session's private folder for the owner.
-What it yields are events of the state machine.
+The shell around `RemoteRegistry`: one TCP socket with keys for guests, one in the session's private folder for the
+owner. What it yields are events of the state machine.
 """
 
 import time
@@ -17,7 +17,7 @@ from orchestrator.machine.network import reachable_host
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.kv_intake import KvIntake
-from orchestrator.runtime.workers.remote_registry import Guests, RemoteWorker, without_shared_memory
+from orchestrator.runtime.workers.remote_registry import RemoteRegistry, RemoteWorker, without_shared_memory
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.messages.base import Message
 from protocol.messages.client import Refused
@@ -30,12 +30,12 @@ from protocol.messages.remote import (
     Join,
     Joined,
     Leave,
-    Place,
     Revoke,
-    Standing,
+    StatusUpdate,
     Welcome,
     WorkerEntry,
     Workers,
+    WorkerStatus,
 )
 from protocol.messages.worker import Fault, Hello, KvBlock, KvOffer, Pong, Prefill, Shutdown, Stop, ToWorker
 from protocol.security.addresses import endpoint
@@ -50,7 +50,7 @@ log = structlog.get_logger()
 WorkerEvent: TypeAlias = WorkerUp | WorkerDown | Arrived
 
 
-class Door:
+class RemoteWorkers:
     """Admits guests by their keys, and lets a worker's message count only with the stamp that its guest was given."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Door:
         context: zmq.Context[Any],
         setup: OrchestratorSetup,
         epoch: int,
-        guests: Guests,
+        guests: RemoteRegistry,
         roll: Callable[[], list[WorkerEntry]],
     ) -> None:
         """`roll` tells of the pipeline's own workers. Raises InputError where it can't listen."""
@@ -113,13 +113,13 @@ class Door:
         for worker in self._guests.gone(time.monotonic()):
             yield self._part(worker, "out of reach" if worker.lost else "silent")
 
-    def ping(self, places: Mapping[int, Place]) -> None:
+    def ping(self, places: Mapping[int, WorkerStatus]) -> None:
         """Every few seconds: ask for signs of life, and tell guests how their workers stand."""
         for worker in self._guests:
             if worker.hello is not None:
                 worker.standing = places.get(worker.incarnation, worker.standing)
                 self._send(worker, self._guests.ping(worker, time.perf_counter_ns()))
-            heard = self._say(worker, Standing(worker.life, worker.standing, worker.round_trip))
+            heard = self._say(worker, StatusUpdate(worker.life, worker.standing, worker.round_trip))
             if worker.hello is None and not heard:
                 worker.lost = True
 

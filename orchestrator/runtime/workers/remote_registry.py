@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from protocol.messages.base import Role
-from protocol.messages.remote import Attach, Place, WorkerEntry
+from protocol.messages.remote import Attach, WorkerEntry, WorkerStatus
 from protocol.messages.worker import Hello, Ping, Pong, Start, ToWorker
 from protocol.worker.clock import RecentProbes
 
@@ -40,7 +40,7 @@ class RemoteWorker:
     peer: bytes = b""
     """Where the worker is heard; empty until its Hello."""
     hello: Hello | None = None
-    standing: Place = "loading"
+    standing: WorkerStatus = "loading"
     lost: bool = False
     """A message to it could not be delivered."""
     asked: tuple[float, int] | None = None
@@ -67,7 +67,7 @@ class RemoteWorker:
         )
 
 
-class Guests:
+class RemoteRegistry:
     """All workers of other machines that hold a valid stamp."""
 
     def __init__(self, incarnations: Callable[[], int], refusals: Mapping[Role, str]) -> None:

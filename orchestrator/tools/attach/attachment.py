@@ -19,13 +19,13 @@ import zmq
 from orchestrator.api.client import STAMP
 from orchestrator.core.restarts import RestartPolicy
 from orchestrator.machine.hardware import usable_cores, worker_environment
-from orchestrator.machine.known_servers import Server, remember
+from orchestrator.machine.known_servers import KnownServer, remember
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.workers.launch import launch, worker_command
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.base import Role, plain
 from protocol.messages.client import Refused
-from protocol.messages.remote import Attach, Join, Joined, Leave, Standing, ToGuest, Welcome
+from protocol.messages.remote import Attach, Join, Joined, Leave, StatusUpdate, ToGuest, Welcome
 from protocol.security.keys import JoinLine, KeyPair, own_keys
 from protocol.transport.sockets import Link
 from protocol.worker.process import WorkerSetup
@@ -47,7 +47,7 @@ class Lending:
     engine: str
     model: str
     """Folder."""
-    server: Server
+    server: KnownServer
     name: str
     """What this machine would like to be called there."""
     folder: Path
@@ -174,7 +174,7 @@ class Attachment:
         was_up = True
         while worker.process.poll() is None:
             for message in control.receive(_GLANCE):
-                if isinstance(message, Standing) and message.life == worker.life:
+                if isinstance(message, StatusUpdate) and message.life == worker.life:
                     worker.worked = worker.worked or message.place != "loading"
                     self._show(self._line(message))
                 elif isinstance(message, Welcome) and (message.epoch, message.incarnation) != worker.stamp:
@@ -235,7 +235,7 @@ class Attachment:
     def _where(self) -> str:
         return self._lending.server.address.removeprefix("tcp://")
 
-    def _line(self, standing: Standing) -> str:
+    def _line(self, standing: StatusUpdate) -> str:
         away = "" if standing.round_trip is None else f" · round trip {standing.round_trip * 1000:.1f} ms"
         return f"{self._lending.role} for {self._where} · {standing.place}{away}"
 

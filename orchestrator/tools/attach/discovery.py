@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from orchestrator.machine.known_servers import Server
+from orchestrator.machine.known_servers import KnownServer
 from protocol.errors import InputError
 from protocol.security.addresses import Endpoint
 
@@ -18,7 +18,7 @@ _KEY = b"key"
 
 
 @contextmanager
-def announced(name: str, server: Server, interfaces: Sequence[str] = ()) -> Iterator[None]:
+def announced(name: str, server: KnownServer, interfaces: Sequence[str] = ()) -> Iterator[None]:
     """Let others on the local network find this server under `name`; `interfaces`: addresses, none for all."""
     zeroconf = _zeroconf()
     addresses = [_packed(server.where.host)]
@@ -39,16 +39,18 @@ def announced(name: str, server: Server, interfaces: Sequence[str] = ()) -> Iter
 
 def discover(
     wanted: Sequence[bytes], seconds: float, interfaces: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
-) -> Server:
+) -> KnownServer:
     """The first announced server with one of these public keys. Raises InputError if there is none in time."""
     zeroconf = _zeroconf()
-    found: list[Server] = []
+    found: list[KnownServer] = []
 
     def heard(zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:  # noqa: ARG001 - its keyword
         described = zeroconf.get_service_info(service_type, name, timeout=2000)
         key = b"" if described is None else described.properties.get(_KEY) or b""
         if described is not None and key in wanted:
-            found.extend(Server(Endpoint(address, described.port), key) for address in described.parsed_addresses()[:1])
+            found.extend(
+                KnownServer(Endpoint(address, described.port), key) for address in described.parsed_addresses()[:1]
+            )
 
     radio = _radio(zeroconf, interfaces)
     browser = zeroconf.ServiceBrowser(radio, _TYPE, handlers=[heard])

@@ -10,7 +10,7 @@ Family = Literal["mlx-lm", "ours", "in law"]
 """mlx-lm's own code; ours, token for token the target's; ours, whose tokens are distributed like the target's."""
 
 
-class Task(NamedTuple):
+class GenerationTask(NamedTuple):
     """Continue these tokens."""
 
     tokens: tuple[int, ...]
@@ -24,7 +24,7 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class TimedGeneration:
     """What one contender made of one task. None: this contender has no such figure."""
 
     tokens: tuple[int, ...]
@@ -53,7 +53,7 @@ class Contender(Protocol):
     @property
     def family(self) -> Family: ...
 
-    def generate(self, task: Task) -> Generation: ...
+    def generate(self, task: GenerationTask) -> TimedGeneration: ...
 
 
 def takes_part(contender: Contender, temperature: float) -> bool:

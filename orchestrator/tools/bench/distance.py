@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.runtime.link_emulation import EmulatedLink
-from orchestrator.tools.bench.figures import AUTOREGRESSIVE, Row
+from orchestrator.tools.bench.figures import AUTOREGRESSIVE, BenchRow
 from orchestrator.tools.bench.plot import panels_of, save
 from orchestrator.tools.bench.trials import far_name
 
@@ -16,7 +16,7 @@ _HERE = 0.1
 
 
 def draw_distances(
-    rows: Sequence[Row], strategies: Sequence[str], links: Sequence[EmulatedLink], subtitle: str, path: Path
+    rows: Sequence[BenchRow], strategies: Sequence[str], links: Sequence[EmulatedLink], subtitle: str, path: Path
 ) -> None:
     """Write a PNG: the ratio to plain decoding by delay, a panel a temperature; the whole table has the rest."""
     temperatures = list(dict.fromkeys(row.temperature for row in rows))
@@ -36,7 +36,7 @@ def draw_distances(
     save(figure, path)
 
 
-def _line(panel: Any, strategy: str, links: Sequence[EmulatedLink], by_name: dict[str, Row]) -> None:
+def _line(panel: Any, strategy: str, links: Sequence[EmulatedLink], by_name: dict[str, BenchRow]) -> None:
     names = [(_HERE, strategy), *((1000 * link.delay or _HERE, far_name(strategy, link)) for link in links)]
     points = [(delay, by_name[name].over_autoregressive) for delay, name in names if name in by_name]
     known = [(delay, ratio) for delay, ratio in points if ratio is not None]

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from statistics import median
 
 from orchestrator.core.request_stats import TOLERATED_OVERRUNS
-from orchestrator.tools.bench.contender import Generation
+from orchestrator.tools.bench.contender import TimedGeneration
 from orchestrator.tools.bench.measurement import Measurement, deviating, is_checked
 from orchestrator.tools.bench.schedule import Setting
 
 PLAIN = "mlx-lm"
 """Name of the contender that everything is compared with."""
 AUTOREGRESSIVE = "ar"
-_FIGURES: dict[str, Callable[[Generation], float | None]] = {
+_FIGURES: dict[str, Callable[[TimedGeneration], float | None]] = {
     "tokens_per_round": lambda generation: generation.tokens_per_round,
     "hit_rate": lambda generation: generation.hit_rate,
     "acceptance_rate": lambda generation: generation.acceptance_rate,
@@ -24,7 +24,7 @@ _FIGURES: dict[str, Callable[[Generation], float | None]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class BenchRow:
     """One contender at one temperature. Figures are medians over prompts and repeats; None: has none."""
 
     contender: str
@@ -68,10 +68,10 @@ class Row:
         return self.deviating == 0
 
 
-def rows(measurements: Sequence[Measurement], order: Sequence[str]) -> list[Row]:
+def rows(measurements: Sequence[Measurement], order: Sequence[str]) -> list[BenchRow]:
     """A row for each temperature and contender, in the order of the contenders' names."""
     wrong = deviating(measurements, order)
-    result: list[Row] = []
+    result: list[BenchRow] = []
     for temperature in dict.fromkeys(measurement.setting.temperature for measurement in measurements):
         here = [measurement for measurement in measurements if measurement.setting.temperature == temperature]
         result += _rows_at(temperature, here, order, wrong)
@@ -89,7 +89,7 @@ def best_speculative(measurements: Iterable[Measurement]) -> str | None:
 
 def _rows_at(
     temperature: float, measurements: Sequence[Measurement], order: Sequence[str], wrong: Sequence[Measurement]
-) -> Iterable[Row]:
+) -> Iterable[BenchRow]:
     rivals = (PLAIN, best_speculative(measurements), AUTOREGRESSIVE)
     for name in order:
         own = [measurement for measurement in measurements if measurement.contender == name]
@@ -97,7 +97,7 @@ def _rows_at(
             continue
         speeds = [measurement.generation.tokens_per_second for measurement in own]
         plain, speculative, autoregressive = (_ratio(own, measurements, rival) for rival in rivals)
-        yield Row(
+        yield BenchRow(
             contender=name,
             temperature=temperature,
             generations=len(own),
@@ -126,7 +126,7 @@ def _ratio(own: Sequence[Measurement], everybody: Iterable[Measurement], rival: 
     return median(ratios) if ratios else None
 
 
-def _overruns(generations: Iterable[Generation]) -> float | None:
+def _overruns(generations: Iterable[TimedGeneration]) -> float | None:
     paces = [generation.pace for generation in generations if generation.pace is not None]
     forwards = sum(pace.forwards for pace in paces)
     return sum(pace.overruns for pace in paces) / forwards if forwards else None

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.tools.bench.contender import Family, Generation
+from orchestrator.tools.bench.contender import Family, TimedGeneration
 from orchestrator.tools.bench.schedule import Setting
 
 
@@ -15,7 +15,7 @@ class Measurement:
     setting: Setting
     contender: str
     family: Family
-    generation: Generation
+    generation: TimedGeneration
 
 
 def deviating(measurements: Iterable[Measurement], order: Sequence[str]) -> list[Measurement]:

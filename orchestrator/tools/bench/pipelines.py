@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.tools.bench.contender import Family, Generation, Task
+from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
 from protocol.messages.base import Verification
 
 
@@ -16,11 +16,11 @@ class PipelineContender:
         self._pipeline = pipeline
         self._verification: Verification = verification
 
-    def generate(self, task: Task) -> Generation:
+    def generate(self, task: GenerationTask) -> TimedGeneration:
         sampling = replace(task.sampling(), verification=self._verification)
         result = self._pipeline.generate(task.tokens, sampling)
         figures = result.statistics
-        return Generation(
+        return TimedGeneration(
             tokens=result.tokens,
             tokens_per_second=figures.tokens_per_second,
             tokens_per_round=figures.tokens_per_round,

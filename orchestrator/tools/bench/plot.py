@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.tools.bench.figures import Row
+from orchestrator.tools.bench.figures import BenchRow
 from protocol.errors import InputError
 
 _THEIRS, _OURS, _VOID = "#9aa5b1", "#2a6fdb", "#d64545"
 
 
-def draw(rows: Sequence[Row], subtitle: str, path: Path) -> None:
+def draw(rows: Sequence[BenchRow], subtitle: str, path: Path) -> None:
     """Write a PNG. Bars are medians, whiskers slowest and fastest; what isn't exact or representative has no bar."""
     temperatures = list(dict.fromkeys(row.temperature for row in rows))
     figure, panels = panels_of(len(temperatures))
@@ -43,7 +43,7 @@ def save(figure: Any, path: Path) -> None:
         raise InputError(f"{path} can't be written ({error.strerror}): choose another file for --plot.") from error
 
 
-def _panel(panel: Any, rows: Sequence[Row]) -> None:
+def _panel(panel: Any, rows: Sequence[BenchRow]) -> None:
     heights = range(len(rows))
     shown = [row.tokens_per_second if _sound(row) else 0.0 for row in rows]
     spread = [
@@ -59,5 +59,5 @@ def _panel(panel: Any, rows: Sequence[Row]) -> None:
         panel.annotate(label, (0, height), va="center", fontsize=8, color="white" if _sound(row) else _VOID)
 
 
-def _sound(row: Row) -> bool:
+def _sound(row: BenchRow) -> bool:
     return row.exact and row.representative

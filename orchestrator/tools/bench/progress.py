@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-class Turns:
+class BenchProgress:
     """Context of a bench of so many generations."""
 
     def __init__(self, generations: int) -> None:

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.device_profiles import Profile, load_profile
-from orchestrator.tools.bench.figures import Row
-from orchestrator.tools.bench.trials import WARM_UP_TOKENS, Plan
+from orchestrator.machine.device_profiles import DeviceProfile, load_profile
+from orchestrator.tools.bench.figures import BenchRow
+from orchestrator.tools.bench.trials import WARM_UP_TOKENS, BenchPlan
 
 _NARROWEST = 124
 """Characters a table needs."""
@@ -34,7 +34,7 @@ One contender computes at a time. Before, each generated {WARM_UP_TOKENS} tokens
 mlx-lm runs on the target's cores; our draft has its own. Every prompt is read anew: our pipelines keep no KV."""
 
 
-def tables(rows: Sequence[Row], plan: Plan, prompts: int) -> Group:
+def tables(rows: Sequence[BenchRow], plan: BenchPlan, prompts: int) -> Group:
     """One table a temperature, then what was counted and where."""
     parts: list[RenderableType] = []
     for temperature in dict.fromkeys(row.temperature for row in rows):
@@ -51,7 +51,7 @@ def wide_enough() -> Console:
     return console if console.is_terminal else Console(width=max(_NARROWEST, console.width))
 
 
-def to_json(rows: Sequence[Row], plan: Plan, prompts: int) -> dict[str, Any]:
+def to_json(rows: Sequence[BenchRow], plan: BenchPlan, prompts: int) -> dict[str, Any]:
     """All of it: the machine, the settings, whether everything was exact, and the rows."""
     return {
         "machine": machine_lines(),
@@ -62,7 +62,7 @@ def to_json(rows: Sequence[Row], plan: Plan, prompts: int) -> dict[str, Any]:
     }
 
 
-def failures(rows: Sequence[Row]) -> list[str]:
+def failures(rows: Sequence[BenchRow]) -> list[str]:
     """A sentence for each contender whose tokens are wrong."""
     return [
         f"{row.contender} at temperature {row.temperature:g}: {row.deviating} of {row.checked} generations "
@@ -72,7 +72,7 @@ def failures(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def invalid(rows: Sequence[Row]) -> list[str]:
+def invalid(rows: Sequence[BenchRow]) -> list[str]:
     """A sentence for each contender that could not keep to the pace it was given."""
     return [
         f"{row.contender} at temperature {row.temperature:g} is invalid: {row.overruns:.1%} of its forwards took "
@@ -91,7 +91,7 @@ def machine_lines() -> list[str]:
     return [line for line in (machine_facts.chip(), versions, cores, blas) if line]
 
 
-def _table(temperature: float, rows: Sequence[Row]) -> Table:
+def _table(temperature: float, rows: Sequence[BenchRow]) -> Table:
     table = Table(title=f"temperature {temperature:g}", title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("contender", no_wrap=True)
     paced = any(row.overruns is not None for row in rows)
@@ -103,7 +103,7 @@ def _table(temperature: float, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _cells(row: Row) -> Iterator[str]:
+def _cells(row: BenchRow) -> Iterator[str]:
     if not row.exact:
         yield "WRONG"
         yield from [""] * (len(_TITLES) - 2)
@@ -126,7 +126,7 @@ def _share(share: float | None, decimals: int = 0) -> str:
     return "-" if share is None else f"{share:.{decimals}%}"
 
 
-def _pace_note(profile: Profile) -> str:
+def _pace_note(profile: DeviceProfile) -> str:
     return f"""
 As slow as {profile.name} ({profile.description}). mlx-lm: target and draft on the target's device, one after the \
 other. Ours: the draft on a device of its own, and everything {profile.both_busy.factor:g} times as long under \

@@ -9,10 +9,10 @@ from orchestrator.core.options import Options
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import converted_draft
-from orchestrator.machine.device_profiles import Profile
+from orchestrator.machine.device_profiles import DeviceProfile
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.tools.calibration.measure import Notice, Times, draft_alone, slow_down, target_alone
+from orchestrator.tools.calibration.measure import OnCalibrationProgress, Times, draft_alone, slow_down, target_alone
 from orchestrator.tools.calibration.rig import Rig
 from orchestrator.tools.calibration.toml_writer import device_times, slowed
 from orchestrator.tools.pairs import weights_in
@@ -24,8 +24,14 @@ Cores = Mapping[Role, tuple[int, ...]]
 
 
 def calibrate(
-    target: str | None, draft: str | None, engine: DraftDevice, *, date: str, samples: int, notice: Notice
-) -> Profile:
+    target: str | None,
+    draft: str | None,
+    engine: DraftDevice,
+    *,
+    date: str,
+    samples: int,
+    notice: OnCalibrationProgress,
+) -> DeviceProfile:
     """Measure this pair on this machine; the draft on its own device by `engine`, and by MLX on the target's.
 
     `date` is written beside each number; `samples` forwards are measured of each kind; `notice` is told what
@@ -38,7 +44,7 @@ def calibrate(
     shared = _on_target_device(folders, cores, samples, notice)
     target_size, draft_size = (weights_in(Path(folder), bool(cores)) for folder in folders)
     source = f"measured on {machine_facts.chip()}, {date}"
-    return Profile(
+    return DeviceProfile(
         name="this-machine",
         description=f"{machine_facts.chip()}: {folders[0]} and {folders[1]} ({engine})",
         target=device_times(apart, source, target_size),
@@ -49,7 +55,7 @@ def calibrate(
 
 
 def _measured(
-    folders: tuple[str, str], engine: DraftDevice, cores: Cores, samples: int, notice: Notice
+    folders: tuple[str, str], engine: DraftDevice, cores: Cores, samples: int, notice: OnCalibrationProgress
 ) -> tuple[Times, Times, float]:
     """The target and the draft, each alone on its own device, and the slow-down of both at once."""
     draft = folders[1] if engine == "mlx" else str(converted_draft(folders[1], lambda *_: None))
@@ -60,7 +66,7 @@ def _measured(
         return *alone, slow_down(rig, hellos, alone, samples, notice)
 
 
-def _on_target_device(folders: tuple[str, str], cores: Cores, samples: int, notice: Notice) -> Times:
+def _on_target_device(folders: tuple[str, str], cores: Cores, samples: int, notice: OnCalibrationProgress) -> Times:
     with _rig(*folders, "mlx", dict.fromkeys(cores, cores["target"])) as rig:
         return draft_alone(rig, rig.start("draft"), samples, notice)
 

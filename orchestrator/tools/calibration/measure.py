@@ -17,7 +17,7 @@ _TARGET_TOGETHER, _DRAFT_TOGETHER = 8, 8
 """Widths while both are at work."""
 _PROMPT_TOKENS = 512
 
-Notice = Callable[[str], None]
+OnCalibrationProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Times:
     """Seconds by width."""
 
 
-def target_alone(rig: Rig, hello: Hello, samples: int, notice: Notice) -> Times:
+def target_alone(rig: Rig, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
     """`samples` forwards of each width."""
     questions = Questions(hello)
     notice("target, prompts")
@@ -49,7 +49,7 @@ def target_alone(rig: Rig, hello: Hello, samples: int, notice: Notice) -> Times:
     return Times(rate, steps)
 
 
-def draft_alone(rig: Rig, hello: Hello, samples: int, notice: Notice) -> Times:
+def draft_alone(rig: Rig, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
     """`samples` growth steps of each width."""
     questions = Questions(hello)
     notice("draft, prompts")
@@ -71,7 +71,9 @@ def draft_alone(rig: Rig, hello: Hello, samples: int, notice: Notice) -> Times:
     return Times(rate, steps)
 
 
-def slow_down(rig: Rig, hellos: tuple[Hello, Hello], alone: tuple[Times, Times], samples: int, notice: Notice) -> float:
+def slow_down(
+    rig: Rig, hellos: tuple[Hello, Hello], alone: tuple[Times, Times], samples: int, notice: OnCalibrationProgress
+) -> float:
     """What a forward takes while the other worker is at work too, relative to alone: the larger of the two ratios.
 
     `hellos` and `alone` are the target's and the draft's. Never below 1.

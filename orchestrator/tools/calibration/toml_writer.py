@@ -2,14 +2,14 @@
 
 import json
 
-from orchestrator.machine.device_profiles import DeviceTimes, PrefillRate, Profile, SlowDown, Step
+from orchestrator.machine.device_profiles import DeviceProfile, DeviceTimes, ForwardTime, PrefillRate, SlowDown
 from orchestrator.tools.calibration.measure import Times
 
 
 def device_times(times: Times, source: str, weights: int | None = None) -> DeviceTimes:
     """What was measured, each number with the same source, of a model with so many bytes of weights."""
     steps = tuple(
-        Step(width=width, milliseconds=round(seconds * 1000, 4), source=source)
+        ForwardTime(width=width, milliseconds=round(seconds * 1000, 4), source=source)
         for width, seconds in sorted(times.steps.items())
     )
     rate = PrefillRate(tokens_per_second=round(times.prefill_rate, 1), source=source)
@@ -20,7 +20,7 @@ def slowed(factor: float, source: str) -> SlowDown:
     return SlowDown(factor=round(factor, 3), source=source)
 
 
-def to_toml(profile: Profile) -> str:
+def to_toml(profile: DeviceProfile) -> str:
     """The file's content."""
     lines = [f"name = {_text(profile.name)}", f"description = {_text(profile.description)}"]
     for name in ("target", "draft", "draft_on_target_device"):

@@ -23,7 +23,7 @@ _PATIENCE = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StageOutcome:
     """What became of one stage."""
 
     stage: Stage
@@ -46,12 +46,12 @@ def examine(
     patience: float = _PATIENCE,
     predicts: int = PREDICTS,
     on_stage: Callable[[str], None] = lambda _: None,
-) -> list[Outcome]:
+) -> list[StageOutcome]:
     """Every stage's outcome, up to the first without which the others mean nothing.
 
     `on_stage` is told what begins, in words; `examiner` is the program that carries out a stage.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[StageOutcome] = []
     with tempfile.TemporaryDirectory() as room:
         for words, stage, units, count in _stages(predicts):
             on_stage(words)
@@ -79,7 +79,7 @@ def _stages(predicts: int) -> list[tuple[str, Stage, Units, int]]:
     ]
 
 
-def _run(order: ExaminationOrder, examiner: Sequence[str], patience: float) -> Outcome:
+def _run(order: ExaminationOrder, examiner: Sequence[str], patience: float) -> StageOutcome:
     with tempfile.TemporaryFile() as words:
         process = subprocess.Popen(
             [*examiner, msgspec.json.encode(order).decode()],
@@ -96,13 +96,13 @@ def _run(order: ExaminationOrder, examiner: Sequence[str], patience: float) -> O
         last = words.read().decode(errors="replace").strip().splitlines()[-1:]
     broken = next((report.text for report in reports if isinstance(report, Broken)), None)
     if hung:
-        return Outcome(order.stage, order.units, reports, "hung", f"said nothing for {patience:.0f} s")
+        return StageOutcome(order.stage, order.units, reports, "hung", f"said nothing for {patience:.0f} s")
     if broken is not None:
-        return Outcome(order.stage, order.units, reports, "broken", broken)
+        return StageOutcome(order.stage, order.units, reports, "broken", broken)
     if code:
         cause = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return Outcome(order.stage, order.units, reports, "crashed", " ".join([cause, *last]))
-    return Outcome(order.stage, order.units, reports, "done")
+        return StageOutcome(order.stage, order.units, reports, "crashed", " ".join([cause, *last]))
+    return StageOutcome(order.stage, order.units, reports, "done")
 
 
 def _read(process: subprocess.Popen[bytes], patience: float) -> tuple[tuple[ExaminationReport, ...], bool]:

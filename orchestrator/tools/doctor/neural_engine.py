@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from orchestrator.tools.doctor.doctor import Finding
-from orchestrator.tools.doctor.examination import Outcome
+from orchestrator.tools.doctor.examination import StageOutcome
 from protocol.contracts.examination import Agreed, Placed, Predicted, Timed
-from protocol.contracts.neural_engine import Place, Verdict
+from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem
 
 _DEVIATION = 0.1
 """Of a device's logits, in standard deviations: fp16 sums in another order stay below, wrong numbers do not."""
@@ -19,7 +19,9 @@ _LITTLE = 0.9
 _NEXT = "the pipeline drafts in MLX instead; try again after an update of macOS, or convert with other options"
 
 
-def judge(outcomes: Sequence[Outcome], place: Place, rehearsal: bool = False) -> tuple[list[Finding], Verdict]:
+def judge(
+    outcomes: Sequence[StageOutcome], place: ExaminedSystem, rehearsal: bool = False
+) -> tuple[list[Finding], EngineVerdict]:
     """Findings in the order of the stages, and the verdict: the first failure decides against Core ML.
 
     In a rehearsal our executor stands in for the device, and no time means anything.
@@ -28,11 +30,11 @@ def judge(outcomes: Sequence[Outcome], place: Place, rehearsal: bool = False) ->
     findings += [] if rehearsal else _speed(outcomes)
     failure = next((finding for finding in findings if finding.status == "fail"), None)
     if failure is not None:
-        return findings, Verdict(place=place, choice="mlx", reason=f"{failure.name}: {failure.text}")
-    return findings, Verdict(place=place, choice="coreml", reason="all that was examined is as it should be")
+        return findings, EngineVerdict(place=place, choice="mlx", reason=f"{failure.name}: {failure.text}")
+    return findings, EngineVerdict(place=place, choice="coreml", reason="all that was examined is as it should be")
 
 
-def _of_stage(outcome: Outcome) -> list[Finding]:
+def _of_stage(outcome: StageOutcome) -> list[Finding]:
     name = {"golden": "executor", "plan": "compute plan"}.get(outcome.stage, _device(outcome))
     if outcome.ending != "done":
         # The plan is an estimate and a library call of its own: without it, timing still tells.
@@ -47,7 +49,7 @@ def _of_stage(outcome: Outcome) -> list[Finding]:
             return [*(_agreement(name, each) for each in outcome.of(Agreed)), *_steadiness(name, outcome)]
 
 
-def _ending(outcome: Outcome) -> str:
+def _ending(outcome: StageOutcome) -> str:
     return f"failed ({outcome.text})" if outcome.ending == "broken" else outcome.text
 
 
@@ -62,7 +64,7 @@ def _agreement(device: str, agreed: Agreed) -> Finding:
     return Finding(f"{device}'s logits", "ok" if good else "fail", text, None if good else _NEXT)
 
 
-def _steadiness(device: str, outcome: Outcome) -> list[Finding]:
+def _steadiness(device: str, outcome: StageOutcome) -> list[Finding]:
     predicted = outcome.of(Predicted)
     if not predicted:
         return [Finding(f"{device}'s predicts", "fail", "the examining process made none", _NEXT)]
@@ -82,7 +84,7 @@ def _placement(placed: Placed) -> Finding:
     return Finding("compute plan", "ok" if placed.cost >= _LITTLE else "warn", text)
 
 
-def _speed(outcomes: Sequence[Outcome]) -> list[Finding]:
+def _speed(outcomes: Sequence[StageOutcome]) -> list[Finding]:
     """The only sign that Core ML has not silently moved everything to the processor."""
     times = {
         outcome.units: {each.width: each.milliseconds for each in outcome.of(Timed)}
@@ -104,5 +106,5 @@ def _compared(width: int, engine: float, processor: float, *, decides: bool) -> 
     return Finding("latency", "fail", f"{text}: the Neural Engine is not used, or no faster", _NEXT)
 
 
-def _device(outcome: Outcome) -> str:
+def _device(outcome: StageOutcome) -> str:
     return "Neural Engine" if outcome.units == "CPU_AND_NE" else "processor"

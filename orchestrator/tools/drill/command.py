@@ -15,7 +15,7 @@ _ALL_GONE = 15.0
 """Seconds until all that a command started must be gone, too."""
 
 
-class Command:
+class GenerateCommand:
     """A running command with a process group of its own, like that of a shell's job."""
 
     def __init__(self, *arguments: str) -> None:

@@ -24,7 +24,7 @@ _TOKENS = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DrillRequest:
     """A request and its one right answer."""
 
     prompt: str
@@ -57,7 +57,7 @@ class Exchange:
 
 
 @cache
-def questions(seed: int) -> list[Question]:
+def questions(seed: int) -> list[DrillRequest]:
     """What is asked, with answers by target-only decoding."""
     source = random.Random(seed)  # noqa: S311 - no secret
     asked = [
@@ -65,10 +65,10 @@ def questions(seed: int) -> list[Question]:
         for prompt, temperature in _ASKED
     ]
     with Pipeline(strategy="ar") as pipeline:
-        return [Question(prompt, params, pipeline.generate(prompt, params).tokens) for prompt, params in asked]
+        return [DrillRequest(prompt, params, pipeline.generate(prompt, params).tokens) for prompt, params in asked]
 
 
-def ask(client: Client, question: Question, on_piece: Callable[[], None] = lambda: None) -> Exchange:
+def ask(client: Client, question: DrillRequest, on_piece: Callable[[], None] = lambda: None) -> Exchange:
     """Live through one request. A failure is part of what comes out, not raised."""
     exchange = Exchange(time.monotonic())
     try:
@@ -83,7 +83,7 @@ def ask(client: Client, question: Question, on_piece: Callable[[], None] = lambd
     return exchange
 
 
-def wrong(question: Question, exchange: Exchange, when: str) -> list[str]:
+def wrong(question: DrillRequest, exchange: Exchange, when: str) -> list[str]:
     """A sentence if a request failed or got other tokens than it should have."""
     if exchange.error is not None:
         return [f"{when}: the request failed ({exchange.error})"]

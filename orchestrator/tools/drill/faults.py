@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from orchestrator.api.client import STAMP, Client
-from orchestrator.tools.drill.exchange import Question
+from orchestrator.tools.drill.exchange import DrillRequest
 from orchestrator.tools.drill.processes import members
 from protocol.messages.base import Message, SequenceId
 from protocol.messages.client import Cancel
@@ -26,7 +26,7 @@ _SETTLING = 0.05
 class Victim:
     """A running pipeline and what can be done to it."""
 
-    def __init__(self, address: str, place: str, questions: list[Question], seed: int) -> None:
+    def __init__(self, address: str, place: str, questions: list[DrillRequest], seed: int) -> None:
         """`place`: what its processes' command lines contain."""
         self._address = address
         self._place = place

@@ -9,7 +9,7 @@ OnStep = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DrillOutcome:
     """A promise and its measurement. It held if there is neither a failure nor anything late."""
 
     promise: str

@@ -13,7 +13,7 @@ from orchestrator.tools.drill.drills import (
     soak,
     target_kill,
 )
-from orchestrator.tools.drill.outcome import OnStep, Outcome
+from orchestrator.tools.drill.outcome import DrillOutcome, OnStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Drill:
     """`run(count, seed, on_step)`; it calls `on_step` so many times."""
 
     promise: str
-    run: Callable[[int, int, OnStep], Outcome]
+    run: Callable[[int, int, OnStep], DrillOutcome]
     full: int
     """The count that is promised."""
     quick: int

@@ -10,19 +10,19 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.machine.hardware import chip
-from orchestrator.tools.profile.analysis.figures import Profile, accounts
-from orchestrator.tools.profile.run import Life, Run, load
+from orchestrator.tools.profile.analysis.figures import ProfileFigures, accounts
+from orchestrator.tools.profile.run import TracedRun, WorkerLife, load
 from orchestrator.tools.profile.solo import REPLAYED, replays
 
 WARM_UP_TOKENS = 16
 """Generated at each temperature before anything is measured."""
 
-Notice = Callable[[str], None]
+OnProfileProgress = Callable[[str], None]
 """Told what begins."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ProfileTask:
     """What to profile. Options are those of `Pipeline`."""
 
     prompt: str | Sequence[int]
@@ -36,27 +36,27 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRun:
     """The figures, and the run that they were taken from."""
 
-    profile: Profile
-    run: Run
+    profile: ProfileFigures
+    run: TracedRun
 
 
-def measure(task: Task, notice: Notice = lambda _: None) -> Measured:
+def measure(task: ProfileTask, notice: OnProfileProgress = lambda _: None) -> MeasuredRun:
     """Raises InputError for what can't be profiled, PipelineError if a process fails."""
     with tempfile.TemporaryDirectory() as folder:
         results = _generate(task, folder, notice)
         run = load(Path(folder))
-        alone: dict[str, Life] = {}
+        alone: dict[str, WorkerLife] = {}
         for name, life in replays(run, Path(folder), task.options.get("draft_command", ())):
             notice(f"replayed {name} alone")
             if life is not None:
                 alone[name] = life
-    return Measured(_profile(task, run, alone, results), run)
+    return MeasuredRun(_profile(task, run, alone, results), run)
 
 
-def _generate(task: Task, folder: str, notice: Notice) -> list[Result]:
+def _generate(task: ProfileTask, folder: str, notice: OnProfileProgress) -> list[Result]:
     """Warm up at every temperature, then measure every temperature. A closed pipeline has written its trace."""
     notice("loading models")
     with Pipeline(trace=folder, **task.options) as pipeline:
@@ -69,9 +69,11 @@ def _generate(task: Task, folder: str, notice: Notice) -> list[Result]:
     return results
 
 
-def _profile(task: Task, run: Run, alone: dict[str, Life], results: Sequence[Result]) -> Profile:
+def _profile(
+    task: ProfileTask, run: TracedRun, alone: dict[str, WorkerLife], results: Sequence[Result]
+) -> ProfileFigures:
     error = run.clock_error
-    return Profile(
+    return ProfileFigures(
         strategy=task.options.get("strategy", "adaptive"),
         machine=(chip(), *(f"{life.worker.role}: {life.worker.device}" for life in run.lives)),
         prompt_tokens=results[0].statistics.prompt_tokens,
@@ -82,7 +84,7 @@ def _profile(task: Task, run: Run, alone: dict[str, Life], results: Sequence[Res
     )
 
 
-def _notes(run: Run, alone: dict[str, Life], results: Sequence[Result]) -> list[str]:
+def _notes(run: TracedRun, alone: dict[str, WorkerLife], results: Sequence[Result]) -> list[str]:
     notes = []
     if run.lost:
         notes.append(f"{run.lost:,} spans and messages were overwritten by newer ones: generate fewer tokens.")

@@ -8,13 +8,13 @@ from statistics import median
 from typing import NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.tools.profile.measure import WARM_UP_TOKENS, Task
+from orchestrator.tools.profile.measure import WARM_UP_TOKENS, ProfileTask
 
 PAIRS = 8
 """Generations of each before both are started anew."""
 
 
-class Cost(NamedTuple):
+class TracingCost(NamedTuple):
     """Throughput with tracing divided by throughput without it: the median over groups of generations."""
 
     ratio: float
@@ -24,7 +24,7 @@ class Cost(NamedTuple):
     groups: int
 
 
-def tracing_cost(task: Task, groups: int, notice: Callable[[str], None]) -> Cost:
+def tracing_cost(task: ProfileTask, groups: int, notice: Callable[[str], None]) -> TracingCost:
     """`groups` times both pipelines are started, and take turns. Two equal pipelines may differ by some percent
     for as long as they live (where their memory lies), so one start of each would say little."""
     ratios = []
@@ -39,13 +39,13 @@ def tracing_cost(task: Task, groups: int, notice: Callable[[str], None]) -> Cost
     return cost(ratios)
 
 
-def _ratio(traced: Pipeline, untraced: Pipeline, task: Task, index: int) -> float:
+def _ratio(traced: Pipeline, untraced: Pipeline, task: ProfileTask, index: int) -> float:
     order = (traced, untraced) if index % 2 else (untraced, traced)
     speeds = {pipeline: _speed(pipeline, task, index, task.max_tokens) for pipeline in order}
     return speeds[traced] / speeds[untraced]
 
 
-def cost(ratios: Sequence[float]) -> Cost:
+def cost(ratios: Sequence[float]) -> TracingCost:
     """The median with its confidence interval by order statistics, which assumes nothing of the noise.
 
     With fewer than six of them there is none of 95%; then it is all of the range.
@@ -58,10 +58,10 @@ def cost(ratios: Sequence[float]) -> Cost:
     while (outside := outside + 2 * comb(count, rank) / 2**count) <= 0.05:
         rank += 1
     rank = max(0, rank - 1)
-    return Cost(median(ranked), ranked[rank], ranked[count - 1 - rank], count)
+    return TracingCost(median(ranked), ranked[rank], ranked[count - 1 - rank], count)
 
 
-def _speed(pipeline: Pipeline, task: Task, index: int, tokens: int) -> float:
+def _speed(pipeline: Pipeline, task: ProfileTask, index: int, tokens: int) -> float:
     # Two pairs at each temperature before the next, so that either pipeline goes first at each.
     temperature = task.temperatures[index // 2 % len(task.temperatures)]
     return pipeline.generate(task.prompt, task.sampling(temperature, tokens)).statistics.tokens_per_second

@@ -9,13 +9,13 @@ import numpy as np
 from orchestrator.runtime.tracing import Record, Seen, Traced, load_record
 from protocol.errors import PipelineError
 from protocol.messages.base import Role
-from protocol.worker.spans import Kind, load_spans
+from protocol.worker.spans import SpanKind, load_spans
 
 
-class Span(NamedTuple):
+class TracedSpan(NamedTuple):
     """Nanoseconds on the orchestrator's clock; the fields of `protocol.worker.spans.SPAN`."""
 
-    kind: Kind
+    kind: SpanKind
     begin: int
     end: int
     sequence: int = 0
@@ -29,11 +29,11 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class WorkerLife:
     """One worker process from its start to its end."""
 
     worker: Traced
-    spans: tuple[Span, ...]
+    spans: tuple[TracedSpan, ...]
     """Oldest first."""
     lost: int = 0
     """Older ones that were overwritten."""
@@ -44,17 +44,17 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TracedRun:
     """What all processes of one pipeline wrote."""
 
-    orchestrator: tuple[Span, ...]
-    lives: tuple[Life, ...]
+    orchestrator: tuple[TracedSpan, ...]
+    lives: tuple[WorkerLife, ...]
     seen: tuple[Seen, ...]
     """Messages in the order in which the orchestrator read or sent them."""
     dropped: int = 0
     """Spans of the orchestrator, and messages, that were overwritten."""
 
-    def of(self, role: Role) -> list[Span]:
+    def of(self, role: Role) -> list[TracedSpan]:
         """The spans of a role's workers, by their beginning."""
         return sorted((span for life in self.lives if life.worker.role == role for span in life.spans), key=_begin)
 
@@ -71,7 +71,7 @@ class Run:
         return max(known) if errors and len(known) == len(errors) else None
 
 
-def load(folder: Path) -> Run:
+def load(folder: Path) -> TracedRun:
     """Raises PipelineError if the orchestrator left no trace there. A worker that left none has no spans."""
     try:
         record = load_record(folder)
@@ -79,25 +79,25 @@ def load(folder: Path) -> Run:
     except OSError as error:
         raise PipelineError("The pipeline ended before it could write its trace: run the profile again.") from error
     lives = tuple(_life(folder, worker) for worker in record.workers)
-    return Run(_spans(spans, 0), lives, _ordered(record), lost + record.lost)
+    return TracedRun(_spans(spans, 0), lives, _ordered(record), lost + record.lost)
 
 
-def load_life(path: Path, worker: Traced) -> Life:
+def load_life(path: Path, worker: Traced) -> WorkerLife:
     """The spans in a file of this worker, or none where there is no file."""
     if not path.is_file():
-        return Life(worker, ())
+        return WorkerLife(worker, ())
     spans, lost = load_spans(path)
-    return Life(worker, _spans(spans, worker.ahead), lost)
+    return WorkerLife(worker, _spans(spans, worker.ahead), lost)
 
 
-def _life(folder: Path, worker: Traced) -> Life:
+def _life(folder: Path, worker: Traced) -> WorkerLife:
     return load_life(folder / f"{worker.role}-{worker.incarnation}.spans", worker)
 
 
-def _spans(spans: np.ndarray, ahead: int) -> tuple[Span, ...]:
+def _spans(spans: np.ndarray, ahead: int) -> tuple[TracedSpan, ...]:
     """`ahead`: the writer's clock minus the orchestrator's."""
     return tuple(
-        Span(Kind(kind), begin - ahead, end - ahead, sequence, round, tokens, serial)
+        TracedSpan(SpanKind(kind), begin - ahead, end - ahead, sequence, round, tokens, serial)
         for begin, end, sequence, round, serial, kind, tokens in spans.tolist()
     )
 
@@ -106,5 +106,5 @@ def _ordered(record: Record) -> tuple[Seen, ...]:
     return tuple(sorted(record.seen, key=lambda seen: seen.at))
 
 
-def _begin(span: Span) -> int:
+def _begin(span: TracedSpan) -> int:
     return span.begin

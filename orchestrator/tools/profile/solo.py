@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.machine.hardware import worker_environment
-from orchestrator.tools.profile.run import Life, Run, load_life
+from orchestrator.tools.profile.run import TracedRun, WorkerLife, load_life
 from protocol.errors import PipelineError
 from protocol.kv.segments import unlink_owned
 from protocol.messages.base import Role
@@ -19,7 +19,7 @@ from protocol.worker.process import WorkerSetup
 REPLAYED: tuple[Role, ...] = ("target", "draft")
 
 
-def replays(run: Run, folder: Path, draft_command: Sequence[str] = ()) -> Iterator[tuple[str, Life | None]]:
+def replays(run: TracedRun, folder: Path, draft_command: Sequence[str] = ()) -> Iterator[tuple[str, WorkerLife | None]]:
     """Each worker's name with the spans of its replay, one after the other; None if it left no script to follow.
 
     `folder`: where the traced run wrote. A worker has the cores, the environment and the pace that it had,
@@ -30,7 +30,7 @@ def replays(run: Run, folder: Path, draft_command: Sequence[str] = ()) -> Iterat
             yield life.name, _replay(life, folder, tuple(draft_command))
 
 
-def _replay(life: Life, folder: Path, draft_command: tuple[str, ...]) -> Life | None:
+def _replay(life: WorkerLife, folder: Path, draft_command: tuple[str, ...]) -> WorkerLife | None:
     script, setup = folder / f"{life.name}.script", folder / f"{life.name}.setup"
     if not (script.is_file() and setup.is_file()):
         return None

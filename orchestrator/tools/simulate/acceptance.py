@@ -19,7 +19,7 @@ _LOG_FAR = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
+class AcceptanceModel:
     """The draft's k-th best guess is the target's token with a probability that falls as a power of k.
 
     P(rank > k) = (1 + c_t k)^-r, with c_t such that the best guess is right with a_t: geometric in
@@ -89,7 +89,7 @@ class Acceptance:
 class InventedLanguage:
     """Tokens without meaning or repetition, guessed as `acceptance` says."""
 
-    acceptance: Acceptance
+    acceptance: AcceptanceModel
     seed: int = 0
     prompt_tokens: int = 128
     draft: tuple[int, ...] = ()

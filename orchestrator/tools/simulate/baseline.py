@@ -7,7 +7,7 @@ Above temperature 0 it accepts a draft token only if two independent draws agree
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.tools.simulate.acceptance import Acceptance, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.language import Language
 from protocol.messages.base import NodeId
@@ -48,7 +48,7 @@ def in_turns(devices: Devices, agrees: Agreement, draft_tokens: int, request: in
     return Reached(done, rounds, seconds)
 
 
-def agreement(language: Language, acceptance: Acceptance | None) -> Agreement:
+def agreement(language: Language, acceptance: AcceptanceModel | None) -> Agreement:
     """At temperature 0, where `acceptance` is None: the draft's best guess is the target's token.
 
     Else two independent draws agree with the probability that `acceptance` gives.

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from orchestrator.machine.device_profiles import Profile
+from orchestrator.machine.device_profiles import DeviceProfile
 from protocol.worker.pacing import DevicePace
 
 
@@ -21,7 +21,7 @@ class Devices:
     """Factor on everything under a strategy whose draft works while the target verifies."""
 
     @classmethod
-    def of(cls, profile: Profile) -> "Devices":
+    def of(cls, profile: DeviceProfile) -> "Devices":
         return cls(
             target=profile.target.pace(),
             draft=profile.draft.pace(),

@@ -7,7 +7,7 @@ from orchestrator.tools.simulate.growth import GrownTree, guesses_wanted, next_n
 from orchestrator.tools.simulate.language import Language
 from orchestrator.tools.simulate.modelled_worker import CHUNK, Work, modelled_hello
 from protocol.messages.base import MAX_NODES, NodeId, SequenceId
-from protocol.messages.plans import BestFirst, Plan
+from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.messages.worker import Fault, Grow, Hello, Reroot, Start, Stop, ToWorker
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.token_tree import Node, TokenTree, node_id
@@ -91,7 +91,7 @@ class _Drafted:
         # Committed tokens never change, so what is held is the prefix of any later Start.
         self._held = min(self._held, len(start.tokens) - 1)
         self._backlog = len(start.tokens) - 1 - self._held
-        self._plan: Plan = start.plan or BestFirst(8, 4)
+        self._plan: GrowthPlan = start.plan or BestFirst(8, 4)
         self._grown = GrownTree(
             TokenTree(start.root, start.tokens[-1], len(start.tokens) - 1), self._horizon, self._calibration
         )

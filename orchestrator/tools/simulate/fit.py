@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import mean, pstdev
 
-from orchestrator.tools.simulate.acceptance import Acceptance, from_odds, to_odds
-from orchestrator.tools.simulate.trace import Position, Recorded
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, from_odds, to_odds
+from orchestrator.tools.simulate.trace import Recorded, TracedPosition
 
 _NEWTON_STEPS = 25
 _RIDGE = 1.0
@@ -16,12 +16,12 @@ _EXPONENTS = [0.1 * 1.08**step for step in range(61)]
 """Tried for r: 0.1 to 10 by 8%."""
 
 
-def fit(recorded: Sequence[Recorded], independent: float | None = None) -> Acceptance:
+def fit(recorded: Sequence[Recorded], independent: float | None = None) -> AcceptanceModel:
     """What the positions with known guesses suggest. There must be at least one."""
     runs = [[position for position in one.positions if position.guesses] for one in recorded]
     known = [position for run in runs for position in run]
     slope, shift = _odds_of_claims(known)
-    return Acceptance(
+    return AcceptanceModel(
         accept=mean(position.rank == 1 for position in known),
         exponent=_exponent(known, slope, shift),
         spread=slope * pstdev(_claimed_odds(position) for position in known),
@@ -33,12 +33,12 @@ def fit(recorded: Sequence[Recorded], independent: float | None = None) -> Accep
     )
 
 
-def _claimed_odds(position: Position) -> float:
+def _claimed_odds(position: TracedPosition) -> float:
     assert position.guesses
     return to_odds(min(max(position.guesses[0].claim, 1e-4), 1.0 - 1e-4))
 
 
-def _odds_of_claims(known: Sequence[Position]) -> tuple[float, float]:
+def _odds_of_claims(known: Sequence[TracedPosition]) -> tuple[float, float]:
     """Slope and shift of log odds of being right by claimed log odds: logistic regression by Newton's method."""
     points = [(_claimed_odds(position), float(position.rank == 1)) for position in known]
     slope, shift = 1.0, 0.0
@@ -57,7 +57,7 @@ def _odds_of_claims(known: Sequence[Position]) -> tuple[float, float]:
     return max(slope, 0.05), shift
 
 
-def _exponent(known: Sequence[Position], slope: float, shift: float) -> float:
+def _exponent(known: Sequence[TracedPosition], slope: float, shift: float) -> float:
     """The r under which the right guesses' ranks are likeliest, given that they were not the first."""
     missed = [
         (position.rank, len(position.guesses or ()), from_odds(slope * _claimed_odds(position) + shift))
@@ -69,7 +69,7 @@ def _exponent(known: Sequence[Position], slope: float, shift: float) -> float:
 
 def _log_likelihood(missed: Sequence[tuple[int | None, int, float]], exponent: float) -> float:
     """Of (rank, guesses, chance of the first guess); rank None: no guess was right."""
-    law = Acceptance(accept=0.5, exponent=exponent)
+    law = AcceptanceModel(accept=0.5, exponent=exponent)
     # Two imagined misses of an even first guess, so that a run without any has an answer.
     total = 0.0
     for rank, count, accept in [*missed, (2, 2, 0.5), (None, 2, 0.5)]:
@@ -78,7 +78,7 @@ def _log_likelihood(missed: Sequence[tuple[int | None, int, float]], exponent: f
     return total
 
 
-def _passage(runs: Sequence[Sequence[Position]]) -> int:
+def _passage(runs: Sequence[Sequence[TracedPosition]]) -> int:
     """How many positions are equally easy, if neighbours' claims are as alike as in passages of that length."""
     pairs = [(_claimed_odds(one), _claimed_odds(next)) for run in runs for one, next in pairwise(run)]
     if len(pairs) < 2:

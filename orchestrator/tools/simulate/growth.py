@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.tools.simulate.language import Guess
 from protocol.messages.base import MAX_NODES, NodeId
-from protocol.messages.plans import BestFirst, Chain, FanOut, Plan
+from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.token_tree import Node, TokenTree
 
@@ -86,7 +86,7 @@ class GrownTree:
             node = node.children.get(token)
 
 
-def next_nodes(grown: GrownTree, plan: Plan) -> list[Node]:
+def next_nodes(grown: GrownTree, plan: GrowthPlan) -> list[Node]:
     """What the next forward evaluates; none in a lull."""
     match plan:
         case BestFirst():
@@ -98,7 +98,7 @@ def next_nodes(grown: GrownTree, plan: Plan) -> list[Node]:
             return _chain_tips(grown, plan)
 
 
-def guesses_wanted(plan: Plan) -> int:
+def guesses_wanted(plan: GrowthPlan) -> int:
     """Of each node of a forward."""
     match plan:
         case BestFirst():
@@ -109,7 +109,7 @@ def guesses_wanted(plan: Plan) -> int:
             return _SPARE * max(plan.fan) + 1
 
 
-def publish(grown: GrownTree, plan: Plan, fresh: Sequence[Node]) -> list[Node]:
+def publish(grown: GrownTree, plan: GrowthPlan, fresh: Sequence[Node]) -> list[Node]:
     """Add to the tree what the plan wants, now that `fresh` is evaluated; returns what is new."""
     match plan:
         case BestFirst():

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from orchestrator.tools.simulate.plan import PLAIN, RIVAL, Prediction
+from orchestrator.tools.simulate.plan import BASELINE_NAME, PLAIN_NAME, Prediction
 from orchestrator.tools.simulate.sweep import SWEEPS, Point
 
 _TITLES = ("tok/s", "x mlx-lm", "x its spec", "tok/round", "hit", "accept", "target", "draft")
@@ -92,7 +92,7 @@ def plot(path: Path, tables: Sequence[tuple[float, Sequence[Prediction]]]) -> No
         bars = panel.barh(
             [prediction.contender for prediction in shown],
             [prediction.tokens_per_second for prediction in shown],
-            color=["#9aa0a6" if prediction.contender.startswith(PLAIN) else "#3367d6" for prediction in shown],
+            color=["#9aa0a6" if prediction.contender.startswith(PLAIN_NAME) else "#3367d6" for prediction in shown],
         )
         panel.bar_label(bars, fmt="%.1f", padding=3)
         panel.margins(x=0.12)
@@ -102,8 +102,8 @@ def plot(path: Path, tables: Sequence[tuple[float, Sequence[Prediction]]]) -> No
 
 def _cells(prediction: Prediction, predictions: Sequence[Prediction]) -> Iterator[str]:
     speed = prediction.tokens_per_second
-    plain = next(one.tokens_per_second for one in predictions if one.contender == PLAIN)
-    spec = next((one.tokens_per_second for one in predictions if one.contender.startswith(RIVAL)), None)
+    plain = next(one.tokens_per_second for one in predictions if one.contender == PLAIN_NAME)
+    spec = next((one.tokens_per_second for one in predictions if one.contender.startswith(BASELINE_NAME)), None)
     yield f"{speed:.1f}"
     yield f"{speed / plain:.2f}"
     yield "-" if spec is None else f"{speed / spec:.2f}"
@@ -117,7 +117,7 @@ def _curves(points: Sequence[Point]) -> dict[str, list[float]]:
     curves: dict[str, list[float]] = {}
     for point in points:
         for prediction in point.predictions:
-            name = RIVAL if prediction.contender.startswith(RIVAL) else prediction.contender
+            name = BASELINE_NAME if prediction.contender.startswith(BASELINE_NAME) else prediction.contender
             curves.setdefault(name, []).append(prediction.tokens_per_second)
     return curves
 

@@ -7,7 +7,7 @@ from statistics import mean
 import msgspec
 
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.acceptance import Acceptance, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.baseline import Agreement, Reached, agreement, alone, in_turns
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.language import Language
@@ -16,24 +16,26 @@ from orchestrator.tools.simulate.run import Served, Simulation
 from orchestrator.tools.simulate.trace import Recorded
 from protocol.worker.pacing import DevicePace
 
-PLAIN = "mlx-lm"
-RIVAL = "mlx-lm, speculative"
+PLAIN_NAME = "mlx-lm"
+BASELINE_NAME = "mlx-lm, speculative"
 ORACLE = "adaptive, draft takes no time"
 _MOST_RIVAL_TOKENS = 8
 _NO_TIME = 1e-6
 """Seconds: above zero, so that a growth step still has an end to wait for."""
-GREEDY = Acceptance(accept=0.81, exponent=1.27, spread=2.14, claim_slope=0.93, claim_shift=-1.96)
-SAMPLED = Acceptance(accept=0.67, exponent=2.17, spread=1.45, claim_slope=1.03, claim_shift=-1.55, independent=0.172)
+GREEDY = AcceptanceModel(accept=0.81, exponent=1.27, spread=2.14, claim_slope=0.93, claim_shift=-1.96)
+SAMPLED = AcceptanceModel(
+    accept=0.67, exponent=2.17, spread=1.45, claim_slope=1.03, claim_shift=-1.55, independent=0.172
+)
 """The demo pair on held-out library code at temperature 0 and 1: 12 prompts, 1800 tokens (docs/planning.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class Scenario:
     """Who decodes what, on which devices."""
 
     devices: Devices
     wires: Wires = field(default_factory=Wires)
-    acceptance: Acceptance = GREEDY
+    acceptance: AcceptanceModel = GREEDY
     recorded: tuple[Recorded, ...] = ()
     """Replayed instead of an invented language, if there are any; all of one temperature."""
     temperature: float = 0.0
@@ -73,18 +75,18 @@ class Prediction:
     draft_busy: float | None = None
 
 
-def predict(scene: Scene) -> list[Prediction]:
+def predict(scene: Scenario) -> list[Prediction]:
     """Others' decoders first, then our strategies, then what a draft without a cost would reach."""
     ours = [simulated(scene, strategy) for strategy in ("ar", "sd", "ssd", "adaptive")]
-    return [plain(scene), *rival(scene), *ours, oracle(scene)]
+    return [plain(scene), *baseline_prediction(scene), *ours, oracle(scene)]
 
 
-def plain(scene: Scene) -> Prediction:
+def plain(scene: Scenario) -> Prediction:
     """mlx-lm without a draft."""
-    return _of(PLAIN, [alone(scene.devices, tokens) for _, tokens in scene.work()])
+    return _of(PLAIN_NAME, [alone(scene.devices, tokens) for _, tokens in scene.work()])
 
 
-def rival(scene: Scene) -> list[Prediction]:
+def baseline_prediction(scene: Scenario) -> list[Prediction]:
     """mlx-lm with the number of draft tokens that suits it best; nothing where its acceptance is not known."""
     independent = None
     if scene.temperature > 0:
@@ -96,7 +98,7 @@ def rival(scene: Scene) -> list[Prediction]:
     return [max(tried, key=lambda prediction: prediction.tokens_per_second)]
 
 
-def simulated(scene: Scene, strategy: str, name: str | None = None) -> Prediction:
+def simulated(scene: Scenario, strategy: str, name: str | None = None) -> Prediction:
     """One of our strategies, through the real state machine. Raises AssertionError if a token is not the target's."""
     options = msgspec.structs.replace(scene.options, strategy=strategy)
     simulation = Simulation(options, scene.language, scene.devices, scene.wires, seed=scene.seed)
@@ -109,7 +111,7 @@ def simulated(scene: Scene, strategy: str, name: str | None = None) -> Predictio
     return _from_statistics(name or strategy, served)
 
 
-def oracle(scene: Scene) -> Prediction:
+def oracle(scene: Scenario) -> Prediction:
     """The same tree policy with a draft that takes no time: what is missing from here on is up to the draft's
     quality, the tree's shape and the target."""
     instant = DevicePace(steps=((1, _NO_TIME),), prefill_rate=1e9)
@@ -119,7 +121,7 @@ def oracle(scene: Scene) -> Prediction:
     return simulated(replace(scene, devices=devices, wires=wires), "adaptive", ORACLE)
 
 
-def pays_from(scene: Scene, gain: float = 1.1, steps: int = 6) -> float | None:
+def pays_from(scene: Scenario, gain: float = 1.1, steps: int = 6) -> float | None:
     """The acceptance from which on `adaptive` reaches `gain` times plain decoding; None if it never does.
 
     To 1 in 2^`steps`; text without repetition, so that prompt lookup does not help.
@@ -140,12 +142,12 @@ def pays_from(scene: Scene, gain: float = 1.1, steps: int = 6) -> float | None:
     return high
 
 
-def _in_turns(scene: Scene, agrees: Agreement, depth: int) -> Prediction:
+def _in_turns(scene: Scenario, agrees: Agreement, depth: int) -> Prediction:
     reached = []
     for request, tokens in scene.work():
         first = len(scene.language.prompt(request))
         reached.append(in_turns(scene.devices, agrees, depth, request, first, tokens))
-    return _of(f"{RIVAL}, K = {depth}", reached)
+    return _of(f"{BASELINE_NAME}, K = {depth}", reached)
 
 
 def _of(name: str, reached: Sequence[Reached]) -> Prediction:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from orchestrator.tools.simulate.language import Guess, made_up, uniform
-from orchestrator.tools.simulate.trace import Position, Recorded
+from orchestrator.tools.simulate.trace import Recorded, TracedPosition
 from protocol.messages.base import NodeId
 
 _STAND_IN, _OTHER, _BEYOND = range(5, 8)
@@ -48,12 +48,12 @@ class ReplayedLanguage:
             for rank, guess in enumerate((stand_in.guesses or ())[:limit], start=1)
         ]
 
-    def _position(self, request: int, position: int) -> Position | None:
+    def _position(self, request: int, position: int) -> TracedPosition | None:
         """None beyond the end of what was recorded."""
         one = self._recorded[request]
         index = position - len(one.prompt)
         return one.positions[index] if 0 <= index < len(one.positions) else None
 
     @cached_property
-    def _known(self) -> list[Position]:
+    def _known(self) -> list[TracedPosition]:
         return [position for one in self._recorded for position in one.positions if position.guesses is not None]

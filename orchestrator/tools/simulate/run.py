@@ -6,7 +6,7 @@ The same arguments give the same run, event by event.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from orchestrator.core.commands import Command, Emit, Finish, Reject, Replace, Tell
+from orchestrator.core.commands import Command, Emit, Finish, Reject, Replace, SendMessage
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
@@ -16,8 +16,8 @@ from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.language import Language
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker
 from orchestrator.tools.simulate.target import ModelledTarget
-from orchestrator.tools.simulate.virtual_clock import Agenda
-from orchestrator.tools.simulate.worker_host import Site
+from orchestrator.tools.simulate.virtual_clock import VirtualClock
+from orchestrator.tools.simulate.worker_host import WorkerHost
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.client import Statistics
 from protocol.messages.sampling import Sampling
@@ -80,14 +80,14 @@ class Simulation:
         `seed`: of what the wires do to messages; `journal`: takes down what happens to the machine."""
         self.machine = Machine(options)
         self.served: dict[SequenceId, Served] = {}
-        self._agenda = Agenda()
+        self._agenda = VirtualClock()
         self._language = language
         self._devices = devices
         self._wires = wires or Wires()
         self._seed = seed
         self._journal = journal or Journal(None)
         self._incarnations = 0
-        self._sites: dict[int, Site] = {}
+        self._sites: dict[int, WorkerHost] = {}
         self._own: dict[Role, int] = {}
         """Incarnations of the pipeline's own workers that were raised last."""
         self._unfinished = 0
@@ -142,7 +142,7 @@ class Simulation:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case Tell(role, message, incarnation):
+            case SendMessage(role, message, incarnation):
                 self._sites[incarnation or self._own[role]].tell(message)
             case Emit(sequence, tokens):
                 self.served[sequence].tokens += tokens
@@ -162,10 +162,10 @@ class Simulation:
         self._own[role] = self._incarnations + 1
         self._join(self._worker(role), wire)
 
-    def _join(self, worker: ModelledWorker, wire: Wire, guest: bool = False) -> Site:
+    def _join(self, worker: ModelledWorker, wire: Wire, guest: bool = False) -> WorkerHost:
         self._incarnations += 1
         incarnation, role = self._incarnations, worker.hello.role
-        site = Site(
+        site = WorkerHost(
             worker,
             self._agenda,
             wire,
@@ -188,7 +188,7 @@ class Simulation:
             self._gone(outage.role, site)
             self._agenda.at(self.now + outage.seconds, lambda: self._raise(outage.role))
 
-    def _gone(self, role: Role, site: Site) -> None:
+    def _gone(self, role: Role, site: WorkerHost) -> None:
         site.alive = False
         self._step(WorkerDown(role, site.incarnation))
 

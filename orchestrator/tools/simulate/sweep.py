@@ -7,7 +7,7 @@ import msgspec
 
 from orchestrator.core.options import Options
 from orchestrator.tools.simulate.devices import Wires, stretched
-from orchestrator.tools.simulate.plan import Prediction, Scene, rival, simulated
+from orchestrator.tools.simulate.plan import Prediction, Scenario, baseline_prediction, simulated
 from protocol.errors import InputError
 
 
@@ -17,7 +17,7 @@ class Sweep:
 
     unit: str
     values: tuple[float, ...]
-    change: Callable[[Scene, float], Scene]
+    change: Callable[[Scenario, float], Scenario]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Point:
     predictions: tuple[Prediction, ...]
 
 
-def sweep(scene: Scene, name: str, values: Sequence[float] = ()) -> Iterator[Point]:
+def sweep(scene: Scenario, name: str, values: Sequence[float] = ()) -> Iterator[Point]:
     """A point for each value. Raises InputError for a value that makes no sense."""
     chosen = SWEEPS[name]
     for value in values or chosen.values:
@@ -37,10 +37,10 @@ def sweep(scene: Scene, name: str, values: Sequence[float] = ()) -> Iterator[Poi
         except (ValueError, msgspec.ValidationError) as error:
             raise InputError(f"{name} can't be {value:g}: {error}.") from error
         ours = [simulated(changed, strategy) for strategy in ("ar", "sd", "ssd", "adaptive")]
-        yield Point(value, (*rival(changed), *ours))
+        yield Point(value, (*baseline_prediction(changed), *ours))
 
 
-def with_draft_step(scene: Scene, milliseconds: float) -> Scene:
+def with_draft_step(scene: Scenario, milliseconds: float) -> Scenario:
     """A draft whose step over one token takes so long, wherever it runs, in proportion at other widths."""
     devices = scene.devices
     factor = _positive(milliseconds) / 1000 / devices.draft.forward(1)
@@ -50,14 +50,14 @@ def with_draft_step(scene: Scene, milliseconds: float) -> Scene:
     return replace(scene, devices=changed)
 
 
-def with_target_step(scene: Scene, milliseconds: float) -> Scene:
+def with_target_step(scene: Scenario, milliseconds: float) -> Scenario:
     """A target whose forward over one token takes so long, in proportion at other widths."""
     devices = scene.devices
     factor = _positive(milliseconds) / 1000 / devices.target.forward(1)
     return replace(scene, devices=replace(devices, target=stretched(devices.target, factor)))
 
 
-def with_acceptance(scene: Scene, accept: float) -> Scene:
+def with_acceptance(scene: Scenario, accept: float) -> Scenario:
     """A draft whose best guess is right so often; two independent draws agree less often in proportion."""
     if not 0.0 <= accept <= 1.0:
         raise ValueError("an acceptance is between 0 and 1")
@@ -68,7 +68,7 @@ def with_acceptance(scene: Scene, accept: float) -> Scene:
     return replace(scene, recorded=(), acceptance=replace(known, accept=accept, independent=independent))
 
 
-def with_draft_delay(scene: Scene, milliseconds: float) -> Scene:
+def with_draft_delay(scene: Scenario, milliseconds: float) -> Scenario:
     """A draft in another machine, as far away as its messages take, each way; it shares no memory with the target."""
     if milliseconds < 0:
         raise ValueError("a delay is not negative")
@@ -77,8 +77,8 @@ def with_draft_delay(scene: Scene, milliseconds: float) -> Scene:
     return replace(scene, devices=apart, wires=Wires(wires.target, replace(wires.draft, delay=milliseconds / 1000)))
 
 
-def _with_option(name: str) -> Callable[[Scene, float], Scene]:
-    def change(scene: Scene, value: float) -> Scene:
+def _with_option(name: str) -> Callable[[Scenario, float], Scenario]:
+    def change(scene: Scenario, value: float) -> Scenario:
         whole = int(value) if value == int(value) else value
         options = msgspec.convert(msgspec.to_builtins(scene.options) | {name: whole}, Options)
         return replace(scene, options=options)

@@ -14,7 +14,7 @@ from protocol.speculation.token_tree import node_id
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class TracedPosition:
     """One generated token, and what the draft guessed in its place."""
 
     token: int
@@ -34,7 +34,7 @@ class Recorded:
 
     prompt: tuple[int, ...]
     temperature: float
-    positions: tuple[Position, ...]
+    positions: tuple[TracedPosition, ...]
 
 
 def read_trace(path: Path) -> list[Recorded]:
@@ -103,7 +103,7 @@ class _Reading:
     def recorded(self) -> Recorded:
         count = min(len(self._tokens), self._request.max_tokens)
         pairs = zip(self._tokens[:count], self._ids, strict=False)
-        positions = tuple(Position(token, self._known(parent)) for token, parent in pairs)
+        positions = tuple(TracedPosition(token, self._known(parent)) for token, parent in pairs)
         return Recorded(self._request.tokens, self._request.sampling.temperature, positions)
 
     def _after(self, tokens: Iterable[int]) -> NodeId:

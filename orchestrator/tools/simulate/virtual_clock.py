@@ -8,7 +8,7 @@ from orchestrator.tools.simulate.devices import Wire
 from orchestrator.tools.simulate.language import uniform
 
 
-class Agenda:
+class VirtualClock:
     """What is due when. Things due at the same time happen in the order in which they were put down."""
 
     def __init__(self) -> None:
@@ -30,10 +30,10 @@ class Agenda:
         action()
 
 
-class Carrier:
+class WireDirection:
     """One direction of a wire."""
 
-    def __init__(self, agenda: Agenda, wire: Wire, *key: int) -> None:
+    def __init__(self, agenda: VirtualClock, wire: Wire, *key: int) -> None:
         """`key` tells this direction's chance from all others'."""
         self._agenda = agenda
         self.wire = wire

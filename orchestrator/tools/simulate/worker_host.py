@@ -5,20 +5,20 @@ from collections.abc import Callable
 
 from orchestrator.tools.simulate.devices import Wire
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker, Work
-from orchestrator.tools.simulate.virtual_clock import Agenda, Carrier
+from orchestrator.tools.simulate.virtual_clock import VirtualClock, WireDirection
 from protocol.messages.worker import FromWorker, ToWorker
 
 _LOOK_AGAIN = 1.0
 """Seconds after which a unit of work that was stopped is looked at once more."""
 
 
-class Site:
+class WorkerHost:
     """Reads what has arrived, does one unit of work, repeats, as the real worker's loop does."""
 
     def __init__(
         self,
         worker: ModelledWorker,
-        agenda: Agenda,
+        agenda: VirtualClock,
         wire: Wire,
         key: tuple[int, int],
         heard: Callable[[FromWorker], None],
@@ -33,8 +33,8 @@ class Site:
         self._inbox: deque[ToWorker] = deque()
         self._busy = False
         self._frozen = False
-        self._there = Carrier(agenda, wire, *key, 0)
-        self._back = Carrier(agenda, wire, *key, 1)
+        self._there = WireDirection(agenda, wire, *key, 0)
+        self._back = WireDirection(agenda, wire, *key, 1)
 
     def tell(self, message: ToWorker) -> None:
         self._there.send(self._agenda.now, lambda: self._hear(message))

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_worker.candidates.noise_prefetch import PEAK, NoiseAhead
+from draft_worker.candidates.noise_prefetch import PEAK, NoisePrefetch
 from draft_worker.candidates.ranking import propose
 from draft_worker.candidates.shortlist import ROWS, shortlist
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise
-from protocol.sampling.threefry import Stream, gumbel, noise_bits
+from protocol.sampling.threefry import NoiseStream, gumbel, noise_bits
 
 SEED = 11
-NOISES = {size: (NoiseAhead(size, size), Noise(size)) for size in (67, 4096, 151_936)}
+NOISES = {size: (NoisePrefetch(size, size), Noise(size)) for size in (67, 4096, 151_936)}
 
 
 def padded(logits: np.ndarray) -> np.ndarray:
@@ -94,14 +94,14 @@ def test_tokens_without_a_chance_are_no_candidates():
 def test_noise_ahead_is_the_shared_noise_and_knows_its_peaks():
     for size, (ahead, _) in NOISES.items():
         noise = ahead.position(SEED, 12)
-        want = gumbel(noise_bits(SEED, 12, np.arange(size), size, Stream.SAMPLE))
+        want = gumbel(noise_bits(SEED, 12, np.arange(size), size, NoiseStream.SAMPLE))
 
         assert np.array_equal(noise.at(np.arange(size)), want)
         assert np.array_equal(noise.peaks, np.flatnonzero(want > PEAK))
 
 
 def test_noise_ahead_forgets_old_positions_and_draws_them_alike_again():
-    ahead = NoiseAhead(67, 67)
+    ahead = NoisePrefetch(67, 67)
     ahead._limit = 4
     before = ahead.position(SEED, 0).at(np.arange(67))
     for position in range(1, 9):

@@ -18,7 +18,7 @@ from draft_worker.paced_engine import paced
 from protocol.inference.tree_model import TreeModel
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import KvReference
-from protocol.sampling.logits_processors import Restraint
+from protocol.sampling.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
 from protocol.worker.pacing import Pacer
 from tests.support.coreml_runs import CONTEXT, convert, tiny
@@ -67,7 +67,7 @@ class Both:
         self.nodes: dict[int, tuple[int, list[int], tuple[int, int]]] = {}
         """By our own number: parent, path from the root, the rows."""
         self.tokens: list[int] = []
-        self.restraint = Restraint(PENALISED, None, ())
+        self.restraint = LogitsProcessors(PENALISED, None, ())
         self.count = 0
 
     def prefill(self, count: int) -> None:

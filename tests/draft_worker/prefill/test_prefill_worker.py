@@ -17,7 +17,7 @@ from protocol.kv.exchange import KvExchange
 from protocol.kv.segments import SegmentError, open_segment
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Fault, KvOffer, KvReference, Prefill, Stop, ToWorker
-from protocol.worker.interface import Reply
+from protocol.worker.interface import WorkerReply
 from tests.support.tiny_models import VOCABULARY
 from tests.target_worker.kv.test_checkpoint import HELLO, Talk, exchange, expected, model, start, target
 
@@ -35,7 +35,7 @@ def asked(tokens: Sequence[int] = PROMPT[:-1], sequence: int = 1) -> Prefill:
     return Prefill(SequenceId(sequence), tuple(tokens))
 
 
-def answers(reader: PrefillWorker, message: ToWorker) -> list[Reply]:
+def answers(reader: PrefillWorker, message: ToWorker) -> list[WorkerReply]:
     replies = list(reader.handle(message))
     while reader.has_work:
         replies += reader.work()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.cli.chat.answer import Answer, Answerer
-from orchestrator.cli.chat.conversation import Conversation
+from orchestrator.cli.chat.answer import Answerer, StreamedAnswer
+from orchestrator.cli.chat.conversation import ChatConversation
 from orchestrator.cli.chat.screen import PlainAnswer
 from orchestrator.cli.chat.session import converse
 from orchestrator.text.chat_template import ChatTemplate
@@ -48,16 +48,16 @@ class Script:
 class Echo(Answerer):
     """Answers with how many messages it has read, and the last one; stops or fails where a question says so."""
 
-    def answer(self, conversation: Conversation, question: str, show) -> Answer:
+    def answer(self, conversation: ChatConversation, question: str, show) -> StreamedAnswer:
         messages = conversation.messages(question)
         if question == "fail":
             raise PipelineError("The pipeline is gone.")
-        return Answer(f"{len(messages)} {messages[-1]['content']}", "", stopped=question == "stop")
+        return StreamedAnswer(f"{len(messages)} {messages[-1]['content']}", "", stopped=question == "stop")
 
 
-def chat(*lines: str | type[BaseException], lasting: bool = True) -> tuple[Conversation, list[str], dict[str, str]]:
+def chat(*lines: str | type[BaseException], lasting: bool = True) -> tuple[ChatConversation, list[str], dict[str, str]]:
     saved: dict[str, str] = {}
-    conversation = Conversation(SamplingParams(), saved.__setitem__)
+    conversation = ChatConversation(SamplingParams(), saved.__setitem__)
     screen = Script(*lines, lasting=lasting)
     converse(screen, conversation, Echo.__new__(Echo))
     return conversation, screen.told, saved

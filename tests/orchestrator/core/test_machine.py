@@ -6,7 +6,7 @@ import itertools
 import msgspec
 import pytest
 
-from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Replace, Tell
+from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Replace, SendMessage
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options, StrategyName
@@ -69,7 +69,7 @@ class Bench:
     def _perform(self, command: Command) -> None:
         self.log.append(command)
         match command:
-            case Tell(role, message, incarnation):
+            case SendMessage(role, message, incarnation):
                 for reply in self.workers[role].handle(message):
                     at = self.now + getattr(reply, "seconds", 0.0) + self.delay.get(role, 0.0)
                     sender = incarnation or self.incarnations[role]
@@ -81,7 +81,11 @@ class Bench:
 
 
 def told(bench: Bench, kind: type) -> list:
-    return [command.message for command in bench.log if isinstance(command, Tell) and isinstance(command.message, kind)]
+    return [
+        command.message
+        for command in bench.log
+        if isinstance(command, SendMessage) and isinstance(command.message, kind)
+    ]
 
 
 def ready(strategy: StrategyName = "adaptive", **options) -> Bench:
@@ -229,7 +233,7 @@ def test_an_unanswered_verification_is_sent_again():
     bench.now = bench.machine.deadline() or 0.0
     (again,) = bench.step(Tick())
 
-    assert isinstance(again, Tell)
+    assert isinstance(again, SendMessage)
     assert again.message == told(bench, Verify)[0]
 
 
@@ -261,7 +265,7 @@ def test_a_draft_that_lost_its_place_is_started_again():
     bench.workers["draft"].states.clear()
     bench.run()
 
-    starts = [command for command in bench.log if isinstance(command, Tell) and command.role == "draft"]
+    starts = [command for command in bench.log if isinstance(command, SendMessage) and command.role == "draft"]
     assert sum(isinstance(command.message, Start) for command in starts) == 2
     assert bench.tokens[1] == reference(PROMPT, 60, seed=1)
 
@@ -315,7 +319,7 @@ def test_a_tree_that_the_target_refuses_costs_the_draft_and_not_the_request():
 
     assert bench.tokens[1] == reference(PROMPT, 20, seed=1)
     assert sum(len(verify.tokens) > 1 for verify in told(bench, Verify)) == 1
-    assert Tell("draft", Stop(SequenceId(1)), bench.incarnations["draft"]) in bench.log
+    assert SendMessage("draft", Stop(SequenceId(1)), bench.incarnations["draft"]) in bench.log
 
 
 def test_a_root_that_the_target_refuses_ends_the_request():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.core.commands import Emit, Tell
+from orchestrator.core.commands import Emit, SendMessage
 from orchestrator.core.events import Ended
 from orchestrator.core.places import Places
 from orchestrator.core.policy.expected_rate import best_count, best_share
@@ -14,7 +14,7 @@ from tests.support.simulated_workers import reference
 
 def rounds(bench: Bench) -> list[list[int]]:
     """Whose trees each of the target's forwards was about."""
-    messages = [c.message for c in bench.log if isinstance(c, Tell) and isinstance(c.message, Verify | Forest)]
+    messages = [c.message for c in bench.log if isinstance(c, SendMessage) and isinstance(c.message, Verify | Forest)]
     return [[one.sequence for one in (m.trees if isinstance(m, Forest) else (m,))] for m in messages]
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from orchestrator.core.commands import Command, Release, Tell
+from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.events import Arrived, Ended, Tick, WorkerDown, WorkerUp
 from orchestrator.core.options import Options
 from protocol.messages.base import Role, SequenceId
@@ -116,7 +116,7 @@ class KvBench(Bench):
         return self.step(WorkerDown(role, self.incarnations[role]))
 
     def _perform(self, command: Command) -> None:
-        if isinstance(command, Tell) and isinstance(command.message, Start) and command.message.adopt:
+        if isinstance(command, SendMessage) and isinstance(command.message, Start) and command.message.adopt:
             assert command.message.adopt.name not in self.released
         if isinstance(command, Release):
             self.released.append(command.name)
@@ -206,7 +206,7 @@ def test_memory_is_bounded_and_the_writer_lets_go_first():
     assert len(bench.shelf.tokens) == 3
     assert len(bench.released) == 3
     last = max(index for index, command in enumerate(bench.log) if isinstance(command, Release))
-    assert bench.log[last - 1] == Tell("target", KvRelease(bench.released[-1]))
+    assert bench.log[last - 1] == SendMessage("target", KvRelease(bench.released[-1]))
 
 
 def test_without_memory_nothing_is_kept():
@@ -317,7 +317,7 @@ def test_a_prefill_worker_that_was_silent_is_told_to_stop_and_not_asked_again_un
     bench.now = bench.machine.deadline() or 0.0
     commands = bench.step(Tick())
     bench.run()
-    assert Tell("prefill", Stop(SequenceId(1))) in commands
+    assert SendMessage("prefill", Stop(SequenceId(1))) in commands
 
     bench.submit(2, max_tokens=5, prompt=(7, *LONG))
     bench.run()
@@ -360,6 +360,6 @@ def test_a_cancelled_request_is_read_no_further_and_leaves_nothing():
     commands = bench.step(Ended(SequenceId(1), "cancelled"))
     bench.run()
 
-    assert Tell("prefill", Stop(SequenceId(1))) in commands
+    assert SendMessage("prefill", Stop(SequenceId(1))) in commands
     assert bench.shelf.tokens == {}
     assert bench.machine.deadline() is None

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orchestrator.core.commands import Command, Emit, Finish, Replace, Tell
+from orchestrator.core.commands import Command, Emit, Finish, Replace, SendMessage
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
@@ -53,7 +53,7 @@ class Disorder(RuleBasedStateMachine):
 
     def perform(self, command: Command) -> None:
         match command:
-            case Tell(role, message, incarnation):
+            case SendMessage(role, message, incarnation):
                 to = incarnation or self.living(role)[0]
                 assert self.alive[to] == role
                 self.inbox.append((role, to, message))

@@ -4,7 +4,7 @@ import random
 
 import msgspec
 
-from orchestrator.core.commands import Tell
+from orchestrator.core.commands import SendMessage
 from orchestrator.core.events import Arrived, Ended
 from orchestrator.core.sequence import Phase
 from orchestrator.tools.simulate.faults.invariants import reachable
@@ -105,5 +105,5 @@ def test_the_state_that_is_compared_notices_a_change():
     before = state(bench)
     commands = bench.step(Ended(LIVE, "cancelled"))
 
-    assert any(isinstance(command, Tell) for command in commands)
+    assert any(isinstance(command, SendMessage) for command in commands)
     assert state(bench) != before

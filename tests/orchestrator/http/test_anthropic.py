@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.http.anthropic.content_blocks import messages
-from orchestrator.http.anthropic.request import Question
+from orchestrator.http.anthropic.request import MessagesRequest
 from orchestrator.http.errors import ApiError
 from orchestrator.http.request_bodies import decoded
 from orchestrator.text.chat_template import ChatTemplate
@@ -122,12 +122,12 @@ def test_a_question_is_the_chat_that_it_stands_for():
 def test_tools_are_those_of_a_chat():
     choice = {"type": "auto", "disable_parallel_tool_use": True}
 
-    chat = Question(**HI, tools=TOOLS, tool_choice=choice).chat()
+    chat = MessagesRequest(**HI, tools=TOOLS, tool_choice=choice).chat()
 
     assert chat.most_calls == 1
     (tool,) = chat.offered
     assert tool["function"] == {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
-    assert Question(**HI, tools=TOOLS, tool_choice={"type": "none"}).chat().offered == ()
+    assert MessagesRequest(**HI, tools=TOOLS, tool_choice={"type": "none"}).chat().offered == ()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ TURN = st.builds(
 )
 def test_whatever_is_asked_is_a_chat_or_a_refusal(turns: list[Any], others: dict[str, Any]):
     with suppress(ApiError):
-        chat = decoded(json.dumps({"messages": turns, "max_tokens": 1, **others}).encode(), Question).chat()
+        chat = decoded(json.dumps({"messages": turns, "max_tokens": 1, **others}).encode(), MessagesRequest).chat()
         assert all(isinstance(message["content"], str) for message in chat.messages)
 
 

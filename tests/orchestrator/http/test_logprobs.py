@@ -8,9 +8,9 @@ import pytest
 
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.generation import End, Text
-from orchestrator.http.openai.answers import Answer, Kind
+from orchestrator.http.openai.answers import AnswerKind, ChoiceAnswer
 from orchestrator.http.openai.chunks import Chunks
-from orchestrator.runtime.request_state import Conversation
+from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Submit
@@ -33,7 +33,7 @@ def told(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[Text], Result
     """What a client of the pipeline gets of these tokens, in pieces cut at random."""
     source = random.Random(seed)
     submit = Submit("r", "", None, Sampling(), 99, stops)
-    conversation = Conversation.open(SequenceId(1), b"", Stamp(0, 0), submit, CODEC)
+    conversation = RequestState.open(SequenceId(1), b"", Stamp(0, 0), submit, CODEC)
     rest, pieces, place = [*IDS, END], [], 0
     while rest and not conversation.stopped:
         count = source.randrange(1, 4)
@@ -50,10 +50,10 @@ def told(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[Text], Result
     return texts, Result(whole, tokens, "stop", statistics(1, len(tokens)), 0, likelihoods=known)
 
 
-def both(kind: Kind, stops: tuple[str, ...] = (), seed: int = 0) -> tuple[str, Any, list[Any]]:
+def both(kind: AnswerKind, stops: tuple[str, ...] = (), seed: int = 0) -> tuple[str, Any, list[Any]]:
     """The text, its log-probabilities as a whole, and those in the chunks of a stream."""
     texts, result = told(stops, seed)
-    answer = Answer(kind, "m", 1, codec=CODEC)
+    answer = ChoiceAnswer(kind, "m", 1, codec=CODEC)
     (choice,) = answer.whole([result])["choices"]
     chunks = Chunks(answer, 1)
     frames = [frame for event in [*texts, End(0, result)] for frame in chunks.told(event)]
@@ -102,8 +102,8 @@ def test_completions_tell_lists_and_where_in_the_text_each_token_begins(seed: in
 
 def test_nothing_is_told_that_was_not_asked_for():
     texts, result = told()
-    (choice,) = Answer("chat", "m", 1).whole([result])["choices"]
-    frames = [frame for text in texts for frame in Chunks(Answer("chat", "m", 1), 1).told(text)]
+    (choice,) = ChoiceAnswer("chat", "m", 1).whole([result])["choices"]
+    frames = [frame for text in texts for frame in Chunks(ChoiceAnswer("chat", "m", 1), 1).told(text)]
 
     assert choice["logprobs"] is None
     assert all(b'"logprobs":null' in frame for frame in frames)

@@ -18,13 +18,13 @@ from orchestrator.http.monitoring.health import Health
 from orchestrator.http.monitoring.live import MOST_WATCHERS, Live
 from orchestrator.http.page import document
 from orchestrator.http.run import bound, greet
-from orchestrator.http.settings import Settings
+from orchestrator.http.settings import ServerSettings
 from protocol.errors import PipelineError
-from protocol.messages.telemetry import Scene
+from protocol.messages.telemetry import TelemetryFrame
 from tests.orchestrator.http.test_rules import get
 from tests.support.fake_pipeline import READY, FakePipeline
 
-SCENE = Scene(serial=1, at=2.0, lost=0, drafts=True, workers=(), requests=(), shown=None, judged=(), spans=())
+SCENE = TelemetryFrame(serial=1, at=2.0, lost=0, drafts=True, workers=(), requests=(), shown=None, judged=(), spans=())
 VOID = {"meta", "link", "input", "br", "img", "hr"}
 
 
@@ -230,7 +230,7 @@ def test_the_printed_address_holds_the_key_only_if_it_was_made_here(
     made: bool, fragment: str, capsys: pytest.CaptureFixture[str]
 ):
     """A key of the owner's own is known to him, and others may see his terminal."""
-    settings = Settings(names=("demo",), key="a-fresh-key")
+    settings = ServerSettings(names=("demo",), key="a-fresh-key")
     with bound("127.0.0.1", 0) as listener:
         greet(settings, listener, made)
         port = listener.getsockname()[1]

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import End
-from orchestrator.http.openai.content import Parts
-from orchestrator.http.openai.logprobs import Transcript
+from orchestrator.http.openai.content import AnswerContent
+from orchestrator.http.openai.logprobs import LogprobTranscript
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.items import messages
 from orchestrator.http.responses.request import Response
-from orchestrator.http.responses.store import Memory
+from orchestrator.http.responses.store import ResponseStore
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError
 from tests.orchestrator.http import test_logprobs as likely
@@ -316,8 +316,8 @@ def test_log_probabilities_are_those_of_a_chat(seed: int):
     _, expected, _ = likely.both("chat", (" end",), seed)
 
     def answer() -> ResponseAnswer:
-        parts = Parts(Response(input="a", top_logprobs=2).chat([]))
-        return ResponseAnswer({}, parts, Transcript("chat", likely.CODEC), lambda _: None)
+        parts = AnswerContent(Response(input="a", top_logprobs=2).chat([]))
+        return ResponseAnswer({}, parts, LogprobTranscript("chat", likely.CODEC), lambda _: None)
 
     streamed = answer()
     frames = [frame for event in [*texts, End(0, result)] for frame in streamed.told(event)]
@@ -390,7 +390,7 @@ def test_answers_can_be_read_again_until_they_are_deleted():
 
 @given(sizes=st.lists(st.integers(0, 60), max_size=12))
 def test_memory_is_bounded_and_forgets_the_oldest_first(sizes: list[int]):
-    memory = Memory(120)
+    memory = ResponseStore(120)
     for number, size in enumerate(sizes):
         memory.keep(str(number), {"said": "x" * size}, [])
 
@@ -408,7 +408,7 @@ def test_memory_is_bounded_and_forgets_the_oldest_first(sizes: list[int]):
 
 
 def test_who_was_asked_for_stays_longer():
-    memory = Memory(100)
+    memory = ResponseStore(100)
     for name in ("a", "b"):
         memory.keep(name, {}, [])
     memory.recall("a")

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from orchestrator.http.app import application
 from orchestrator.http.server import Server
-from orchestrator.http.settings import Settings
+from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError
@@ -52,7 +52,7 @@ def receiving(body: Any, gone: asyncio.Event) -> Callable[[], Awaitable[Any]]:
     return receive
 
 
-def served(pipeline: FakePipeline, settings: Settings, template: ChatTemplate = TEMPLATE) -> Starlette:
+def served(pipeline: FakePipeline, settings: ServerSettings, template: ChatTemplate = TEMPLATE) -> Starlette:
     return application(Server(pipeline, CODEC, template, settings), settings)
 
 
@@ -68,7 +68,7 @@ def talk(
     """Hold a conversation with a server in this process."""
 
     async def held() -> T:
-        given = Settings(**{"names": ("demo",), "key": KEY, "keep_alive": 0.02, **settings})
+        given = ServerSettings(**{"names": ("demo",), "key": KEY, "keep_alive": 0.02, **settings})
         app = served(pipeline or FakePipeline(), given, template)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         sent = {"authorization": f"Bearer {KEY}"} if headers is None else headers
@@ -349,7 +349,7 @@ def test_a_streamed_completion_is_the_whole_one_in_chunks():
 
 def test_who_has_read_the_end_of_a_stream_finds_the_place_free():
     async def twice() -> int:
-        app = served(FakePipeline(), Settings(names=("demo",), most_open=1))
+        app = served(FakePipeline(), ServerSettings(names=("demo",), most_open=1))
         transport = httpx.ASGITransport(app=app)
         statuses: list[int] = []
 
@@ -440,7 +440,7 @@ def test_who_goes_away_is_not_generated_for(stream: bool):
     pipeline = FakePipeline(lambda _: ["a", None])
 
     async def go_away() -> bytes:
-        app = served(pipeline, Settings(names=("demo",), keep_alive=0.02))
+        app = served(pipeline, ServerSettings(names=("demo",), keep_alive=0.02))
         said: list[bytes] = []
         gone = asyncio.Event()
 
@@ -470,7 +470,7 @@ def test_a_server_that_is_stopped_says_so_to_whoever_waits(stream: bool):
     pipeline = FakePipeline(lambda _: ["a", None])
 
     async def stopped() -> httpx.Response:
-        settings = Settings(names=("demo",))
+        settings = ServerSettings(names=("demo",))
         server = Server(pipeline, CODEC, TEMPLATE, settings)
         transport = httpx.ASGITransport(app=application(server, settings))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

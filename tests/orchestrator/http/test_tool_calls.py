@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.api.sampling_params import SamplingParams
-from orchestrator.http.openai.tool_calls import Caller, parted, readable, taught
+from orchestrator.http.openai.tool_calls import ToolCallParser, parted, readable, taught
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_rules import CHAT, DEMO, HELLO, TEMPLATE, chunks, post
 from tests.support.fake_pipeline import FakePipeline
@@ -76,7 +76,7 @@ def test_a_streamed_call_is_the_same(hermes: ChatTemplate, size: int):
 @settings(deadline=None)
 @given(said=st.lists(st.sampled_from(["<tool", "_call>", "</tool_call>", '{"name": "f"}', "x", "<", "\n"])))
 def test_no_text_is_lost_and_cuts_do_not_matter(said: list[str]):
-    caller = Caller(None)
+    caller = ToolCallParser(None)
 
     text = "".join(map(caller.push, said))
     rest, calls = caller.finish()

@@ -11,14 +11,14 @@ import zmq
 from orchestrator.api.client import STAMP
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.telemetry.recorder import Observation
+from orchestrator.core.telemetry.recorder import TelemetryRecorder
 from orchestrator.core.telemetry.watchers import Watchers
-from orchestrator.runtime.client_frontend import Desk, Visitor
+from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.client import Refused
-from protocol.messages.telemetry import Scene, ToVisitor, Watch
+from protocol.messages.telemetry import TelemetryFrame, ToClientOrWatcher, Watch
 from protocol.transport.sockets import Link
 from tests.support.fake_pipeline import READY
 from tests.support.paths import DEMO_TARGET
@@ -36,11 +36,11 @@ def session() -> Iterator[Path]:
 def answers(session: Path, address: str) -> list[object]:
     """What a client hears that asks to watch a desk at this address."""
     setup = OrchestratorSetup(session=str(session), address=address, target=str(DEMO), draft=str(DEMO))
-    watchers = Watchers[Visitor](Observation(Machine(Options()), str))
+    watchers = Watchers[ClientAddress](TelemetryRecorder(Machine(Options()), str))
     context = zmq.Context()
     try:
-        desk = Desk(context, setup, TextCodec(DEMO), lambda: READY, watchers)
-        link = Link(context, desk.socket.getsockopt_string(zmq.LAST_ENDPOINT), STAMP, ToVisitor)
+        desk = ClientFrontend(context, setup, TextCodec(DEMO), lambda: READY, watchers)
+        link = Link(context, desk.socket.getsockopt_string(zmq.LAST_ENDPOINT), STAMP, ToClientOrWatcher)
         link.send(Watch())
         assert desk.socket.poll(10_000)
         assert list(desk.receive()) == []
@@ -53,7 +53,7 @@ def answers(session: Path, address: str) -> list[object]:
 def test_whoever_opens_the_sessions_own_socket_may_watch(session: Path):
     (scene,) = answers(session, Session(session).client_address)
 
-    assert isinstance(scene, Scene)
+    assert isinstance(scene, TelemetryFrame)
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "ipc://{session}/elsewhere"])

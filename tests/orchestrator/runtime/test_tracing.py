@@ -10,7 +10,7 @@ from orchestrator.runtime.tracing import Recording, load_record
 from orchestrator.tools.profile.overhead import cost
 from protocol.messages.base import Message, NodeId, Role, SequenceId
 from protocol.messages.worker import Grow, Hello, Pong, Prefilled, Verdict, Verify
-from protocol.worker.spans import Kind, load_spans
+from protocol.worker.spans import SpanKind, load_spans
 
 ONE = SequenceId(1)
 PREFILLED = Prefilled(ONE, 0, 4, 0.0)
@@ -47,7 +47,7 @@ def step(recording: Recording, arrived: Message, *told: Message) -> None:
 def waits(recording: Recording, folder: Path) -> list[int]:
     recording.save()
     spans, _ = load_spans(folder / "orchestrator.spans")
-    return spans[spans["kind"] == Kind.WAIT]["round"].tolist()
+    return spans[spans["kind"] == SpanKind.WAIT]["round"].tolist()
 
 
 def test_an_answer_that_is_followed_at_once_is_no_wait(recording: Recording, tmp_path: Path):

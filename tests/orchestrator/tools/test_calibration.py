@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from draft_worker.worker import DraftWorker
 from orchestrator.cli.app import cli
-from orchestrator.machine.device_profiles import Profile, load_profile, parse_profile
+from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile
 from orchestrator.tools.calibration.measure import WIDTHS, Times
 from orchestrator.tools.calibration.toml_writer import device_times, slowed, to_toml
 from orchestrator.tools.calibration.worker_messages import PROMPT_TOKENS, Growing, Questions, Verifying
@@ -76,7 +76,7 @@ def test_growth_of_a_sequence_that_was_given_up_counts_for_nothing():
 
 def test_what_is_written_is_what_is_read():
     times = Times(prefill_rate=812.34, steps={1: 0.0213, 8: 0.036})
-    profile = Profile(
+    profile = DeviceProfile(
         name="this-machine",
         description='An "M9"\\ with a tab\t and — dashes',
         target=device_times(times, "measured here"),

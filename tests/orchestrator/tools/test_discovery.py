@@ -2,13 +2,13 @@
 
 import pytest
 
-from orchestrator.machine.known_servers import Server
+from orchestrator.machine.known_servers import KnownServer
 from orchestrator.tools.attach.discovery import announced, discover
 from protocol.errors import InputError
 from protocol.security.addresses import Endpoint
 
 pytest.importorskip("zeroconf", reason="an optional package")
-SERVER = Server(Endpoint("127.0.0.1", 5571), b"a" * 40)
+SERVER = KnownServer(Endpoint("127.0.0.1", 5571), b"a" * 40)
 HERE = ("127.0.0.1",)
 
 

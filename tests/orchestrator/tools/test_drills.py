@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from orchestrator.tools.drill.outcome import Outcome
+from orchestrator.tools.drill.outcome import DrillOutcome
 from orchestrator.tools.drill.registry import DRILLS
 
 FEW = {"draft-kill": 1, "draft-stop": 1, "target-kill": 1, "orchestrator-kill": 1, "interrupt": 1, "segments": 4}
@@ -30,7 +30,7 @@ def test_the_promise_is_kept_to_the_full(name: str):
     assert outcome.held, told(outcome)
 
 
-def told(outcome: Outcome) -> str:
+def told(outcome: DrillOutcome) -> str:
     """What broke it, and under what load."""
     sentences = [*outcome.failures, *outcome.late][:20]
     return "\n".join([outcome.measured, f"load {os.getloadavg()[0]:.1f}", *sentences])

@@ -17,7 +17,7 @@ from orchestrator import SamplingParams
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands import pairs as pairs_command
 from orchestrator.cli.pair_option import pair_option
-from orchestrator.machine.device_profiles import Profile, load_profile, parse_profile
+from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile
 from orchestrator.tools.calibration.toml_writer import to_toml
 from orchestrator.tools.pairs import fits, forecast, memory, pairs, tokenizers, usable_pair, weights_in
 from protocol.errors import InputError
@@ -73,7 +73,7 @@ def test_tokenizers_are_compared_where_both_models_are_here(tmp_path: Path, monk
         assert tokenizers(PAIR) == expected, name
 
 
-def measured(target: float, draft: float) -> Profile:
+def measured(target: float, draft: float) -> DeviceProfile:
     """A shipped profile as if it had been measured with so many times the pair's own weights."""
     profile = load_profile("m4-16gb-qwen2.5-3b")
     weights = round(PAIR.target.weights(False) * target), round(PAIR.draft.weights(False) * draft)

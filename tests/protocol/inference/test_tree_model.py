@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from protocol.errors import InputError
 from protocol.inference import tree_model as tree_model_module
 from protocol.inference import tree_sequence
-from protocol.inference.joint_forward import Part
+from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
 from tests.support.tiny_models import ARCHITECTURES, VOCABULARY, network, stock_logits, tree_model
@@ -50,7 +50,7 @@ def test_joint_logits_are_those_of_each_sequence_alone(architecture: str):
 
     for _ in range(2):
         parts = [
-            Part(sequence, tokens, [-1 if parent < 0 else sequence.next_row + parent for parent in parents])
+            ForwardPart(sequence, tokens, [-1 if parent < 0 else sequence.next_row + parent for parent in parents])
             for sequence, (tokens, parents) in zip(together, shapes, strict=True)
         ]
         expected = [sequence.evaluate(part.tokens, part.parents) for sequence, part in zip(alone, parts, strict=True)]
@@ -66,7 +66,7 @@ def test_a_model_whose_attention_cannot_be_joined_evaluates_in_turns(monkeypatch
     monkeypatch.setattr(tree_model_module, "evaluate_together", None)
     model = tree_model()
 
-    found = model.evaluate_together([Part(_prefilled(model, 4), _TOKENS, _PARENTS) for _ in range(2)])
+    found = model.evaluate_together([ForwardPart(_prefilled(model, 4), _TOKENS, _PARENTS) for _ in range(2)])
 
     assert all(_equal(logits, _prefilled(model, 4).evaluate(_TOKENS, _PARENTS)) for logits in found)
 

@@ -4,9 +4,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from protocol.kv.prefix_cache import LEAST, KeptKv
+from protocol.kv.prefix_cache import MIN_SHARED_TOKENS, PrefixCache
 
-STEM = list(range(100, 100 + LEAST - 4))
+STEM = list(range(100, 100 + MIN_SHARED_TOKENS - 4))
 LIMIT = 50
 
 
@@ -16,7 +16,7 @@ class Kept(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.gone: list[int] = []
-        self.kept = KeptKv[int](LIMIT, self.gone.append)
+        self.kept = PrefixCache[int](LIMIT, self.gone.append)
         self.held: dict[int, tuple[list[int], int]] = {}
         self.made = 0
 
@@ -38,13 +38,13 @@ class Kept(RuleBasedStateMachine):
 
         best = max((shared(tokens, wanted) for tokens, _ in self.held.values()), default=0)
         if found is None:
-            assert best < LEAST or any(kv % 3 == 0 for kv in self.held)
+            assert best < MIN_SHARED_TOKENS or any(kv % 3 == 0 for kv in self.held)
             return
         tokens, _ = self.held[found.kv]
-        assert found.tokens == shared(tokens, wanted) == best >= LEAST
+        assert found.tokens == shared(tokens, wanted) == best >= MIN_SHARED_TOKENS
         if found.free:
             lost = len(tokens) - found.tokens
-            assert lost < LEAST or (found.kv % 3 == 0 and lost < found.tokens)
+            assert lost < MIN_SHARED_TOKENS or (found.kv % 3 == 0 and lost < found.tokens)
             del self.held[found.kv]
         else:
             assert found.kv % 3 > 0
@@ -70,18 +70,18 @@ TestKept.settings = settings(max_examples=50, stateful_step_count=30, deadline=N
 
 def test_what_was_not_used_for_longest_goes_first():
     gone: list[str] = []
-    kept = KeptKv[str](30, gone.append)
-    prompts = {name: [seed] * LEAST for seed, name in enumerate("abcd")}
+    kept = PrefixCache[str](30, gone.append)
+    prompts = {name: [seed] * MIN_SHARED_TOKENS for seed, name in enumerate("abcd")}
     for name in "abc":
-        kept.keep(name, [*prompts[name], *range(LEAST)], 10)
-    assert kept.take(prompts["a"], lambda _: True) == ("a", LEAST, False)
+        kept.keep(name, [*prompts[name], *range(MIN_SHARED_TOKENS)], 10)
+    assert kept.take(prompts["a"], lambda _: True) == ("a", MIN_SHARED_TOKENS, False)
     kept.keep("d", prompts["d"], 10)
 
     assert gone == ["b"]
 
 
 def test_a_conversation_that_goes_on_takes_what_is_there():
-    kept = KeptKv[str](30, lambda _: None)
+    kept = PrefixCache[str](30, lambda _: None)
     kept.keep("first turn", range(500), 10)
 
     assert kept.take(range(600), lambda _: False) == ("first turn", 500, True)

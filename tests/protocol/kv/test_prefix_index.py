@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from protocol.kv.prefix_index import TokenRadixTree
+from protocol.kv.prefix_index import PrefixIndex
 
 TOKENS = st.lists(st.integers(0, 2), max_size=9)
 NAMES = st.sampled_from("abcdef")
@@ -19,7 +19,7 @@ class Tree(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.tree: TokenRadixTree[str] = TokenRadixTree()
+        self.tree: PrefixIndex[str] = PrefixIndex()
         self.held: dict[str, list[int]] = {}
 
     @rule(name=NAMES, tokens=TOKENS)
@@ -66,7 +66,7 @@ TestTree.settings = settings(max_examples=60, stateful_step_count=30, deadline=N
 
 
 def test_fifty_turns_of_one_conversation_take_no_more_than_the_last_one():
-    tree: TokenRadixTree[int] = TokenRadixTree()
+    tree: PrefixIndex[int] = PrefixIndex()
     for turn in range(50):
         tree.extend(turn, range(100 * (turn + 1)))
 

@@ -8,7 +8,7 @@ from protocol.errors import PipelineError
 from protocol.messages.sampling import Sampling
 from protocol.sampling import sampler as module
 from protocol.sampling.sampler import Noise, filtered, scores
-from protocol.sampling.threefry import Stream, gumbel, noise_bits
+from protocol.sampling.threefry import NoiseStream, gumbel, noise_bits
 
 _VOCABULARY = 100
 _EVERYTHING = Sampling(
@@ -36,7 +36,7 @@ def _softmax(row: mx.array) -> np.ndarray:
 
 
 def test_noise_rows_equal_the_reference():
-    for stream in Stream:
+    for stream in NoiseStream:
         expected = gumbel(noise_bits(5, 77, np.arange(_VOCABULARY), _VOCABULARY, stream))
 
         assert np.allclose(np.array(Noise(_VOCABULARY).row(5, 77, stream)), expected, rtol=1e-4, atol=1e-4)
@@ -46,12 +46,12 @@ def test_a_forgotten_row_comes_back_unchanged(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_CACHE_BYTES", 0)
     monkeypatch.setattr(module, "_CACHE_ROWS", 2)
     noise = Noise(_VOCABULARY)
-    before = np.array(noise.row(1, 0, Stream.SAMPLE))
+    before = np.array(noise.row(1, 0, NoiseStream.SAMPLE))
     for position in range(1, 10):
-        noise.row(1, position, Stream.SAMPLE)
+        noise.row(1, position, NoiseStream.SAMPLE)
 
     assert len(noise._rows) == 2
-    assert np.array_equal(np.array(noise.row(1, 0, Stream.SAMPLE)), before)
+    assert np.array_equal(np.array(noise.row(1, 0, NoiseStream.SAMPLE)), before)
 
 
 def test_an_unknown_bit_layout_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from protocol.sampling.threefry import Stream, gumbel, half_block, noise_bits, noise_key, threefry2x32, uniform
+from protocol.sampling.threefry import NoiseStream, gumbel, half_block, noise_bits, noise_key, threefry2x32, uniform
 
 _ONES = 0xFFFFFFFF
 
@@ -26,7 +26,7 @@ def test_published_known_answers(key: tuple[int, int], counter: tuple[int, int],
 @pytest.mark.parametrize("vocabulary", [1, 2, 3, 16, 1000, 4096, 4097])
 def test_mlx_lays_out_the_same_bits(vocabulary: int):
     generator = np.random.default_rng(vocabulary)
-    for stream in Stream:
+    for stream in NoiseStream:
         seed, position = int(generator.integers(1 << 32)), int(generator.integers(1 << 20))
         half = half_block(vocabulary)
         key = mx.array(noise_key(seed, position, stream), dtype=mx.uint32)
@@ -38,18 +38,18 @@ def test_mlx_lays_out_the_same_bits(vocabulary: int):
 
 
 def test_any_token_is_its_own_random_access():
-    every = noise_bits(7, 99, np.arange(1000), 1000, Stream.SAMPLE)
+    every = noise_bits(7, 99, np.arange(1000), 1000, NoiseStream.SAMPLE)
     some = np.array([999, 0, 511, 512, 3])
 
-    assert np.array_equal(noise_bits(7, 99, some, 1000, Stream.SAMPLE), every[some])
+    assert np.array_equal(noise_bits(7, 99, some, 1000, NoiseStream.SAMPLE), every[some])
 
 
 def test_differently_padded_vocabularies_share_their_noise():
     tokens = np.array([0, 70_000, 151_642])
 
-    small = noise_bits(1, 5, tokens, 151_936, Stream.SAMPLE)
+    small = noise_bits(1, 5, tokens, 151_936, NoiseStream.SAMPLE)
 
-    assert np.array_equal(small, noise_bits(1, 5, tokens, 152_064, Stream.SAMPLE))
+    assert np.array_equal(small, noise_bits(1, 5, tokens, 152_064, NoiseStream.SAMPLE))
 
 
 def test_seeds_positions_and_streams_do_not_share_bits():
@@ -58,7 +58,7 @@ def test_seeds_positions_and_streams_do_not_share_bits():
         noise_bits(seed, position, tokens, 64, stream).tobytes()
         for seed in (0, 1)
         for position in (0, 1, 2**20)
-        for stream in Stream
+        for stream in NoiseStream
     }
 
     assert len(rows) == 2 * 3 * 4
@@ -73,7 +73,7 @@ def test_uniforms_stay_strictly_inside_the_unit_interval():
 
 
 def test_gumbel_noise_has_its_mean_and_variance():
-    noise = gumbel(noise_bits(3, 4, np.arange(1 << 16), 1 << 16, Stream.SAMPLE)).astype(np.float64)
+    noise = gumbel(noise_bits(3, 4, np.arange(1 << 16), 1 << 16, NoiseStream.SAMPLE)).astype(np.float64)
 
     assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.02)
     assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.05)

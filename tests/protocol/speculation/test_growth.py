@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from protocol.messages.base import NodeId
-from protocol.messages.plans import BestFirst, Chain, FanOut, Plan
+from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.speculation.best_first import FLOOR, MAX_ALIVE
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
-from protocol.speculation.growth import Growth
+from protocol.speculation.growth import TreeGrowth
 from protocol.speculation.token_tree import Node, TokenTree
 from tests.support.fake_draft import oracle
 
@@ -31,11 +31,11 @@ plans = some.one_of(
 class Grower:
     """A growth driven by the oracle, with a record of all that happened."""
 
-    def __init__(self, plan: Plan, horizon: int = 1000, forcing: bool = False) -> None:
+    def __init__(self, plan: GrowthPlan, horizon: int = 1000, forcing: bool = False) -> None:
         """`forcing`: behind two nodes of three only one token is possible."""
         self.calibration = Calibration()
         forced = (lambda node: node.id % 50 if node.id % 3 else None) if forcing else None
-        self.growth = Growth(TokenTree(NodeId(1), 0, 20), plan, horizon, self.calibration, forced)
+        self.growth = TreeGrowth(TokenTree(NodeId(1), 0, 20), plan, horizon, self.calibration, forced)
         self.steps: list[list[Node]] = []
         self.published: list[Node] = []
 
@@ -58,7 +58,7 @@ class Grower:
                 return self
         pytest.fail("growth never rests")
 
-    def advance(self, tokens: list[int], plan: Plan | None = None) -> None:
+    def advance(self, tokens: list[int], plan: GrowthPlan | None = None) -> None:
         self.growth.advance(tokens, plan)
         self.published += self.growth.publish()
 
@@ -92,7 +92,7 @@ def walk(grower: Grower, seed: int, moves: int = 12) -> None:
 
 @given(plans, some.integers(0, 999), some.booleans())
 @settings(max_examples=60, deadline=None)
-def test_no_node_is_evaluated_twice(plan: Plan, seed: int, forcing: bool):
+def test_no_node_is_evaluated_twice(plan: GrowthPlan, seed: int, forcing: bool):
     grower = Grower(plan, forcing=forcing)
     walk(grower, seed)
     evaluated = [node.id for step in grower.steps for node in step]
@@ -102,7 +102,7 @@ def test_no_node_is_evaluated_twice(plan: Plan, seed: int, forcing: bool):
 
 @given(plans, some.integers(0, 999), some.booleans())
 @settings(max_examples=60, deadline=None)
-def test_no_node_is_evaluated_before_its_parent(plan: Plan, seed: int, forcing: bool):
+def test_no_node_is_evaluated_before_its_parent(plan: GrowthPlan, seed: int, forcing: bool):
     grower = Grower(plan, forcing=forcing)
     known: set[int] = set()
     source = random.Random(seed)
@@ -121,7 +121,7 @@ def test_no_node_is_evaluated_before_its_parent(plan: Plan, seed: int, forcing: 
 
 @given(plans, some.integers(0, 999), some.booleans())
 @settings(max_examples=60, deadline=None)
-def test_what_is_published_makes_the_same_tree_elsewhere(plan: Plan, seed: int, forcing: bool):
+def test_what_is_published_makes_the_same_tree_elsewhere(plan: GrowthPlan, seed: int, forcing: bool):
     grower = Grower(plan, forcing=forcing)
     for _ in range(12):
         grower.step()
@@ -138,7 +138,7 @@ def test_what_is_published_makes_the_same_tree_elsewhere(plan: Plan, seed: int, 
 
 @given(plans, some.integers(0, 999))
 @settings(max_examples=60, deadline=None)
-def test_the_root_is_evaluated_first_wherever_it_moves(plan: Plan, seed: int):
+def test_the_root_is_evaluated_first_wherever_it_moves(plan: GrowthPlan, seed: int):
     grower = Grower(plan)
     walk(grower, seed)
     grower.advance([49, 49])
@@ -304,7 +304,7 @@ def test_fan_out_starts_over_after_a_miss():
 
 @given(plans)
 @settings(max_examples=40, deadline=None)
-def test_nothing_is_evaluated_at_the_horizon_or_beyond(plan: Plan):
+def test_nothing_is_evaluated_at_the_horizon_or_beyond(plan: GrowthPlan):
     grower = Grower(plan, horizon=23).rest()
 
     assert all(node.depth < 23 for step in grower.steps for node in step)
@@ -317,13 +317,13 @@ def test_a_root_at_the_horizon_rests():
 
 @given(plans, plans, some.integers(0, 999))
 @settings(max_examples=60, deadline=None)
-def test_a_plan_can_be_replaced_at_any_re_root(first: Plan, second: Plan, seed: int):
+def test_a_plan_can_be_replaced_at_any_re_root(first: GrowthPlan, second: GrowthPlan, seed: int):
     grower = Grower(first)
     walk(grower, seed, moves=4)
     grower.advance([49, 49], second)
     fresh = Grower(second)
     root = TokenTree(grower.tree.root.id, 49, grower.tree.root.depth)
-    fresh.growth = Growth(root, second, 1000, grower.calibration)
+    fresh.growth = TreeGrowth(root, second, 1000, grower.calibration)
     begin = len(grower.steps)
     for _ in range(10):
         assert grower.step() == fresh.step()

@@ -12,8 +12,8 @@ from draft_worker.paced_engine import paced
 from draft_worker.worker import DraftWorker
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.options import StrategyName
-from orchestrator.core.request_stats import Tally
-from orchestrator.machine.device_profiles import Profile, load_profile, parse_profile, profile_names, worker_pace
+from orchestrator.core.request_stats import RequestStats
+from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile, profile_names, worker_pace
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.plans import BestFirst
@@ -220,7 +220,7 @@ def test_a_paced_draft_reports_the_device_s_seconds_for_all_it_evaluated():
 
 @pytest.mark.parametrize(("overruns", "valid"), [(0, True), (2, True), (3, False)])
 def test_a_run_with_more_than_one_overrun_in_a_hundred_is_invalid(overruns: int, valid: bool):
-    tally = Tally(0.0, 5)
+    tally = RequestStats(0.0, 5)
     tally.pace(Paced(forwards=150, overruns=overruns, seconds=10.0, excess=0.1))
     tally.pace(Paced(forwards=50, seconds=10.0, excess=0.1))
     tally.pace(None)
@@ -233,7 +233,7 @@ def test_a_run_with_more_than_one_overrun_in_a_hundred_is_invalid(overruns: int,
 
 
 def test_a_run_at_its_own_pace_says_nothing_of_one():
-    assert Tally(0.0, 5).statistics(1.0, True, True).pace is None
+    assert RequestStats(0.0, 5).statistics(1.0, True, True).pace is None
 
 
 # Profiles -----------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_an_unknown_profile_is_refused_with_the_names_there_are():
         Pipeline(pace="m9-ultra")
 
 
-def _mine() -> Profile:
+def _mine() -> DeviceProfile:
     return parse_profile(_PROFILE, "mine.toml")
 
 

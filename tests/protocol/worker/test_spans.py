@@ -13,7 +13,7 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import FromWorker, Grow, Hello, Start, ToWorker
 from protocol.worker.clock import ClockProbes
 from protocol.worker.replay import run_script
-from protocol.worker.spans import Kind, SpanRing, load_spans
+from protocol.worker.spans import SpanKind, SpanRing, load_spans
 from protocol.worker.tracing import TracedWorker, load_script, traced
 
 START = Start(SequenceId(1), 0, (1, 2), NodeId(9), Sampling(), BestFirst(1, 1))
@@ -57,13 +57,13 @@ class Steps:
 def ring_of(count: int, capacity: int) -> SpanRing:
     ring = SpanRing(capacity)
     for index in range(count):
-        ring.add(Kind.GROW, index, index + 1, sequence=1, round=index, tokens=8, serial=index + 1)
+        ring.add(SpanKind.GROW, index, index + 1, sequence=1, round=index, tokens=8, serial=index + 1)
     return ring
 
 
 def test_a_span_comes_back_as_it_was_added():
     ring = SpanRing(4)
-    ring.add(Kind.VERIFY, 10, 25, sequence=3, round=7, tokens=16, serial=2)
+    ring.add(SpanKind.VERIFY, 10, 25, sequence=3, round=7, tokens=16, serial=2)
 
     (span,) = ring.spans()
     assert {name: int(span[name]) for name in ring.spans().dtype.names or ()} == {
@@ -72,7 +72,7 @@ def test_a_span_comes_back_as_it_was_added():
         "sequence": 3,
         "round": 7,
         "serial": 2,
-        "kind": Kind.VERIFY,
+        "kind": SpanKind.VERIFY,
         "tokens": 16,
     }
 
@@ -135,10 +135,10 @@ def test_watched_work_is_told_by_kind_and_its_grow():
     worker = TracedWorker(Steps(), ring)
     run_script(worker, [START, None, None, None])
 
-    assert [(Kind(span["kind"]), int(span["serial"])) for span in ring.spans()] == [
-        (Kind.PREFILL, 0),
-        (Kind.GROW, 1),
-        (Kind.GROW, 2),
+    assert [(SpanKind(span["kind"]), int(span["serial"])) for span in ring.spans()] == [
+        (SpanKind.PREFILL, 0),
+        (SpanKind.GROW, 1),
+        (SpanKind.GROW, 2),
     ]
     assert (ring.spans()["end"] > ring.spans()["begin"]).all()
 

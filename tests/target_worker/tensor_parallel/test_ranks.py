@@ -13,12 +13,20 @@ import pytest
 
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError, WireError
-from protocol.inference.joint_forward import Part
+from protocol.inference.joint_forward import ForwardPart
 from target_worker.tensor_parallel import heartbeat as pulse
 from target_worker.tensor_parallel import rank_commands as calls
 from target_worker.tensor_parallel import rendezvous
-from target_worker.tensor_parallel.heartbeat import keep_pulse
-from target_worker.tensor_parallel.rank_commands import Call, Close, Evaluate, EvaluateTogether, Keep, Prefill, Truncate
+from target_worker.tensor_parallel.heartbeat import start_heartbeat
+from target_worker.tensor_parallel.rank_commands import (
+    CloseCommand,
+    EvaluateCommand,
+    EvaluateTogetherCommand,
+    KeepCommand,
+    PrefillCommand,
+    RankCommand,
+    TruncateCommand,
+)
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
 from target_worker.tensor_parallel.sharded_model import LeadingModel, follow
 from tests.support.tiny_models import network, tree_model
@@ -54,13 +62,13 @@ def _patiently() -> None:
 
 def test_calls_arrive_as_they_were_told_and_end_with_the_teller(pair: tuple[socket.socket, socket.socket]):
     here, there = pair
-    told: list[Call] = [
-        Prefill(1, tuple(range(5000))),
-        Evaluate(1, (7, 8), (-1, 40)),
-        EvaluateTogether((Evaluate(1, (7,), (-1,)), Evaluate(2, (8, 9), (-1, 3)))),
-        Keep(1, (40,)),
-        Truncate(2, 0),
-        Close(1),
+    told: list[RankCommand] = [
+        PrefillCommand(1, tuple(range(5000))),
+        EvaluateCommand(1, (7, 8), (-1, 40)),
+        EvaluateTogetherCommand((EvaluateCommand(1, (7,), (-1,)), EvaluateCommand(2, (8, 9), (-1, 3)))),
+        KeepCommand(1, (40,)),
+        TruncateCommand(2, 0),
+        CloseCommand(1),
     ]
     for call in told:
         here.sendall(calls.encoded(call))
@@ -106,7 +114,7 @@ def test_a_rank_that_does_as_told_holds_what_rank_0_holds(pair: tuple[socket.soc
         follow(follower, told)
 
     assert mx.array_equal(seen[-1], expected).item()
-    assert told[-2:] == [Close(2), Close(1)]
+    assert told[-2:] == [CloseCommand(2), CloseCommand(1)]
 
 
 def test_all_ranks_evaluate_several_sequences_in_one_forward(pair: tuple[socket.socket, socket.socket]):
@@ -115,7 +123,7 @@ def test_all_ranks_evaluate_several_sequences_in_one_forward(pair: tuple[socket.
     one, other = leader.sequence(), leader.sequence()
     one.prefill((3, 1, 4))
     other.prefill((1, 5, 9, 2))
-    expected = leader.evaluate_together([Part(one, (6, 5), (-1, 0)), Part(other, (3, 5, 8), (-1, 0, 0))])
+    expected = leader.evaluate_together([ForwardPart(one, (6, 5), (-1, 0)), ForwardPart(other, (3, 5, 8), (-1, 0, 0))])
     del one, other
     pair[0].close()
 
@@ -127,7 +135,13 @@ def test_all_ranks_evaluate_several_sequences_in_one_forward(pair: tuple[socket.
         patch.setattr(follower, "evaluate_together", lambda parts: seen.extend(together(parts)) or seen)
         follow(follower, told)
 
-    assert [type(call) for call in told] == [Prefill, Prefill, EvaluateTogether, Close, Close]
+    assert [type(call) for call in told] == [
+        PrefillCommand,
+        PrefillCommand,
+        EvaluateTogetherCommand,
+        CloseCommand,
+        CloseCommand,
+    ]
     assert [mx.array_equal(*logits).item() for logits in zip(seen, expected, strict=True)] == [True, True]
 
 
@@ -192,7 +206,7 @@ def test_an_address_in_use_is_named(hosts: TargetHosts):
 
 def test_a_rank_that_ends_is_noticed_at_once(pair: tuple[socket.socket, socket.socket]):
     heard: SimpleQueue[str] = SimpleQueue()
-    keep_pulse(pair[0], 600.0, heard.put)
+    start_heartbeat(pair[0], 600.0, heard.put)
     pair[1].close()
 
     assert heard.get(timeout=30) == "has ended"
@@ -200,7 +214,7 @@ def test_a_rank_that_ends_is_noticed_at_once(pair: tuple[socket.socket, socket.s
 
 def test_a_rank_that_falls_silent_is_noticed_although_nothing_was_closed(pair: tuple[socket.socket, socket.socket]):
     heard: SimpleQueue[str] = SimpleQueue()
-    keep_pulse(pair[0], 0.2, heard.put)
+    start_heartbeat(pair[0], 0.2, heard.put)
 
     assert heard.get(timeout=30) == "gave no sign of life for 0.2 s"
 
@@ -209,12 +223,12 @@ def test_two_ranks_keep_each_other_alive(pair: tuple[socket.socket, socket.socke
     monkeypatch.setattr(pulse, "_BEAT_SECONDS", 0.05)
     lost = threading.Event()
     for end in pair:
-        keep_pulse(end, 1.5, lambda _: lost.set())
+        start_heartbeat(end, 1.5, lambda _: lost.set())
 
     assert not lost.wait(2.0)
 
 
-def _told(connection: socket.socket) -> Iterator[Call]:
+def _told(connection: socket.socket) -> Iterator[RankCommand]:
     """All calls until the other end closes."""
     with suppress(EOFError):
         while True:

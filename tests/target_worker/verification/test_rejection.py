@@ -12,11 +12,11 @@ from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Verify
 from protocol.sampling.sampler import Noise
-from protocol.sampling.threefry import Stream, gumbel, noise_bits
+from protocol.sampling.threefry import NoiseStream, gumbel, noise_bits
 from protocol.speculation.token_tree import node_id
 from target_worker.verification import rejection as module
 from target_worker.verification.coupled import coupled
-from target_worker.verification.proposed_tree import Proposal
+from target_worker.verification.proposed_tree import ProposedTree
 from target_worker.verification.rejection import rejection
 
 _VOCABULARY = 5
@@ -62,12 +62,12 @@ _DRAFTS = {
 
 
 def _drawn(probabilities: np.ndarray, seed: int, position: int) -> int:
-    noise = gumbel(noise_bits(seed, position, np.arange(_VOCABULARY), _VOCABULARY, Stream.DRAFT))
+    noise = gumbel(noise_bits(seed, position, np.arange(_VOCABULARY), _VOCABULARY, NoiseStream.DRAFT))
     with np.errstate(divide="ignore"):
         return int(np.argmax(np.log(probabilities) + noise))
 
 
-def _proposal(root: int, position: int, seed: int, draft: np.ndarray | None, depth: int) -> Proposal:
+def _proposal(root: int, position: int, seed: int, draft: np.ndarray | None, depth: int) -> ProposedTree:
     tokens, ids, distributions = [root], [NodeId(77)], []
     for index in range(depth):
         if draft is None:
@@ -79,7 +79,7 @@ def _proposal(root: int, position: int, seed: int, draft: np.ndarray | None, dep
             tokens.append(_drawn(row, seed, position + 1 + index))
         ids.append(node_id(ids[-1], tokens[-1]))
     parents = tuple(range(-1, depth))
-    return Proposal(Verify(SequenceId(0), 0, NodeId(77), position, tuple(tokens), parents, tuple(distributions)))
+    return ProposedTree(Verify(SequenceId(0), 0, NodeId(77), position, tuple(tokens), parents, tuple(distributions)))
 
 
 def _emitted(seed: int, draft: np.ndarray | None, depth: int, sampling: Sampling) -> tuple[int, int]:

@@ -11,10 +11,10 @@ from typing import IO
 import msgspec
 
 from orchestrator.core.request_stats import pace_of
-from orchestrator.machine.device_profiles import Profile
+from orchestrator.machine.device_profiles import DeviceProfile
 from orchestrator.machine.hardware import partition_cores, worker_environment
 from orchestrator.tools.bench.baseline.messages import BatchDelivery, BatchOrder, Delivery, Order, Setup
-from orchestrator.tools.bench.contender import Family, Generation, Task
+from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.tools.bench.figures import PLAIN
 from protocol.errors import PipelineError
 
@@ -22,7 +22,7 @@ _CLOSING_SECONDS = 5.0
 
 
 @contextmanager
-def running(target: str, draft: str, profile: Profile | None = None) -> Iterator["MlxLm"]:
+def running(target: str, draft: str, profile: DeviceProfile | None = None) -> Iterator["MlxLm"]:
     """A process that runs mlx-lm, with the models, cores and libraries that our target has.
 
     `target` and `draft` are folders (no draft: empty); `profile`: be as slow as its target's device.
@@ -110,11 +110,11 @@ class MlxLmContender:
         self._draft_tokens = draft_tokens
         self._ends = tuple(ends)
 
-    def generate(self, task: Task) -> Generation:
+    def generate(self, task: GenerationTask) -> TimedGeneration:
         order = Order(ends=self._ends, draft_tokens=self._draft_tokens, **task._asdict())
         delivery = self._process.carry_out(order)
         rounds, tried = rounds_of(delivery.drafted, self._draft_tokens, task.max_tokens)
-        return Generation(
+        return TimedGeneration(
             tokens=delivery.tokens,
             tokens_per_second=len(delivery.tokens) / delivery.seconds,
             tokens_per_round=len(delivery.tokens) / rounds,

@@ -29,7 +29,7 @@ _COPY_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Adoption:
+class AdoptionFigures:
     """Medians, in seconds; `copy_bandwidth` in bytes a second of one big copy, measured in the same run."""
 
     tokens: int
@@ -55,19 +55,19 @@ class Adoption:
         return self.bytes / self.seconds / self.copy_bandwidth
 
 
-def measure(layout: ArenaLayout = QWEN_3B, tokens: Sequence[int] = TOKENS, repeats: int = 9) -> list[Adoption]:
+def measure(layout: ArenaLayout = QWEN_3B, tokens: Sequence[int] = TOKENS, repeats: int = 9) -> list[AdoptionFigures]:
     """One entry for each number of tokens. Needs twice the biggest KV as memory."""
     bandwidth = _copy_bandwidth(repeats)
     return [_measured(layout, count, repeats, bandwidth) for count in tokens]
 
 
-def _measured(layout: ArenaLayout, tokens: int, repeats: int, bandwidth: float) -> Adoption:
+def _measured(layout: ArenaLayout, tokens: int, repeats: int, bandwidth: float) -> AdoptionFigures:
     exchange = KvExchange(layout, fingerprint="random", epoch=1, owner=os.getpid())
     source = _filled(layout, tokens)
     times = np.median([_once(layout, exchange, source, tokens) for _ in range(repeats)], axis=0)
     write, attach, adopt, copy = times.tolist()
     size = 2 * replace(layout, capacity=tokens).half_bytes
-    return Adoption(tokens, size, write, attach, max(0.0, adopt - attach), copy, bandwidth)
+    return AdoptionFigures(tokens, size, write, attach, max(0.0, adopt - attach), copy, bandwidth)
 
 
 def _once(

@@ -8,11 +8,11 @@ from orchestrator.core.commands import Command
 from orchestrator.core.events import Arrived, Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.telemetry.recorder import Observation
+from orchestrator.core.telemetry.recorder import TelemetryRecorder
 from orchestrator.core.telemetry.watchers import PAUSE
 from orchestrator.machine.device_profiles import load_profile
 from orchestrator.runtime.journal import Journal
-from orchestrator.tools.simulate.acceptance import Acceptance, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.run import Simulation
 from protocol.contracts.figure import Figure
@@ -36,7 +36,7 @@ def figures(tokens: int = _TOKENS, repeats: int = _REPEATS) -> Iterator[Figure]:
     galleries: list[_Gallery] = []
     for _ in range(repeats):
         machine = Machine(Options())
-        galleries.append(_Gallery(Observation(machine, str)))
+        galleries.append(_Gallery(TelemetryRecorder(machine, str)))
         alone.append(_replayed(machine, events, galleries[-1]))
     noting = [gallery.noting for gallery in galleries]
     painting = [seconds for gallery in galleries for seconds in gallery.painting]
@@ -50,7 +50,7 @@ def figures(tokens: int = _TOKENS, repeats: int = _REPEATS) -> Iterator[Figure]:
 class _Gallery:
     """Notes everything, and has a scene painted as often as a watcher may have one."""
 
-    def __init__(self, observation: Observation) -> None:
+    def __init__(self, observation: TelemetryRecorder) -> None:
         self.noting = 0.0
         self.painting: list[float] = []
         self.sizes: list[int] = []
@@ -84,7 +84,7 @@ class _Notes(Journal):
 
 def _recorded(tokens: int) -> list[tuple[Event, float]]:
     notes = _Notes()
-    language = InventedLanguage(Acceptance(accept=0.8), seed=1, prompt_tokens=64)
+    language = InventedLanguage(AcceptanceModel(accept=0.8), seed=1, prompt_tokens=64)
     simulation = Simulation(Options(), language, Devices.of(load_profile(_DEVICE)), seed=1, journal=notes)
     simulation.submit(1, tokens)
     simulation.run()

@@ -20,8 +20,8 @@ from orchestrator.machine.device_profiles import load_profile
 from orchestrator.text.tokenizer import TextCodec
 from orchestrator.tools.bench.baseline.contender import MlxLm, running
 from orchestrator.tools.bench.baseline.messages import BatchOrder, Order
-from orchestrator.tools.bench.contender import Task
-from orchestrator.tools.bench.trials import Plan, encoded
+from orchestrator.tools.bench.contender import GenerationTask
+from orchestrator.tools.bench.trials import BenchPlan, encoded
 from protocol.errors import InputError
 from protocol.messages.client import Statistics
 from protocol.messages.worker import Paced
@@ -32,7 +32,7 @@ _MOST = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crowd:
+class ConcurrencyRun:
     """One contender with so many requests at once."""
 
     contender: str
@@ -90,7 +90,7 @@ def rate(flows: Iterable[Flow]) -> float:
     return tokens / seconds
 
 
-def groups(tasks: Sequence[Task], count: int) -> list[list[Task]]:
+def groups(tasks: Sequence[GenerationTask], count: int) -> list[list[GenerationTask]]:
     """So many tasks at once until each has had its turn, so that every number of requests is about the same texts."""
     return [[tasks[(begin + index) % len(tasks)] for index in range(count)] for begin in range(0, len(tasks), count)]
 
@@ -104,20 +104,20 @@ def parse_requests(text: str) -> tuple[int, ...]:
 
 
 def measure(
-    plan: Plan,
+    plan: BenchPlan,
     requests: Sequence[int],
     texts: Sequence[str],
     on_start: Callable[[str], None],
     on_crowd: Callable[[str], None],
-) -> list[Crowd]:
+) -> list[ConcurrencyRun]:
     """Every contender with each number of requests."""
     prompts = encoded(texts, plan)
     tasks = [
-        Task(tuple(prompts[index % len(prompts)]), plan.max_tokens, plan.temperatures[0], index)
+        GenerationTask(tuple(prompts[index % len(prompts)]), plan.max_tokens, plan.temperatures[0], index)
         for index in range(max(requests))
     ]
     crowds = list(_of_mlx_lm(plan, requests, tasks, on_start, on_crowd))
-    truth: dict[Task, tuple[int, ...]] = {}
+    truth: dict[GenerationTask, tuple[int, ...]] = {}
     for strategy in plan.strategies:
         on_start(strategy)
         # Repeats must not find the prompt's KV in memory.
@@ -132,11 +132,11 @@ def measure(
 def _of_pipeline(
     strategy: StrategyName,
     pipeline: Pipeline,
-    plan: Plan,
+    plan: BenchPlan,
     requests: Sequence[int],
-    truth: Mapping[Task, tuple[int, ...]],
+    truth: Mapping[GenerationTask, tuple[int, ...]],
     on_crowd: Callable[[str], None],
-) -> Iterator[Crowd]:
+) -> Iterator[ConcurrencyRun]:
     """`truth`: every task, with the tokens that it has alone."""
     for count in requests:
         crowds = groups(list(truth), count) * plan.repeats
@@ -147,7 +147,7 @@ def _of_pipeline(
         paces = [one.statistics.pace for one in everything if one.statistics.pace is not None]
         overruns, forwards = sum(pace.overruns for pace in paces), sum(pace.forwards for pace in paces)
         joining = [crowd[-1] for crowd in served]
-        yield Crowd(
+        yield ConcurrencyRun(
             contender=strategy,
             requests=count,
             tokens_per_second=rate(map(flow, served)),
@@ -158,7 +158,7 @@ def _of_pipeline(
         )
 
 
-def _serve(pipeline: Pipeline, tasks: Sequence[Task]) -> list[Arrivals]:
+def _serve(pipeline: Pipeline, tasks: Sequence[GenerationTask]) -> list[Arrivals]:
     """All at once, but the last, which joins the others when they are being decoded."""
     begun = [0] * (len(tasks) - 1)
 
@@ -186,12 +186,12 @@ def _differences(counts: Sequence[tuple[float, int]]) -> tuple[tuple[float, int]
 
 
 def _of_mlx_lm(
-    plan: Plan,
+    plan: BenchPlan,
     requests: Sequence[int],
-    tasks: Sequence[Task],
+    tasks: Sequence[GenerationTask],
     on_start: Callable[[str], None],
     on_crowd: Callable[[str], None],
-) -> Iterator[Crowd]:
+) -> Iterator[ConcurrencyRun]:
     target, draft = (str(resolve(plan.target, "target")), str(resolve(plan.draft, "draft")))
     profile = None if plan.pace is None else load_profile(plan.pace)
     ends = tuple(sorted(TextCodec(resolve(plan.target, "target")).eos))
@@ -207,14 +207,16 @@ def _of_mlx_lm(
             on_crowd(f"mlx-lm K={draft_tokens}")
 
 
-def _batched(process: MlxLm, plan: Plan, tasks: Sequence[Task], count: int, ends: tuple[int, ...]) -> Crowd:
+def _batched(
+    process: MlxLm, plan: BenchPlan, tasks: Sequence[GenerationTask], count: int, ends: tuple[int, ...]
+) -> ConcurrencyRun:
     """mlx-lm's own batch generator, without a draft."""
     common: dict[str, Any] = {"max_tokens": plan.max_tokens, "temperature": plan.temperatures[0], "ends": ends}
     orders = [
         BatchOrder(prompts=tuple(task.tokens for task in crowd), seed=0, **common) for crowd in groups(tasks, count)
     ]
     deliveries = [process.carry_out_batch(order) for order in orders * plan.repeats]
-    return Crowd(
+    return ConcurrencyRun(
         contender="mlx-lm, batched",
         requests=count,
         tokens_per_second=rate(Flow(each.generated, each.seconds) for each in deliveries),
@@ -224,19 +226,21 @@ def _batched(process: MlxLm, plan: Plan, tasks: Sequence[Task], count: int, ends
 
 def _one_after_the_other(
     process: MlxLm,
-    plan: Plan,
+    plan: BenchPlan,
     draft_tokens: int,
     requests: Sequence[int],
-    tasks: Sequence[Task],
+    tasks: Sequence[GenerationTask],
     ends: tuple[int, ...],
-) -> Iterator[Crowd]:
+) -> Iterator[ConcurrencyRun]:
     """With a draft each request has the models to itself, so that what all get is what one gets."""
     orders = [Order(ends=ends, draft_tokens=draft_tokens, **task._asdict()) for task in tasks]
     deliveries = [process.carry_out(order) for order in orders for _ in range(plan.repeats)]
     speed = rate(Flow(len(each.tokens), each.seconds) for each in deliveries)
     kept = _kept([each.paced for each in deliveries])
     for count in requests:
-        yield Crowd(contender=f"mlx-lm K={draft_tokens}", requests=count, tokens_per_second=speed, representative=kept)
+        yield ConcurrencyRun(
+            contender=f"mlx-lm K={draft_tokens}", requests=count, tokens_per_second=speed, representative=kept
+        )
 
 
 def _kept(paces: Sequence[Paced | None]) -> bool:

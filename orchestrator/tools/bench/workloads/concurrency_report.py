@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.tools.bench.table import machine_lines
-from orchestrator.tools.bench.trials import Plan
-from orchestrator.tools.bench.workloads.concurrency import Crowd
+from orchestrator.tools.bench.trials import BenchPlan
+from orchestrator.tools.bench.workloads.concurrency import ConcurrencyRun
 
 _FOOTNOTE = """\
 tok/s: of all requests together, while all of them are decoded, over the same prompts for every number of them; x: \
@@ -20,7 +20,7 @@ first token, less what the target took to read its prompt; round: what a round t
 without a draft; with one (K) it serves one request after the other."""
 
 
-def table(figures: Sequence[Crowd], plan: Plan) -> Group:
+def table(figures: Sequence[ConcurrencyRun], plan: BenchPlan) -> Group:
     """One line a contender and number of requests, then what was counted and where."""
     grid = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("contender", "requests", "tok/s", "x", "joins after", "round", "tokens"):
@@ -32,7 +32,7 @@ def table(figures: Sequence[Crowd], plan: Plan) -> Group:
     return Group(grid, Text("\n".join([scope, *machine_lines(), _FOOTNOTE]), style="dim"))
 
 
-def to_json(figures: Sequence[Crowd], plan: Plan) -> dict[str, Any]:
+def to_json(figures: Sequence[ConcurrencyRun], plan: BenchPlan) -> dict[str, Any]:
     """All of it."""
     return {
         "machine": machine_lines(),
@@ -41,7 +41,7 @@ def to_json(figures: Sequence[Crowd], plan: Plan) -> dict[str, Any]:
     }
 
 
-def failures(figures: Sequence[Crowd]) -> list[str]:
+def failures(figures: Sequence[ConcurrencyRun]) -> list[str]:
     """A sentence for each line with a wrong token."""
     return [
         f"{row.contender} with {row.requests} requests at once gave other tokens than each request alone."
@@ -50,12 +50,12 @@ def failures(figures: Sequence[Crowd]) -> list[str]:
     ]
 
 
-def _alone(row: Crowd, figures: Sequence[Crowd]) -> Crowd | None:
+def _alone(row: ConcurrencyRun, figures: Sequence[ConcurrencyRun]) -> ConcurrencyRun | None:
     """The same contender with one request."""
     return next((one for one in figures if one.contender == row.contender and one.requests == 1), None)
 
 
-def _cells(row: Crowd, alone: Crowd | None) -> list[str]:
+def _cells(row: ConcurrencyRun, alone: ConcurrencyRun | None) -> list[str]:
     ratio = "" if alone is None else f"{row.tokens_per_second / alone.tokens_per_second:.2f}"
     joins, round = (
         "" if seconds is None else f"{1000 * seconds:.0f} ms" for seconds in (row.joining_seconds, row.round_seconds)

@@ -14,8 +14,8 @@ from orchestrator.core.request_stats import TOLERATED_OVERRUNS
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.runtime.journal import replay
 from orchestrator.text.tokenizer import TextCodec
-from orchestrator.tools.bench.trials import Plan
-from orchestrator.tools.bench.workloads.transcript import Shape, Transcript, shape
+from orchestrator.tools.bench.trials import BenchPlan
+from orchestrator.tools.bench.workloads.transcript import Transcript, TranscriptShape, shape
 from protocol.errors import InputError
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Pace
@@ -58,8 +58,8 @@ class Drafted:
 
 
 def measure(
-    plan: Plan, turns: int, texts: Sequence[str], on_count: Callable[[int], None], on_turn: Callable[[str], None]
-) -> tuple[list[Turn], Shape]:
+    plan: BenchPlan, turns: int, texts: Sequence[str], on_count: Callable[[int], None], on_turn: Callable[[str], None]
+) -> tuple[list[Turn], TranscriptShape]:
     """Every turn of every contender, in turns; and how long they were.
 
     `on_count` is told how many there will be, `on_turn` the name of each that is done.
@@ -111,14 +111,14 @@ def kept_pace(turns: Sequence[Turn]) -> bool:
     return sum(pace.overruns for pace in paces) <= TOLERATED_OVERRUNS * sum(pace.forwards for pace in paces)
 
 
-def _warm_up(pipelines: dict[str, Pipeline], tokens: Sequence[int], plan: Plan) -> None:
+def _warm_up(pipelines: dict[str, Pipeline], tokens: Sequence[int], plan: BenchPlan) -> None:
     prompt = list(tokens[:_WARM_UP])[::-1]
     for pipeline in pipelines.values():
         pipeline.generate(prompt, SamplingParams(temperature=plan.temperatures[0], seed=0, max_tokens=plan.max_tokens))
 
 
 def _conversation(
-    pipelines: dict[str, Pipeline], transcript: Transcript, form: Shape, plan: Plan, repeat: int
+    pipelines: dict[str, Pipeline], transcript: Transcript, form: TranscriptShape, plan: BenchPlan, repeat: int
 ) -> Iterator[Turn]:
     names = list(pipelines)
     for number in range(1, form.turns + 1):

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.tools.bench.table import machine_lines
-from orchestrator.tools.bench.trials import Plan
+from orchestrator.tools.bench.trials import BenchPlan
 from orchestrator.tools.bench.workloads.prefix_reuse import CONTENDERS, Turn, kept_pace
-from orchestrator.tools.bench.workloads.transcript import Shape
+from orchestrator.tools.bench.workloads.transcript import TranscriptShape
 
 _FOOTNOTE = """\
 first token, draft's growth: milliseconds from the request's arrival at the orchestrator to the first token, and to \
@@ -23,7 +23,7 @@ tokens equal those without reuse. shared memory alone: the target's arenas; the 
 _TITLES = ("first token", "p90", "last", "evaluated", "draft's growth", "last", "in turns", "exact")
 
 
-def table(turns: Sequence[Turn], shape: Shape, plan: Plan) -> Group:
+def table(turns: Sequence[Turn], shape: TranscriptShape, plan: BenchPlan) -> Group:
     """One line a contender, then what was counted and where."""
     grid = Table(box=None, padding=(0, 2, 0, 0))
     for index, title in enumerate(("", *_TITLES)):
@@ -63,7 +63,7 @@ def summary(turns: Sequence[Turn]) -> dict[str, Any]:
     }
 
 
-def to_json(turns: Sequence[Turn], shape: Shape, plan: Plan) -> dict[str, Any]:
+def to_json(turns: Sequence[Turn], shape: TranscriptShape, plan: BenchPlan) -> dict[str, Any]:
     """All of it."""
     return {
         "machine": machine_lines(),

@@ -11,7 +11,7 @@ from orchestrator.core.options import StrategyName
 from orchestrator.core.request_stats import TOLERATED_OVERRUNS
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.text.tokenizer import TextCodec
-from orchestrator.tools.bench.trials import Plan
+from orchestrator.tools.bench.trials import BenchPlan
 from protocol.errors import InputError
 from protocol.messages.client import Pace, Statistics
 
@@ -20,7 +20,7 @@ LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class PromptLengthFigures:
     """One strategy with prompts of one length; medians over repeats."""
 
     strategy: str
@@ -51,8 +51,8 @@ def left_out(context: int, max_tokens: int) -> str:
 
 
 def measure(
-    plan: Plan, texts: Sequence[str], on_count: Callable[[int], None], on_length: Callable[[str], None]
-) -> tuple[list[Growth], int]:
+    plan: BenchPlan, texts: Sequence[str], on_count: Callable[[int], None], on_length: Callable[[str], None]
+) -> tuple[list[PromptLengthFigures], int]:
     """Every strategy of the plan with every length, one pipeline after the other; and the target's context.
 
     `on_count` is told how many measurements there will be, `on_length` the name of each that is done.
@@ -61,7 +61,7 @@ def measure(
     tokens = [token for text in texts for token in codec.encode(text)]
     if not tokens:
         raise InputError("The prompts have no tokens: give every line of them at least one word.")
-    results: list[Growth] = []
+    results: list[PromptLengthFigures] = []
     context = 0
     for strategy in plan.strategies:
         with Pipeline(plan.target, plan.draft, strategy=strategy, pace=plan.pace, kv_memory=0) as pipeline:
@@ -72,9 +72,9 @@ def measure(
     return results, context
 
 
-def summed_up(strategy: str, prompt_tokens: int, repeats: Sequence[Statistics]) -> Growth:
+def summed_up(strategy: str, prompt_tokens: int, repeats: Sequence[Statistics]) -> PromptLengthFigures:
     """One figure of each kind for a length."""
-    return Growth(
+    return PromptLengthFigures(
         strategy=strategy,
         prompt_tokens=prompt_tokens,
         tokens_per_second=median(one.tokens_per_second for one in repeats),
@@ -97,11 +97,11 @@ def _kept_pace(paces: Sequence[Pace]) -> bool:
 def _with_all_lengths(
     strategy: StrategyName,
     pipeline: Pipeline,
-    plan: Plan,
+    plan: BenchPlan,
     tokens: Sequence[int],
     lengths: Sequence[int],
     on_length: Callable[[str], None],
-) -> Iterator[Growth]:
+) -> Iterator[PromptLengthFigures]:
     params = SamplingParams(temperature=plan.temperatures[0], seed=0, max_tokens=plan.max_tokens)
     pipeline.generate(tokens[: LENGTHS[0]], params)
     for length in lengths:

@@ -12,15 +12,15 @@ from rich.text import Text
 
 from orchestrator.tools.bench.plot import panels_of, save
 from orchestrator.tools.bench.table import machine_lines
-from orchestrator.tools.bench.trials import Plan
-from orchestrator.tools.bench.workloads.prompt_length import LENGTHS, Growth, left_out
+from orchestrator.tools.bench.trials import BenchPlan
+from orchestrator.tools.bench.workloads.prompt_length import LENGTHS, PromptLengthFigures, left_out
 
 _FOOTNOTE = """\
 µs: a round's time in which the target verified nothing, deliberate waiting for the draft included. \
 Medians over repeats."""
 
 
-def table(figures: Sequence[Growth], plan: Plan, context: int) -> Group:
+def table(figures: Sequence[PromptLengthFigures], plan: BenchPlan, context: int) -> Group:
     """One line a strategy and load, then what was counted and where."""
     grid = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("strategy", "prompt", "tok/s", "tok/round", "µs"):
@@ -33,7 +33,7 @@ def table(figures: Sequence[Growth], plan: Plan, context: int) -> Group:
     return Group(grid, Text("\n".join(filter(None, notes)), style="dim"))
 
 
-def to_json(figures: Sequence[Growth], plan: Plan, context: int) -> dict[str, Any]:
+def to_json(figures: Sequence[PromptLengthFigures], plan: BenchPlan, context: int) -> dict[str, Any]:
     """All of it."""
     return {
         "machine": machine_lines(),
@@ -44,7 +44,7 @@ def to_json(figures: Sequence[Growth], plan: Plan, context: int) -> dict[str, An
     }
 
 
-def draw(figures: Sequence[Growth], path: Path) -> None:
+def draw(figures: Sequence[PromptLengthFigures], path: Path) -> None:
     """Write a PNG: speed and overhead by length."""
     figure, panels = panels_of(2)
     for panel, title in zip(panels, ("tokens/s", "µs a round without verification"), strict=False):
@@ -63,7 +63,7 @@ def draw(figures: Sequence[Growth], path: Path) -> None:
     save(figure, path)
 
 
-def _cells(row: Growth) -> tuple[str, ...]:
+def _cells(row: PromptLengthFigures) -> tuple[str, ...]:
     speed = f"{row.tokens_per_second:.1f}" if row.representative else "INVALID"
     overhead = f"{row.overhead_per_round * 1e6:.0f}"
     return (

@@ -13,7 +13,7 @@ _LONGEST_ANSWER = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TranscriptShape:
     """In tokens."""
 
     turns: int
@@ -29,7 +29,7 @@ class Shape:
         return self.first + (self.turns - 1) * (self.answer + self.news) + self.answer
 
 
-def shape(context: int, turns: int, answer: int) -> Shape:
+def shape(context: int, turns: int, answer: int) -> TranscriptShape:
     """So many turns, as long as a context has room for; answers of `answer` tokens, less where it has not.
 
     Raises InputError where it has no room for them.
@@ -41,13 +41,13 @@ def shape(context: int, turns: int, answer: int) -> Shape:
     if answer < 1 or news < _LEAST_NEWS:
         most = (context - first) // (2 * _LEAST_NEWS)
         raise InputError(f"The target's context of {context:,} has no room for {turns} turns: at most {most} fit.")
-    return Shape(turns, first, news, answer)
+    return TranscriptShape(turns, first, news, answer)
 
 
 class Transcript:
     """One conversation, from a text's tokens; another one for every `number`."""
 
-    def __init__(self, tokens: Sequence[int], shape: Shape, number: int) -> None:
+    def __init__(self, tokens: Sequence[int], shape: TranscriptShape, number: int) -> None:
         self._news = islice(cycle(tokens), number * 997 % len(tokens), None)
         self._shape = shape
         self.prompt = list(islice(self._news, shape.first))

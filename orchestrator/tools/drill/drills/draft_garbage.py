@@ -6,7 +6,7 @@ import sys
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.tools.drill.exchange import ask, questions, wrong
 from orchestrator.tools.drill.garbage_draft import MODES
-from orchestrator.tools.drill.outcome import OnStep, Outcome, milliseconds, spread, too_late
+from orchestrator.tools.drill.outcome import DrillOutcome, OnStep, milliseconds, spread, too_late
 from orchestrator.tools.drill.processes import mark, remains
 
 PROMISE = "draft sends garbage: same tokens, the target goes on within 250 ms"
@@ -14,7 +14,7 @@ _FALLBACK = 0.25
 _STRATEGIES = ("adaptive", "ssd", "adaptive", "sd")
 
 
-def run(count: int, seed: int, on_step: OnStep) -> Outcome:
+def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """`count` requests in all, some to a pipeline of every kind of garbage."""
     source = random.Random(seed)  # noqa: S311 - no secret
     known = questions(seed)
@@ -41,4 +41,4 @@ def run(count: int, seed: int, on_step: OnStep) -> Outcome:
             place = mark(pipeline.address)
         failures += [f"seed {seed}, {mode}: {left} was left behind." for left in remains(place)]
     measured = f"{count} requests, {len(failures)} failures; longest gap p50 / p99 / most {milliseconds(gaps)}"
-    return Outcome(PROMISE, measured, failures, late, {"requests": count, **spread("gap", gaps)})
+    return DrillOutcome(PROMISE, measured, failures, late, {"requests": count, **spread("gap", gaps)})

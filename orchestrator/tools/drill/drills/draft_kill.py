@@ -6,8 +6,8 @@ import signal
 from contextlib import suppress
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.tools.drill.exchange import Exchange, Question, Shot, added, ask, questions, typical_step, wrong
-from orchestrator.tools.drill.outcome import OnStep, Outcome, milliseconds, percentile, spread, too_late
+from orchestrator.tools.drill.exchange import DrillRequest, Exchange, Shot, added, ask, questions, typical_step, wrong
+from orchestrator.tools.drill.outcome import DrillOutcome, OnStep, milliseconds, percentile, spread, too_late
 from orchestrator.tools.drill.processes import mark, members, remains, until
 
 PROMISE = "draft killed: no request fails, same tokens, ≤ one target step + 100 ms added at p99"
@@ -18,7 +18,7 @@ _ADDED = 0.1
 _STRATEGIES = ("adaptive", "ssd", "adaptive", "sd")
 
 
-def run(count: int, seed: int, on_step: OnStep) -> Outcome:
+def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Kill `count` drafts, three a pipeline, each somewhere in a request."""
     source = random.Random(seed)  # noqa: S311 - no secret
     known = questions(seed)
@@ -43,7 +43,7 @@ def run(count: int, seed: int, on_step: OnStep) -> Outcome:
             opened += 1
         failures += [f"seed {seed}, pipeline {opened}: {left} was left behind." for left in remains(place)]
     step = typical_step(calm)
-    return Outcome(
+    return DrillOutcome(
         PROMISE,
         f"{done} kills, {len(failures)} failures; added p50 / p99 / most {milliseconds(stalls)}, "
         f"step {1000 * step:.0f} ms",
@@ -53,7 +53,7 @@ def run(count: int, seed: int, on_step: OnStep) -> Outcome:
     )
 
 
-def _killed(pipeline: Pipeline, question: Question, shot: set[int], delay: float) -> tuple[Exchange, float]:
+def _killed(pipeline: Pipeline, question: DrillRequest, shot: set[int], delay: float) -> tuple[Exchange, float]:
     """A request whose draft is killed `delay` seconds after it was made, and when that was."""
     place = mark(pipeline.address)
     # One that was shot stays in the list until it is buried.

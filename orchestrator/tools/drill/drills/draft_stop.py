@@ -6,7 +6,7 @@ import signal
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.tools.drill.exchange import Shot, ask, questions, wrong
-from orchestrator.tools.drill.outcome import OnStep, Outcome, milliseconds, spread, too_late
+from orchestrator.tools.drill.outcome import DrillOutcome, OnStep, milliseconds, spread, too_late
 from orchestrator.tools.drill.processes import mark, members, remains
 
 PROMISE = "draft stopped (SIGSTOP): same tokens, the target goes on within 250 ms"
@@ -14,7 +14,7 @@ _FALLBACK = 0.25
 _STRATEGIES = ("adaptive", "ssd", "sd")
 
 
-def run(count: int, seed: int, on_step: OnStep) -> Outcome:
+def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Stop the draft in `count` requests; it wakes up when the request is over."""
     source = random.Random(seed)  # noqa: S311 - no secret
     known = questions(seed)
@@ -44,4 +44,4 @@ def run(count: int, seed: int, on_step: OnStep) -> Outcome:
                 on_step()
         failures += [f"seed {seed}, {strategy}: {left} was left behind." for left in remains(place)]
     measured = f"{count} stops, {len(failures)} failures; longest gap p50 / p99 / most {milliseconds(gaps)}"
-    return Outcome(PROMISE, measured, failures, late, {"stops": count, **spread("gap", gaps)})
+    return DrillOutcome(PROMISE, measured, failures, late, {"stops": count, **spread("gap", gaps)})

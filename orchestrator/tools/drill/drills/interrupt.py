@@ -3,8 +3,8 @@
 import random
 import time
 
-from orchestrator.tools.drill.command import Command
-from orchestrator.tools.drill.outcome import OnStep, Outcome, milliseconds, spread, too_late
+from orchestrator.tools.drill.command import GenerateCommand
+from orchestrator.tools.drill.outcome import DrillOutcome, OnStep, milliseconds, spread, too_late
 from orchestrator.tools.drill.processes import own_registry
 
 PROMISE = "Ctrl-C in any phase: gone within 5 s, exit code 130"
@@ -15,7 +15,7 @@ _EARLY = 0.4
 """Seconds in which a third of the interrupts come: the interpreter's start and imports."""
 
 
-def run(count: int, seed: int, on_step: OnStep) -> Outcome:
+def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Interrupt `count` commands, at moments spread over their whole life."""
     source = random.Random(seed)  # noqa: S311 - no secret
     failures: list[str] = []
@@ -25,7 +25,7 @@ def run(count: int, seed: int, on_step: OnStep) -> Outcome:
         moments = _moments(count, _whole_life(), source)
         for number, moment in enumerate(moments):
             when = f"seed {seed}, interrupt {number} after {moment:.3f} s"
-            command = Command(*_ARGUMENTS)
+            command = GenerateCommand(*_ARGUMENTS)
             try:
                 time.sleep(max(0.0, command.began + moment - time.monotonic()))
                 ended = command.process.poll() is not None
@@ -40,12 +40,12 @@ def run(count: int, seed: int, on_step: OnStep) -> Outcome:
                 command.close()
             on_step()
     measured = f"{count} interrupts, {len(failures)} failures; gone after p50 / p99 / most {milliseconds(times)}"
-    return Outcome(PROMISE, measured, failures, late, {"interrupts": count, **spread("gone", times)})
+    return DrillOutcome(PROMISE, measured, failures, late, {"interrupts": count, **spread("gone", times)})
 
 
 def _whole_life() -> float:
     """Seconds that an undisturbed command takes."""
-    command = Command(*_ARGUMENTS)
+    command = GenerateCommand(*_ARGUMENTS)
     try:
         command.process.wait(60.0)
         return time.monotonic() - command.began
@@ -62,7 +62,7 @@ def _moments(count: int, life: float, source: random.Random) -> list[float]:
     return moments
 
 
-def _wrong(command: Command, code: int | None, when: str) -> list[str]:
+def _wrong(command: GenerateCommand, code: int | None, when: str) -> list[str]:
     """One that had just done its work may also end with 0."""
     if code == 0 and not command.words():
         return []

@@ -6,8 +6,8 @@ import signal
 import time
 from contextlib import suppress
 
-from orchestrator.tools.drill.command import Command
-from orchestrator.tools.drill.outcome import OnStep, Outcome, milliseconds, spread, too_late
+from orchestrator.tools.drill.command import GenerateCommand
+from orchestrator.tools.drill.outcome import DrillOutcome, OnStep, milliseconds, spread, too_late
 from orchestrator.tools.drill.processes import members, own_registry, remains
 from protocol.process_identity import start_time
 
@@ -22,7 +22,7 @@ _PATIENCE = 60.0
 _ARGUMENTS = ("generate", "import os", "--max-tokens", "2000", "--quiet")
 
 
-def run(count: int, seed: int, on_step: OnStep) -> Outcome:
+def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Start a command `count` times, kill its orchestrator, and look at what is left once the next one has started."""
     source = random.Random(seed)  # noqa: S311 - no secret
     failures: list[str] = []
@@ -32,7 +32,7 @@ def run(count: int, seed: int, on_step: OnStep) -> Outcome:
     with own_registry():
         for number in range(count):
             when, alone = f"seed {seed}, kill {number}", source.random() < 0.5
-            command = Command(*_ARGUMENTS)
+            command = GenerateCommand(*_ARGUMENTS)
             try:
                 pid = command.find("orchestrator", _PATIENCE)
                 failures += _stale(before, when)
@@ -47,15 +47,15 @@ def run(count: int, seed: int, on_step: OnStep) -> Outcome:
                 command.close()
             before = command.mark
             on_step()
-        last = Command("generate", "import os", "--max-tokens", "1", "--quiet")
+        last = GenerateCommand("generate", "import os", "--max-tokens", "1", "--quiet")
         failures += [] if last.code(_PATIENCE) == 0 else [f"The start after the last kill failed: {last.words()}"]
         last.close()
         failures += _stale(before, "at the end")
     measured = f"{count} kills, {len(failures)} failures; workers gone after p50 / p99 / most {milliseconds(times)}"
-    return Outcome(PROMISE, measured, failures, late, {"kills": count, **spread("gone", times)})
+    return DrillOutcome(PROMISE, measured, failures, late, {"kills": count, **spread("gone", times)})
 
 
-def _killed(command: Command, orchestrator: int, alone: bool) -> float:
+def _killed(command: GenerateCommand, orchestrator: int, alone: bool) -> float:
     """Kill the orchestrator, and the command before it unless `alone`: seconds until no worker is left."""
     if not alone:
         command.kill()
@@ -71,7 +71,7 @@ def _killed(command: Command, orchestrator: int, alone: bool) -> float:
     return (gone or time.monotonic()) - began
 
 
-def _last_word(command: Command, when: str) -> list[str]:
+def _last_word(command: GenerateCommand, when: str) -> list[str]:
     """A command whose orchestrator died, or that had just ended well, ends by itself and takes everything with it."""
     code = command.code(_PATIENCE)
     if code == 0:

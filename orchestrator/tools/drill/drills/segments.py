@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import suppress
 
-from orchestrator.tools.drill.outcome import OnStep, Outcome
+from orchestrator.tools.drill.outcome import DrillOutcome, OnStep
 from orchestrator.tools.drill.processes import own_registry
 from protocol.kv.segments import SegmentError, open_segment, sweep
 from protocol.process_identity import start_time
@@ -81,7 +81,7 @@ class Cycle:
         self.attached = self.attached or what == "attached"
 
 
-def run(count: int, seed: int, on_step: OnStep) -> Outcome:
+def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Start and kill `count` times; each start sweeps up what the one before left."""
     source = random.Random(seed)  # noqa: S311 - no secret
     made: list[str] = []
@@ -104,7 +104,7 @@ def run(count: int, seed: int, on_step: OnStep) -> Outcome:
     failures += [f"seed {seed}: the registry still names {name}." for name in entries]
     measured = f"{count} cycles, {attached} killed while attached, {len(made)} segments, {len(leaked)} leaked"
     figures = {"cycles": count, "attached": attached, "segments": len(made), "leaked": len(leaked)}
-    return Outcome(PROMISE, measured, failures, (), figures)
+    return DrillOutcome(PROMISE, measured, failures, (), figures)
 
 
 def _exists(name: str) -> bool:

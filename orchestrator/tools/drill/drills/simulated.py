@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
-from orchestrator.tools.drill.outcome import OnStep, Outcome
+from orchestrator.tools.drill.outcome import DrillOutcome, OnStep
 from orchestrator.tools.simulate.faults.hours import Hour, live
 
 _FEW = 8
@@ -16,7 +16,7 @@ _LINES = 12
 """Events shown before a violation."""
 
 
-def simulate(count: int, seed: int, on_step: OnStep, hours: float = 1.0) -> Outcome:
+def simulate(count: int, seed: int, on_step: OnStep, hours: float = 1.0) -> DrillOutcome:
     """`count` seeds from `seed` on; one seed alone is the replay of that seed."""
     counts: Counter[str] = Counter()
     failures: list[str] = []
@@ -32,7 +32,7 @@ def simulate(count: int, seed: int, on_step: OnStep, hours: float = 1.0) -> Outc
         f"{faults:,} faults besides bad wires; {len(failures)} seeds broke a promise"
     )
     figures = {name.replace(" ", "_"): float(number) for name, number in sorted(counts.items())}
-    return Outcome(
+    return DrillOutcome(
         "Simulated hours: exact tokens, no deadlock, nothing forgotten or kept", measured, failures, (), figures
     )
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.tools.drill.exchange import Question, ask, questions, wrong
+from orchestrator.tools.drill.exchange import DrillRequest, ask, questions, wrong
 from orchestrator.tools.drill.faults import Victim
-from orchestrator.tools.drill.outcome import OnStep, Outcome
+from orchestrator.tools.drill.outcome import DrillOutcome, OnStep
 from orchestrator.tools.drill.processes import Usage, mark, members, own_registry, remains, usage
 
 PROMISE = "soak, a fault every 5 s: every answer exact; memory, descriptors and threads flat"
@@ -29,7 +29,7 @@ class Asker:
     """A client that asks without end, on a thread of its own."""
 
     address: str
-    known: Sequence[Question]
+    known: Sequence[DrillRequest]
     first: int
     answered: int = 0
     failures: list[str] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Asker:
             self.answered += 1
 
 
-def run(count: int, seed: int, on_step: OnStep) -> Outcome:
+def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """`count` faults, one every five seconds."""
     with own_registry():
         known = questions(seed)
@@ -65,7 +65,7 @@ def run(count: int, seed: int, on_step: OnStep) -> Outcome:
     answered = sum(asker.answered for asker in askers)
     measured = f"{count} faults, {answered} answers, {len(failures)} failures; {_levels(samples)}"
     figures = {"faults": count, "answers": answered, **_figures(samples)}
-    return Outcome(PROMISE, measured, [f"seed {seed}: {text}" for text in failures + grown], (), figures)
+    return DrillOutcome(PROMISE, measured, [f"seed {seed}: {text}" for text in failures + grown], (), figures)
 
 
 def _suffer(victim: Victim, place: str, count: int, on_step: OnStep) -> list[dict[str, Usage]]:

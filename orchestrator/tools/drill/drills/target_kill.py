@@ -11,7 +11,7 @@ from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.tools.drill.exchange import Shot, ask, questions, wrong
-from orchestrator.tools.drill.outcome import OnStep, Outcome, milliseconds, spread
+from orchestrator.tools.drill.outcome import DrillOutcome, OnStep, milliseconds, spread
 from orchestrator.tools.drill.processes import mark, members, remains, until
 from protocol.errors import PipelineError
 
@@ -22,7 +22,7 @@ _SENTENCE = re.compile(r"The target worker ended by signal 9\..*three times with
 _STRATEGIES = ("adaptive", "ar", "ssd")
 
 
-def run(count: int, seed: int, on_step: OnStep) -> Outcome:
+def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Kill `count` targets, two a pipeline, each somewhere in a request; each pipeline's third ends it."""
     source = random.Random(seed)  # noqa: S311 - no secret
     known = questions(seed)
@@ -50,7 +50,9 @@ def run(count: int, seed: int, on_step: OnStep) -> Outcome:
         failures += [f"{when}: {left} was left behind." for left in remains(place)]
         opened += 1
     measured = f"{done} kills, {len(failures)} failures; until it went on p50 / p99 / most {milliseconds(stalls)}"
-    return Outcome(PROMISE, measured, failures, (), {"kills": done, "breakers": opened, **spread("resume", stalls)})
+    return DrillOutcome(
+        PROMISE, measured, failures, (), {"kills": done, "breakers": opened, **spread("resume", stalls)}
+    )
 
 
 def _fresh_target(pipeline: Pipeline, shot: set[int]) -> int:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from orchestrator.runtime.tracing import Seen
 from orchestrator.tools.profile.analysis.intervals import Interval, Intervals, intersection, union
-from orchestrator.tools.profile.run import Run, Span
+from orchestrator.tools.profile.run import TracedRun, TracedSpan
 from protocol.messages.worker import Start, Verdict
-from protocol.worker.spans import Kind
+from protocol.worker.spans import SpanKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Episode:
     """The target held the prompt; what follows is decoding."""
     ended: int
     """The target had its last verdict."""
-    target: tuple[Span, ...]
-    draft: tuple[Span, ...]
-    waits: tuple[Span, ...]
+    target: tuple[TracedSpan, ...]
+    draft: tuple[TracedSpan, ...]
+    waits: tuple[TracedSpan, ...]
     """The orchestrator let the free target wait for growth."""
     seen: tuple[Seen, ...]
 
@@ -39,12 +39,12 @@ class Episode:
     def decode(self) -> Intervals:
         return [(self.decoding, self.ended)]
 
-    def busy(self, spans: Iterable[Span], within: Intervals) -> Intervals:
+    def busy(self, spans: Iterable[TracedSpan], within: Intervals) -> Intervals:
         """When any of these spans was going on."""
         return intersection(union(edges(span) for span in spans), within)
 
 
-def episodes(run: Run) -> list[Episode]:
+def episodes(run: TracedRun) -> list[Episode]:
     """Every request that came to a verdict, in order."""
     starts = {}
     for seen in run.seen:
@@ -53,20 +53,20 @@ def episodes(run: Run) -> list[Episode]:
     return [episode for seen in starts.values() if (episode := _episode(run, seen)) is not None]
 
 
-def edges(span: Span) -> Interval:
+def edges(span: TracedSpan) -> Interval:
     return (span.begin, span.end)
 
 
-def _episode(run: Run, start: Seen) -> Episode | None:
+def _episode(run: TracedRun, start: Seen) -> Episode | None:
     assert isinstance(start.message, Start)
     sequence = start.message.sequence
     seen = tuple(each for each in run.seen if each.message.sequence == sequence)
     target = run.of("target")
-    rounds = [span for span in target if span.kind is Kind.VERIFY and span.sequence == sequence]
+    rounds = [span for span in target if span.kind is SpanKind.VERIFY and span.sequence == sequence]
     if not rounds or not any(isinstance(each.message, Verdict) for each in seen):
         return None
     began, ended = start.at, max(span.end for span in rounds)
-    prefilled = [span.end for span in target if span.kind is Kind.PREFILL and began <= span.end <= rounds[0].begin]
+    prefilled = [span.end for span in target if span.kind is SpanKind.PREFILL and began <= span.end <= rounds[0].begin]
     return Episode(
         sequence=sequence,
         temperature=start.message.sampling.temperature,
@@ -75,10 +75,10 @@ def _episode(run: Run, start: Seen) -> Episode | None:
         ended=ended,
         target=_touching(target, began, ended),
         draft=_touching(run.of("draft"), began, ended),
-        waits=_touching([span for span in run.orchestrator if span.kind is Kind.WAIT], began, ended),
+        waits=_touching([span for span in run.orchestrator if span.kind is SpanKind.WAIT], began, ended),
         seen=seen,
     )
 
 
-def _touching(spans: Iterable[Span], begin: int, end: int) -> tuple[Span, ...]:
+def _touching(spans: Iterable[TracedSpan], begin: int, end: int) -> tuple[TracedSpan, ...]:
     return tuple(span for span in spans if span.end > begin and span.begin < end)

@@ -8,9 +8,9 @@ from orchestrator.tools.profile.analysis.episode import Episode, edges
 from orchestrator.tools.profile.analysis.figures import grown_by
 from orchestrator.tools.profile.analysis.intervals import Interval, Intervals, difference, intersection
 from orchestrator.tools.profile.analysis.overlap import TARGET_WORK, work
-from orchestrator.tools.profile.analysis.rounds import Round, Step, rounds
-from orchestrator.tools.profile.run import Run, Span
-from protocol.worker.spans import Kind
+from orchestrator.tools.profile.analysis.rounds import Step, VerificationRound, rounds
+from orchestrator.tools.profile.run import TracedRun, TracedSpan
+from protocol.worker.spans import SpanKind
 
 Look: TypeAlias = Literal["verify", "tidy", "prefill", "used", "discarded", "exposed", "wait"]
 
@@ -52,13 +52,13 @@ class Excerpt:
     uses: tuple[Use, ...]
 
 
-def excerpt(run: Run, episode: Episode, count: int = ROUNDS) -> Excerpt:
+def excerpt(run: TracedRun, episode: Episode, count: int = ROUNDS) -> Excerpt:
     """`count` rounds from the middle of the request, or all if there are fewer."""
     done = rounds(episode.seen)
     middle = max(0, (len(done) - count) // 2)
     chosen = done[middle : middle + count]
     numbers = {each.round for each in chosen}
-    verifies = [span for span in work(episode.target, (Kind.VERIFY,)) if span.round in numbers]
+    verifies = [span for span in work(episode.target, (SpanKind.VERIFY,)) if span.round in numbers]
     begin, end = min(span.begin for span in verifies), max(span.end for span in verifies)
     margin = (end - begin) // 100
     window = (begin - margin, end + margin)
@@ -73,40 +73,40 @@ def excerpt(run: Run, episode: Episode, count: int = ROUNDS) -> Excerpt:
     )
 
 
-def _target(episode: Episode, done: Iterable[Round], window: Interval) -> Iterator[Bar]:
+def _target(episode: Episode, done: Iterable[VerificationRound], window: Interval) -> Iterator[Bar]:
     told = {each.round: each for each in done}
     for span in episode.target:
         each = told.get(span.round)
-        looks: dict[Kind, Look] = {Kind.VERIFY: "verify", Kind.TIDY: "tidy", Kind.PREFILL: "prefill"}
-        text = _verdict(span, each) if span.kind is Kind.VERIFY and each else f"{looks[span.kind]} {_long(span)}"
+        looks: dict[SpanKind, Look] = {SpanKind.VERIFY: "verify", SpanKind.TIDY: "tidy", SpanKind.PREFILL: "prefill"}
+        text = _verdict(span, each) if span.kind is SpanKind.VERIFY and each else f"{looks[span.kind]} {_long(span)}"
         yield from _bars([edges(span)], window, looks[span.kind], text)
     for span in episode.waits:
         yield from _bars([edges(span)], window, "wait", f"waits for growth {_long(span)}")
 
 
-def _verdict(span: Span, each: Round) -> str:
+def _verdict(span: TracedSpan, each: VerificationRound) -> str:
     found = {True: ", hit", False: ", miss", None: ""}[each.hit]
     return f"round {each.round}: {each.nodes} nodes, {each.accepted} accepted + 1{found}, {_long(span)}"
 
 
-def _draft(run: Run, episode: Episode, done: Iterable[Round], window: Interval) -> Iterator[Bar]:
+def _draft(run: TracedRun, episode: Episode, done: Iterable[VerificationRound], window: Interval) -> Iterator[Bar]:
     """Growth in the parts that were hidden behind the target's work and those that were not."""
     names = grown_by(run)
     used = set().union(*(each.used for each in done))
     busy = episode.busy(work(episode.target, TARGET_WORK), [window])
     for span in episode.draft:
-        if span.kind is Kind.PREFILL:
+        if span.kind is SpanKind.PREFILL:
             yield from _bars([edges(span)], window, "prefill", f"prefill {_long(span)}")
-        elif span.kind is Kind.GROW:
+        elif span.kind is SpanKind.GROW:
             chosen = names.get(edges(span)) in used
             text = f"growth step over {span.tokens} tokens {_long(span)}, {'used' if chosen else 'not used'}"
             yield from _bars(intersection([edges(span)], busy), window, "used" if chosen else "discarded", text)
             yield from _bars(difference([edges(span)], busy), window, "exposed", text + ", exposed")
 
 
-def _uses(run: Run, episode: Episode, done: Iterable[Round], window: Interval) -> Iterator[Use]:
+def _uses(run: TracedRun, episode: Episode, done: Iterable[VerificationRound], window: Interval) -> Iterator[Use]:
     grown = {step: edge for edge, step in grown_by(run).items()}
-    verdicts = {span.round: span.end for span in work(episode.target, (Kind.VERIFY,))}
+    verdicts = {span.round: span.end for span in work(episode.target, (SpanKind.VERIFY,))}
     for each in done:
         for step in sorted(each.accepted_from):
             yield from _use(grown, step, verdicts.get(each.round), window)
@@ -125,5 +125,5 @@ def _bars(moments: Intervals, window: Interval, look: Look, text: str) -> Iterat
         yield Bar((begin - window[0]) / 1e6, (end - window[0]) / 1e6, look, text)
 
 
-def _long(span: Span) -> str:
+def _long(span: TracedSpan) -> str:
     return f"({span.length / 1e6:.1f} ms)"

@@ -17,11 +17,11 @@ from orchestrator.tools.profile.analysis.overlap import (
     time_alone,
     work,
 )
-from orchestrator.tools.profile.analysis.rounds import Round, Step, acceptance_by_depth, rounds
-from orchestrator.tools.profile.run import Life, Run
+from orchestrator.tools.profile.analysis.rounds import Step, VerificationRound, acceptance_by_depth, rounds
+from orchestrator.tools.profile.run import TracedRun, WorkerLife
 from protocol.messages.base import Role
 from protocol.messages.client import Statistics
-from protocol.worker.spans import Kind
+from protocol.worker.spans import SpanKind
 
 
 class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[RoundRecord, ...]
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
+class ProfileFigures(msgspec.Struct, frozen=True, kw_only=True):
     """All of it."""
 
     strategy: str
@@ -82,23 +82,23 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     accounts: tuple[Account, ...]
 
 
-def accounts(run: Run, replays: Mapping[str, Life], statistics: Sequence[Statistics]) -> list[Account]:
+def accounts(run: TracedRun, replays: Mapping[str, WorkerLife], statistics: Sequence[Statistics]) -> list[Account]:
     """One for each request, in order. `replays`: lives by name; `statistics`: of the run's last requests."""
     measured = episodes(run)[-len(statistics) :]
     return [_account(run, episode, replays, figures) for episode, figures in zip(measured, statistics, strict=True)]
 
 
-def grown_by(run: Run) -> dict[Interval, Step]:
+def grown_by(run: TracedRun) -> dict[Interval, Step]:
     """Which step each growth span was."""
     return {
         edges(span): Step(life.worker.incarnation, span.serial)
         for life in run.lives
         for span in life.spans
-        if span.kind is Kind.GROW
+        if span.kind is SpanKind.GROW
     }
 
 
-def _account(run: Run, episode: Episode, replays: Mapping[str, Life], figures: Statistics) -> Account:
+def _account(run: TracedRun, episode: Episode, replays: Mapping[str, WorkerLife], figures: Statistics) -> Account:
     done = rounds(episode.seen)
     draft = draft_time(episode, grown_by(run), set().union(*(each.used for each in done)))
     target_busy = episode.busy(work(episode.target, TARGET_WORK), episode.decode)
@@ -124,7 +124,7 @@ def _account(run: Run, episode: Episode, replays: Mapping[str, Life], figures: S
     )
 
 
-def _alone(run: Run, episode: Episode, replays: Mapping[str, Life], role: Role) -> int | None:
+def _alone(run: TracedRun, episode: Episode, replays: Mapping[str, WorkerLife], role: Role) -> int | None:
     """Nanoseconds that a role's work in this request takes alone."""
     lives = [life for life in run.lives if life.worker.role == role and life.spans]
     kinds = TARGET_WORK if role == "target" else DRAFT_WORK
@@ -139,8 +139,8 @@ def _efficiency(draft: int | None, target: int | None, both: int) -> float | Non
     return None if draft is None or target is None else efficiency(draft, target, both)
 
 
-def _records(episode: Episode, done: Sequence[Round]) -> list[RoundRecord]:
-    spans = {span.round: span for span in reversed(work(episode.target, (Kind.VERIFY,)))}
+def _records(episode: Episode, done: Sequence[VerificationRound]) -> list[RoundRecord]:
+    spans = {span.round: span for span in reversed(work(episode.target, (SpanKind.VERIFY,)))}
     idle = idle_by_cause(episode, episode.decode)
     records = []
     free_at = episode.decoding

@@ -13,7 +13,7 @@ from orchestrator.tools.profile.analysis.episode import Episode, edges
 from orchestrator.tools.profile.analysis.intervals import Intervals, difference, intersection, total, union
 from orchestrator.tools.profile.analysis.overlap import work
 from protocol.messages.worker import Prefilled, Start, Verdict, Verify
-from protocol.worker.spans import Kind
+from protocol.worker.spans import SpanKind
 
 _TRAVELLING, _HELD = "messaging", "orchestrator"
 
@@ -46,8 +46,8 @@ class TargetTime:
 def target_time(episode: Episode, within: Intervals) -> TargetTime:
     """`within`: the moments that count, for instance `episode.all`."""
     idle = idle_by_cause(episode, within)
-    verify = episode.busy(work(episode.target, (Kind.VERIFY,)), within)
-    prefill = difference(episode.busy(work(episode.target, (Kind.PREFILL,)), within), verify)
+    verify = episode.busy(work(episode.target, (SpanKind.VERIFY,)), within)
+    prefill = difference(episode.busy(work(episode.target, (SpanKind.PREFILL,)), within), verify)
     busy = episode.busy(episode.target, within)
     return TargetTime(
         prefill=total(prefill),
@@ -61,7 +61,7 @@ def idle_by_cause(episode: Episode, within: Intervals) -> dict[str, Intervals]:
     """The idle moments by cause, without overlaps: draft, prefill, orchestrator, messages."""
     idle = difference(within, episode.busy(episode.target, within))
     waiting = intersection(idle, union(edges(span) for span in episode.waits))
-    reading = episode.busy(work(episode.draft, (Kind.PREFILL,)), within)
+    reading = episode.busy(work(episode.draft, (SpanKind.PREFILL,)), within)
     held = union((begin, end) for begin, end, where in _stations(episode) if where == _HELD)
     rest = difference(idle, waiting)
     return {
@@ -74,7 +74,7 @@ def idle_by_cause(episode: Episode, within: Intervals) -> dict[str, Intervals]:
 
 def _stations(episode: Episode) -> Iterator[tuple[int, int, str]]:
     """Where the request was, from when to when."""
-    events = [(span.end, _TRAVELLING) for span in work(episode.target, (Kind.VERIFY, Kind.PREFILL))]
+    events = [(span.end, _TRAVELLING) for span in work(episode.target, (SpanKind.VERIFY, SpanKind.PREFILL))]
     for seen in episode.seen:
         if isinstance(seen.message, Verdict | Prefilled):
             events.append((seen.at, _HELD))

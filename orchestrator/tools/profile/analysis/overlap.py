@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from orchestrator.tools.profile.analysis.episode import Episode, edges
 from orchestrator.tools.profile.analysis.intervals import Interval, Intervals, difference, intersection, total
 from orchestrator.tools.profile.analysis.rounds import Step
-from orchestrator.tools.profile.run import Life, Span
-from protocol.worker.spans import Kind
+from orchestrator.tools.profile.run import TracedSpan, WorkerLife
+from protocol.worker.spans import SpanKind
 
-TARGET_WORK = (Kind.VERIFY, Kind.TIDY)
-DRAFT_WORK = (Kind.GROW, Kind.PREFILL)
+TARGET_WORK = (SpanKind.VERIFY, SpanKind.TIDY)
+DRAFT_WORK = (SpanKind.GROW, SpanKind.PREFILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def overlapped_share(draft: Intervals, target: Intervals) -> float | None:
 def draft_time(episode: Episode, steps: dict[Interval, Step], used: set[Step]) -> DraftTime:
     """Where the draft's time went. `steps` names the growth spans; `used` are those that led to accepted tokens."""
     target = episode.busy(work(episode.target, TARGET_WORK), episode.decode)
-    growth = work(episode.draft, (Kind.GROW,))
+    growth = work(episode.draft, (SpanKind.GROW,))
     chosen = episode.busy((span for span in growth if steps.get(edges(span)) in used), episode.decode)
     grown = episode.busy(growth, episode.decode)
     busy = episode.busy(work(episode.draft, DRAFT_WORK), episode.decode)
@@ -71,12 +71,12 @@ def draft_time(episode: Episode, steps: dict[Interval, Step], used: set[Step]) -
     )
 
 
-def work(spans: Iterable[Span], kinds: Sequence[Kind]) -> list[Span]:
+def work(spans: Iterable[TracedSpan], kinds: Sequence[SpanKind]) -> list[TracedSpan]:
     """The spans of these kinds."""
     return [span for span in spans if span.kind in kinds]
 
 
-def time_alone(life: Life, replayed: Life, kinds: Sequence[Kind], within: Intervals) -> int | None:
+def time_alone(life: WorkerLife, replayed: WorkerLife, kinds: Sequence[SpanKind], within: Intervals) -> int | None:
     """Nanoseconds that the work of `kinds` within these moments took in the replay; None if it is not all there.
 
     A span that lies partly outside counts for the part inside.
@@ -85,14 +85,14 @@ def time_alone(life: Life, replayed: Life, kinds: Sequence[Kind], within: Interv
     alone = 0.0
     for name, span in _named(life.spans):
         inside = total(intersection([edges(span)], within)) if span.kind in kinds else 0
-        if inside and name not in again and span.kind is not Kind.TIDY:
+        if inside and name not in again and span.kind is not SpanKind.TIDY:
             return None
         if inside:
             alone += inside / span.length * again.get(name, span.length)
     return round(alone)
 
 
-def _named(spans: Iterable[Span]) -> Iterator[tuple[tuple[int, ...], Span]]:
+def _named(spans: Iterable[TracedSpan]) -> Iterator[tuple[tuple[int, ...], TracedSpan]]:
     """Spans with what identifies them in a replay: what they were for, and the how manieth of that kind it was."""
     seen: Counter[tuple[int, ...]] = Counter()
     for span in spans:

@@ -22,7 +22,7 @@ class Step(NamedTuple):
 
 
 @dataclass(slots=True)
-class Round:
+class VerificationRound:
     """One verification and its verdict."""
 
     round: int
@@ -46,11 +46,11 @@ class Round:
     one of them was computed behind, before the target had chosen it."""
 
 
-def rounds(seen: Iterable[Seen]) -> list[Round]:
+def rounds(seen: Iterable[Seen]) -> list[VerificationRound]:
     """Those that came to a verdict, in order. `seen`: the messages of one request, in order."""
     growth = _Growth()
     asked: dict[int, _Question] = {}
-    done: dict[int, Round] = {}
+    done: dict[int, VerificationRound] = {}
     for each in seen:
         match each.message:
             case Grow() as grow:
@@ -64,7 +64,7 @@ def rounds(seen: Iterable[Seen]) -> list[Round]:
     return list(done.values())
 
 
-def acceptance_by_depth(rounds: Sequence[Round]) -> tuple[float, ...]:
+def acceptance_by_depth(rounds: Sequence[VerificationRound]) -> tuple[float, ...]:
     """Of the rounds that could accept a token so deep (1 is the first below the root), the share that did."""
     deepest = max((each.tried for each in rounds), default=0)
     tried = [sum(each.tried >= depth for each in rounds) for depth in range(1, deepest + 1)]
@@ -130,13 +130,13 @@ def _question(verify: Verify, at: int, growth: _Growth) -> _Question:
     return _Question(verify, at, {child: growth.step_of(parent, child) for parent, child in _below(verify)})
 
 
-def _round(question: _Question, answered: int, verdict: Verdict, growth: _Growth) -> Round:
+def _round(question: _Question, answered: int, verdict: Verdict, growth: _Growth) -> VerificationRound:
     verify, steps = question.verify, question.steps
     path = [verify.root, *verdict.path]
     growth.choose([*path, node_id(path[-1], verdict.bonus)])
     grown = [node for node in verdict.path if steps.get(node) is not None]
     accepted = len(verdict.path)
-    return Round(
+    return VerificationRound(
         round=verify.round,
         asked=question.at,
         answered=answered,

@@ -6,7 +6,7 @@ import msgspec
 
 from orchestrator.tools.profile.analysis.episode import episodes
 from orchestrator.tools.profile.analysis.excerpt import excerpt
-from orchestrator.tools.profile.measure import Measured
+from orchestrator.tools.profile.measure import MeasuredRun
 from orchestrator.tools.profile.report.page import page
 from orchestrator.tools.profile.report.perfetto_trace import perfetto_trace
 from orchestrator.tools.profile.report.timeline import write_timeline
@@ -23,7 +23,7 @@ def require_folder(folder: Path) -> None:
         raise InputError(f"{folder} can't be made ({error.strerror}): choose another folder for --out.") from error
 
 
-def write_files(measured: Measured, folder: Path) -> list[Path]:
+def write_files(measured: MeasuredRun, folder: Path) -> list[Path]:
     """All files of `NAMES`; returns their paths."""
     profile, run = measured.profile, measured.run
     shown = [excerpt(run, episode) for episode in episodes(run)[-len(profile.accounts) :]]

@@ -6,7 +6,7 @@ from importlib import resources
 from string import Template
 
 from orchestrator.tools.profile.analysis.excerpt import Excerpt
-from orchestrator.tools.profile.analysis.figures import Account, Profile
+from orchestrator.tools.profile.analysis.figures import Account, ProfileFigures
 from orchestrator.tools.profile.report import svg
 from orchestrator.tools.profile.report.table import DEFINITIONS, DRAFT_WORDS, TARGET_WORDS
 
@@ -27,7 +27,7 @@ _TIMELINE_WORDS = {
 }
 
 
-def page(profile: Profile, excerpts: Sequence[Excerpt]) -> str:
+def page(profile: ProfileFigures, excerpts: Sequence[Excerpt]) -> str:
     """The whole file. `excerpts`: one a temperature."""
     template = Template((resources.files("orchestrator.tools.profile.report") / "page.html").read_text())
     drafted = any(account.overlapped_share is not None for account in profile.accounts)
@@ -46,7 +46,7 @@ def page(profile: Profile, excerpts: Sequence[Excerpt]) -> str:
     )
 
 
-def _subtitle(profile: Profile) -> str:
+def _subtitle(profile: ProfileFigures) -> str:
     clocks = "" if profile.clock_error is None else f" Clocks agree to ±{profile.clock_error * 1e6:.0f} µs."
     return f"Prompt of {profile.prompt_tokens} tokens. {', '.join(profile.machine)}.{clocks}"
 

@@ -10,15 +10,19 @@ from orchestrator.tools.profile.analysis.figures import grown_by
 from orchestrator.tools.profile.analysis.intervals import Interval
 from orchestrator.tools.profile.analysis.overlap import work
 from orchestrator.tools.profile.analysis.rounds import rounds
-from orchestrator.tools.profile.run import Run, Span
-from protocol.worker.spans import Kind
+from orchestrator.tools.profile.run import TracedRun, TracedSpan
+from protocol.worker.spans import SpanKind
 
-_OWN_TRACKS = ((Kind.STEP, "orchestrator"), (Kind.MESSAGE, "orchestrator: messages"), (Kind.WAIT, "awaits growth"))
+_OWN_TRACKS = (
+    (SpanKind.STEP, "orchestrator"),
+    (SpanKind.MESSAGE, "orchestrator: messages"),
+    (SpanKind.WAIT, "awaits growth"),
+)
 _SEQUENCE = 1
 """All packets come from one writer."""
 
 
-def perfetto_trace(run: Run) -> bytes:
+def perfetto_trace(run: TracedRun) -> bytes:
     """The file's content. Nanoseconds from the first span on."""
     trace = _Trace(run)
     flows = _flows(run)
@@ -43,12 +47,12 @@ class _Flows:
         self.reaching.setdefault(end, []).append(self._count)
 
 
-def _flows(run: Run) -> _Flows:
+def _flows(run: TracedRun) -> _Flows:
     """From each growth step to the verifications whose verdict accepted a token of it."""
     flows = _Flows()
     grown = {step: edge for edge, step in grown_by(run).items()}
     for episode in episodes(run):
-        verified = {span.round: edges(span) for span in work(episode.target, (Kind.VERIFY,))}
+        verified = {span.round: edges(span) for span in work(episode.target, (SpanKind.VERIFY,))}
         for each in rounds(episode.seen):
             for step in sorted(each.accepted_from):
                 if step in grown and each.round in verified:
@@ -59,13 +63,13 @@ def _flows(run: Run) -> _Flows:
 class _Trace:
     """The packets so far."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TracedRun) -> None:
         self.builder = TraceProtoBuilder()
         spans = [*run.orchestrator, *(span for life in run.lives for span in life.spans)]
         self._zero = min((span.begin for span in spans), default=0)
         self._tracks = 0
 
-    def track(self, name: str, spans: Iterable[Span], flows: _Flows) -> None:
+    def track(self, name: str, spans: Iterable[TracedSpan], flows: _Flows) -> None:
         self._tracks += 1
         descriptor = self._packet().track_descriptor
         descriptor.uuid = self._tracks
@@ -88,7 +92,7 @@ class _Trace:
         return packet
 
 
-def _describe(event: TrackEvent, span: Span, flows: _Flows) -> None:
+def _describe(event: TrackEvent, span: TracedSpan, flows: _Flows) -> None:
     event.type = TrackEvent.TYPE_SLICE_BEGIN
     event.name = f"{span.kind.name.lower()} {span.tokens or ''}".strip()
     event.categories.append(span.kind.name.lower())
@@ -100,7 +104,7 @@ def _describe(event: TrackEvent, span: Span, flows: _Flows) -> None:
         annotation.int_value = value
 
 
-def _edges_in_order(spans: Iterable[Span]) -> Iterator[tuple[int, bool, Span]]:
+def _edges_in_order(spans: Iterable[TracedSpan]) -> Iterator[tuple[int, bool, TracedSpan]]:
     """Moments of a track in the order of its file: an outer span begins before what it holds and ends behind it."""
     moments = []
     for span in spans:

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.tools.profile.analysis.figures import Account, Profile
+from orchestrator.tools.profile.analysis.figures import Account, ProfileFigures
 
 _TITLES = (
     *("T", "tok/s", "tok/round", "hits", "accepted", "overlapped", "useful", "efficiency"),
@@ -41,7 +41,7 @@ DEFINITIONS = {
 }
 
 
-def tables(profile: Profile) -> Group:
+def tables(profile: ProfileFigures) -> Group:
     """The figures, where each one's time went, and what to know about them."""
     parts: list[RenderableType] = [_figures(profile.accounts), ""]
     parts += [_times("target", profile.accounts, lambda account: account.target, TARGET_WORDS), ""]
@@ -51,7 +51,7 @@ def tables(profile: Profile) -> Group:
     return Group(*parts)
 
 
-def remarks(profile: Profile) -> Iterable[str]:
+def remarks(profile: ProfileFigures) -> Iterable[str]:
     """What to know about the figures, a sentence or two each."""
     yield f"{profile.strategy}, prompt of {profile.prompt_tokens} tokens. {'; '.join(profile.machine)}."
     if profile.clock_error is not None:

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from orchestrator.tools.profile.analysis.excerpt import Bar, Excerpt
-from orchestrator.tools.profile.analysis.figures import Account, Profile
+from orchestrator.tools.profile.analysis.figures import Account, ProfileFigures
 from orchestrator.tools.profile.report.table import DRAFT_WORDS
 
 _COLOURS = {
@@ -36,7 +36,7 @@ _DRAFT, _TARGET = 1.0, 0.0
 _HEIGHT = 0.62
 
 
-def write_timeline(profile: Profile, excerpts: Sequence[Excerpt], path: Path) -> None:
+def write_timeline(profile: ProfileFigures, excerpts: Sequence[Excerpt], path: Path) -> None:
     """`excerpts`: one a temperature."""
     with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
         drafted = any(account.overlapped_share is not None for account in profile.accounts)
@@ -55,7 +55,7 @@ def write_timeline(profile: Profile, excerpts: Sequence[Excerpt], path: Path) ->
         figure.savefig(path, dpi=130)
 
 
-def _title(profile: Profile) -> str:
+def _title(profile: ProfileFigures) -> str:
     return f"{profile.strategy}: " + ", ".join(
         f"{account.tokens_per_second:.1f} tokens/s at T = {account.temperature:g}" for account in profile.accounts
     )

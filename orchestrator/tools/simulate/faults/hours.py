@@ -11,12 +11,12 @@ from typing import get_args
 
 from orchestrator.core.events import Request
 from orchestrator.core.options import Options, StrategyName
-from orchestrator.tools.simulate.acceptance import Acceptance, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Wire
 from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.faults.faulty_workers import GarbageDraft, ModelledPrefill, Responsive, WaywardTarget
 from orchestrator.tools.simulate.faults.invariants import Violation
-from orchestrator.tools.simulate.faults.world import World
+from orchestrator.tools.simulate.faults.world import FaultSimulation
 from orchestrator.tools.simulate.language import made_up
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker
 from orchestrator.tools.simulate.target import ModelledTarget
@@ -78,12 +78,12 @@ class _Story:
         accept = source.choice((0.0, 0.3, 0.7, 0.95))
         shift = source.choice((0.0, 0.0, 20.0, -3.0))
         prompt = source.choice((2, 10, 60))
-        self._language = RepeatingLanguage(Acceptance(accept=accept, claim_shift=shift), seed & 0xFFFF, prompt)
+        self._language = RepeatingLanguage(AcceptanceModel(accept=accept, claim_shift=shift), seed & 0xFFFF, prompt)
         self._requests = 0
         self._garbage = 0.0
         """Share of messages that drafts spoil at present."""
         self._wayward = 0.0
-        self.world = World(self._options(), self._worker, source, loading=source.choice((0.0, 1.0, 5.0)))
+        self.world = FaultSimulation(self._options(), self._worker, source, loading=source.choice((0.0, 1.0, 5.0)))
 
     def storm(self, begin: float) -> None:
         """Faults and requests for up to a minute, then peace, in which all must end and be forgotten."""

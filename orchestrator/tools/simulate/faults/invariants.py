@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from orchestrator.core.commands import Command, Emit, Finish, Reject, Release, Tell
+from orchestrator.core.commands import Command, Emit, Finish, Reject, Release, SendMessage
 from orchestrator.core.machine import Machine
 from orchestrator.core.sequence import Phase
 from protocol.messages.base import Role, SequenceId
@@ -39,7 +39,7 @@ class Invariants:
         the client has.
         """
         match command:
-            case Tell():
+            case SendMessage():
                 self._reaches(command)
             case Release(name):
                 self._given_up.add(name)
@@ -76,7 +76,7 @@ class Invariants:
                 raise Violation(f"sequence {item} ended and is still remembered")
         _require(held <= _MOST_HELD, f"a machine without requests holds {held} objects")
 
-    def _reaches(self, tell: Tell) -> None:
+    def _reaches(self, tell: SendMessage) -> None:
         present = any(role == tell.role and tell.incarnation in (None, incarnation) for role, incarnation in self.up)
         _require(present, f"a {tell.role} that is down was told {tell.message}")
         _require(tell.role != "draft" or tell.incarnation is not None, "a draft was told something, and not which one")

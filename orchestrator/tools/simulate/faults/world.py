@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Replace, Tell
+from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Replace, SendMessage
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
@@ -17,8 +17,8 @@ from orchestrator.core.restarts import RestartPolicy
 from orchestrator.tools.simulate.devices import Wire
 from orchestrator.tools.simulate.faults.invariants import Invariants, Violation
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker
-from orchestrator.tools.simulate.virtual_clock import Agenda
-from orchestrator.tools.simulate.worker_host import Site
+from orchestrator.tools.simulate.virtual_clock import VirtualClock
+from orchestrator.tools.simulate.worker_host import WorkerHost
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.worker import FromWorker, Ping
 
@@ -30,7 +30,7 @@ _KEPT = 40
 
 
 @dataclass(slots=True)
-class Client:
+class SimulatedClient:
     """One request, and what its client has of it."""
 
     request: Request
@@ -39,24 +39,24 @@ class Client:
     tokens: list[int] = field(default_factory=list)
 
 
-class World:
+class FaultSimulation:
     """Things happen by `agenda`; `trouble` and whoever else wants to puts them there."""
 
     def __init__(
         self, options: Options, build: Callable[[Role], ModelledWorker], source: random.Random, loading: float = 1.0
     ) -> None:
         """`build` makes a worker for a new life; `loading`: most seconds until it has loaded its model."""
-        self.agenda = Agenda()
+        self.agenda = VirtualClock()
         self.counts: Counter[str] = Counter()
         self.last: deque[tuple[float, Event, list[Command]]] = deque(maxlen=_KEPT)
-        self.clients: dict[SequenceId, Client] = {}
+        self.clients: dict[SequenceId, SimulatedClient] = {}
         """Of live requests."""
         self.wire = Wire()
         self._options = options
         self._build = build
         self._source = source
         self._loading = loading
-        self.sites: dict[int, Site] = {}
+        self.sites: dict[int, WorkerHost] = {}
         """Workers of the present life of the orchestrator, by incarnation."""
         self._incarnations = 0
         self._epoch = 0
@@ -136,7 +136,7 @@ class World:
         reference, before = (client.reference, len(client.tokens)) if client else (None, 0)
         self.invariants.performed(command, reference, before)
         match command:
-            case Tell(role, message, incarnation):
+            case SendMessage(role, message, incarnation):
                 self.sites[incarnation or self._own[role]].tell(message)
             case Emit(sequence, tokens):
                 self.clients[sequence].tokens += tokens
@@ -161,7 +161,7 @@ class World:
             return None
         self.counts["requests"] += 1
         id = SequenceId(_FIRST + self.counts["requests"])
-        self.clients[id] = Client(request, reference)
+        self.clients[id] = SimulatedClient(request, reference)
         self._step(Submitted(id, request))
         return id
 
@@ -231,7 +231,7 @@ class World:
         """A new life, which may end before its model is loaded."""
         self._incarnations += 1
         epoch, incarnation = self._epoch, self._incarnations
-        site = Site(
+        site = WorkerHost(
             self._build(role),
             self.agenda,
             self.wire,
@@ -243,7 +243,7 @@ class World:
         self.agenda.at(self.now + loading, lambda: self._loaded(epoch, role, site, guest))
         return incarnation
 
-    def _loaded(self, epoch: int, role: Role, site: Site, guest: bool) -> None:
+    def _loaded(self, epoch: int, role: Role, site: WorkerHost, guest: bool) -> None:
         if epoch == self._epoch and site.alive:
             self.invariants.up.add((role, site.incarnation))
             self._step(WorkerUp(site.incarnation, site.worker.hello, guest))

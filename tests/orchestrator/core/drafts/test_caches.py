@@ -3,7 +3,7 @@
 import msgspec
 
 from orchestrator.core.admission import refusal
-from orchestrator.core.commands import Command, Release, Tell
+from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.drafts.caches import DraftCaches
 from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
@@ -98,7 +98,7 @@ def test_an_arena_that_was_taken_over_is_no_warning():
 
 def starts(commands: list[Command]) -> list[Start]:
     """What a draft is told to start."""
-    told = [command for command in commands if isinstance(command, Tell) and command.role == "draft"]
+    told = [command for command in commands if isinstance(command, SendMessage) and command.role == "draft"]
     return [command.message for command in told if isinstance(command.message, Start)]
 
 

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from orchestrator.core.commands import Dismiss, Tell
+from orchestrator.core.commands import Dismiss, SendMessage
 from orchestrator.core.drafts.election import MOST_DRAFTS, Election
 from orchestrator.core.events import WorkerDown, WorkerUp
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.acceptance import Acceptance, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Devices, Wire
 from orchestrator.tools.simulate.run import Guest, Simulation
 from protocol.messages.worker import Reroot, Start, Stop
@@ -28,7 +28,9 @@ FIRST, SECOND = 2, 3
 
 
 def language(accept, boast=0.0, draft=()):
-    return InventedLanguage(Acceptance(accept=accept, spread=1.0, claim_shift=boast), prompt_tokens=16, draft=draft)
+    return InventedLanguage(
+        AcceptanceModel(accept=accept, spread=1.0, claim_shift=boast), prompt_tokens=16, draft=draft
+    )
 
 
 def run(guests=(), accept: float | None = 0.7, tokens=600, requests=1, **options):
@@ -218,7 +220,7 @@ def told(commands, incarnation):
     return [
         command.message
         for command in commands
-        if isinstance(command, Tell) and command.role == "draft" and command.incarnation == incarnation
+        if isinstance(command, SendMessage) and command.role == "draft" and command.incarnation == incarnation
     ]
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from orchestrator.core.commands import Tell
+from orchestrator.core.commands import SendMessage
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.core.policy.estimates import Usefulness
 from orchestrator.machine.device_profiles import load_profile
-from orchestrator.tools.simulate.acceptance import Acceptance, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.run import Simulation
 from protocol.messages.worker import Start, Stop
@@ -18,14 +18,14 @@ class Watched(Simulation):
     """Takes down when the draft is told to start and to stop, by the tokens served until then."""
 
     def _perform(self, command):
-        if isinstance(command, Tell) and command.role == "draft" and isinstance(command.message, Start | Stop):
+        if isinstance(command, SendMessage) and command.role == "draft" and isinstance(command.message, Start | Stop):
             served = sum(len(each.tokens) for each in self.served.values())
             self.told = [*getattr(self, "told", []), (type(command.message), served)]
         super()._perform(command)
 
 
 def served(accept: float, strategy: StrategyName = "adaptive", tokens: int = 400) -> Watched:
-    simulation = Watched(Options(strategy=strategy), InventedLanguage(Acceptance(accept=accept), 1), DEVICES)
+    simulation = Watched(Options(strategy=strategy), InventedLanguage(AcceptanceModel(accept=accept), 1), DEVICES)
     sequence = simulation.submit(1, tokens)
     simulation.run()
     assert simulation.served[sequence].tokens == simulation.truth(sequence)

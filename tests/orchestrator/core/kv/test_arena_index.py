@@ -5,12 +5,12 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orchestrator.core.kv.arena_index import LEAST, KvLibrary
+from orchestrator.core.kv.arena_index import MIN_SHARED_TOKENS, ArenaIndex
 from orchestrator.core.kv.prefill_choice import PrefillChoice
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import KvOffer, KvReference
 
-STEM = list(range(100, 100 + LEAST))
+STEM = list(range(100, 100 + MIN_SHARED_TOKENS))
 LIMIT = 100
 
 
@@ -23,7 +23,7 @@ class Library(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.library = KvLibrary(LIMIT)
+        self.library = ArenaIndex(LIMIT)
         self.sequences: dict[int, list[int]] = {}
         self.ended: set[int] = set()
         self.held: dict[str, tuple[int, list[int], int]] = {}
@@ -111,7 +111,7 @@ class Library(RuleBasedStateMachine):
         found = self.library.find(wanted)
 
         best = max((shared(tokens, wanted[:-1]) for _, tokens, _ in self.held.values()), default=0)
-        assert (found.tokens if found else 0) == (best if best >= LEAST else 0)
+        assert (found.tokens if found else 0) == (best if best >= MIN_SHARED_TOKENS else 0)
         if found:
             assert found.name not in self.gone
             assert self.held[found.name][1][: found.tokens] == wanted[: found.tokens]
@@ -143,64 +143,64 @@ TestLibrary.settings = settings(max_examples=150, stateful_step_count=40, deadli
 
 
 def test_the_arena_that_was_not_used_for_longest_goes_first():
-    library = KvLibrary(30)
+    library = ArenaIndex(30)
     tokens = [[*STEM, id] for id in range(4)]
     for id in range(3):
-        library.offer(offer(id, f"arena {id}", LEAST + 1), tokens[id])
+        library.offer(offer(id, f"arena {id}", MIN_SHARED_TOKENS + 1), tokens[id])
     library.find([*tokens[0], 9])
 
-    assert library.offer(offer(3, "arena 3", LEAST + 1), tokens[3]) == ["arena 1"]
-    assert library.find([*tokens[0], 9]) == KvReference("arena 0", LEAST + 1)
+    assert library.offer(offer(3, "arena 3", MIN_SHARED_TOKENS + 1), tokens[3]) == ["arena 1"]
+    assert library.find([*tokens[0], 9]) == KvReference("arena 0", MIN_SHARED_TOKENS + 1)
 
 
 def test_what_was_given_up_is_not_taken_back():
-    library = KvLibrary(15)
-    library.offer(offer(1, "first", LEAST), STEM)
-    assert library.offer(offer(2, "second", LEAST), STEM) == ["first"]
+    library = ArenaIndex(15)
+    library.offer(offer(1, "first", MIN_SHARED_TOKENS), STEM)
+    assert library.offer(offer(2, "second", MIN_SHARED_TOKENS), STEM) == ["first"]
 
-    assert library.offer(offer(1, "first", LEAST + 9), STEM * 2) == ["first"]
-    assert library.find([*STEM, 1]) == KvReference("second", LEAST)
+    assert library.offer(offer(1, "first", MIN_SHARED_TOKENS + 9), STEM * 2) == ["first"]
+    assert library.find([*STEM, 1]) == KvReference("second", MIN_SHARED_TOKENS)
 
 
 def test_an_arena_bigger_than_the_bound_is_not_kept():
-    assert KvLibrary(9).offer(offer(1, "big", LEAST), STEM) == ["big"]
+    assert ArenaIndex(9).offer(offer(1, "big", MIN_SHARED_TOKENS), STEM) == ["big"]
 
 
 def test_an_arena_holds_no_more_than_is_known_of_its_sequence():
-    library = KvLibrary(LIMIT)
-    library.offer(offer(1, "ahead", LEAST + 3), STEM)
+    library = ArenaIndex(LIMIT)
+    library.offer(offer(1, "ahead", MIN_SHARED_TOKENS + 3), STEM)
 
-    assert library.find([*STEM, 1, 2, 3, 4]) == KvReference("ahead", LEAST)
+    assert library.find([*STEM, 1, 2, 3, 4]) == KvReference("ahead", MIN_SHARED_TOKENS)
 
 
 @pytest.mark.parametrize("over", [False, True])
 def test_an_arena_does_not_pass_to_a_sequence_of_other_tokens(over: bool):
-    library = KvLibrary(LIMIT)
-    library.offer(offer(1, "arena", LEAST), STEM)
+    library = ArenaIndex(LIMIT)
+    library.offer(offer(1, "arena", MIN_SHARED_TOKENS), STEM)
     if over:
         library.end(SequenceId(1))
 
-    assert library.offer(offer(2, "arena", LEAST), STEM[::-1]) == []
+    assert library.offer(offer(2, "arena", MIN_SHARED_TOKENS), STEM[::-1]) == []
     assert library.find([*STEM[::-1], 1]) is None
-    assert library.find([*STEM, 1]) == KvReference("arena", LEAST)
+    assert library.find([*STEM, 1]) == KvReference("arena", MIN_SHARED_TOKENS)
 
 
 def test_the_arena_of_a_live_sequence_does_not_pass_to_another_one():
-    library = KvLibrary(LIMIT)
-    library.offer(offer(1, "arena", LEAST), STEM)
+    library = ArenaIndex(LIMIT)
+    library.offer(offer(1, "arena", MIN_SHARED_TOKENS), STEM)
 
-    assert library.offer(offer(2, "arena", LEAST + 1), [*STEM, 1]) == []
-    assert library.find([*STEM, 1, 2]) == KvReference("arena", LEAST)
+    assert library.offer(offer(2, "arena", MIN_SHARED_TOKENS + 1), [*STEM, 1]) == []
+    assert library.find([*STEM, 1, 2]) == KvReference("arena", MIN_SHARED_TOKENS)
 
 
 def test_of_a_conversation_the_last_turn_is_kept():
-    library = KvLibrary(LIMIT)
+    library = ArenaIndex(LIMIT)
     for turn in range(5):
-        library.offer(offer(turn, f"turn {turn}", LEAST + turn), [*STEM, *range(turn)])
+        library.offer(offer(turn, f"turn {turn}", MIN_SHARED_TOKENS + turn), [*STEM, *range(turn)])
         library.end(SequenceId(turn))
 
     assert library.size == 10
-    assert library.find([*STEM, *range(9)]) == KvReference("turn 4", LEAST + 4)
+    assert library.find([*STEM, *range(9)]) == KvReference("turn 4", MIN_SHARED_TOKENS + 4)
 
 
 def measured(target: float, worker: float, adoption: float = 0.0) -> PrefillChoice:
@@ -244,7 +244,7 @@ def test_always_means_whenever_there_is_enough_to_read():
     choice = PrefillChoice("always")
 
     assert choice.pays(1000, 0)
-    assert not choice.pays(1000, 1000 - LEAST + 1)
+    assert not choice.pays(1000, 1000 - MIN_SHARED_TOKENS + 1)
 
 
 def test_patience_ends_when_the_target_would_have_been_ready_twice():

@@ -8,10 +8,18 @@ import pytest
 from orchestrator.core.commands import Command
 from orchestrator.core.events import Arrived, Ended, Event
 from orchestrator.core.options import Options
-from orchestrator.core.telemetry.recorder import Observation
+from orchestrator.core.telemetry.recorder import TelemetryRecorder
 from orchestrator.core.telemetry.watchers import MOST_WATCHERS, PAUSE, Watchers
 from protocol.messages.base import SequenceId
-from protocol.messages.telemetry import MOST_JUDGED, MOST_NODES, MOST_SPANS, FromVisitor, Scene, ToVisitor, Watch
+from protocol.messages.telemetry import (
+    MOST_JUDGED,
+    MOST_NODES,
+    MOST_SPANS,
+    FromClientOrWatcher,
+    TelemetryFrame,
+    ToClientOrWatcher,
+    Watch,
+)
 from protocol.transport.codec import Stamp, decode, encode
 from tests.orchestrator.core.test_machine import PROMPT, Bench
 from tests.support.simulated_workers import reference
@@ -22,7 +30,7 @@ class Watched(Bench):
 
     def __init__(self, options: Options | None = None) -> None:
         super().__init__(options)
-        self.observation = Observation(self.machine, lambda token: f"<{token}>")
+        self.observation = TelemetryRecorder(self.machine, lambda token: f"<{token}>")
         self.up("target")
         self.up("draft")
 
@@ -31,7 +39,7 @@ class Watched(Bench):
         self.observation.saw(event, commands, self.now)
         return commands
 
-    def scene(self, after: int = 0, wanted: int | None = None) -> Scene:
+    def scene(self, after: int = 0, wanted: int | None = None) -> TelemetryFrame:
         return self.observation.scene(after, None if wanted is None else SequenceId(wanted), self.now)
 
 
@@ -175,8 +183,8 @@ def test_scenes_are_bounded_however_much_happened():
 def test_questions_and_scenes_survive_the_wire():
     stamp = Stamp(0, 0)
     for scene in (watched(turns).scene() for turns in (0, 3, 30, 4000)):
-        assert msgspec.to_builtins(decode(encode(scene, stamp), ToVisitor)[1]) == msgspec.to_builtins(scene)
-    assert decode(encode(Watch(3), stamp), FromVisitor)[1] == Watch(3)
+        assert msgspec.to_builtins(decode(encode(scene, stamp), ToClientOrWatcher)[1]) == msgspec.to_builtins(scene)
+    assert decode(encode(Watch(3), stamp), FromClientOrWatcher)[1] == Watch(3)
 
 
 def test_a_number_from_another_life_is_taken_for_none():

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.core.commands import Emit, Finish, Tell
+from orchestrator.core.commands import Emit, Finish, SendMessage
 from orchestrator.core.events import Arrived, Request, Submitted, Tick, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
@@ -67,7 +67,7 @@ class Request1:
         self.now += 0.01
         for command in self.machine.step(event, self.now):
             match command:
-                case Tell(role="target", message=Start() | Verify() as message):
+                case SendMessage(role="target", message=Start() | Verify() as message):
                     self.asked.append(message)
                 case Emit(tokens=tokens):
                     self.tokens += tokens

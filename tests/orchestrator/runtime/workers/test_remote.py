@@ -11,8 +11,8 @@ import zmq
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
-from orchestrator.runtime.workers.remote import Door, WorkerEvent
-from orchestrator.runtime.workers.remote_registry import Guests
+from orchestrator.runtime.workers.remote import RemoteWorkers, WorkerEvent
+from orchestrator.runtime.workers.remote_registry import RemoteRegistry
 from orchestrator.tools.attach.attachment import _heed
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
@@ -43,7 +43,7 @@ class House:
             before.pin(name, keys.public)
         before.close()
         numbers = count(5)
-        self.door = Door(
+        self.door = RemoteWorkers(
             self.context,
             OrchestratorSetup(
                 session=str(session),
@@ -53,7 +53,7 @@ class House:
                 listening=Listening(address="tcp://127.0.0.1:0", folder=str(folder)),
             ),
             EPOCH,
-            Guests(lambda: next(numbers), {"prefill": "not here"}),
+            RemoteRegistry(lambda: next(numbers), {"prefill": "not here"}),
             list,
         )
         self.events: list[WorkerEvent] = []

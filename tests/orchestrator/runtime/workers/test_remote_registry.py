@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from orchestrator.runtime.workers.remote_registry import Guests, RemoteWorker, without_shared_memory
+from orchestrator.runtime.workers.remote_registry import RemoteRegistry, RemoteWorker, without_shared_memory
 from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.remote import Attach
 from protocol.messages.sampling import Sampling
@@ -15,12 +15,14 @@ from protocol.messages.worker import Hello, KvReference, Pong, Start
 ONE, OTHER = b"a" * 40, b"b" * 40
 
 
-def guests(**refusals: str) -> Guests:
+def guests(**refusals: str) -> RemoteRegistry:
     numbers = count(1)
-    return Guests(lambda: next(numbers), refusals)  # pyright: ignore[reportArgumentType]
+    return RemoteRegistry(lambda: next(numbers), refusals)  # pyright: ignore[reportArgumentType]
 
 
-def attached(all: Guests, identity: bytes = ONE, role: Role = "draft", life: int = 1, now: float = 0.0) -> RemoteWorker:
+def attached(
+    all: RemoteRegistry, identity: bytes = ONE, role: Role = "draft", life: int = 1, now: float = 0.0
+) -> RemoteWorker:
     worker = all.attach("mac", identity, b"control", Attach(role, life), now)
     assert isinstance(worker, RemoteWorker)
     return worker

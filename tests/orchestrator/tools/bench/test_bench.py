@@ -15,13 +15,13 @@ from orchestrator.cli.app import cli
 from orchestrator.tools.bench import table
 from orchestrator.tools.bench.baseline.contender import rounds_of
 from orchestrator.tools.bench.baseline.paced_network import PacedDevice
-from orchestrator.tools.bench.contender import Family, Generation, Task
+from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.tools.bench.figures import best_speculative, rows
 from orchestrator.tools.bench.measurement import Measurement, deviating
 from orchestrator.tools.bench.plot import draw
 from orchestrator.tools.bench.prompts import read_prompts
 from orchestrator.tools.bench.schedule import Setting, schedule, settings
-from orchestrator.tools.bench.trials import Plan, measured
+from orchestrator.tools.bench.trials import BenchPlan, measured
 from protocol.errors import InputError
 from protocol.messages.client import Pace
 from protocol.worker.pacing import DevicePace
@@ -35,26 +35,26 @@ class _Contender:
     def __init__(self, name: str, family: Family = "ours", tokens: tuple[int, ...] = (1, 2), diary: list | None = None):
         self.name = name
         self.family: Family = family
-        self.tasks: list[Task] = []
+        self.tasks: list[GenerationTask] = []
         self._tokens = tokens
         self._diary = diary
 
-    def generate(self, task: Task) -> Generation:
+    def generate(self, task: GenerationTask) -> TimedGeneration:
         self.tasks.append(task)
         if self._diary is not None:
             self._diary.append(self.name)
-        return Generation(tokens=self._tokens, tokens_per_second=10.0, tokens_per_round=1.0)
+        return TimedGeneration(tokens=self._tokens, tokens_per_second=10.0, tokens_per_round=1.0)
 
 
-def _plan(**changes) -> Plan:
+def _plan(**changes) -> BenchPlan:
     words = {"draft_tokens": "1-2", "strategies": "ar,adaptive", "temperature": ()}
     others = {"target": None, "draft": None, "repeats": 2, "max_tokens": 8, "random_draft": False}
-    return Plan.of(**(words | others | changes))
+    return BenchPlan.of(**(words | others | changes))
 
 
 def _measurement(contender: str, speed: float, setting: Setting, tokens: tuple[int, ...] = (1, 2), **figures):
     family: Family = "mlx-lm" if contender.startswith("mlx-lm") else "ours"
-    generation = Generation(tokens=tokens, tokens_per_second=speed, tokens_per_round=1.0, **figures)
+    generation = TimedGeneration(tokens=tokens, tokens_per_second=speed, tokens_per_round=1.0, **figures)
     return Measurement(setting, contender, family, generation)
 
 

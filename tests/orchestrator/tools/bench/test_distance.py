@@ -7,23 +7,23 @@ import pytest
 from orchestrator.machine.device_profiles import load_profile, worker_pace
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.tools.bench import trials
-from orchestrator.tools.bench.contender import Generation
+from orchestrator.tools.bench.contender import TimedGeneration
 from orchestrator.tools.bench.distance import draw_distances
 from orchestrator.tools.bench.figures import rows
 from orchestrator.tools.bench.measurement import Measurement
 from orchestrator.tools.bench.schedule import Setting
-from orchestrator.tools.bench.trials import Plan, parse_links
+from orchestrator.tools.bench.trials import BenchPlan, parse_links
 from orchestrator.tools.simulate.devices import Devices
-from orchestrator.tools.simulate.plan import GREEDY, SAMPLED, Scene, simulated
+from orchestrator.tools.simulate.plan import GREEDY, SAMPLED, Scenario, simulated
 from orchestrator.tools.simulate.sweep import with_draft_delay
 from protocol.errors import InputError
 
 LINKS = (EmulatedLink(delay=0.0003, loss=0.01), EmulatedLink(delay=0.05, loss=0.01))
 
 
-def plan(**options) -> Plan:
+def plan(**options) -> BenchPlan:
     usual = {"target": None, "draft": None, "repeats": 1, "max_tokens": 8, "random_draft": False}
-    return Plan.of(draft_tokens="0", strategies="ar,adaptive", temperature=(0.0,), **(usual | options))
+    return BenchPlan.of(draft_tokens="0", strategies="ar,adaptive", temperature=(0.0,), **(usual | options))
 
 
 def test_delays_are_milliseconds():
@@ -57,7 +57,7 @@ def test_machines_apart_do_not_slow_each_other_down():
 
 def test_the_picture_has_a_line_a_strategy(tmp_path):
     names = ["ar", "adaptive", "adaptive, 0.3 ms", "adaptive, 50 ms"]
-    said = Generation(tokens=(1, 2), tokens_per_second=10.0, tokens_per_round=1.0)
+    said = TimedGeneration(tokens=(1, 2), tokens_per_second=10.0, tokens_per_round=1.0)
     measured = [Measurement(Setting(0, 0, 0.0), name, "ours", said) for name in names]
     draw_distances(rows(measured, names), ("ar", "adaptive"), LINKS, "a test", tmp_path / "distance.png")
 
@@ -69,7 +69,7 @@ def test_the_picture_has_a_line_a_strategy(tmp_path):
 def test_a_draft_far_away_never_slows_the_target_down(delay, acceptance):
     """In virtual time, one message in a hundred lost; where it is too far to help it must not hinder."""
     devices = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
-    scene = with_draft_delay(Scene(devices=devices, acceptance=acceptance, tokens=120, requests=1), delay)
+    scene = with_draft_delay(Scenario(devices=devices, acceptance=acceptance, tokens=120, requests=1), delay)
     wires = replace(scene.wires, draft=replace(scene.wires.draft, loss=0.01))
     plain, far = (simulated(replace(scene, wires=wires), strategy) for strategy in ("ar", "adaptive"))
 

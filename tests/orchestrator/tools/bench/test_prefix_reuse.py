@@ -13,17 +13,17 @@ from rich.console import Console
 from orchestrator.cli.app import cli
 from orchestrator.core.events import Arrived, Request, Submitted, Tick
 from orchestrator.runtime.journal import Journal
-from orchestrator.tools.bench.trials import Plan
+from orchestrator.tools.bench.trials import BenchPlan
 from orchestrator.tools.bench.workloads import prefix_reuse_report as reuse_report
 from orchestrator.tools.bench.workloads.prefix_reuse import CONTENDERS, Drafted, Turn, drafted
-from orchestrator.tools.bench.workloads.transcript import Shape, Transcript, shape
+from orchestrator.tools.bench.workloads.transcript import Transcript, TranscriptShape, shape
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.client import Pace
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled
 
-PLAN = Plan.of(
+PLAN = BenchPlan.of(
     target=None,
     draft=None,
     repeats=1,
@@ -52,16 +52,16 @@ def test_every_turn_fits_into_the_context(context: int, turns: int, answer: int)
 
 
 def test_the_demo_models_context_has_room_for_fifty_turns():
-    assert shape(2048, 50, 64) == Shape(turns=50, first=256, news=27, answer=8)
+    assert shape(2048, 50, 64) == TranscriptShape(turns=50, first=256, news=27, answer=8)
 
 
 def test_a_turn_resends_all_before_it():
-    transcript = Transcript(range(100), Shape(3, 10, 5, 2), 0)
+    transcript = Transcript(range(100), TranscriptShape(3, 10, 5, 2), 0)
     first = list(transcript.prompt)
     transcript.answered([7, 8])
 
     assert transcript.prompt == [*first, 7, 8, 10, 11, 12, 13, 14]
-    assert Transcript(range(100), Shape(3, 10, 5, 2), 1).prompt != first
+    assert Transcript(range(100), TranscriptShape(3, 10, 5, 2), 1).prompt != first
 
 
 def test_a_journal_tells_when_a_draft_first_grew(tmp_path: Path):
@@ -119,14 +119,14 @@ def test_wrong_tokens_and_overruns_are_told():
     turns = [turn(name, number) for name in CONTENDERS for number in (1, 2)]
     spoilt = [*turns, turn("reuse", 3, exact=False, overruns=50)]
     output = io.StringIO()
-    Console(file=output, width=140).print(reuse_report.table(spoilt, Shape(3, 10, 5, 2), PLAN))
+    Console(file=output, width=140).print(reuse_report.table(spoilt, TranscriptShape(3, 10, 5, 2), PLAN))
 
     assert reuse_report.failures(turns) == reuse_report.invalid(turns) == []
     assert reuse_report.failures(spoilt) == ["reuse, turn 3: the tokens differ from those without reuse."]
     assert len(reuse_report.invalid(spoilt)) == 1
     assert "INVALID" in output.getvalue()
     assert "NO" in output.getvalue()
-    json.dumps(reuse_report.to_json(spoilt, Shape(3, 10, 5, 2), PLAN))
+    json.dumps(reuse_report.to_json(spoilt, TranscriptShape(3, 10, 5, 2), PLAN))
 
 
 @pytest.mark.slow

@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from orchestrator.cli.app import cli
-from orchestrator.core.request_stats import Tally
-from orchestrator.tools.bench.contender import Task
-from orchestrator.tools.bench.trials import Plan
+from orchestrator.core.request_stats import RequestStats
+from orchestrator.tools.bench.contender import GenerationTask
+from orchestrator.tools.bench.trials import BenchPlan
 from orchestrator.tools.bench.workloads import prompt_length_report as growth_report
 from orchestrator.tools.bench.workloads.concurrency import Arrivals, Flow, flow, groups, parse_requests, rate
-from orchestrator.tools.bench.workloads.prompt_length import Growth, left_out, lengths, overhead, summed_up
+from orchestrator.tools.bench.workloads.prompt_length import PromptLengthFigures, left_out, lengths, overhead, summed_up
 from protocol.errors import InputError
 from protocol.messages.client import Pace, Statistics
 
@@ -23,7 +23,7 @@ from protocol.messages.client import Pace, Statistics
 def _statistics(
     *, began: float, ended: float, generated: int, rounds: int, verifying: float, reading: float
 ) -> Statistics:
-    tally = Tally(0.0, 128)
+    tally = RequestStats(0.0, 128)
     tally.decoding(began)
     tally.prefill_seconds = reading
     for _ in range(rounds):
@@ -72,7 +72,7 @@ def test_a_context_without_room_for_any_length_is_refused():
 
 def test_growth_is_shown_and_drawn_and_says_what_was_left_out(tmp_path: Path):
     figures = [
-        Growth(
+        PromptLengthFigures(
             strategy=strategy,
             prompt_tokens=length,
             tokens_per_second=12.5,
@@ -83,7 +83,7 @@ def test_growth_is_shown_and_drawn_and_says_what_was_left_out(tmp_path: Path):
         for strategy in ("ar", "adaptive")
         for length in (128, 256)
     ]
-    plan = Plan.of(
+    plan = BenchPlan.of(
         target=None,
         draft=None,
         repeats=1,
@@ -127,7 +127,7 @@ def test_tokens_are_counted_while_all_requests_are_decoded():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_every_number_of_requests_is_about_the_same_texts(count: int):
-    tasks = [Task((token,), 8, 0.0, 0) for token in range(4)]
+    tasks = [GenerationTask((token,), 8, 0.0, 0) for token in range(4)]
 
     crowds = groups(tasks, count)
 

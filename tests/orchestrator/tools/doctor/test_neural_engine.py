@@ -24,16 +24,16 @@ from orchestrator.machine import draft_choice as choosing
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.draft_choice import draft_choice, place_of, weigh
 from orchestrator.tools.doctor.doctor import Finding
-from orchestrator.tools.doctor.examination import Outcome, examine
+from orchestrator.tools.doctor.examination import StageOutcome, examine
 from orchestrator.tools.doctor.neural_engine import judge
 from orchestrator.tools.doctor.neural_engine_doctor import examined
 from protocol.contracts.examination import Agreed, ExaminationOrder, Placed, Predicted, Stage, Timed, Units, Written
-from protocol.contracts.neural_engine import Place, Verdict, package_fingerprint, record, recorded
+from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, record, recorded
 from protocol.errors import InputError
 from tests.support.coreml_demo import converted_demo
 
 FAKE = (sys.executable, "-m", "tests.support.fake_examiner")
-PLACE = Place("macOS 25A1", "Apple M9", "f" * 64)
+PLACE = ExaminedSystem("macOS 25A1", "Apple M9", "f" * 64)
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +149,7 @@ class Device(ExecutorRuntime):
             return outputs if self._alone else {name: value * factor for name, value in outputs.items()}
 
 
-def outcomes(behaviour: str, tmp_path: Path) -> list[Outcome]:
+def outcomes(behaviour: str, tmp_path: Path) -> list[StageOutcome]:
     """Of all stages but the plan, in this process."""
     Device.behaviour = behaviour
     stages: list[tuple[Stage, Units]] = [("golden", "CPU_AND_NE"), ("predict", "CPU_AND_NE"), ("predict", "CPU_ONLY")]
@@ -158,7 +158,7 @@ def outcomes(behaviour: str, tmp_path: Path) -> list[Outcome]:
         order = ExaminationOrder(
             folder=str(converted_demo()), stage=stage, golden=str(tmp_path / "golden.npz"), units=units, predicts=6
         )
-        found.append(Outcome(stage, units, tuple(carry_out(order, Device)), "done"))
+        found.append(StageOutcome(stage, units, tuple(carry_out(order, Device)), "done"))
     return found
 
 
@@ -188,12 +188,12 @@ def test_a_device_that_does_its_work_is_not_accused(tmp_path: Path):
 # Judging -------------------------------------------------------------------------------------------
 
 
-def predicted(units: Units, milliseconds: float, *, deviation: float | None = 0.01, same: float = 1.0) -> Outcome:
+def predicted(units: Units, milliseconds: float, *, deviation: float | None = 0.01, same: float = 1.0) -> StageOutcome:
     reports = (Agreed(8, deviation, same), Predicted(300, True), Timed(8, milliseconds), Timed(1, 1.0))
-    return Outcome("predict", units, reports, "done")
+    return StageOutcome("predict", units, reports, "done")
 
 
-GOLDEN = Outcome("golden", "CPU_AND_NE", (Written(),), "done")
+GOLDEN = StageOutcome("golden", "CPU_AND_NE", (Written(),), "done")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_logits_have_to_be_the_executors(deviation: float | None, same: float, c
 
 
 def test_operations_that_leave_the_engine_are_a_warning():
-    plan = Outcome("plan", "CPU_AND_NE", (Placed("width_8", 100, 60, 0.5, {"gather": 40}),), "done")
+    plan = StageOutcome("plan", "CPU_AND_NE", (Placed("width_8", 100, 60, 0.5, {"gather": 40}),), "done")
     findings, verdict = judge([GOLDEN, predicted("CPU_AND_NE", 7), predicted("CPU_ONLY", 30), plan], PLACE)
 
     assert verdict.choice == "coreml"
@@ -228,7 +228,7 @@ def test_operations_that_leave_the_engine_are_a_warning():
 
 
 def test_a_verdict_is_found_again_at_its_own_place_alone():
-    verdict = Verdict(place=PLACE, choice="mlx", reason="it hangs")
+    verdict = EngineVerdict(place=PLACE, choice="mlx", reason="it hangs")
     record(verdict)
 
     assert recorded(PLACE) == verdict
@@ -237,7 +237,7 @@ def test_a_verdict_is_found_again_at_its_own_place_alone():
 
 
 def test_a_verdict_that_can_not_be_read_is_none():
-    file = record(Verdict(place=PLACE, choice="coreml", reason="fine"))
+    file = record(EngineVerdict(place=PLACE, choice="coreml", reason="fine"))
     file.write_bytes(b"{")
 
     assert recorded(PLACE) is None
@@ -251,7 +251,7 @@ def test_packages_that_differ_have_other_fingerprints(tmp_path: Path):
 
 
 def test_the_pipeline_falls_back_to_the_same_model_in_mlx_and_says_so():
-    verdict = Verdict(place=PLACE, choice="mlx", reason="latency: no faster")
+    verdict = EngineVerdict(place=PLACE, choice="mlx", reason="latency: no faster")
     choice = weigh(converted_demo(), None, verdict)
 
     assert (choice.engine, choice.folder) == ("mlx", demo_model("draft"))
@@ -260,14 +260,14 @@ def test_the_pipeline_falls_back_to_the_same_model_in_mlx_and_says_so():
 
 
 def test_a_converted_folder_falls_back_to_the_model_that_it_was_made_from():
-    verdict = Verdict(place=PLACE, choice="mlx", reason="it crashed")
+    verdict = EngineVerdict(place=PLACE, choice="mlx", reason="it crashed")
 
     assert weigh(converted_demo(), str(converted_demo()), verdict).folder == demo_model("draft")
 
 
 @pytest.mark.parametrize("choice", ["coreml", None])
 def test_without_a_failure_core_ml_is_used(choice: str | None):
-    verdict = None if choice is None else Verdict(place=PLACE, choice="coreml", reason="fine")
+    verdict = None if choice is None else EngineVerdict(place=PLACE, choice="coreml", reason="fine")
 
     assert weigh(converted_demo(), str(converted_demo()), verdict) == ("coreml", converted_demo(), "")
 
@@ -276,7 +276,7 @@ def test_a_mac_reads_the_verdict_and_others_have_nothing_to_read(monkeypatch: py
     folder = str(converted_demo())
     monkeypatch.setattr(choosing, "place_of", lambda _: PLACE)
     monkeypatch.setattr(sys, "platform", "darwin")
-    record(Verdict(place=PLACE, choice="mlx", reason="it hangs"))
+    record(EngineVerdict(place=PLACE, choice="mlx", reason="it hangs"))
     assert draft_choice("coreml", folder).engine == "mlx"
     monkeypatch.setattr(sys, "platform", "linux")
 

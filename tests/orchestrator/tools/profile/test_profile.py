@@ -13,7 +13,7 @@ from rich.console import Console
 
 from orchestrator.cli.app import cli
 from orchestrator.tools.profile.analysis.figures import Account
-from orchestrator.tools.profile.measure import Measured, Task, measure
+from orchestrator.tools.profile.measure import MeasuredRun, ProfileTask, measure
 from orchestrator.tools.profile.report.files import NAMES, write_files
 from orchestrator.tools.profile.report.table import tables
 from orchestrator.tools.profile.run import load
@@ -23,19 +23,19 @@ PROMPT = "def quicksort(items):\n"
 
 
 @pytest.fixture(scope="module")
-def measured() -> Measured:
-    return measure(Task(PROMPT, (0.0, 1.0), 24, 1, {}))
+def measured() -> MeasuredRun:
+    return measure(ProfileTask(PROMPT, (0.0, 1.0), 24, 1, {}))
 
 
 @pytest.fixture(scope="module")
-def folder(measured: Measured, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(measured: MeasuredRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profile")
     write_files(measured, folder)
     return folder
 
 
 @pytest.fixture(params=[0, 1], ids=["T = 0", "T = 1"])
-def account(request: pytest.FixtureRequest, measured: Measured) -> Account:
+def account(request: pytest.FixtureRequest, measured: MeasuredRun) -> Account:
     return measured.profile.accounts[request.param]
 
 
@@ -75,7 +75,7 @@ def test_replays_did_the_work_of_the_run(account: Account):
     assert account.target_alone > 0.0
 
 
-def test_a_healthy_run_needs_no_notes(measured: Measured):
+def test_a_healthy_run_needs_no_notes(measured: MeasuredRun):
     assert measured.profile.notes == ()
     assert measured.profile.clock_error is not None
 
@@ -85,7 +85,7 @@ def test_all_files_are_there(folder: Path):
     assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_figures_come_back_from_their_file(folder: Path, measured: Measured):
+def test_figures_come_back_from_their_file(folder: Path, measured: MeasuredRun):
     told = json.loads((folder / "profile.json").read_text())
 
     assert [each["temperature"] for each in told["accounts"]] == [0.0, 1.0]
@@ -99,7 +99,7 @@ def test_the_report_asks_nobody_for_anything(folder: Path):
     assert not any(word in page for word in ("http:", "https:", "src=", "<script", "url(", "@import"))
 
 
-def test_the_report_has_every_round(folder: Path, measured: Measured):
+def test_the_report_has_every_round(folder: Path, measured: MeasuredRun):
     page = (folder / "report.html").read_text()
 
     assert page.count("<tr><td>") == sum(len(account.rounds) for account in measured.profile.accounts)
@@ -140,7 +140,7 @@ def test_every_arrow_leads_from_growth_to_a_verdict(folder: Path):
     assert all(name.startswith("verify") for _, name in reaching)
 
 
-def test_the_tables_name_every_share(measured: Measured):
+def test_the_tables_name_every_share(measured: MeasuredRun):
     console = Console(file=io.StringIO(), width=110)
     console.print(tables(measured.profile))
 

@@ -21,12 +21,12 @@ from orchestrator.tools.profile.analysis.overlap import (
     work,
 )
 from orchestrator.tools.profile.analysis.rounds import Step, acceptance_by_depth, rounds
-from orchestrator.tools.profile.run import Life, Run, Span
+from orchestrator.tools.profile.run import TracedRun, TracedSpan, WorkerLife
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled, Reroot, Start, Verdict, Verify
 from protocol.speculation.token_tree import node_id
-from protocol.worker.spans import Kind
+from protocol.worker.spans import SpanKind
 
 ONE = SequenceId(1)
 ROOT = NodeId(7)
@@ -74,26 +74,30 @@ SEEN = (
     verdict(800, 2, (), 51),
 )
 TARGET_SPANS = (
-    Span(Kind.PREFILL, 110, 200, 1, 0, 1),
-    Span(Kind.VERIFY, 270, 470, 1, 0, 2),
-    Span(Kind.TIDY, 470, 475, 1, 0),
-    Span(Kind.VERIFY, 500, 600, 1, 1, 2),
-    Span(Kind.TIDY, 600, 605, 1, 1),
-    Span(Kind.VERIFY, 690, 790, 1, 2, 1),
-    Span(Kind.TIDY, 790, 795, 1, 2),
+    TracedSpan(SpanKind.PREFILL, 110, 200, 1, 0, 1),
+    TracedSpan(SpanKind.VERIFY, 270, 470, 1, 0, 2),
+    TracedSpan(SpanKind.TIDY, 470, 475, 1, 0),
+    TracedSpan(SpanKind.VERIFY, 500, 600, 1, 1, 2),
+    TracedSpan(SpanKind.TIDY, 600, 605, 1, 1),
+    TracedSpan(SpanKind.VERIFY, 690, 790, 1, 2, 1),
+    TracedSpan(SpanKind.TIDY, 790, 795, 1, 2),
 )
 DRAFT_SPANS = (
-    Span(Kind.PREFILL, 120, 150),
-    Span(Kind.GROW, 150, 240, 1, 0, 1, 1),
-    Span(Kind.GROW, 240, 320, 1, 0, 1, 2),
-    Span(Kind.GROW, 320, 420, 1, 0, 1, 3),
-    Span(Kind.GROW, 590, 710, 1, 1, 1, 4),
+    TracedSpan(SpanKind.PREFILL, 120, 150),
+    TracedSpan(SpanKind.GROW, 150, 240, 1, 0, 1, 1),
+    TracedSpan(SpanKind.GROW, 240, 320, 1, 0, 1, 2),
+    TracedSpan(SpanKind.GROW, 320, 420, 1, 0, 1, 3),
+    TracedSpan(SpanKind.GROW, 590, 710, 1, 1, 1, 4),
 )
-RUN = Run(
-    orchestrator=(Span(Kind.STEP, 210, 215), Span(Kind.WAIT, 215, 260, 1, 0), Span(Kind.WAIT, 620, 680, 1, 2)),
+RUN = TracedRun(
+    orchestrator=(
+        TracedSpan(SpanKind.STEP, 210, 215),
+        TracedSpan(SpanKind.WAIT, 215, 260, 1, 0),
+        TracedSpan(SpanKind.WAIT, 620, 680, 1, 2),
+    ),
     lives=(
-        Life(Traced("target", TARGET, "gpu", "", 0, 3), TARGET_SPANS),
-        Life(Traced("draft", DRAFT, "ane", "", 0, 5), DRAFT_SPANS),
+        WorkerLife(Traced("target", TARGET, "gpu", "", 0, 3), TARGET_SPANS),
+        WorkerLife(Traced("draft", DRAFT, "ane", "", 0, 5), DRAFT_SPANS),
     ),
     seen=SEEN,
 )
@@ -112,12 +116,12 @@ def test_a_request_lasts_from_its_start_to_its_last_verdict_at_the_target(episod
 
 def test_a_request_without_a_verdict_is_none():
     assert episodes(replace(RUN, seen=SEEN[:4])) == []
-    assert episodes(Run((), (), ())) == []
+    assert episodes(TracedRun((), (), ())) == []
 
 
 def test_clocks_are_as_uncertain_as_the_worst_worker():
     assert RUN.clock_error == 5
-    assert Run((), (), ()).clock_error is None
+    assert TracedRun((), (), ()).clock_error is None
 
 
 @pytest.mark.parametrize(
@@ -220,7 +224,7 @@ def test_the_target_waits_for_whoever_holds_the_request(episode: Episode):
 
 
 def test_waiting_for_a_draft_that_still_reads_is_waiting_for_its_prefill(episode: Episode):
-    reading = replace(episode, draft=(Span(Kind.PREFILL, 150, 230), *episode.draft))
+    reading = replace(episode, draft=(TracedSpan(SpanKind.PREFILL, 150, 230), *episode.draft))
 
     idle = idle_by_cause(reading, reading.all)
     assert (idle["prefill"], idle["draft"]) == ([(215, 230)], [(230, 260), (620, 680)])
@@ -228,7 +232,9 @@ def test_waiting_for_a_draft_that_still_reads_is_waiting_for_its_prefill(episode
 
 def test_time_alone_counts_the_part_inside(episode: Episode):
     life = RUN.lives[1]
-    twice_as_fast = Life(life.worker, tuple(span._replace(end=span.begin + span.length // 2) for span in life.spans))
+    twice_as_fast = WorkerLife(
+        life.worker, tuple(span._replace(end=span.begin + span.length // 2) for span in life.spans)
+    )
 
     # Step 1 lies in the window with 40 of its 90.
     assert time_alone(life, twice_as_fast, DRAFT_WORK, [(200, 790)]) == (40 + 80 + 100 + 120) // 2
@@ -236,7 +242,7 @@ def test_time_alone_counts_the_part_inside(episode: Episode):
 
 def test_a_replay_that_lacks_work_gives_no_time():
     life = RUN.lives[0]
-    shorter = Life(life.worker, life.spans[:3])
+    shorter = WorkerLife(life.worker, life.spans[:3])
 
     assert time_alone(life, shorter, TARGET_WORK, [(0, 1000)]) is None
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.runtime.journal import Journal
-from orchestrator.tools.simulate.acceptance import Acceptance, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.fit import fit
 from orchestrator.tools.simulate.language import uniform
 from orchestrator.tools.simulate.replayed import ReplayedLanguage
 from orchestrator.tools.simulate.run import Simulation
-from orchestrator.tools.simulate.trace import Position, Recorded, coverage, read_trace
+from orchestrator.tools.simulate.trace import Recorded, TracedPosition, coverage, read_trace
 from protocol.errors import InputError
 from protocol.messages.base import NodeId
 from protocol.worker.pacing import DevicePace
@@ -40,7 +40,7 @@ def ranks(language, count, limit=16):
     shift=st.floats(-30.0, 30.0),
 )
 def test_claims_are_probabilities_that_fall(accept, exponent, slope, shift):
-    law = Acceptance(accept=accept, exponent=exponent, claim_slope=slope, claim_shift=shift)
+    law = AcceptanceModel(accept=accept, exponent=exponent, claim_slope=slope, claim_shift=shift)
     claims = law.claims(accept, 12)
 
     assert all(0.0 <= claim <= 1.0 for claim in claims)
@@ -51,7 +51,7 @@ def test_claims_are_probabilities_that_fall(accept, exponent, slope, shift):
 @settings(deadline=None)
 @given(accept=st.floats(0.01, 0.99), spread=st.floats(0.0, 4.0))
 def test_positions_differ_around_the_mean(accept, spread):
-    kinds = Acceptance(accept=accept, spread=spread).by_ease()
+    kinds = AcceptanceModel(accept=accept, spread=spread).by_ease()
 
     assert mean(kinds) == pytest.approx(accept, abs=1e-6)
     assert kinds == sorted(kinds)
@@ -60,7 +60,7 @@ def test_positions_differ_around_the_mean(accept, spread):
 @pytest.mark.parametrize("exponent", [0.7, 1.5])
 @pytest.mark.parametrize("spread", [0.0, 2.0])
 def test_guesses_come_true_as_often_as_they_claim(exponent, spread):
-    language = InventedLanguage(Acceptance(accept=0.6, exponent=exponent, spread=spread), seed=4)
+    language = InventedLanguage(AcceptanceModel(accept=0.6, exponent=exponent, spread=spread), seed=4)
     claims = [language.guesses(1, NodeId(position), position, True, 4) for position in range(4000)]
     found = list(ranks(language, 4000, limit=4))
 
@@ -71,11 +71,11 @@ def test_guesses_come_true_as_often_as_they_claim(exponent, spread):
 
 @pytest.mark.parametrize(("accept", "expected"), [(0.0, {None}), (1.0, {1})])
 def test_the_extremes_are_exact(accept, expected):
-    assert set(ranks(InventedLanguage(Acceptance(accept=accept)), 500)) == expected
+    assert set(ranks(InventedLanguage(AcceptanceModel(accept=accept)), 500)) == expected
 
 
 def test_the_same_path_has_the_same_guesses():
-    one, other = (InventedLanguage(Acceptance(accept=0.5, spread=1.0), seed=2) for _ in range(2))
+    one, other = (InventedLanguage(AcceptanceModel(accept=0.5, spread=1.0), seed=2) for _ in range(2))
     asked = [(3, NodeId(node), 40 + node, node % 2 == 0, 5) for node in range(50)]
 
     assert [one.guesses(*question) for question in asked] == [other.guesses(*question) for question in reversed(asked)][
@@ -84,14 +84,14 @@ def test_the_same_path_has_the_same_guesses():
 
 
 def test_off_the_targets_path_no_guess_is_its_token():
-    language = InventedLanguage(Acceptance(accept=0.9))
+    language = InventedLanguage(AcceptanceModel(accept=0.9))
     guesses = [language.guesses(1, NodeId(node), node, False, 8) for node in range(200)]
 
     assert not any(guess.token == language.token(1, node) for node, found in enumerate(guesses) for guess in found)
 
 
 def test_positions_of_a_passage_are_equally_easy():
-    language = InventedLanguage(Acceptance(accept=0.6, spread=2.0, passage=5))
+    language = InventedLanguage(AcceptanceModel(accept=0.6, spread=2.0, passage=5))
     eases = [language.accept_at(1, position) for position in range(50)]
 
     assert all(len(set(eases[start : start + 5])) == 1 for start in range(0, 50, 5))
@@ -109,14 +109,14 @@ def test_noise_is_even_and_its_neighbours_unlike():
 @pytest.mark.parametrize(
     "law",
     [
-        Acceptance(accept=0.8, exponent=1.2, spread=2.0, claim_slope=1.5, claim_shift=-0.3),
-        Acceptance(accept=0.5, exponent=0.6, spread=1.0, passage=3),
+        AcceptanceModel(accept=0.8, exponent=1.2, spread=2.0, claim_slope=1.5, claim_shift=-0.3),
+        AcceptanceModel(accept=0.5, exponent=0.6, spread=1.0, passage=3),
     ],
 )
 def test_a_fit_finds_the_law_that_made_the_run(law):
     language = InventedLanguage(law, seed=8)
     positions = (
-        Position(language.token(1, at), tuple(language.guesses(1, NodeId(at), at, True, 8))) for at in range(3000)
+        TracedPosition(language.token(1, at), tuple(language.guesses(1, NodeId(at), at, True, 8))) for at in range(3000)
     )
     found = fit([Recorded((1,), 0.0, tuple(positions))])
 
@@ -130,7 +130,7 @@ def test_a_fit_finds_the_law_that_made_the_run(law):
 
 def recorded_run(path, strategy: StrategyName = "adaptive", temperature=0.0):
     """Two requests of an invented language, written down as real runs are."""
-    language = InventedLanguage(Acceptance(accept=0.75, spread=1.5), seed=6, prompt_tokens=20)
+    language = InventedLanguage(AcceptanceModel(accept=0.75, spread=1.5), seed=6, prompt_tokens=20)
     journal = Journal.to(str(path))
     simulation = Simulation(Options(strategy=strategy), language, DEVICES, journal=journal)
     for request in (1, 2):
@@ -190,7 +190,7 @@ def test_guesses_by_prompt_lookup_are_read_too(tmp_path):
 
     path = tmp_path / "run.jsonl"
     journal = Journal.to(str(path))
-    language = Chorus(Acceptance(accept=0.05), prompt_tokens=20)
+    language = Chorus(AcceptanceModel(accept=0.05), prompt_tokens=20)
     simulation = Simulation(Options(), language, DEVICES, journal=journal)
     id = simulation.submit(1, 120)
     simulation.run()

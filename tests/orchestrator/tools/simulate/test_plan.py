@@ -10,10 +10,20 @@ from orchestrator.cli.commands.plan import plan
 from orchestrator.core.options import Options
 from orchestrator.machine.calibration_file import calibration_file
 from orchestrator.machine.device_profiles import load_profile, profile_names
-from orchestrator.tools.simulate.acceptance import Acceptance, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.baseline import agreement, in_turns
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
-from orchestrator.tools.simulate.plan import GREEDY, ORACLE, PLAIN, RIVAL, SAMPLED, Scene, pays_from, predict, simulated
+from orchestrator.tools.simulate.plan import (
+    BASELINE_NAME,
+    GREEDY,
+    ORACLE,
+    PLAIN_NAME,
+    SAMPLED,
+    Scenario,
+    pays_from,
+    predict,
+    simulated,
+)
 from orchestrator.tools.simulate.sweep import (
     SWEEPS,
     sweep,
@@ -30,14 +40,14 @@ AT_ONCE = Wires(Wire(delay=0.0), Wire(delay=0.0))
 
 
 def scene(**changes):
-    return Scene(**{"devices": M4, "tokens": 120, "requests": 1, **changes})
+    return Scenario(**{"devices": M4, "tokens": 120, "requests": 1, **changes})
 
 
 def speeds(predictions):
     return {prediction.contender: prediction.tokens_per_second for prediction in predictions}
 
 
-def slow_but_one(profile: str, acceptance: Acceptance) -> Any:
+def slow_but_one(profile: str, acceptance: AcceptanceModel) -> Any:
     """Each takes seconds; the others run behind the marker."""
     first = profile == "m4-16gb-qwen2.5-3b" and acceptance is SAMPLED
     name = "sampled" if acceptance is SAMPLED else "greedy"
@@ -52,14 +62,21 @@ def test_every_way_to_decode_is_predicted(profile, acceptance):
     temperature = 1.0 if acceptance is SAMPLED else 0.0
     reached = speeds(predict(scene(devices=devices, acceptance=acceptance, temperature=temperature)))
 
-    assert [name for name in reached if not name.startswith(RIVAL)] == [PLAIN, "ar", "sd", "ssd", "adaptive", ORACLE]
-    assert reached[PLAIN] == pytest.approx(1 / devices.target.forward(1))
+    assert [name for name in reached if not name.startswith(BASELINE_NAME)] == [
+        PLAIN_NAME,
+        "ar",
+        "sd",
+        "ssd",
+        "adaptive",
+        ORACLE,
+    ]
+    assert reached[PLAIN_NAME] == pytest.approx(1 / devices.target.forward(1))
     assert reached["ar"] < reached["adaptive"] <= 1.05 * reached[ORACLE]
 
 
 def test_turn_taking_on_one_device_reaches_its_closed_form():
     accept, depth = 0.7, 3
-    language = InventedLanguage(Acceptance(accept=accept), seed=2)
+    language = InventedLanguage(AcceptanceModel(accept=accept), seed=2)
     reached = in_turns(M4, agreement(language, None), depth, request=1, first=0, tokens=20_000)
 
     tokens = (1 - accept ** (depth + 1)) / (1 - accept)
@@ -69,23 +86,23 @@ def test_turn_taking_on_one_device_reaches_its_closed_form():
 
 
 def test_a_rival_generates_exactly_what_was_asked():
-    language = InventedLanguage(Acceptance(accept=0.9))
+    language = InventedLanguage(AcceptanceModel(accept=0.9))
 
     assert in_turns(M4, agreement(language, None), 6, request=1, first=0, tokens=101).tokens == 101
 
 
 def test_independent_draws_agree_as_often_as_they_are_said_to():
-    chances = Acceptance(accept=0.3, spread=1.0)
-    agrees = agreement(InventedLanguage(Acceptance(accept=0.9)), chances)
+    chances = AcceptanceModel(accept=0.3, spread=1.0)
+    agrees = agreement(InventedLanguage(AcceptanceModel(accept=0.9)), chances)
     share = sum(agrees(1, position) for position in range(4000)) / 4000
 
     assert share == pytest.approx(0.3, abs=0.03)
 
 
 def test_a_rival_whose_acceptance_is_unknown_is_left_out():
-    unknown = scene(acceptance=Acceptance(accept=0.6), temperature=1.0)
+    unknown = scene(acceptance=AcceptanceModel(accept=0.6), temperature=1.0)
 
-    assert not any(name.startswith(RIVAL) for name in speeds(predict(unknown)))
+    assert not any(name.startswith(BASELINE_NAME) for name in speeds(predict(unknown)))
 
 
 def test_predictions_are_the_same_twice():
@@ -134,14 +151,14 @@ PUBLISHED = {4: 210.9, 5: 193.6, 6: 175.3, 7: 158.6}
 """Tokens/s of ssd by K with 3 guesses a position, from an independent reproduction (docs/planning.md)."""
 PUBLISHED_SD = 141.4
 """Of sd at K = 4."""
-FITTED = Acceptance(accept=0.757, exponent=1.4)
+FITTED = AcceptanceModel(accept=0.757, exponent=1.4)
 """a gives the published sd at K = 4, r then the published ssd at K = 4; the other rows are predicted."""
 
 
 def reproduced(strategy, depth):
     devices = Devices.of(load_profile("h100-qwen3-32b"))
     options = Options(draft_tokens=depth, fan_budget=3 * (depth + 1), fallback="neural")
-    published = Scene(devices=devices, wires=AT_ONCE, acceptance=FITTED, options=options, tokens=400, requests=4)
+    published = Scenario(devices=devices, wires=AT_ONCE, acceptance=FITTED, options=options, tokens=400, requests=4)
     return simulated(published, strategy).tokens_per_second
 
 

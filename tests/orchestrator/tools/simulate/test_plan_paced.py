@@ -7,7 +7,7 @@ from orchestrator.api.result import Result
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.device_profiles import load_profile
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
-from orchestrator.tools.simulate.plan import Scene, simulated
+from orchestrator.tools.simulate.plan import Scenario, simulated
 from orchestrator.tools.simulate.trace import read_trace
 
 PROMPTS = ["def quicksort(items):\n", "import os\n\n\ndef walk(folder):\n", "class Stack:\n    def push(self, item):\n"]
@@ -48,7 +48,7 @@ def test_paced_runs_are_predicted_within_five_percent(profile, temperature, tmp_
     ratios = {}
     for strategy, run in runs.items():
         wires = Wires(Wire(delay=hop(run) / 2), Wire(delay=hop(run) / 2))
-        scene = Scene(
+        scene = Scenario(
             devices=Devices.of(load_profile(profile)),
             wires=wires,
             recorded=recorded,

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.acceptance import Acceptance, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires, stretched
 from orchestrator.tools.simulate.run import Outage, Simulation
-from orchestrator.tools.simulate.virtual_clock import Agenda, Carrier
+from orchestrator.tools.simulate.virtual_clock import VirtualClock, WireDirection
 from protocol.worker.pacing import DevicePace
 
 STRATEGIES = ["ar", "sd", "ssd", "adaptive"]
@@ -40,7 +40,7 @@ def speed(simulation):
 
 def test_the_same_arguments_give_the_same_run():
     wires = Wires(Wire(jitter=0.01, loss=0.05), Wire(jitter=0.02, loss=0.1))
-    acceptance = Acceptance(accept=0.7, spread=1.0)
+    acceptance = AcceptanceModel(accept=0.7, spread=1.0)
     first, second = (run("adaptive", acceptance, wires=wires, seed=5) for _ in range(2))
 
     assert first.served == second.served
@@ -48,7 +48,7 @@ def test_the_same_arguments_give_the_same_run():
 
 
 def test_another_seed_gives_another_run():
-    acceptance = Acceptance(accept=0.7)
+    acceptance = AcceptanceModel(accept=0.7)
 
     assert run("adaptive", acceptance, seed=1).now != run("adaptive", acceptance, seed=2).now
 
@@ -71,7 +71,7 @@ def test_tokens_are_the_targets_whatever_happens(
     strategy, fallback, accept, boast, losses, resend, jitter, outages, seed
 ):
     to_target, to_draft = (Wire(jitter=jitter, loss=loss, resend=resend) for loss in losses)
-    language = InventedLanguage(Acceptance(accept=accept, claim_shift=boast), seed, prompt_tokens=30)
+    language = InventedLanguage(AcceptanceModel(accept=accept, claim_shift=boast), seed, prompt_tokens=30)
     options = Options(strategy=strategy, fallback=fallback)
     simulation = Simulation(options, language, DEVICES, Wires(to_target, to_draft), outages, seed)
     ids = [simulation.submit(request, 40, at=0.1 * request) for request in range(3)]
@@ -85,7 +85,7 @@ def test_tokens_are_the_targets_whatever_happens(
 @pytest.mark.parametrize("delay", [0.0, 0.0003, 0.01])
 def test_plain_decoding_takes_a_forward_and_a_hop_a_token(delay):
     wires = Wires(Wire(delay=delay), Wire(delay=delay))
-    reached = speed(run("ar", Acceptance(accept=0.5), wires=wires))
+    reached = speed(run("ar", AcceptanceModel(accept=0.5), wires=wires))
 
     assert reached == pytest.approx(1 / (TARGET.forward(1) + 2 * delay), rel=1e-9)
 
@@ -93,7 +93,7 @@ def test_plain_decoding_takes_a_forward_and_a_hop_a_token(delay):
 def test_turn_taking_reaches_its_closed_form():
     accept, depth = 0.75, 3
     wires = Wires(Wire(delay=0.001), Wire(delay=0.002))
-    reached = speed(run("sd", Acceptance(accept=accept), wires=wires, tokens=600, requests=4, draft_tokens=depth))
+    reached = speed(run("sd", AcceptanceModel(accept=accept), wires=wires, tokens=600, requests=4, draft_tokens=depth))
 
     tokens = (1 - accept ** (depth + 1)) / (1 - accept)
     # The draft hears of the new root and tells each token while the target waits.
@@ -103,7 +103,7 @@ def test_turn_taking_reaches_its_closed_form():
 
 def test_a_perfect_draft_that_takes_no_time_reaches_the_bound():
     devices = Devices(target=TARGET, draft=NO_TIME, rival_draft=NO_TIME)
-    reached = speed(run("adaptive", Acceptance(accept=1.0), devices=devices, wires=AT_ONCE, tokens=1000))
+    reached = speed(run("adaptive", AcceptanceModel(accept=1.0), devices=devices, wires=AT_ONCE, tokens=1000))
 
     bound = max((1 + nodes) / TARGET.forward(1 + nodes) for nodes in range(17))
     assert reached <= bound * (1 + 1e-9)
@@ -113,7 +113,7 @@ def test_a_perfect_draft_that_takes_no_time_reaches_the_bound():
 @pytest.mark.parametrize("boast", [0.0, 22.0], ids=["honest", "boasting"])
 def test_a_useless_draft_costs_next_to_nothing(boast):
     """The honest one has nothing to grow and rests, so that waiting for it is all in vain."""
-    useless = Acceptance(accept=0.0, claim_shift=boast)
+    useless = AcceptanceModel(accept=0.0, claim_shift=boast)
     plain, speculating = (speed(run(strategy, useless, tokens=600)) for strategy in ("ar", "adaptive"))
 
     assert speculating >= 0.97 * plain
@@ -121,7 +121,7 @@ def test_a_useless_draft_costs_next_to_nothing(boast):
 
 def test_both_devices_are_slower_only_where_they_work_at_once():
     slow = Devices(target=TARGET, draft=DRAFT, rival_draft=DRAFT, slow_down=1.5)
-    acceptance = Acceptance(accept=0.7)
+    acceptance = AcceptanceModel(accept=0.7)
 
     assert run("sd", acceptance, devices=slow).now == run("sd", acceptance).now
     stretched_pair = Devices(target=stretched(TARGET, 1.5), draft=stretched(DRAFT, 1.5), rival_draft=DRAFT)
@@ -129,20 +129,20 @@ def test_both_devices_are_slower_only_where_they_work_at_once():
 
 
 def test_a_better_draft_is_faster():
-    speeds = [speed(run("adaptive", Acceptance(accept=accept), tokens=400)) for accept in (0.2, 0.5, 0.8, 0.95)]
+    speeds = [speed(run("adaptive", AcceptanceModel(accept=accept), tokens=400)) for accept in (0.2, 0.5, 0.8, 0.95)]
 
     assert speeds == sorted(speeds)
 
 
 def test_a_draft_that_dies_for_good_leaves_plain_decoding():
-    acceptance = Acceptance(accept=0.9)
+    acceptance = AcceptanceModel(accept=0.9)
     dead = run("adaptive", acceptance, outages=[Outage("draft", 0.0, 1e9)])
 
     assert speed(dead) == pytest.approx(speed(run("ar", acceptance)), rel=0.03)
 
 
 def test_a_restarted_draft_is_used_again():
-    acceptance = Acceptance(accept=0.9)
+    acceptance = AcceptanceModel(accept=0.9)
     interrupted = run("adaptive", acceptance, tokens=600, outages=[Outage("draft", 1.0, 0.5)])
 
     assert interrupted.now > run("adaptive", acceptance, tokens=600).now
@@ -150,7 +150,7 @@ def test_a_restarted_draft_is_used_again():
 
 
 def test_a_cancelled_request_ends():
-    simulation = Simulation(Options(), InventedLanguage(Acceptance(accept=0.5)), DEVICES)
+    simulation = Simulation(Options(), InventedLanguage(AcceptanceModel(accept=0.5)), DEVICES)
     id = simulation.submit(1, 10_000)
     simulation.cancel(id, at=1.0)
     simulation.run()
@@ -160,7 +160,7 @@ def test_a_cancelled_request_ends():
 
 
 def test_the_clock_stops_where_it_is_told_to():
-    simulation = Simulation(Options(), InventedLanguage(Acceptance(accept=0.5)), DEVICES)
+    simulation = Simulation(Options(), InventedLanguage(AcceptanceModel(accept=0.5)), DEVICES)
     id = simulation.submit(1, 10_000)
     simulation.run(until=2.0)
 
@@ -169,7 +169,7 @@ def test_the_clock_stops_where_it_is_told_to():
 
 
 def test_things_happen_in_order_of_time_then_of_arrival():
-    agenda, happened = Agenda(), []
+    agenda, happened = VirtualClock(), []
     for time, name in [(2.0, "c"), (1.0, "a"), (1.0, "b")]:
         agenda.at(time, lambda name=name: happened.append((agenda.now, name)))
     while agenda.next_at is not None:
@@ -180,8 +180,8 @@ def test_things_happen_in_order_of_time_then_of_arrival():
 
 def carried(wire, count=400):
     """Arrivals of messages that leave a second apart."""
-    agenda, arrived = Agenda(), []
-    carrier = Carrier(agenda, wire, 7)
+    agenda, arrived = VirtualClock(), []
+    carrier = WireDirection(agenda, wire, 7)
     for index in range(count):
         carrier.send(float(index), lambda index=index: arrived.append((index, agenda.now)))
     while agenda.next_at is not None:

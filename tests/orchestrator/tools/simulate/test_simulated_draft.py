@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from draft_worker.engine import Batch
 from draft_worker.worker import DraftWorker
-from orchestrator.tools.simulate.acceptance import Acceptance, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.language import VOCABULARY
 from protocol.messages.base import NodeId, SequenceId
@@ -141,7 +141,7 @@ orders = st.one_of(work, reroot, work, reroot, start, stop)
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(plan=plans, orders=st.lists(orders, min_size=10, max_size=40), prompt_tokens=st.sampled_from([1, 17, 40]))
 def test_the_modelled_draft_grows_as_the_real_one(plan, orders, prompt_tokens):
-    acceptance = Acceptance(accept=0.7, exponent=0.8, spread=1.5, claim_slope=1.3)
+    acceptance = AcceptanceModel(accept=0.7, exponent=0.8, spread=1.5, claim_slope=1.3)
     pair = Pair(InventedLanguage(acceptance, seed=3, prompt_tokens=prompt_tokens))
     pair.start(SequenceId(1), plan)
     for order, *arguments in orders:
@@ -158,7 +158,7 @@ def test_the_modelled_draft_grows_as_the_real_one(plan, orders, prompt_tokens):
 
 
 def test_what_is_hardly_possible_is_not_grown_by_either():
-    pair = Pair(InventedLanguage(Acceptance(accept=0.99), seed=1))
+    pair = Pair(InventedLanguage(AcceptanceModel(accept=0.99), seed=1))
     pair.start(SequenceId(1), BestFirst(8, 2))
     for _ in range(300):
         pair.work()
@@ -168,7 +168,7 @@ def test_what_is_hardly_possible_is_not_grown_by_either():
 
 
 def test_a_cap_on_nodes_ends_growth_alike():
-    pair = Pair(InventedLanguage(Acceptance(accept=1.0), seed=1))
+    pair = Pair(InventedLanguage(AcceptanceModel(accept=1.0), seed=1))
     pair.start(SequenceId(1), BestFirst(8, 4))
     for _ in range(300):
         pair.work()

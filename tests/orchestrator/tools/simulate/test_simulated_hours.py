@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.core.drafts.pool import Drafting
+from orchestrator.core.drafts.pool import DraftPool
 from orchestrator.core.policy.adaptive import Adaptive
-from orchestrator.core.policy.decision import Wait
-from orchestrator.core.response_timeouts import Debts
+from orchestrator.core.policy.decision import WaitUntil
+from orchestrator.core.response_timeouts import ResponseTimeouts
 from orchestrator.core.sequence import Sequence
 from orchestrator.tools.drill.drills.simulated import simulate
 from orchestrator.tools.simulate.faults.hours import live
@@ -53,20 +53,20 @@ def test_a_verdict_that_is_taken_without_a_look_is_found(monkeypatch):
 
 
 def test_a_request_that_is_remembered_is_found(monkeypatch):
-    assert breaks(monkeypatch, Drafting, "ended", lambda self, sequence: [])
+    assert breaks(monkeypatch, DraftPool, "ended", lambda self, sequence: [])
 
 
 def test_a_machine_that_never_asks_again_is_found(monkeypatch):
-    violations = breaks(monkeypatch, Debts, "_owed", lambda self: [])
+    violations = breaks(monkeypatch, ResponseTimeouts, "_owed", lambda self: [])
 
     assert any("nothing is ever due" in violation or "still live" in violation for violation in violations)
 
 
 def test_a_wait_without_end_is_found(monkeypatch):
     assert breaks(
-        monkeypatch, Adaptive, "decide_together", lambda self, views: [Wait(view.now + 1e4) for view in views]
+        monkeypatch, Adaptive, "decide_together", lambda self, views: [WaitUntil(view.now + 1e4) for view in views]
     )
 
 
 def test_a_draft_that_is_gone_and_told_something_is_found(monkeypatch):
-    assert breaks(monkeypatch, Drafting, "left", lambda self, incarnation, now: [])
+    assert breaks(monkeypatch, DraftPool, "left", lambda self, incarnation, now: [])
