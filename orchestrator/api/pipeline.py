@@ -78,8 +78,8 @@ class Pipeline(Client):
         self._paths = {"target": str(resolve(target, "target")), "draft": str(choice.folder)}
         self._draft_engine: DraftEngineName = choice.engine
         self._prefill_engine: PrefillEngineName = prefill_engine
-        if prefill_engine != "none" and not self._options.kv_memory:
-            raise InputError("A prefill engine hands KV over in shared memory: set --kv-memory above 0.")
+        if prefill_engine != "none" and not self._options.arena_memory:
+            raise InputError("A prefill engine hands KV over in shared memory: set --arena-memory above 0.")
         self._target_hosts = (
             checked_hosts(target_hosts, Path(self._paths["target"]), prefill_engine)
             if isinstance(target_hosts, str)
@@ -227,8 +227,8 @@ def checked_options(options: dict[str, Any]) -> Options:
 def affordable(options: Options) -> Options:
     """With no more memory for KV than half of what the system has for sharing."""
     free = free_shared_memory()
-    limit = options.kv_memory if free is None else min(options.kv_memory, free >> 21)
-    return msgspec.structs.replace(options, kv_memory=limit)
+    limit = options.arena_memory if free is None else min(options.arena_memory, free >> 21)
+    return msgspec.structs.replace(options, arena_memory=limit)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -77,8 +77,8 @@ _PIPELINE_OPTIONS = [
     click.option(
         "--concurrent", type=int, help="Requests decoded at the same time; others wait for their turn.  [default: 16]"
     ),
-    click.option("--kv-memory", type=int, help="MiB of shared memory for KV that outlives a request.  [default: 2048]"),
-    click.option("--kept-memory", type=int, help="MiB of each worker's own memory for the same.  [default: 512]"),
+    click.option("--arena-memory", type=int, help="MiB of shared memory for KV of ended requests.  [default: 2048]"),
+    click.option("--prefix-cache-memory", type=int, help="MiB of each worker's memory for the same.  [default: 512]"),
     target_hosts_option,
     click.option("--record", type=click.Path(dir_okay=False, writable=True), help="Write the event log to a file."),
     pace_option,

@@ -111,7 +111,7 @@ class Orchestrator:
             self._desk.tell_watchers(now)
         if now >= self._next_ping:
             self._next_ping = now + _PING_SECONDS
-            self._crew.ping(self._machine.standings())
+            self._crew.ping(self._machine.draft_statuses())
             if self._desk.idle or now >= self._next_collection:
                 gc.collect()
                 self._next_collection = now + _COLLECTION_SECONDS

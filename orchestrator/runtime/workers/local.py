@@ -99,7 +99,7 @@ class LocalWorkers:
                 engine=hello.engine,
                 model=hello.model,
                 device=hello.device,
-                place="at work",
+                status="ready",
             )
             for hello in (self._hellos[incarnation] for incarnation in self._peers)
         ]

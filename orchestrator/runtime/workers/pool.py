@@ -65,11 +65,11 @@ class WorkerPool:
         else:
             self._local.tell(incarnation, message)
 
-    def ping(self, places: Mapping[int, WorkerStatus]) -> None:
-        """Ask all for a sign of life; `places` are those of the drafts."""
+    def ping(self, statuses: Mapping[int, WorkerStatus]) -> None:
+        """Ask all for a sign of life; `statuses` are those of the drafts."""
         self._local.ping()
         if self._door is not None:
-            self._door.ping(places)
+            self._door.ping(statuses)
 
     def on_time(self, now: float) -> Iterator[WorkerNews]:
         """What is due: our own are started again, others given up."""

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import msgspec
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.options import StrategyName
+from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.device_profiles import load_profile
 from orchestrator.machine.target_hosts import checked_hosts
@@ -125,7 +126,7 @@ def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator
                     strategy=entry.strategy,
                     pace=plan.pace,
                     draft_link=entry.link,
-                    kv_memory=0,
+                    arena_memory=0,
                     target_hosts=hosts and hosts.apart(index),
                 )
             )
@@ -194,7 +195,7 @@ def measured(
 
 def parse_strategies(text: str) -> tuple[StrategyName, ...]:
     """Strategies separated by commas. Raises InputError naming the one that does not exist."""
-    known: dict[str, StrategyName] = {name: name for name in get_args(StrategyName)}
+    known = {name: name for name in STRATEGIES}
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:

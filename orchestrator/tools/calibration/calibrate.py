@@ -80,7 +80,7 @@ def _rig(target: str, draft: str, engine: DraftDevice, cores: Cores) -> Iterator
         target=target,
         draft=draft,
         draft_engine=engine,
-        options=Options(kv_memory=0),
+        options=Options(arena_memory=0),
     )
     try:
         with Rig(setup, session, cores) as rig:

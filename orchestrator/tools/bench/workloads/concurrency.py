@@ -121,7 +121,7 @@ def measure(
     for strategy in plan.strategies:
         on_start(strategy)
         # Repeats must not find the prompt's KV in memory.
-        with Pipeline(plan.target, plan.draft, strategy=strategy, pace=plan.pace, kv_memory=0) as pipeline:
+        with Pipeline(plan.target, plan.draft, strategy=strategy, pace=plan.pace, arena_memory=0) as pipeline:
             # Also what a pipeline has learned by when it is measured, which must be the same for all.
             alone = {task: pipeline.generate(task.tokens, task.sampling()).tokens for task in tasks}
             truth = truth or alone

@@ -22,8 +22,8 @@ from protocol.messages.client import Pace
 from protocol.messages.worker import Grow, Prefilled
 
 CONTENDERS: dict[str, dict[str, Any]] = {
-    "no reuse": {"kv_memory": 0},
-    "shared memory alone": {"kept_memory": 0},
+    "no reuse": {"arena_memory": 0},
+    "shared memory alone": {"prefix_cache_memory": 0},
     "reuse": {},
 }
 """Options of each; the first is what the others' tokens are compared with."""
