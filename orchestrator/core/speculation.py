@@ -57,9 +57,11 @@ class Speculation:
         """Take in what the draft grew, without tokens from `vocabulary` on."""
         self.cache.merge(growth, self.estimates.calibration, vocabulary)
         if growth.evaluated:
-            self.estimates.step.observe(growth.seconds)
-            self.estimates.growth.observe(growth.joint or growth.evaluated, growth.seconds)
-            self._observe_prefill(growth.seconds, now)
+            # A draft may claim any time, but its step began after the growth before: that bounds what is waited for.
+            seconds = min(growth.seconds, now - self.grown_at)
+            self.estimates.step.observe(seconds)
+            self.estimates.growth.observe(growth.joint or growth.evaluated, seconds)
+            self._observe_prefill(seconds, now)
             self._observe_recovery(growth.round, now)
         self.grown_at = now
         self.drafting = True

@@ -58,6 +58,7 @@ def await_chain(view: SequenceView, depth: int) -> Decision:
     if len(chain) >= depth or not view.drafting:
         return VerifyNodes(chain)
     limit = patience(view.estimates)
-    # Growth prolongs the wait, but not for ever: a draft may never get to the chain.
-    until = min(max(view.grown_at, view.ready_since) + limit, view.ready_since + depth * limit)
+    # Growth prolongs the wait, but by no more than the chain's steps take: a draft may grow without end beside it.
+    longest = limit + depth * view.estimates.step.get(0.0)
+    until = min(max(view.grown_at, view.ready_since) + limit, view.ready_since + longest)
     return WaitUntil(until) if view.now < until else VerifyNodes(chain, gave_up=True)

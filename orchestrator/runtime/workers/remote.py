@@ -91,7 +91,7 @@ class RemoteWorkers:
         for arrival in self._owner.receive():
             yield from self._on_owner(arrival)
 
-    def tell(self, incarnation: int, message: ToWorker) -> None:
+    def send(self, incarnation: int, message: ToWorker) -> None:
         """Send to a worker; one that can't be reached is given up at the next `patrol`."""
         worker = self._guests.get(incarnation)
         if worker is None or worker.hello is None:
