@@ -9,7 +9,7 @@ from protocol.speculation.candidates import Candidates
 
 
 class WrappedEngine(Engine):
-    """Every forward of every sequence runs through `prefill` and `evaluate_together`."""
+    """Every forward of a sequence runs through `prefill` or `evaluate_together`."""
 
     def __init__(self, inner: Engine) -> None:
         self.name = inner.name

@@ -28,7 +28,7 @@ from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
 
 ENGINE = EngineDeclaration(
-    help="a converted model for the Neural Engine; elsewhere an executor runs the same package", model="package"
+    help="a converted model on the Neural Engine, or by an executor where there is none", model="package"
 )
 
 OpenSelector: TypeAlias = Callable[[int], CandidateSelector]
