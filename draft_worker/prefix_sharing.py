@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from draft_worker.engine import Engine, EngineSequence, ResumableSequence
+from draft_worker.engine import Engine, EngineSequence
 from draft_worker.sequence import DraftSequence
 from protocol.kv.prefix_cache import MIN_SHARED_TOKENS, PrefixCache
 from protocol.messages.worker import Start
@@ -23,7 +23,7 @@ class PrefixSharing:
         """`limit`: bytes of KV whose sequences are over; 0 for no reuse at all."""
         self._engine = engine
         self._limit = limit
-        self._kept: PrefixCache[EngineSequence] = PrefixCache(limit, _let_go)
+        self._kept: PrefixCache[EngineSequence] = PrefixCache(limit, lambda kept: kept.close())
 
     def open(self, start: Start, live: Iterable[DraftSequence]) -> Opened:
         """A sequence for `start`, with the longest prefix that one that is over, or one of `live`, shares with it."""
@@ -32,13 +32,13 @@ class PrefixSharing:
         # What an earlier life left of this very sequence is more than anybody else has of it.
         found = self._kept.take(wanted, lambda kept: kept.copyable) if start.adopt is None else None
         if found is not None:
-            kept = found.kv.again(found.tokens, start.sampling, vocabulary, free=found.free)
+            kept = found.kv.reopen(found.tokens, start.sampling, vocabulary, exclusive=found.free)
             return Opened(kept, found.tokens)
         if self._limit and start.adopt is None:
             lender = max(live, key=lambda sequence: sequence.shared(wanted), default=None)
             shared = 0 if lender is None else lender.shared(wanted)
             if lender is not None and shared >= MIN_SHARED_TOKENS and lender.engine.copyable:
-                return Opened(lender.engine.again(shared, start.sampling, vocabulary, free=False), shared)
+                return Opened(lender.engine.reopen(shared, start.sampling, vocabulary, exclusive=False), shared)
         return Opened(self._engine.open(start.sampling, vocabulary), 0)
 
     def reader(self, sequence: DraftSequence, live: Iterable[DraftSequence]) -> DraftSequence:
@@ -60,8 +60,8 @@ class PrefixSharing:
 
     def _copy(self, lender: DraftSequence, sequence: DraftSequence, shared: int) -> None:
         vocabulary = sequence.vocabulary or self._engine.vocabulary
-        _let_go(sequence.engine)
-        sequence.take_over(lender.engine.again(shared, sequence.sampling, vocabulary, free=False), shared)
+        sequence.engine.close()
+        sequence.take_over(lender.engine.reopen(shared, sequence.sampling, vocabulary, exclusive=False), shared)
 
     def keep(self, sequence: DraftSequence) -> None:
         """The sequence is over."""
@@ -70,9 +70,4 @@ class PrefixSharing:
             engine.truncate(len(sequence.held))
             self._kept.keep(engine, sequence.held, engine.memory)
         else:
-            _let_go(engine)
-
-
-def _let_go(engine: EngineSequence) -> None:
-    if isinstance(engine, ResumableSequence):
-        engine.close()
+            engine.close()

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from draft_worker.engine import Batch, Engine, JointEngine
-from draft_worker.loaded_model import introduction
+from draft_worker.engine import Batch, Engine, introduction
 from draft_worker.logits_processors import DraftLogitsProcessors
 from draft_worker.prefix_sharing import PrefixSharing
 from draft_worker.sequence import DraftSequence
@@ -80,10 +79,7 @@ class DraftWorker:
         began = self._clock()
         asked = self._sharing(ready)
         self._served([sequence for sequence, _ in asked])
-        if isinstance(self._engine, JointEngine) and len(asked) > 1:
-            found = self._engine.evaluate_together([(sequence.engine, batch) for sequence, batch in asked])
-        else:
-            found = [sequence.engine.evaluate(batch) for sequence, batch in asked]
+        found = self._engine.evaluate_together([(sequence.engine, batch) for sequence, batch in asked])
         grown = [sequence.expand(candidates) for (sequence, _), candidates in zip(asked, found, strict=True)]
         seconds = self._clock() - began
         widths = [len(batch.committed) + len(batch.tokens) for _, batch in asked]
@@ -97,7 +93,7 @@ class DraftWorker:
         asked: list[tuple[DraftSequence, Batch]] = []
         width = 0
         for sequence in ready:
-            if asked and (width >= _JOINT_NODES or not isinstance(self._engine, JointEngine)):
+            if asked and (width >= _JOINT_NODES or not self._engine.joint):
                 break
             batch = sequence.ask()
             asked.append((sequence, batch))

@@ -11,6 +11,7 @@ from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.local import LocalWorkers, WorkerNews
 from orchestrator.runtime.workers.remote import RemoteWorkers
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
+from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError
 from protocol.messages.base import Role
 from protocol.messages.remote import WorkerStatus
@@ -37,7 +38,7 @@ class WorkerPool:
         """Of our own workers."""
         wanted: dict[Role, bool] = {
             "target": self._setup.target_engine != "none",
-            "draft": self._setup.draft_engine != "none" and self._drafts,
+            "draft": self._setup.draft_engine != NO_DRAFT and self._drafts,
             "prefill": self._setup.prefill_engine not in ("none", "guest"),
         }
         return tuple(role for role, yes in wanted.items() if yes)

@@ -46,7 +46,7 @@ class Lending:
     role: Role
     engine: str
     model: str
-    """Folder."""
+    """Folder; empty for an engine that needs no model."""
     server: KnownServer
     name: str
     """What this machine would like to be called there."""
@@ -224,7 +224,7 @@ class Attachment:
         environment = worker_environment(lending.role, usable_cores())
         log = self._session.log(lending.role)
         process, pipe = launch(worker_command(lending.role), setup, log, environment)
-        self._show(f"Loading {lending.model} ...")
+        self._show(f"Loading {lending.model or lending.engine} ...")
         return _Worker(welcome.life, (welcome.epoch, welcome.incarnation), process, pipe)
 
     def _connect(self, keys: KeyPair) -> Link:

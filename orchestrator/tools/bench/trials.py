@@ -78,6 +78,10 @@ class BenchPlan:
             **others,
         )
 
+    def folders(self) -> tuple[str, str]:
+        """Target and draft. A bench is about drafts: one that does not fit is an error, also the demo draft."""
+        return str(resolve(self.target, "target")), str(resolve(self.draft, "draft"))
+
     def generations(self, prompts: int) -> int:
         """How many are measured."""
         far = len(self.links) * sum(strategy != "ar" for strategy in self.strategies)
@@ -108,7 +112,7 @@ def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator
 
     Raises InputError if the target has no room for a prompt of `longest` tokens and what is to follow it.
     """
-    target, draft = (str(resolve(plan.target, "target")), str(resolve(plan.draft, "draft")))
+    target, draft = plan.folders()
     ends = sorted(TextCodec(Path(target)).eos)
     profile = None if plan.pace is None else load_profile(plan.pace)
     with ExitStack() as stack:

@@ -73,7 +73,7 @@ def measure(
         records = {name: Path(folder) / f"{index}.jsonl" for index, name in enumerate(CONTENDERS)}
         pipelines: dict[str, Pipeline] = {}
         for name, options in CONTENDERS.items():
-            pipeline = Pipeline(plan.target, plan.draft, pace=plan.pace, record=str(records[name]), **options)
+            pipeline = Pipeline(*plan.folders(), pace=plan.pace, record=str(records[name]), **options)
             pipelines[name] = stack.enter_context(pipeline)
         form = shape(pipelines["reuse"].state().context, turns, plan.max_tokens)
         on_count(plan.repeats * turns * len(CONTENDERS))
