@@ -1,21 +1,15 @@
-"""What an invented target says and an invented draft guesses: the interface, and noise without a state. Pure."""
+"""What a modelled target says and a modelled draft guesses: the interface, and noise without a state. Pure."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from protocol.messages.base import NodeId
+from protocol.speculation.candidates import Candidates
 from protocol.speculation.token_tree import node_id
 
 VOCABULARY = 1 << 20
 """Of made-up tokens, the most that a worker may claim: hardly any two are alike by chance, so that prompt lookup finds
 nothing."""
-
-
-class Guess(NamedTuple):
-    """A token that may follow, and the probability that the draft claims."""
-
-    token: int
-    claim: float
 
 
 class Language(Protocol):
@@ -30,8 +24,8 @@ class Language(Protocol):
         """What the target alone says at this absolute position."""
         ...
 
-    def guesses(self, request: int, node: NodeId, position: int, on_truth: bool, limit: int) -> Sequence[Guess]:
-        """At most `limit` guesses of the token at `position`, behind this node, by falling claim.
+    def candidates(self, request: int, node: NodeId, position: int, on_truth: bool, limit: int) -> Candidates:
+        """At most `limit` guesses of the token at `position`, behind this node, by falling claimed probability.
 
         `on_truth`: the path up to the node is what the target says, so that a guess can come true.
         """

@@ -11,9 +11,8 @@ from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLang
 from orchestrator.tools.simulate.baseline import Agreement, Reached, agreement, alone, in_turns
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.language import Language
-from orchestrator.tools.simulate.replayed import ReplayedLanguage
 from orchestrator.tools.simulate.run import Served, Simulation
-from orchestrator.tools.simulate.trace import Recorded
+from orchestrator.tools.simulate.trace import Recorded, ReplayedLanguage
 from protocol.worker.pacing import DevicePace
 
 PLAIN_NAME = "mlx-lm"

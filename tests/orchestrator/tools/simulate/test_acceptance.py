@@ -13,9 +13,8 @@ from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLang
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.fit import fit
 from orchestrator.tools.simulate.language import uniform
-from orchestrator.tools.simulate.replayed import ReplayedLanguage
 from orchestrator.tools.simulate.run import Simulation
-from orchestrator.tools.simulate.trace import Recorded, TracedPosition, coverage, read_trace
+from orchestrator.tools.simulate.trace import Recorded, ReplayedLanguage, TracedPosition, coverage, read_trace
 from protocol.errors import InputError
 from protocol.messages.base import NodeId
 from protocol.worker.pacing import DevicePace
@@ -28,7 +27,7 @@ DEVICES = Devices(target=TARGET, draft=DRAFT, rival_draft=DRAFT)
 def ranks(language, count, limit=16):
     """Where the target's token stood among the guesses, by position; None where it was not among them."""
     for position in range(count):
-        tokens = [guess.token for guess in language.guesses(1, NodeId(position), position, True, limit)]
+        tokens = language.candidates(1, NodeId(position), position, True, limit).tokens
         truth = language.token(1, position)
         yield tokens.index(truth) + 1 if truth in tokens else None
 
@@ -61,11 +60,11 @@ def test_positions_differ_around_the_mean(accept, spread):
 @pytest.mark.parametrize("spread", [0.0, 2.0])
 def test_guesses_come_true_as_often_as_they_claim(exponent, spread):
     language = InventedLanguage(AcceptanceModel(accept=0.6, exponent=exponent, spread=spread), seed=4)
-    claims = [language.guesses(1, NodeId(position), position, True, 4) for position in range(4000)]
+    claims = [language.candidates(1, NodeId(position), position, True, 4).probabilities for position in range(4000)]
     found = list(ranks(language, 4000, limit=4))
 
     for rank in range(1, 5):
-        claimed = mean(guesses[rank - 1].claim for guesses in claims)
+        claimed = mean(claimed[rank - 1] for claimed in claims)
         assert mean(one == rank for one in found) == pytest.approx(claimed, abs=0.025)
 
 
@@ -78,16 +77,15 @@ def test_the_same_path_has_the_same_guesses():
     one, other = (InventedLanguage(AcceptanceModel(accept=0.5, spread=1.0), seed=2) for _ in range(2))
     asked = [(3, NodeId(node), 40 + node, node % 2 == 0, 5) for node in range(50)]
 
-    assert [one.guesses(*question) for question in asked] == [other.guesses(*question) for question in reversed(asked)][
-        ::-1
-    ]
+    backwards = [other.candidates(*question) for question in reversed(asked)]
+    assert [one.candidates(*question) for question in asked] == backwards[::-1]
 
 
 def test_off_the_targets_path_no_guess_is_its_token():
     language = InventedLanguage(AcceptanceModel(accept=0.9))
-    guesses = [language.guesses(1, NodeId(node), node, False, 8) for node in range(200)]
+    candidates = [language.candidates(1, NodeId(node), node, False, 8) for node in range(200)]
 
-    assert not any(guess.token == language.token(1, node) for node, found in enumerate(guesses) for guess in found)
+    assert not any(language.token(1, node) in found.tokens for node, found in enumerate(candidates))
 
 
 def test_positions_of_a_passage_are_equally_easy():
@@ -116,7 +114,7 @@ def test_noise_is_even_and_its_neighbours_unlike():
 def test_a_fit_finds_the_law_that_made_the_run(law):
     language = InventedLanguage(law, seed=8)
     positions = (
-        TracedPosition(language.token(1, at), tuple(language.guesses(1, NodeId(at), at, True, 8))) for at in range(3000)
+        TracedPosition(language.token(1, at), language.candidates(1, NodeId(at), at, True, 8)) for at in range(3000)
     )
     found = fit([Recorded((1,), 0.0, tuple(positions))])
 
@@ -151,14 +149,16 @@ def test_a_recorded_run_gives_back_what_was_guessed_and_said(tmp_path):
     ]
     for request, one in zip((1, 2), recorded, strict=True):
         for at, position in enumerate(one.positions, start=20):
-            if position.guesses is not None:
-                guesses = language.guesses(request, NodeId(0), at, True, Options().draft_fan)
-                assert claims_and_truth(position.guesses, position.token) == claims_and_truth(guesses, position.token)
+            if position.candidates is not None:
+                guessed = language.candidates(request, NodeId(0), at, True, Options().draft_fan)
+                assert claims_and_truth(position.candidates, position.token) == claims_and_truth(
+                    guessed, position.token
+                )
 
 
-def claims_and_truth(guesses, truth):
+def claims_and_truth(candidates, truth):
     """Without the names of the wrong tokens, which depend on the node."""
-    return [(guess.claim, guess.token == truth) for guess in guesses]
+    return [*candidates.probabilities], [token == truth for token in candidates.tokens]
 
 
 def test_nearly_every_position_of_a_recorded_run_is_known(tmp_path):
