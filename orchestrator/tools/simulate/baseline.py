@@ -67,5 +67,5 @@ def _guessed(language: Language, request: int, position: int) -> bool:
 def _round(devices: Devices, drafted: int, behind: int) -> float:
     if drafted == 0:
         return devices.target.forward(1)
-    draft = devices.rival_draft
+    draft = devices.baseline_draft
     return draft.forward(behind) + (drafted - 1) * draft.forward(1) + devices.target.forward(1 + drafted)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from orchestrator.tools.simulate.language import Language
-from orchestrator.tools.simulate.modelled_worker import CHUNK, Work, modelled_hello
+from orchestrator.tools.simulate.modelled_worker import CHUNK, CONTEXT, Work, modelled_hello
 from protocol.messages.base import SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Fault, Grow, Hello, Reroot, Start, Stop, ToWorker
@@ -22,7 +22,7 @@ _CATCH_UP = 16
 class ModelledDraft:
     """Serves its sequences in turns, one growth step or prefill chunk at a time."""
 
-    def __init__(self, language: Language, pace: DevicePace, context: int) -> None:
+    def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT) -> None:
         self.hello: Hello = modelled_hello("draft", context)
         self._language = language
         self._pace = pace

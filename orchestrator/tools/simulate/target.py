@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.tools.simulate.language import Language
-from orchestrator.tools.simulate.modelled_worker import CHUNK, Work, modelled_hello
+from orchestrator.tools.simulate.modelled_worker import CHUNK, CONTEXT, Work, modelled_hello
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.worker import Fault, Forest, FromWorker, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
 from protocol.speculation.token_tree import node_id
@@ -27,7 +27,7 @@ class _Served:
 class ModelledTarget:
     """Verifies as soon as it is told to; prompts are read a chunk at a time in between, in turns."""
 
-    def __init__(self, language: Language, pace: DevicePace, context: int) -> None:
+    def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT) -> None:
         self.hello: Hello = modelled_hello("target", context)
         self._language = language
         self._pace = pace

@@ -33,9 +33,9 @@ class VirtualClock:
 class WireDirection:
     """One direction of a wire."""
 
-    def __init__(self, agenda: VirtualClock, wire: Wire, *key: int) -> None:
+    def __init__(self, clock: VirtualClock, wire: Wire, *key: int) -> None:
         """`key` tells this direction's chance from all others'."""
-        self._agenda = agenda
+        self._clock = clock
         self.wire = wire
         """May be exchanged; what is on its way stays as it is."""
         self._key = key
@@ -58,9 +58,9 @@ class WireDirection:
         self._sent += 1
         if not overtaking:
             arrival = self._clear_at = max(self._clear_at, arrival)
-        self._agenda.at(arrival, deliver)
+        self._clock.at(arrival, deliver)
         if doubled:
-            self._agenda.at(arrival + 20 * wire.delay, deliver)
+            self._clock.at(arrival + 20 * wire.delay, deliver)
 
     def _chance(self, purpose: int) -> float:
         wire = self.wire

@@ -28,7 +28,7 @@ from protocol.messages.worker import (
 _MOST_KNOWN = 64
 
 
-class Responsive:
+class PingResponder:
     """Answers a ping as every worker does; all else is the inner worker's."""
 
     def __init__(self, inner: ModelledWorker) -> None:
@@ -42,7 +42,7 @@ class Responsive:
         return self._inner.work()
 
 
-class WaywardTarget(Responsive):
+class FaultyTarget(PingResponder):
     """Honest in its verdicts; loses sequences, refuses trees, offers keys and values and then can't use them."""
 
     def __init__(self, inner: ModelledWorker, source: random.Random, share: float) -> None:
@@ -105,8 +105,8 @@ class WaywardTarget(Responsive):
 class ModelledPrefill:
     """Reads prompts for the target."""
 
-    def __init__(self, source: random.Random, context: int) -> None:
-        self.hello = modelled_hello("prefill", context)
+    def __init__(self, source: random.Random) -> None:
+        self.hello = modelled_hello("prefill")
         self._source = source
 
     def handle(self, message: ToWorker) -> Work:
@@ -121,7 +121,7 @@ class ModelledPrefill:
         return None
 
 
-class GarbageDraft(Responsive):
+class GarbageDraft(PingResponder):
     """Spoils what an honest draft says, and says what only others may."""
 
     def __init__(self, inner: ModelledWorker, source: random.Random, share: float) -> None:

@@ -22,7 +22,7 @@ from tests.support.simulated_workers import hello, reference
 TARGET = DevicePace(steps=((1, 0.020), (4, 0.024), (16, 0.040)), prefill_rate=1000.0)
 DRAFT = DevicePace(steps=((1, 0.005), (8, 0.006)), prefill_rate=2000.0)
 SLOW = DevicePace(steps=((1, 0.015), (8, 0.018)), prefill_rate=700.0)
-DEVICES = Devices(target=TARGET, draft=DRAFT, rival_draft=DRAFT)
+DEVICES = Devices(target=TARGET, draft=DRAFT, baseline_draft=DRAFT)
 FIRST, SECOND = 2, 3
 """Incarnations: the target comes first."""
 

@@ -13,7 +13,7 @@ from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLang
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.fit import fit
 from orchestrator.tools.simulate.language import uniform
-from orchestrator.tools.simulate.run import Simulation
+from orchestrator.tools.simulate.simulation import modelled_pipeline
 from orchestrator.tools.simulate.trace import Recorded, ReplayedLanguage, TracedPosition, coverage, read_trace
 from protocol.errors import InputError
 from protocol.messages.base import NodeId
@@ -21,7 +21,7 @@ from protocol.worker.pacing import DevicePace
 
 TARGET = DevicePace(steps=((1, 0.050), (16, 0.060)), prefill_rate=1000.0)
 DRAFT = DevicePace(steps=((1, 0.004), (8, 0.005)), prefill_rate=2000.0)
-DEVICES = Devices(target=TARGET, draft=DRAFT, rival_draft=DRAFT)
+DEVICES = Devices(target=TARGET, draft=DRAFT, baseline_draft=DRAFT)
 
 
 def ranks(language, count, limit=16):
@@ -129,13 +129,19 @@ def test_a_fit_finds_the_law_that_made_the_run(law):
 def recorded_run(path, strategy: StrategyName = "adaptive", temperature=0.0):
     """Two requests of an invented language, written down as real runs are."""
     language = InventedLanguage(AcceptanceModel(accept=0.75, spread=1.5), seed=6, prompt_tokens=20)
-    journal = Journal.to(str(path))
-    simulation = Simulation(Options(strategy=strategy), language, DEVICES, journal=journal)
+    simulation = modelled_pipeline(Options(strategy=strategy), language, DEVICES, kept=None)
     for request in (1, 2):
-        simulation.submit(request, 200, temperature, at=simulation.now)
+        simulation.submit(request, 200, temperature)
         simulation.run()
-    journal.close()
+    write(path, simulation)
     return language, simulation
+
+
+def write(path, simulation):
+    journal = Journal.to(str(path))
+    for now, event, _ in simulation.history:
+        journal.write(event, now)
+    journal.close()
 
 
 def test_a_recorded_run_gives_back_what_was_guessed_and_said(tmp_path):
@@ -145,7 +151,7 @@ def test_a_recorded_run_gives_back_what_was_guessed_and_said(tmp_path):
     assert [one.prompt for one in recorded] == [language.prompt(1), language.prompt(2)]
     assert [one.temperature for one in recorded] == [1.0, 1.0]
     assert [[position.token for position in one.positions] for one in recorded] == [
-        served.tokens for served in simulation.served.values()
+        client.tokens for client in simulation.clients.values()
     ]
     for request, one in zip((1, 2), recorded, strict=True):
         for at, position in enumerate(one.positions, start=20):
@@ -172,12 +178,12 @@ def test_a_replay_is_as_fast_as_the_run_it_replays(tmp_path, strategy):
     recorded_run(tmp_path / "run.jsonl")
     _, original = recorded_run(tmp_path / "other.jsonl", strategy)
     language = ReplayedLanguage(read_trace(tmp_path / "run.jsonl"))
-    replayed = Simulation(Options(strategy=strategy), language, DEVICES)
+    replayed = modelled_pipeline(Options(strategy=strategy), language, DEVICES)
     for request in range(len(language)):
-        replayed.submit(request, 200, at=replayed.now)
+        replayed.submit(request, 200)
         replayed.run()
 
-    assert [one.tokens for one in replayed.served.values()] == [one.tokens for one in original.served.values()]
+    assert [one.tokens for one in replayed.clients.values()] == [one.tokens for one in original.clients.values()]
     assert replayed.now == pytest.approx(original.now, rel=0.05)
 
 
@@ -189,17 +195,15 @@ def test_guesses_by_prompt_lookup_are_read_too(tmp_path):
             return position % 7
 
     path = tmp_path / "run.jsonl"
-    journal = Journal.to(str(path))
     language = Chorus(AcceptanceModel(accept=0.05), prompt_tokens=20)
-    simulation = Simulation(Options(), language, DEVICES, journal=journal)
-    id = simulation.submit(1, 120)
+    simulation = modelled_pipeline(Options(), language, DEVICES, kept=None)
+    client = simulation.clients[simulation.submit(1, 120)]
     simulation.run()
-    journal.close()
+    write(path, simulation)
 
-    statistics = simulation.served[id].statistics
-    assert statistics is not None
-    assert statistics.tokens_per_round > 1.5
-    assert [position.token for position in read_trace(path)[0].positions] == simulation.truth(id)
+    assert client.statistics is not None
+    assert client.statistics.tokens_per_round > 1.5
+    assert [position.token for position in read_trace(path)[0].positions] == client.reference
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense\n", b'[1, "Tick", {}]\n', b'[1, "Unheard", {}]\n', b"\xff\xfe\n"])
