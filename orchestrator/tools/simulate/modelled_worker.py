@@ -64,7 +64,7 @@ class WorkerHost:
     ) -> None:
         """`seed`: of what the wire does to messages; `heard`: the orchestrator's end of the wire."""
         self.worker = worker
-        self.role = worker.hello.role
+        self.role: Role = worker.hello.role
         self.incarnation = incarnation
         self.alive = True
         """A dead worker says nothing more; what it had sent still arrives."""

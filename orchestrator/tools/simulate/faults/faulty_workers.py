@@ -14,6 +14,7 @@ from protocol.messages.worker import (
     FromWorker,
     Grow,
     KvOffer,
+    KvReference,
     Ping,
     Pong,
     Prefill,
@@ -24,7 +25,9 @@ from protocol.messages.worker import (
     Verdict,
     Verify,
 )
+from protocol.worker.pacing import DevicePace
 
+ARENA_BYTES = 1 << 24
 _MOST_KNOWN = 64
 
 
@@ -50,7 +53,8 @@ class FaultyTarget(PingResponder):
         super().__init__(inner)
         self._source = source
         self._share = share
-        self._adopting: dict[SequenceId, bool] = {}
+        self._torn: set[SequenceId] = set()
+        """Sequences whose arena can't be used."""
         self._answered: set[tuple[SequenceId, int]] = set()
         """Questions, by their round, that were answered in earnest: the same again gets the same answer."""
 
@@ -60,8 +64,11 @@ class FaultyTarget(PingResponder):
                 return self._verify((message,))
             case Forest(trees):
                 return self._verify(trees)
-            case Start():
-                self._adopting[message.sequence] = message.adopt is not None
+            case Start(adopt=KvReference()) if self._source.random() < 0.5:
+                self._torn.add(message.sequence)
+                message = replace(message, adopt=None)
+            case _:
+                pass
         return self._with_kv(super().handle(message))
 
     def _verify(self, trees: Sequence[Verify]) -> Work:
@@ -92,30 +99,35 @@ class FaultyTarget(PingResponder):
         return work._replace(replies=tuple(reply for one in work.replies for reply in self._told(one)))
 
     def _told(self, reply: FromWorker) -> Iterator[FromWorker]:
-        if isinstance(reply, Prefilled) and self._adopting.get(reply.sequence):
-            yield replace(reply, warning="The arena is torn." if self._source.random() < 0.5 else "")
+        if isinstance(reply, Prefilled) and reply.sequence in self._torn:
+            self._torn.remove(reply.sequence)
+            yield replace(reply, warning="The arena is torn.")
             return
         yield reply
         if isinstance(reply, Verdict):
             self._answered.add((reply.sequence, reply.round))
         if isinstance(reply, Verdict) and self._unusual():
-            yield KvOffer(reply.sequence, arena_name(self._source), self._source.randrange(1, 80), 1 << 24, 0.001)
+            yield KvOffer(reply.sequence, arena_name(self._source), self._source.randrange(1, 80), ARENA_BYTES, 0.001)
 
 
 class ModelledPrefill:
-    """Reads prompts for the target."""
+    """Prefills prompts for the target, each in an arena of its own."""
 
-    def __init__(self, source: random.Random) -> None:
+    def __init__(self, pace: DevicePace, source: random.Random, share: float) -> None:
+        """`share`: of prompts that are refused."""
         self.hello = modelled_hello("prefill")
+        self.pace = pace
+        self.share = share
         self._source = source
 
     def handle(self, message: ToWorker) -> Work:
         if not isinstance(message, Prefill):
             return Work()
-        if self._source.random() < 0.1:
+        if self._source.random() < self.share:
             return Work((Fault("refused", "Too long.", message.sequence),))
-        offer = KvOffer(message.sequence, arena_name(self._source), len(message.tokens), 1 << 24, 0.01)
-        return Work((offer,), 0.01)
+        seconds = self.pace.prefill(len(message.tokens))
+        offer = KvOffer(message.sequence, arena_name(self._source), len(message.tokens), ARENA_BYTES, seconds)
+        return Work((offer,), seconds)
 
     def work(self) -> Work | None:
         return None
@@ -182,7 +194,7 @@ class GarbageDraft(PingResponder):
                 Fault("lost", "Nothing in particular."),
                 Verdict(sequence, source.randrange(9), (), source.randrange(VOCABULARY), 0.001),
                 Prefilled(sequence, source.randrange(9), 1, 0.001, 1, source.choice(("", "No such arena."))),
-                KvOffer(sequence, arena_name(source), source.randrange(1, 99), 1 << 24, 0.001),
+                KvOffer(sequence, arena_name(source), source.randrange(1, 99), ARENA_BYTES, 0.001),
                 Pong(-1.0),
                 Grow(sequence, 0, (), (), (), 0, 0.0),
             )

@@ -29,6 +29,7 @@ QUIET_PHASE = 200.0
 """Seconds in which every request must end once faults have: a silent target is found out after 60."""
 _MOST_REMOTE_DRAFTS = 3
 _TARGET = DevicePace(steps=((1, 0.020), (4, 0.024), (16, 0.040)), prefill_rate=1000.0)
+_PREFILL = DevicePace(steps=((1, 0.01),), prefill_rate=2000.0)
 _DRAFTS = [DevicePace(steps=((1, step), (8, 1.2 * step)), prefill_rate=2000.0) for step in (0.012, 0.03, 0.15)]
 
 
@@ -178,7 +179,7 @@ class _FaultSchedule:
         if role == "target":
             return FaultyTarget(ModelledTarget(self._language, _TARGET), self._source, self._faulty)
         if role == "prefill":
-            return PingResponder(ModelledPrefill(self._source))
+            return PingResponder(ModelledPrefill(_PREFILL, self._source, share=0.1))
         draft = ModelledDraft(self._language, self._source.choice(_DRAFTS))
         if self._garbage and self._source.random() < 0.7:
             return GarbageDraft(draft, self._source, self._garbage)
