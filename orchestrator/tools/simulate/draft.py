@@ -7,7 +7,7 @@ from orchestrator.tools.simulate.language import Language
 from orchestrator.tools.simulate.modelled_worker import CHUNK, CONTEXT, Work, modelled_hello
 from protocol.messages.base import SequenceId
 from protocol.messages.plans import BestFirst
-from protocol.messages.worker import Fault, Grow, Hello, Reroot, Start, Stop, ToWorker
+from protocol.messages.worker import Fault, Grow, Hello, Ping, Pong, Reroot, Start, Stop, ToWorker
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.growth import TreeGrowth
@@ -38,6 +38,8 @@ class ModelledDraft:
                 return self._reroot(message)
             case Stop(sequence):
                 self._forget(sequence)
+            case Ping(sent):
+                return Work((Pong(sent),))
         return Work()
 
     def work(self) -> Work | None:

@@ -18,7 +18,7 @@ _EXPONENTS = [0.1 * 1.08**step for step in range(61)]
 
 def fit(recorded: Sequence[Recorded], independent: float | None = None) -> AcceptanceModel:
     """What the positions with known guesses suggest. There must be at least one."""
-    runs = [[position for position in one.positions if position.candidates] for one in recorded]
+    runs = [[position for position in one.positions if position.candidates is not None] for one in recorded]
     known = [position for run in runs for position in run]
     slope, shift = _odds_of_claims(known)
     return AcceptanceModel(
@@ -34,7 +34,7 @@ def fit(recorded: Sequence[Recorded], independent: float | None = None) -> Accep
 
 
 def _claimed_odds(position: TracedPosition) -> float:
-    assert position.candidates
+    assert position.candidates is not None
     return to_odds(min(max(position.candidates.probabilities[0], 1e-4), 1.0 - 1e-4))
 
 
@@ -62,7 +62,7 @@ def _exponent(known: Sequence[TracedPosition], slope: float, shift: float) -> fl
     missed = [
         (position.rank, len(position.candidates.tokens), from_odds(slope * _claimed_odds(position) + shift))
         for position in known
-        if position.candidates and position.rank != 1
+        if position.candidates is not None and position.rank != 1
     ]
     return max(_EXPONENTS, key=lambda exponent: _log_likelihood(missed, exponent))
 

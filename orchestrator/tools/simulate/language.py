@@ -13,7 +13,7 @@ nothing."""
 
 
 class Language(Protocol):
-    """Deterministic: the same question has the same answer, whoever asks and whenever.
+    """Deterministic: the same question always has the same answer.
 
     A request is named by its number, which travels as the seed of its sampling.
     """

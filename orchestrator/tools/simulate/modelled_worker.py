@@ -1,4 +1,4 @@
-"""What a modelled worker is, and its host on the virtual clock: messages queue up, work takes time. Pure."""
+"""The interface of modelled workers, and the host that runs one on the virtual clock behind a wire. Pure."""
 
 from collections import deque
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def modelled_hello(role: Role, context: int = CONTEXT) -> Hello:
 
 
 class WorkerHost:
-    """One life of a worker. It reads what has arrived, does one unit of work, repeats, as a real worker's loop does."""
+    """One life of a worker: handles what has arrived, does one unit of work, repeats, as a real worker's loop does."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class WorkerHost:
         seed: int,
         heard: Callable[[FromWorker], None],
     ) -> None:
-        """`seed`: of what the wire does to messages; `heard`: the orchestrator's end of the wire."""
+        """`seed` decides what the wire does to messages; `heard` receives those that arrive at the orchestrator."""
         self.worker = worker
         self.role: Role = worker.hello.role
         self.incarnation = incarnation
@@ -82,15 +82,15 @@ class WorkerHost:
         self._there.send(self._clock.now, lambda: self._hear(message))
 
     def rewire(self, wire: Wire) -> None:
-        """What leaves from now on goes over another wire."""
+        """Send messages over another wire from now on."""
         self._there.wire = self._back.wire = wire
 
     def freeze(self) -> None:
-        """Stop in the middle of whatever it is; messages queue up."""
+        """Stop in the middle of a unit of work; messages queue up."""
         self._frozen = True
 
     def thaw(self) -> None:
-        """Go on as if nothing had been."""
+        """Go on where it stopped."""
         self._frozen = False
         self._go_on()
 

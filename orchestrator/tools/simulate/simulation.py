@@ -1,4 +1,4 @@
-"""A whole pipeline in virtual time: the real state machine, modelled workers at the ends of wires, clients. Pure.
+"""A whole pipeline in virtual time: the real state machine, modelled workers behind wires, clients. Pure.
 
 The same arguments give the same run, event by event.
 """
@@ -26,22 +26,22 @@ from protocol.messages.worker import FromWorker, ToWorker
 
 BuildWorker: TypeAlias = Callable[[Role], ModelledWorker]
 """Makes a worker for a new life."""
-RESTART_SECONDS = 1.0
-"""Until a worker that was replaced has loaded its model."""
+_RESTART_SECONDS = 1.0
+"""Until the successor of a replaced worker has loaded its model."""
 
 
 @dataclass(slots=True)
 class SimulatedClient:
-    """One request, and what its client has of it."""
+    """One request, and what its client was sent."""
 
     request: Request
     reference: list[int]
-    """All that target-only decoding says."""
+    """The tokens of target-only decoding."""
     tokens: list[int] = field(default_factory=list)
     reason: str = ""
     """Why the request ended; empty while it is live."""
     statistics: Statistics | None = None
-    """None until it is finished; None for ever if it was rejected."""
+    """None while the request is live, and if it was rejected."""
 
 
 class Simulation:
@@ -59,8 +59,8 @@ class Simulation:
         seed: int = 0,
         kept: int | None = 0,
     ) -> None:
-        """`build` makes the pipeline's own workers; `seed`: of what the wires do to messages; `kept`: how many of the
-        last events stay in `history`, None for all."""
+        """`build` makes the pipeline's own workers; `seed` decides what the wires do to messages; `kept`: number of
+        the last events in `history`, None for all."""
         self.clock = VirtualClock()
         self.options = options
         self.language = language
@@ -71,7 +71,7 @@ class Simulation:
         self.hosts: dict[int, WorkerHost] = {}
         """Workers that are alive, by incarnation."""
         self.own: dict[Role, int] = {}
-        """The last lives of the pipeline's own workers."""
+        """Incarnations of the latest lives of the pipeline's own workers."""
         self.live: set[SequenceId] = set()
         """Requests that have not ended."""
         self.build = build
@@ -88,7 +88,7 @@ class Simulation:
 
     @property
     def next_at(self) -> float | None:
-        """When something happens next."""
+        """When the next thing happens; None if nothing is due."""
         due = [at for at in (self.clock.next_at, self.machine.deadline()) if at is not None]
         return min(due, default=None)
 
@@ -105,12 +105,12 @@ class Simulation:
         return True
 
     def run(self) -> None:
-        """Until every request has ended."""
+        """Advance until every request has ended."""
         while self.live:
             assert self.advance(), "requests are live and nothing will ever happen"
 
     def run_until(self, time: float) -> None:
-        """Let all happen that is due until then."""
+        """Advance until nothing more is due at `time` or before."""
         while (at := self.next_at) is not None and at <= time:
             self.advance()
         self.clock.now = max(self.now, time)
@@ -125,7 +125,7 @@ class Simulation:
         prompt: tuple[int, ...] | None = None,
         ends: frozenset[int] = frozenset(),
     ) -> SequenceId:
-        """Ask for a request of the language, or for what it says after another prompt."""
+        """Submit request `number` of the language, with its own prompt unless another one is given."""
         tokens = self.language.prompt(number) if prompt is None else prompt
         request = Request(tokens, Sampling(temperature=temperature, seed=number), max_tokens, ends)
         id = SequenceId(self.first_sequence + self._requests)
@@ -139,6 +139,7 @@ class Simulation:
         self.step(Ended(sequence, "cancelled"))
 
     def _reference(self, request: Request) -> list[int]:
+        """The tokens of target-only decoding in a context that does not end."""
         tokens: list[int] = []
         for position in range(len(request.tokens), len(request.tokens) + request.max_tokens):
             tokens.append(self.language.token(request.sampling.seed, position))
@@ -149,36 +150,36 @@ class Simulation:
     # Workers ----------------------------------------------------------------------------------
 
     def start(self, role: Role, loading: float = 0.0) -> WorkerHost:
-        """A life of the pipeline's own worker begins; its model is loaded after so many seconds."""
+        """Start a life of the pipeline's own worker, which loads its model for `loading` seconds."""
         host = self._host(self.build(role))
         self.own[role] = host.incarnation
         self._load(host, loading, remote=False)
         return host
 
     def attach(self, draft: ModelledWorker, loading: float = 0.0, wire: Wire | None = None) -> WorkerHost:
-        """The same for a draft of another machine."""
+        """Start a draft of another machine."""
         host = self._host(draft, wire)
         self._load(host, loading, remote=True)
         return host
 
     def remove(self, incarnation: int) -> None:
-        """A worker's process has died, or its connection has."""
+        """End a worker's process or its connection."""
         host = self.hosts.pop(incarnation)
         host.alive = False
         if host.up:
             self.step(WorkerDown(host.role, incarnation))
 
     def kill(self, role: Role) -> bool:
-        """The pipeline's own worker of this role dies; False if it is dead already."""
+        """End the pipeline's own worker of this role; False if it is dead already."""
         if self.own.get(role) not in self.hosts:
             return False
         self.remove(self.own[role])
         return True
 
     def replace(self, role: Role) -> None:
-        """A worker that answers no more is killed, and another one started."""
+        """Kill a worker that answers no more and start another one."""
         self.kill(role)
-        self.start(role, RESTART_SECONDS)
+        self.start(role, _RESTART_SECONDS)
 
     def _host(self, worker: ModelledWorker, wire: Wire | None = None) -> WorkerHost:
         self._incarnations += 1
@@ -208,7 +209,7 @@ class Simulation:
     # The orchestrator -------------------------------------------------------------------------
 
     def step(self, event: Event) -> list[Command]:
-        """What the orchestrator's shell does with an event."""
+        """Fold an event into the machine and perform its commands, as the runtime does."""
         commands: list[Command] = []
         self.history.append((self.now, event, commands))
         commands += self.machine.step(event, self.now)
@@ -246,7 +247,7 @@ class Simulation:
 
 
 def modelled_workers(language: Language, devices: Devices, context: int = CONTEXT) -> BuildWorker:
-    """A target and drafts that are as fast as these devices."""
+    """Targets and drafts of this language, as fast as these devices."""
 
     def build(role: Role) -> ModelledWorker:
         if role == "target":
@@ -264,7 +265,7 @@ def modelled_pipeline(
     seed: int = 0,
     kept: int | None = 0,
 ) -> Simulation:
-    """A pipeline whose target is up, and its draft if the strategy has use for one."""
+    """A pipeline whose target is up, and whose draft is if the strategy drafts."""
     strategy = STRATEGIES[options.strategy]
     workers = modelled_workers(language, devices.shared() if strategy.caches else devices)
     simulation = Simulation(options, language, workers, wires, seed, kept)

@@ -6,7 +6,20 @@ from dataclasses import dataclass
 from orchestrator.tools.simulate.language import Language
 from orchestrator.tools.simulate.modelled_worker import CHUNK, CONTEXT, Work, modelled_hello
 from protocol.messages.base import NodeId, SequenceId
-from protocol.messages.worker import Fault, Forest, FromWorker, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
+from protocol.messages.worker import (
+    Fault,
+    Forest,
+    FromWorker,
+    Hello,
+    Ping,
+    Pong,
+    Prefilled,
+    Start,
+    Stop,
+    ToWorker,
+    Verdict,
+    Verify,
+)
 from protocol.speculation.token_tree import node_id
 from protocol.worker.pacing import DevicePace
 
@@ -47,6 +60,8 @@ class ModelledTarget:
                 return self._verify(trees)
             case Stop(sequence):
                 self._sequences.pop(sequence, None)
+            case Ping(sent):
+                return Work((Pong(sent),))
         return Work()
 
     def work(self) -> Work | None:

@@ -29,8 +29,9 @@ class TracedPosition:
     @property
     def rank(self) -> int | None:
         """Which guess was right, counted from 1; None if none was, or nothing is known."""
-        tokens = list(self.candidates.tokens) if self.candidates else []
-        return tokens.index(self.token) + 1 if self.token in tokens else None
+        if self.candidates is None or self.token not in self.candidates.tokens:
+            return None
+        return self.candidates.tokens.index(self.token) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def read_trace(path: Path) -> list[Recorded]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no recorded run ({error}): write one with `generate --record FILE`.") from error
     recorded = [reading.recorded() for reading in readings.values() if reading.usable]
-    if not any(position.candidates for one in recorded for position in one.positions):
+    if not any(position.candidates is not None for one in recorded for position in one.positions):
         raise InputError(
             f"{path} holds no guesses of a draft: record a run with a draft, coupled verification and "
             "`--strategy adaptive`, the default."
@@ -81,14 +82,6 @@ class ReplayedLanguage:
     def __init__(self, recorded: Sequence[Recorded], seed: int = 0) -> None:
         self._recorded = recorded
         self._seed = seed
-
-    def __len__(self) -> int:
-        """Requests."""
-        return len(self._recorded)
-
-    def length(self, request: int) -> int:
-        """Tokens that the request generated."""
-        return len(self._recorded[request].positions)
 
     def prompt(self, request: int) -> tuple[int, ...]:
         return self._recorded[request].prompt

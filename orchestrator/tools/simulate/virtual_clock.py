@@ -9,7 +9,7 @@ from orchestrator.tools.simulate.language import uniform
 
 
 class VirtualClock:
-    """What is due when. Things due at the same time happen in the order in which they were put down."""
+    """Actions by the time at which they are due; those due at the same time happen in the order of `at`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,7 +25,7 @@ class VirtualClock:
         return self._due[0][0] if self._due else None
 
     def advance(self) -> None:
-        """Go to the next thing that is due, and let it happen."""
+        """Go on to the next action that is due, and perform it."""
         self.now, _, action = heapq.heappop(self._due)
         action()
 

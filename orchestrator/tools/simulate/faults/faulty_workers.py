@@ -1,4 +1,4 @@
-"""Modelled workers that do not keep to the usual course: garbage that is valid by type, refusals, offers. Pure."""
+"""Modelled workers with faults: garbage that is valid by type, refusals, arenas that can't be used. Pure."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -31,32 +31,19 @@ ARENA_BYTES = 1 << 24
 _MOST_KNOWN = 64
 
 
-class PingResponder:
-    """Answers a ping as every worker does; all else is the inner worker's."""
-
-    def __init__(self, inner: ModelledWorker) -> None:
-        self.hello = inner.hello
-        self._inner = inner
-
-    def handle(self, message: ToWorker) -> Work:
-        return Work((Pong(message.sent),)) if isinstance(message, Ping) else self._inner.handle(message)
-
-    def work(self) -> Work | None:
-        return self._inner.work()
-
-
-class FaultyTarget(PingResponder):
-    """Honest in its verdicts; loses sequences, refuses trees, offers keys and values and then can't use them."""
+class FaultyTarget:
+    """Its verdicts are right; it loses sequences, refuses trees, offers arenas and then can't use them."""
 
     def __init__(self, inner: ModelledWorker, source: random.Random, share: float) -> None:
         """`share`: of messages that get an unusual answer."""
-        super().__init__(inner)
+        self.hello = inner.hello
+        self._inner = inner
         self._source = source
         self._share = share
         self._torn: set[SequenceId] = set()
         """Sequences whose arena can't be used."""
         self._answered: set[tuple[SequenceId, int]] = set()
-        """Questions, by their round, that were answered in earnest: the same again gets the same answer."""
+        """Rounds that were answered with a verdict: the same tree again gets the same answer."""
 
     def handle(self, message: ToWorker) -> Work:
         match message:
@@ -69,7 +56,7 @@ class FaultyTarget(PingResponder):
                 message = replace(message, adopt=None)
             case _:
                 pass
-        return self._with_kv(super().handle(message))
+        return self._with_kv(self._inner.handle(message))
 
     def _verify(self, trees: Sequence[Verify]) -> Work:
         """The faults leave first, as those of a real target do."""
@@ -78,7 +65,7 @@ class FaultyTarget(PingResponder):
         told = tuple(fault for _, fault in faults if fault is not None)
         if not good:
             return Work(told)
-        work = self._with_kv(super().handle(good[0] if len(good) == 1 else Forest(tuple(good))))
+        work = self._with_kv(self._inner.handle(good[0] if len(good) == 1 else Forest(tuple(good))))
         return work._replace(replies=(*told, *work.replies))
 
     def _fault(self, verify: Verify) -> Fault | None:
@@ -89,7 +76,7 @@ class FaultyTarget(PingResponder):
         return Fault("lost", "Out of memory.", verify.sequence) if self._unusual() else None
 
     def work(self) -> Work | None:
-        work = super().work()
+        work = self._inner.work()
         return None if work is None else self._with_kv(work)
 
     def _unusual(self) -> bool:
@@ -121,6 +108,8 @@ class ModelledPrefill:
         self._source = source
 
     def handle(self, message: ToWorker) -> Work:
+        if isinstance(message, Ping):
+            return Work((Pong(message.sent),))
         if not isinstance(message, Prefill):
             return Work()
         if self._source.random() < self.share:
@@ -133,12 +122,13 @@ class ModelledPrefill:
         return None
 
 
-class GarbageDraft(PingResponder):
-    """Spoils what an honest draft says, and says what only others may."""
+class GarbageDraft:
+    """Spoils the messages of a modelled draft, and adds some that only other workers may send."""
 
     def __init__(self, inner: ModelledWorker, source: random.Random, share: float) -> None:
         """`share`: of messages that are spoiled."""
-        super().__init__(inner)
+        self.hello = inner.hello
+        self._inner = inner
         self._source = source
         self._share = share
         self._sequences: list[SequenceId] = [SequenceId(0)]
@@ -150,10 +140,10 @@ class GarbageDraft(PingResponder):
             self._nodes = [*self._nodes[-_MOST_KNOWN:], message.root]
         if isinstance(message, Stop) and self._source.random() < self._share:
             return Work((self._said(message.sequence),))
-        return self._spoiled(super().handle(message))
+        return self._spoiled(self._inner.handle(message))
 
     def work(self) -> Work | None:
-        work = super().work()
+        work = self._inner.work()
         return None if work is None else self._spoiled(work)
 
     def _spoiled(self, work: Work) -> Work:
@@ -169,7 +159,7 @@ class GarbageDraft(PingResponder):
         return work._replace(replies=tuple(replies))
 
     def _wrong(self, grow: Grow) -> Grow:
-        """One thing about it, or several, as it must not be."""
+        """With one to three of its fields wrong."""
         source, count = self._source, len(grow.tokens)
         changes = (
             {"parents": tuple(source.choice(self._nodes) for _ in range(count))},
@@ -185,7 +175,7 @@ class GarbageDraft(PingResponder):
         return grow
 
     def _said(self, sequence: SequenceId) -> FromWorker:
-        """What an honest draft would not say now, if ever."""
+        """A message that a draft would not send now, if ever."""
         source = self._source
         return source.choice(
             (

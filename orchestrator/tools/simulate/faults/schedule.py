@@ -1,4 +1,4 @@
-"""Hours full of faults, drawn from a seed: requests, bad wires, deaths, silence, garbage; then a quiet phase. Pure.
+"""Simulated hours of faults, drawn from a seed: requests, bad wires, deaths, silence, garbage. Pure.
 
 The same seed gives the same hours, event by event.
 """
@@ -13,7 +13,7 @@ from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Wire
 from orchestrator.tools.simulate.draft import ModelledDraft
-from orchestrator.tools.simulate.faults.faulty_workers import FaultyTarget, GarbageDraft, ModelledPrefill, PingResponder
+from orchestrator.tools.simulate.faults.faulty_workers import FaultyTarget, GarbageDraft, ModelledPrefill
 from orchestrator.tools.simulate.faults.invariants import Violation
 from orchestrator.tools.simulate.faults.simulation import FaultSimulation
 from orchestrator.tools.simulate.language import made_up
@@ -68,7 +68,7 @@ def simulate_hours(seed: int, hours: float = 1.0) -> SimulatedHours:
 
 
 class _FaultSchedule:
-    """Draws what happens."""
+    """Draws what happens. A fault phase is followed by a quiet phase."""
 
     def __init__(self, seed: int) -> None:
         self._source = source = random.Random(f"hour {seed}")  # noqa: S311 - nothing secret
@@ -179,11 +179,11 @@ class _FaultSchedule:
         if role == "target":
             return FaultyTarget(ModelledTarget(self._language, _TARGET), self._source, self._faulty)
         if role == "prefill":
-            return PingResponder(ModelledPrefill(_PREFILL, self._source, share=0.1))
+            return ModelledPrefill(_PREFILL, self._source, share=0.1)
         draft = ModelledDraft(self._language, self._source.choice(_DRAFTS))
         if self._garbage and self._source.random() < 0.7:
             return GarbageDraft(draft, self._source, self._garbage)
-        return PingResponder(draft)
+        return draft
 
 
 def _line(at: float, event: object, commands: Iterable[object]) -> str:

@@ -1,6 +1,6 @@
 """A simulated pipeline whose workers die, fall silent and load slowly, with the real restart policy. Pure.
 
-Every event is followed by the invariants; what a client gets is compared with target-only decoding, token by token.
+The invariants are checked at every command and after every event.
 """
 
 import random
@@ -28,8 +28,8 @@ _WINDOW, _DEATHS = 60.0, 3
 class FaultSimulation(Simulation):
     """One life of the orchestrator after another."""
 
-    # Unlike any other number, so that a machine that remembers an ended request is found out.
     first_sequence = 1 << 40
+    """No other number is like it, so that a machine that remembers an ended request is detected."""
 
     def __init__(
         self, options: Options, language: Language, build: BuildWorker, source: random.Random, loading: float = 1.0
@@ -45,12 +45,12 @@ class FaultSimulation(Simulation):
     # The orchestrator -------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A new life of the orchestrator; its workers and clients end with the old one."""
+        """Start a new life of the orchestrator; the workers and clients of the last one are gone."""
         self.counts["orchestrators"] += 1
         for host in self.hosts.values():
             host.alive = False
-        for of_the_old_life in (self.hosts, self.own, self.clients, self.live):
-            of_the_old_life.clear()
+        for former in (self.hosts, self.own, self.clients, self.live):
+            former.clear()
         self.machine = Machine(self.options)
         self.invariants = Invariants(self)
         self.failed = False
@@ -86,7 +86,7 @@ class FaultSimulation(Simulation):
         super().perform(command)
 
     def cancel(self, sequence: SequenceId) -> None:
-        """A client has had enough, if it still waits."""
+        """Cancel a request if it is live."""
         if sequence in self.live:
             self.counts["cancelled"] += 1
             super().cancel(sequence)
@@ -99,7 +99,7 @@ class FaultSimulation(Simulation):
         return [incarnation for incarnation in self.hosts if incarnation not in self.own.values()]
 
     def crash(self, role: Role) -> None:
-        """A worker's process dies, whatever it was at. The restart policy says what follows."""
+        """Kill a worker's process; the restart policy decides whether and when another one starts."""
         if not self.kill(role):
             return
         self.counts[f"{role} killed"] += 1
@@ -117,17 +117,17 @@ class FaultSimulation(Simulation):
         self.crash(role)
 
     def attach_draft(self) -> None:
-        """A draft of another machine comes."""
+        """Start a draft of another machine."""
         self.counts["attached"] += 1
         self.attach(self.build("draft"), self._loading_seconds())
 
     def detach(self, incarnation: int) -> None:
-        """A draft of another machine goes, or its connection does, which is the same to us."""
+        """End a draft of another machine or its connection."""
         if incarnation in self.remote_drafts:
             self.remove(incarnation)
 
     def freeze(self, incarnation: int, seconds: float) -> None:
-        """A worker stops for so long, as by SIGSTOP."""
+        """Stop a worker for so long, as by SIGSTOP."""
         host = self.hosts.get(incarnation)
         if host is not None:
             self.counts["silent"] += 1
@@ -135,13 +135,13 @@ class FaultSimulation(Simulation):
             self.clock.at(self.now + seconds, host.thaw)
 
     def rewire(self, wire: Wire) -> None:
-        """From now on messages travel so."""
+        """Send all messages over such wires from now on."""
         self.wires = Wires(wire, wire)
         for host in self.hosts.values():
             host.rewire(wire)
 
     def given_up(self) -> bool:
-        """A worker is not started again in this life of the orchestrator."""
+        """Whether a worker is not started again in this life of the orchestrator."""
         return any(self._dies_often(role) for role in self._deaths)
 
     def _dies_often(self, role: Role) -> bool:
@@ -151,7 +151,7 @@ class FaultSimulation(Simulation):
         return self._source.uniform(0.0, self._loading)
 
     def _fail(self) -> None:
-        """The circuit breaker is open: every client is told so."""
+        """The circuit breaker is open: all live requests are refused."""
         self.counts["gave up"] += 1
         self.counts["refused"] += len(self.live)
         self.failed = True

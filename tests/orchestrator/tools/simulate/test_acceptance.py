@@ -177,9 +177,9 @@ def test_nearly_every_position_of_a_recorded_run_is_known(tmp_path):
 def test_a_replay_is_as_fast_as_the_run_it_replays(tmp_path, strategy):
     recorded_run(tmp_path / "run.jsonl")
     _, original = recorded_run(tmp_path / "other.jsonl", strategy)
-    language = ReplayedLanguage(read_trace(tmp_path / "run.jsonl"))
-    replayed = modelled_pipeline(Options(strategy=strategy), language, DEVICES)
-    for request in range(len(language)):
+    recorded = read_trace(tmp_path / "run.jsonl")
+    replayed = modelled_pipeline(Options(strategy=strategy), ReplayedLanguage(recorded), DEVICES)
+    for request in range(len(recorded)):
         replayed.submit(request, 200)
         replayed.run()
 
