@@ -81,7 +81,7 @@ class _FaultSchedule:
         """Share of messages that drafts spoil at present."""
         self._faulty = 0.0
         """Share of messages that get an unusual answer of the target at present."""
-        loading = source.choice((0.0, 1.0, 5.0))
+        loading = source.choice((0.001, 1.0, 5.0))
         self.simulation = FaultSimulation(self._options(), self._language, self._worker, source, loading)
 
     def run_phases(self, begin: float) -> None:
