@@ -59,17 +59,17 @@ def forecast(pair: Pair, profile: DeviceProfile, on_processor: bool) -> Forecast
     measured = profile.target.weights, profile.draft.weights
     if measured[0] is None or measured[1] is None:
         return None
-    scene = Scenario(devices=Devices.of(profile), requests=1, tokens=_TOKENS)
+    scenario = Scenario(devices=Devices.of(profile), requests=1, tokens=_TOKENS)
     for change, pace, model, known in (
-        (with_target_step, scene.devices.target, pair.target, measured[0]),
-        (with_draft_step, scene.devices.draft, pair.draft, measured[1]),
+        (with_target_step, scenario.devices.target, pair.target, measured[0]),
+        (with_draft_step, scenario.devices.draft, pair.draft, measured[1]),
     ):
         factor = model.weights(on_processor) / known
         milliseconds = 1000 * pace.forward(1) * factor
         if not 1 / _FURTHEST <= factor <= _FURTHEST or milliseconds > _SLOWEST:
             return None
-        scene = change(scene, milliseconds)
-    return Forecast(plain(scene).tokens_per_second, simulated(scene, "adaptive").tokens_per_second)
+        scenario = change(scenario, milliseconds)
+    return Forecast(plain(scenario).tokens_per_second, simulated(scenario, "adaptive").tokens_per_second)
 
 
 def weights_in(folder: Path, on_processor: bool) -> int:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from protocol.messages.plans import BestFirst
-from protocol.speculation.evaluated_tree import EvaluatedTree
-from protocol.speculation.step import GrowthStep
+from protocol.speculation.evaluated_tree import EvaluatedTree, GrowthStep
 from protocol.speculation.token_tree import Node
 
 MAX_ALIVE = 2048

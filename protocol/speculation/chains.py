@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from protocol.messages.base import MAX_NODES
 from protocol.messages.plans import Chain, FanOut
-from protocol.speculation.evaluated_tree import EvaluatedTree
-from protocol.speculation.step import GrowthStep
+from protocol.speculation.evaluated_tree import EvaluatedTree, GrowthStep
 from protocol.speculation.token_tree import Node
 
 MAX_ALIVE = 4096

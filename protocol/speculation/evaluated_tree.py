@@ -1,11 +1,24 @@
-"""A token tree together with what the draft said of its evaluated nodes. Pure; knows no plan."""
+"""A token tree, the nodes to evaluate next and what the draft said of those evaluated. Pure; knows no plan."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from protocol.messages.base import NodeId
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.token_tree import Node, TokenTree
+
+
+class GrowthStep(NamedTuple):
+    """Nodes for one forward, parents before children."""
+
+    nodes: Sequence[Node]
+    limit: int
+    """Candidates wanted of each node."""
+    saguaro: float = 1.0
+    """Factor on the probabilities of each node's `fans` best tokens (rejection mode)."""
+    fans: Sequence[int] = ()
+    """Bonus guesses planned at each node; empty unless `saguaro` is below 1."""
 
 
 class EvaluatedTree:

@@ -9,8 +9,7 @@ from protocol.speculation.best_first import BestFirstGrowth, Forced
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.chains import ChainGrowth, FanOutGrowth
-from protocol.speculation.evaluated_tree import EvaluatedTree
-from protocol.speculation.step import GrowthStep
+from protocol.speculation.evaluated_tree import EvaluatedTree, GrowthStep
 from protocol.speculation.token_tree import Node, TokenTree
 
 

@@ -1,4 +1,4 @@
-"""`launch-pipeline plan`: options to scenes, predictions to text."""
+"""`launch-pipeline plan`: options to scenarios, predictions to text."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from orchestrator.api.pipeline import checked_options
 from orchestrator.core.options import Options
 from orchestrator.machine.calibration_file import calibration_file
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile
-from orchestrator.tools.simulate import outlook
+from orchestrator.tools.simulate import prediction_report
 from orchestrator.tools.simulate.acceptance import AcceptanceModel
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.fit import fit
@@ -76,54 +76,61 @@ def plan(swept: str | None, values: str | None, plot: Path | None, as_json: bool
     launch-pipeline generate "import os" --record run.jsonl && launch-pipeline plan --trace run.jsonl
     """
     profile = _profile(options)
-    scenes = list(_scenes(profile, options))
+    scenarios = list(_scenarios(profile, options))
     numbers = _numbers(values)
     if values is not None and swept is None:
         raise click.UsageError("--values says what --sweep is to try: give --sweep too.")
     with nullcontext() if as_json else Console(stderr=True).status("Simulating ..."):
         if swept is not None:
-            sweeps = [(scene, list(sweep(scene, swept, numbers))) for scene in scenes]
+            sweeps = [(scenario, list(sweep(scenario, swept, numbers))) for scenario in scenarios]
             _show_sweeps(profile, swept, sweeps, plot, as_json)
         else:
-            _show_plans(profile, [(scene, predict(scene)) for scene in scenes], plot, as_json)
+            _show_plans(profile, [(scenario, predict(scenario)) for scenario in scenarios], plot, as_json)
 
 
 def _show_plans(
     profile: DeviceProfile, plans: Sequence[tuple[Scenario, list[Prediction]]], plot: Path | None, as_json: bool
 ) -> None:
     if plot is not None:
-        outlook.plot(plot, [(scene.temperature, predictions) for scene, predictions in plans])
-    thresholds = [pays_from(scene) for scene, _ in plans]
+        prediction_report.plot(plot, [(scenario.temperature, predictions) for scenario, predictions in plans])
+    thresholds = [pays_from(scenario) for scenario, _ in plans]
     if as_json:
         rows = [
-            {**_circumstances(scene), "pays_from_acceptance": threshold, "predictions": outlook.to_json(predictions)}
-            for (scene, predictions), threshold in zip(plans, thresholds, strict=True)
+            {
+                **_circumstances(scenario),
+                "pays_from_acceptance": threshold,
+                "predictions": prediction_report.to_json(predictions),
+            }
+            for (scenario, predictions), threshold in zip(plans, thresholds, strict=True)
         ]
         click.echo(json.dumps({"profile": profile.name, "plans": rows}))
         return
     console = _console()
     console.print(_heading(profile), highlight=False)
-    for (scene, predictions), threshold in zip(plans, thresholds, strict=True):
+    for (scenario, predictions), threshold in zip(plans, thresholds, strict=True):
         console.print()
-        console.print(outlook.table(scene.temperature, predictions))
-        console.print(outlook.sentence(predictions, threshold), highlight=False)
-        console.print(_note(scene), highlight=False, style="dim")
+        console.print(prediction_report.table(scenario.temperature, predictions))
+        console.print(prediction_report.sentence(predictions, threshold), highlight=False)
+        console.print(_note(scenario), highlight=False, style="dim")
 
 
 def _show_sweeps(
     profile: DeviceProfile, name: str, sweeps: Sequence[tuple[Scenario, list[Point]]], plot: Path | None, as_json: bool
 ) -> None:
     if plot is not None:
-        outlook.plot_sweep(plot, name, [(scene.temperature, points) for scene, points in sweeps])
+        prediction_report.plot_sweep(plot, name, [(scenario.temperature, points) for scenario, points in sweeps])
     if as_json:
-        rows = [{**_circumstances(scene), "sweep": outlook.sweep_json(name, points)} for scene, points in sweeps]
+        rows = [
+            {**_circumstances(scenario), "sweep": prediction_report.sweep_json(name, points)}
+            for scenario, points in sweeps
+        ]
         click.echo(json.dumps({"profile": profile.name, "sweeps": rows}))
         return
     console = _console()
     console.print(_heading(profile), highlight=False)
-    for scene, points in sweeps:
+    for scenario, points in sweeps:
         console.print()
-        console.print(outlook.sweep_table(name, scene.temperature, points))
+        console.print(prediction_report.sweep_table(name, scenario.temperature, points))
 
 
 def _profile(options: dict[str, Any]) -> DeviceProfile:
@@ -135,10 +142,10 @@ def _profile(options: dict[str, Any]) -> DeviceProfile:
     return load_profile(str(calibration_file()) if this_mac else named or _DEFAULT_PROFILE)
 
 
-def _scenes(profile: DeviceProfile, options: dict[str, Any]) -> Iterator[Scenario]:
-    """A scene for each temperature."""
+def _scenarios(profile: DeviceProfile, options: dict[str, Any]) -> Iterator[Scenario]:
+    """A scenario for each temperature."""
     for temperature, recorded in _temperatures(options):
-        scene = Scenario(
+        scenario = Scenario(
             devices=Devices.of(profile),
             wires=Wires(target=Wire(delay=options["hop"] / 2000)),
             acceptance=_acceptance(temperature, recorded, options),
@@ -152,8 +159,8 @@ def _scenes(profile: DeviceProfile, options: dict[str, Any]) -> Iterator[Scenari
         changes = (("draft_ms", with_draft_step), ("target_ms", with_target_step), ("draft_delay", with_draft_delay))
         for name, change in changes:
             if options[name] is not None:
-                scene = change(scene, options[name])
-        yield scene
+                scenario = change(scenario, options[name])
+        yield scenario
 
 
 def _temperatures(options: dict[str, Any]) -> Iterator[tuple[float, tuple[Recorded, ...]]]:
@@ -186,12 +193,12 @@ def _numbers(values: str | None) -> list[float]:
         raise click.UsageError(f"--values takes numbers separated by commas, not {values!r}.") from error
 
 
-def _circumstances(scene: Scenario) -> dict[str, Any]:
-    acceptance = scene.acceptance
+def _circumstances(scenario: Scenario) -> dict[str, Any]:
+    acceptance = scenario.acceptance
     return {
-        "temperature": scene.temperature,
-        "source": "recorded" if scene.recorded else "modelled",
-        "coverage": coverage(scene.recorded) if scene.recorded else None,
+        "temperature": scenario.temperature,
+        "source": "recorded" if scenario.recorded else "modelled",
+        "coverage": coverage(scenario.recorded) if scenario.recorded else None,
         "acceptance": acceptance.accept,
         "exponent": acceptance.exponent,
         "spread": acceptance.spread,
@@ -203,10 +210,10 @@ def _heading(profile: DeviceProfile) -> str:
     return f"Predicted for {profile.name}: {profile.description}."
 
 
-def _note(scene: Scenario) -> str:
-    acceptance = scene.acceptance
-    if scene.recorded:
-        return f"Replayed; the draft's guesses are known for {coverage(scene.recorded):.0%} of the tokens."
+def _note(scenario: Scenario) -> str:
+    acceptance = scenario.acceptance
+    if scenario.recorded:
+        return f"Replayed; the draft's guesses are known for {coverage(scenario.recorded):.0%} of the tokens."
     return (
         f"Modelled: best guess right {acceptance.accept:.0%}, exponent {acceptance.exponent:g}, spread "
         f"{acceptance.spread:g}."

@@ -1,1 +1,1 @@
-"""The real state machine against modelled workers in virtual time: what a pair of devices would reach."""
+"""The real state machine against modelled workers in virtual time: predictions, and hours of faults."""

@@ -1,14 +1,14 @@
 """How often and how surely a draft guesses right: a family with few parameters, and a language of it. Pure."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from statistics import NormalDist
 
-from orchestrator.tools.simulate.language import Guess, made_up, uniform
+from orchestrator.tools.simulate.language import made_up, uniform
 from protocol.messages.base import NodeId
+from protocol.speculation.candidates import Candidates
 
 _TOKEN, _EASE, _RANK, _OTHER, _PROMPT = range(5)
 """Streams of noise."""
@@ -101,13 +101,14 @@ class InventedLanguage:
     def token(self, request: int, position: int) -> int:
         return made_up(self.seed, request, _TOKEN, position)
 
-    def guesses(self, request: int, node: NodeId, position: int, on_truth: bool, limit: int) -> Sequence[Guess]:
+    def candidates(self, request: int, node: NodeId, position: int, on_truth: bool, limit: int) -> Candidates:
         accept = self.accept_at(request, position) if on_truth else self._accept_off(node)
         right = self.rank_at(request, position, accept) if on_truth else math.inf
-        return [
-            Guess(self.token(request, position) if rank == right else made_up(node, _OTHER, rank), claim)
-            for rank, claim in enumerate(self.acceptance.claims(accept, limit), start=1)
+        tokens = [
+            self.token(request, position) if rank == right else made_up(node, _OTHER, rank)
+            for rank in range(1, limit + 1)
         ]
+        return Candidates(tokens, self.acceptance.claims(accept, limit))
 
     def accept_at(self, request: int, position: int) -> float:
         """a_t on the target's own path."""

@@ -60,12 +60,12 @@ def agreement(language: Language, acceptance: AcceptanceModel | None) -> Agreeme
 
 
 def _guessed(language: Language, request: int, position: int) -> bool:
-    best = language.guesses(request, NodeId(position), position, on_truth=True, limit=1)
-    return bool(best) and best[0].token == language.token(request, position)
+    best = language.candidates(request, NodeId(position), position, on_truth=True, limit=1)
+    return list(best.tokens) == [language.token(request, position)]
 
 
 def _round(devices: Devices, drafted: int, behind: int) -> float:
     if drafted == 0:
         return devices.target.forward(1)
-    draft = devices.rival_draft
+    draft = devices.baseline_draft
     return draft.forward(behind) + (drafted - 1) * draft.forward(1) + devices.target.forward(1 + drafted)

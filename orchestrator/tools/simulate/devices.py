@@ -15,7 +15,7 @@ class Devices:
     target: DevicePace
     draft: DevicePace
     """On a device of its own."""
-    rival_draft: DevicePace
+    baseline_draft: DevicePace
     """The draft on the target's own device, as turn-taking decoders use it."""
     slow_down: float = 1.0
     """Factor on everything under a strategy whose draft works while the target verifies."""
@@ -25,7 +25,7 @@ class Devices:
         return cls(
             target=profile.target.pace(),
             draft=profile.draft.pace(),
-            rival_draft=profile.draft_on_target_device.pace(),
+            baseline_draft=profile.draft_on_target_device.pace(),
             slow_down=profile.both_busy.factor,
         )
 
@@ -34,7 +34,7 @@ class Devices:
         return Devices(
             target=stretched(self.target, self.slow_down),
             draft=stretched(self.draft, self.slow_down),
-            rival_draft=self.rival_draft,
+            baseline_draft=self.baseline_draft,
         )
 
 
@@ -62,11 +62,6 @@ class Wires:
 
     target: Wire = field(default_factory=Wire)
     draft: Wire = field(default_factory=Wire)
-
-    @property
-    def hop(self) -> float:
-        """Seconds from a verdict's departure to the next verification's arrival."""
-        return 2 * self.target.delay
 
 
 def stretched(pace: DevicePace, factor: float) -> DevicePace:

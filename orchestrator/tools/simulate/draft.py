@@ -1,15 +1,17 @@
-"""A draft worker without a model: the protocol's rules, growth as the real one grows, time from a pace. Pure."""
+"""A draft worker without a model: the real growth rules on a modelled language, time from a pace. Pure."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from orchestrator.tools.simulate.growth import GrownTree, guesses_wanted, next_nodes, publish
 from orchestrator.tools.simulate.language import Language
-from orchestrator.tools.simulate.modelled_worker import CHUNK, Work, modelled_hello
-from protocol.messages.base import MAX_NODES, NodeId, SequenceId
-from protocol.messages.plans import BestFirst, GrowthPlan
-from protocol.messages.worker import Fault, Grow, Hello, Reroot, Start, Stop, ToWorker
+from orchestrator.tools.simulate.modelled_worker import CHUNK, CONTEXT, Work, modelled_hello
+from protocol.messages.base import SequenceId
+from protocol.messages.plans import BestFirst
+from protocol.messages.worker import Fault, Grow, Hello, Ping, Pong, Reroot, Start, Stop, ToWorker
 from protocol.speculation.calibration import Calibration
+from protocol.speculation.candidates import Candidates
+from protocol.speculation.growth import TreeGrowth
+from protocol.speculation.publication import StepCost, growth_messages
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 from protocol.worker.pacing import DevicePace
 
@@ -20,12 +22,12 @@ _CATCH_UP = 16
 class ModelledDraft:
     """Serves its sequences in turns, one growth step or prefill chunk at a time."""
 
-    def __init__(self, language: Language, pace: DevicePace, context: int) -> None:
+    def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT) -> None:
         self.hello: Hello = modelled_hello("draft", context)
         self._language = language
         self._pace = pace
         self._calibrations = {"greedy": Calibration(), "sampled": Calibration()}
-        self._sequences: dict[SequenceId, _Drafted] = {}
+        self._sequences: dict[SequenceId, _DraftedSequence] = {}
         self._turns: deque[SequenceId] = deque()
 
     def handle(self, message: ToWorker) -> Work:
@@ -36,6 +38,8 @@ class ModelledDraft:
                 return self._reroot(message)
             case Stop(sequence):
                 self._forget(sequence)
+            case Ping(sent):
+                return Work((Pong(sent),))
         return Work()
 
     def work(self) -> Work | None:
@@ -56,9 +60,9 @@ class ModelledDraft:
         elif (sequence.round, sequence.root.depth) != (message.round, len(message.tokens) - 1):
             sequence.restart(message)
 
-    def _open(self, start: Start) -> "_Drafted":
+    def _open(self, start: Start) -> "_DraftedSequence":
         kind = "greedy" if start.sampling.temperature == 0 else "sampled"
-        return _Drafted(start, self._language, self.hello.context - 1, self._calibrations[kind])
+        return _DraftedSequence(start, self._language, self.hello.context - 1, self._calibrations[kind])
 
     def _reroot(self, message: Reroot) -> Work:
         sequence = self._sequences.get(message.sequence)
@@ -75,7 +79,7 @@ class ModelledDraft:
             self._turns.remove(sequence)
 
 
-class _Drafted:
+class _DraftedSequence:
     """One sequence: how many committed tokens have KV, and the tree below the root."""
 
     def __init__(self, start: Start, language: Language, horizon: int, calibration: Calibration) -> None:
@@ -91,15 +95,13 @@ class _Drafted:
         # Committed tokens never change, so what is held is the prefix of any later Start.
         self._held = min(self._held, len(start.tokens) - 1)
         self._backlog = len(start.tokens) - 1 - self._held
-        self._plan: GrowthPlan = start.plan or BestFirst(8, 4)
-        self._grown = GrownTree(
-            TokenTree(start.root, start.tokens[-1], len(start.tokens) - 1), self._horizon, self._calibration
-        )
+        tree = TokenTree(start.root, start.tokens[-1], len(start.tokens) - 1)
+        self._growth = TreeGrowth(tree, start.plan or BestFirst(8, 4), self._horizon, self._calibration)
         self.round = start.round
 
     @property
     def root(self) -> Node:
-        return self._grown.tree.root
+        return self._growth.tree.root
 
     def follows(self, message: Reroot) -> bool:
         root = self.root.id
@@ -108,41 +110,36 @@ class _Drafted:
         return message.position == self.root.depth and message.root == root
 
     def reroot(self, message: Reroot) -> Iterator[Grow]:
-        evaluated = set(self._grown.guesses)
-        committed = self._grown.advance(message.tokens)
+        evaluated = set(self._growth.candidates)
+        committed = self._growth.advance(message.tokens, message.plan)
         known = 0 if self._backlog else sum(node.id in evaluated for node in committed)
         self._held += known
         self._backlog += len(committed) - known
-        self._plan = message.plan or self._plan
         self.round = message.round
-        survivors = list(self._grown.surviving()) if message.missed else []
-        fresh = survivors + publish(self._grown, self._plan, ())
+        survivors = list(self._growth.surviving()) if message.missed else []
+        fresh = survivors + self._growth.publish()
         if fresh:
-            yield from self._messages(fresh)
+            yield from self._messages(fresh, StepCost())
 
     def work(self, pace: DevicePace) -> Work | None:
         """A prefill chunk or a growth step; None in a lull."""
-        nodes = next_nodes(self._grown, self._plan)
-        if not nodes:
+        step = self._growth.next_step()
+        if step is None:
             return None
         if self._backlog > _CATCH_UP:
             tokens = min(CHUNK, self._backlog)
             self._held += tokens
             self._backlog -= tokens
             return Work((), pace.prefill(tokens))
-        evaluated = self._backlog + len(nodes)
+        evaluated = self._backlog + len(step.nodes)
         seconds = pace.forward(evaluated)
-        return Work(tuple(self._messages(self._evaluate(nodes), evaluated, seconds)), seconds)
-
-    def _evaluate(self, nodes: Sequence[Node]) -> list[Node]:
         self._held += self._backlog
         self._backlog = 0
-        limit = guesses_wanted(self._plan)
-        for node in nodes:
-            request, position = self.sampling.seed, node.depth + 1
-            found = self._language.guesses(request, node.id, position, self._on_truth(node), limit)
-            self._grown.guesses[node.id] = found
-        return publish(self._grown, self._plan, nodes)
+        fresh = self._growth.expand(step, [self._candidates(node, step.limit) for node in step.nodes])
+        return Work(tuple(self._messages(fresh, StepCost(evaluated, seconds))), seconds)
+
+    def _candidates(self, node: Node, limit: int) -> Candidates:
+        return self._language.candidates(self.sampling.seed, node.id, node.depth + 1, self._on_truth(node), limit)
 
     def _on_truth(self, node: Node) -> bool:
         """The path is what the target says; the root always is."""
@@ -152,20 +149,5 @@ class _Drafted:
             node = node.parent
         return True
 
-    def _messages(self, nodes: Sequence[Node], evaluated: int = 0, seconds: float = 0.0) -> Iterator[Grow]:
-        for start in range(0, max(1, len(nodes)), MAX_NODES):
-            part = nodes[start : start + MAX_NODES]
-            yield Grow(
-                sequence=self._id,
-                round=self.round,
-                parents=tuple(_parent(node) for node in part),
-                tokens=tuple(node.token for node in part),
-                probabilities=tuple(node.probability for node in part),
-                evaluated=evaluated if start == 0 else 0,
-                seconds=seconds if start == 0 else 0.0,
-            )
-
-
-def _parent(node: Node) -> NodeId:
-    assert node.parent is not None, "the root is never published"
-    return node.parent.id
+    def _messages(self, nodes: Sequence[Node], cost: StepCost) -> Iterator[Grow]:
+        return growth_messages(self._id, self.round, nodes, self._growth.candidates, cost)

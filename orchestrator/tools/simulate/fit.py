@@ -18,7 +18,7 @@ _EXPONENTS = [0.1 * 1.08**step for step in range(61)]
 
 def fit(recorded: Sequence[Recorded], independent: float | None = None) -> AcceptanceModel:
     """What the positions with known guesses suggest. There must be at least one."""
-    runs = [[position for position in one.positions if position.guesses] for one in recorded]
+    runs = [[position for position in one.positions if position.candidates is not None] for one in recorded]
     known = [position for run in runs for position in run]
     slope, shift = _odds_of_claims(known)
     return AcceptanceModel(
@@ -34,8 +34,8 @@ def fit(recorded: Sequence[Recorded], independent: float | None = None) -> Accep
 
 
 def _claimed_odds(position: TracedPosition) -> float:
-    assert position.guesses
-    return to_odds(min(max(position.guesses[0].claim, 1e-4), 1.0 - 1e-4))
+    assert position.candidates is not None
+    return to_odds(min(max(position.candidates.probabilities[0], 1e-4), 1.0 - 1e-4))
 
 
 def _odds_of_claims(known: Sequence[TracedPosition]) -> tuple[float, float]:
@@ -60,9 +60,9 @@ def _odds_of_claims(known: Sequence[TracedPosition]) -> tuple[float, float]:
 def _exponent(known: Sequence[TracedPosition], slope: float, shift: float) -> float:
     """The r under which the right guesses' ranks are likeliest, given that they were not the first."""
     missed = [
-        (position.rank, len(position.guesses or ()), from_odds(slope * _claimed_odds(position) + shift))
+        (position.rank, len(position.candidates.tokens), from_odds(slope * _claimed_odds(position) + shift))
         for position in known
-        if position.rank != 1
+        if position.candidates is not None and position.rank != 1
     ]
     return max(_EXPONENTS, key=lambda exponent: _log_likelihood(missed, exponent))
 

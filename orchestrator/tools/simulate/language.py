@@ -1,9 +1,10 @@
-"""What an invented target says and an invented draft guesses: the interface, and noise without a state. Pure."""
+"""What a modelled target says and a modelled draft guesses: the interface, and noise without a state. Pure."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from protocol.messages.base import NodeId
+from protocol.speculation.candidates import Candidates
 from protocol.speculation.token_tree import node_id
 
 VOCABULARY = 1 << 20
@@ -11,15 +12,8 @@ VOCABULARY = 1 << 20
 nothing."""
 
 
-class Guess(NamedTuple):
-    """A token that may follow, and the probability that the draft claims."""
-
-    token: int
-    claim: float
-
-
 class Language(Protocol):
-    """Deterministic: the same question has the same answer, whoever asks and whenever.
+    """Deterministic: the same question always has the same answer.
 
     A request is named by its number, which travels as the seed of its sampling.
     """
@@ -30,8 +24,8 @@ class Language(Protocol):
         """What the target alone says at this absolute position."""
         ...
 
-    def guesses(self, request: int, node: NodeId, position: int, on_truth: bool, limit: int) -> Sequence[Guess]:
-        """At most `limit` guesses of the token at `position`, behind this node, by falling claim.
+    def candidates(self, request: int, node: NodeId, position: int, on_truth: bool, limit: int) -> Candidates:
+        """At most `limit` guesses of the token at `position`, behind this node, by falling claimed probability.
 
         `on_truth`: the path up to the node is what the target says, so that a guess can come true.
         """

@@ -1,6 +1,6 @@
 """Predicts tokens a second for every way to decode, on given devices with a given draft. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
 
@@ -11,15 +11,14 @@ from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLang
 from orchestrator.tools.simulate.baseline import Agreement, Reached, agreement, alone, in_turns
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.language import Language
-from orchestrator.tools.simulate.replayed import ReplayedLanguage
-from orchestrator.tools.simulate.run import Served, Simulation
-from orchestrator.tools.simulate.trace import Recorded
+from orchestrator.tools.simulate.simulation import SimulatedClient, modelled_pipeline
+from orchestrator.tools.simulate.trace import Recorded, ReplayedLanguage
 from protocol.worker.pacing import DevicePace
 
 PLAIN_NAME = "mlx-lm"
 BASELINE_NAME = "mlx-lm, speculative"
 ORACLE = "adaptive, draft takes no time"
-_MOST_RIVAL_TOKENS = 8
+_MOST_BASELINE_TOKENS = 8
 _NO_TIME = 1e-6
 """Seconds: above zero, so that a growth step still has an end to wait for."""
 GREEDY = AcceptanceModel(accept=0.81, exponent=1.27, spread=2.14, claim_slope=0.93, claim_shift=-1.96)
@@ -75,62 +74,61 @@ class Prediction:
     draft_busy: float | None = None
 
 
-def predict(scene: Scenario) -> list[Prediction]:
+def predict(scenario: Scenario) -> list[Prediction]:
     """Others' decoders first, then our strategies, then what a draft without a cost would reach."""
-    ours = [simulated(scene, strategy) for strategy in ("ar", "sd", "ssd", "adaptive")]
-    return [plain(scene), *baseline_prediction(scene), *ours, oracle(scene)]
+    ours = [simulated(scenario, strategy) for strategy in ("ar", "sd", "ssd", "adaptive")]
+    return [plain(scenario), *baseline_prediction(scenario), *ours, oracle(scenario)]
 
 
-def plain(scene: Scenario) -> Prediction:
+def plain(scenario: Scenario) -> Prediction:
     """mlx-lm without a draft."""
-    return _of(PLAIN_NAME, [alone(scene.devices, tokens) for _, tokens in scene.work()])
+    return _of(PLAIN_NAME, [alone(scenario.devices, tokens) for _, tokens in scenario.work()])
 
 
-def baseline_prediction(scene: Scenario) -> list[Prediction]:
+def baseline_prediction(scenario: Scenario) -> list[Prediction]:
     """mlx-lm with the number of draft tokens that suits it best; nothing where its acceptance is not known."""
     independent = None
-    if scene.temperature > 0:
-        if scene.acceptance.independent is None:
+    if scenario.temperature > 0:
+        if scenario.acceptance.independent is None:
             return []
-        independent = replace(scene.acceptance, accept=scene.acceptance.independent)
-    agrees = agreement(scene.language, independent)
-    tried = [_in_turns(scene, agrees, depth) for depth in range(1, _MOST_RIVAL_TOKENS + 1)]
+        independent = replace(scenario.acceptance, accept=scenario.acceptance.independent)
+    agrees = agreement(scenario.language, independent)
+    tried = [_in_turns(scenario, agrees, depth) for depth in range(1, _MOST_BASELINE_TOKENS + 1)]
     return [max(tried, key=lambda prediction: prediction.tokens_per_second)]
 
 
-def simulated(scene: Scenario, strategy: str, name: str | None = None) -> Prediction:
+def simulated(scenario: Scenario, strategy: str, name: str | None = None) -> Prediction:
     """One of our strategies, through the real state machine. Raises AssertionError if a token is not the target's."""
-    options = msgspec.structs.replace(scene.options, strategy=strategy)
-    simulation = Simulation(options, scene.language, scene.devices, scene.wires, seed=scene.seed)
-    served: list[Served] = []
-    for request, tokens in scene.work():
-        id = simulation.submit(request, tokens, scene.temperature, at=simulation.now)
+    options = msgspec.structs.replace(scenario.options, strategy=strategy)
+    simulation = modelled_pipeline(options, scenario.language, scenario.devices, scenario.wires, scenario.seed)
+    for request, tokens in scenario.work():
+        simulation.submit(request, tokens, scenario.temperature)
         simulation.run()
-        assert simulation.served[id].tokens == simulation.truth(id)
-        served.append(simulation.served[id])
-    return _from_statistics(name or strategy, served)
+    clients = simulation.clients.values()
+    assert all(client.tokens == client.reference for client in clients)
+    return _from_statistics(name or strategy, clients)
 
 
-def oracle(scene: Scenario) -> Prediction:
+def oracle(scenario: Scenario) -> Prediction:
     """The same tree policy with a draft that takes no time: what is missing from here on is up to the draft's
     quality, the tree's shape and the target."""
     instant = DevicePace(steps=((1, _NO_TIME),), prefill_rate=1e9)
     # The target is as slow as with a draft at work beside it, so that only the draft's time differs.
-    devices = replace(scene.devices, draft=instant)
-    wires = Wires(scene.wires.target, Wire(delay=0.0))
-    return simulated(replace(scene, devices=devices, wires=wires), "adaptive", ORACLE)
+    devices = replace(scenario.devices, draft=instant)
+    wires = Wires(scenario.wires.target, Wire(delay=0.0))
+    return simulated(replace(scenario, devices=devices, wires=wires), "adaptive", ORACLE)
 
 
-def pays_from(scene: Scenario, gain: float = 1.1, steps: int = 6) -> float | None:
+def pays_from(scenario: Scenario, gain: float = 1.1, steps: int = 6) -> float | None:
     """The acceptance from which on `adaptive` reaches `gain` times plain decoding; None if it never does.
 
     To 1 in 2^`steps`; text without repetition, so that prompt lookup does not help.
     """
-    brief = replace(scene, recorded=(), requests=1)
+    brief = replace(scenario, recorded=(), requests=1)
     goal = gain * simulated(brief, "ar").tokens_per_second
 
     def reaches(accept: float) -> bool:
-        changed = replace(brief, acceptance=replace(scene.acceptance, accept=accept))
+        changed = replace(brief, acceptance=replace(scenario.acceptance, accept=accept))
         return simulated(changed, "adaptive").tokens_per_second >= goal
 
     low, high = 0.0, 1.0
@@ -142,11 +140,11 @@ def pays_from(scene: Scenario, gain: float = 1.1, steps: int = 6) -> float | Non
     return high
 
 
-def _in_turns(scene: Scenario, agrees: Agreement, depth: int) -> Prediction:
+def _in_turns(scenario: Scenario, agrees: Agreement, depth: int) -> Prediction:
     reached = []
-    for request, tokens in scene.work():
-        first = len(scene.language.prompt(request))
-        reached.append(in_turns(scene.devices, agrees, depth, request, first, tokens))
+    for request, tokens in scenario.work():
+        first = len(scenario.language.prompt(request))
+        reached.append(in_turns(scenario.devices, agrees, depth, request, first, tokens))
     return _of(f"{BASELINE_NAME}, K = {depth}", reached)
 
 
@@ -159,8 +157,8 @@ def _of(name: str, reached: Sequence[Reached]) -> Prediction:
     )
 
 
-def _from_statistics(name: str, served: Sequence[Served]) -> Prediction:
-    figures = [one.statistics for one in served if one.statistics is not None]
+def _from_statistics(name: str, clients: Iterable[SimulatedClient]) -> Prediction:
+    figures = [client.statistics for client in clients if client.statistics is not None]
     tokens = sum(figure.generated_tokens for figure in figures)
     return Prediction(
         contender=name,

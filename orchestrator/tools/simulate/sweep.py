@@ -1,4 +1,4 @@
-"""One thing changed at a time: which, over what values, and what each value makes of a scene. Pure."""
+"""One thing changed at a time: which, over what values, and what each value makes of a scenario. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from protocol.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A quantity, its unit, the values to try unless others are given, and how a scene takes one."""
+    """A quantity, its unit, the values to try unless others are given, and how a scenario takes one."""
 
     unit: str
     values: tuple[float, ...]
@@ -28,60 +28,60 @@ class Point:
     predictions: tuple[Prediction, ...]
 
 
-def sweep(scene: Scenario, name: str, values: Sequence[float] = ()) -> Iterator[Point]:
+def sweep(scenario: Scenario, name: str, values: Sequence[float] = ()) -> Iterator[Point]:
     """A point for each value. Raises InputError for a value that makes no sense."""
     chosen = SWEEPS[name]
     for value in values or chosen.values:
         try:
-            changed = chosen.change(scene, value)
+            changed = chosen.change(scenario, value)
         except (ValueError, msgspec.ValidationError) as error:
             raise InputError(f"{name} can't be {value:g}: {error}.") from error
         ours = [simulated(changed, strategy) for strategy in ("ar", "sd", "ssd", "adaptive")]
         yield Point(value, (*baseline_prediction(changed), *ours))
 
 
-def with_draft_step(scene: Scenario, milliseconds: float) -> Scenario:
+def with_draft_step(scenario: Scenario, milliseconds: float) -> Scenario:
     """A draft whose step over one token takes so long, wherever it runs, in proportion at other widths."""
-    devices = scene.devices
+    devices = scenario.devices
     factor = _positive(milliseconds) / 1000 / devices.draft.forward(1)
     changed = replace(
-        devices, draft=stretched(devices.draft, factor), rival_draft=stretched(devices.rival_draft, factor)
+        devices, draft=stretched(devices.draft, factor), baseline_draft=stretched(devices.baseline_draft, factor)
     )
-    return replace(scene, devices=changed)
+    return replace(scenario, devices=changed)
 
 
-def with_target_step(scene: Scenario, milliseconds: float) -> Scenario:
+def with_target_step(scenario: Scenario, milliseconds: float) -> Scenario:
     """A target whose forward over one token takes so long, in proportion at other widths."""
-    devices = scene.devices
+    devices = scenario.devices
     factor = _positive(milliseconds) / 1000 / devices.target.forward(1)
-    return replace(scene, devices=replace(devices, target=stretched(devices.target, factor)))
+    return replace(scenario, devices=replace(devices, target=stretched(devices.target, factor)))
 
 
-def with_acceptance(scene: Scenario, accept: float) -> Scenario:
+def with_acceptance(scenario: Scenario, accept: float) -> Scenario:
     """A draft whose best guess is right so often; two independent draws agree less often in proportion."""
     if not 0.0 <= accept <= 1.0:
         raise ValueError("an acceptance is between 0 and 1")
-    known = scene.acceptance
+    known = scenario.acceptance
     independent = known.independent
     if independent is not None:
         independent = min(1.0, independent * accept / max(known.accept, 1e-9))
-    return replace(scene, recorded=(), acceptance=replace(known, accept=accept, independent=independent))
+    return replace(scenario, recorded=(), acceptance=replace(known, accept=accept, independent=independent))
 
 
-def with_draft_delay(scene: Scenario, milliseconds: float) -> Scenario:
+def with_draft_delay(scenario: Scenario, milliseconds: float) -> Scenario:
     """A draft in another machine, as far away as its messages take, each way; it shares no memory with the target."""
     if milliseconds < 0:
         raise ValueError("a delay is not negative")
-    wires = scene.wires
-    apart = replace(scene.devices, slow_down=1.0)
-    return replace(scene, devices=apart, wires=Wires(wires.target, replace(wires.draft, delay=milliseconds / 1000)))
+    wires = scenario.wires
+    apart = replace(scenario.devices, slow_down=1.0)
+    return replace(scenario, devices=apart, wires=Wires(wires.target, replace(wires.draft, delay=milliseconds / 1000)))
 
 
 def _with_option(name: str) -> Callable[[Scenario, float], Scenario]:
-    def change(scene: Scenario, value: float) -> Scenario:
+    def change(scenario: Scenario, value: float) -> Scenario:
         whole = int(value) if value == int(value) else value
-        options = msgspec.convert(msgspec.to_builtins(scene.options) | {name: whole}, Options)
-        return replace(scene, options=options)
+        options = msgspec.convert(msgspec.to_builtins(scenario.options) | {name: whole}, Options)
+        return replace(scenario, options=options)
 
     return change
 

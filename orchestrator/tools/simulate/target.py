@@ -4,22 +4,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.tools.simulate.language import Language
-from orchestrator.tools.simulate.modelled_worker import CHUNK, Work, modelled_hello
+from orchestrator.tools.simulate.modelled_worker import CHUNK, CONTEXT, Work, modelled_hello
 from protocol.messages.base import NodeId, SequenceId
-from protocol.messages.worker import Fault, Forest, FromWorker, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
+from protocol.messages.worker import (
+    Fault,
+    Forest,
+    FromWorker,
+    Hello,
+    Ping,
+    Pong,
+    Prefilled,
+    Start,
+    Stop,
+    ToWorker,
+    Verdict,
+    Verify,
+)
 from protocol.speculation.token_tree import node_id
 from protocol.worker.pacing import DevicePace
 
 
 @dataclass(slots=True)
-class _Served:
+class _ServedSequence:
     start: Start
     round: int
     root: NodeId
     position: int
     """Of the root."""
+    adopted: int
+    """Tokens whose KV came from an arena."""
+    evaluated: int
+    """Tokens that are prefilled for this start."""
     unread: int
-    """Prompt tokens still to be prefilled."""
+    """Those of them that are still to be prefilled."""
     verdict: Verdict | None = None
     prefill_seconds: float = 0.0
 
@@ -27,11 +44,11 @@ class _Served:
 class ModelledTarget:
     """Verifies as soon as it is told to; prompts are read a chunk at a time in between, in turns."""
 
-    def __init__(self, language: Language, pace: DevicePace, context: int) -> None:
+    def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT) -> None:
         self.hello: Hello = modelled_hello("target", context)
         self._language = language
         self._pace = pace
-        self._sequences: dict[SequenceId, _Served] = {}
+        self._sequences: dict[SequenceId, _ServedSequence] = {}
 
     def handle(self, message: ToWorker) -> Work:
         match message:
@@ -43,6 +60,8 @@ class ModelledTarget:
                 return self._verify(trees)
             case Stop(sequence):
                 self._sequences.pop(sequence, None)
+            case Ping(sent):
+                return Work((Pong(sent),))
         return Work()
 
     def work(self) -> Work | None:
@@ -61,9 +80,13 @@ class ModelledTarget:
         held = self._sequences.get(start.sequence)
         if held is not None and held.start == start and held.round == start.round:
             return Work() if held.unread else Work((_prefilled(held),))
-        known = 0 if held is None else min(held.position - held.unread, len(start.tokens) - 1)
         position = len(start.tokens) - 1
-        served = _Served(start, start.round, start.root, position, position - known)
+        known = 0 if held is None else min(held.position - held.unread, position)
+        offered = 0 if start.adopt is None else start.adopt.tokens
+        assert offered <= position, "an arena is adopted only up to the root"
+        adopted = max(0, offered - known)
+        missing = position - known - adopted
+        served = _ServedSequence(start, start.round, start.root, position, adopted, missing, missing)
         self._sequences[start.sequence] = served
         return Work() if served.unread else Work((_prefilled(served),))
 
@@ -91,7 +114,7 @@ class ModelledTarget:
             return (Fault("lost", "The target is out of step.", verify.sequence),)
         return None
 
-    def _judge(self, served: _Served, verify: Verify, seconds: float) -> Verdict:
+    def _judge(self, served: _ServedSequence, verify: Verify, seconds: float) -> Verdict:
         """Walk down from the root for as long as the language's token is a node of the tree."""
         children = {
             (parent, token): i for i, (parent, token) in enumerate(zip(verify.parents, verify.tokens, strict=True))
@@ -111,6 +134,5 @@ class ModelledTarget:
         return served.verdict
 
 
-def _prefilled(served: _Served) -> Prefilled:
-    start = served.start
-    return Prefilled(start.sequence, served.round, len(start.tokens) - 1, served.prefill_seconds)
+def _prefilled(served: _ServedSequence) -> Prefilled:
+    return Prefilled(served.start.sequence, served.round, served.evaluated, served.prefill_seconds, served.adopted)

@@ -1,16 +1,21 @@
-"""What a real draft guessed and a real target chose, read from a recorded run. Pure but for reading the file."""
+"""A recorded run: what a real draft guessed and a real target chose, read from its file and replayed as a language."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from orchestrator.core.events import Arrived, Request, Submitted
 from orchestrator.runtime.journal import replay
-from orchestrator.tools.simulate.language import Guess
+from orchestrator.tools.simulate.language import made_up, uniform
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.worker import Grow, Verdict
+from protocol.speculation.candidates import Candidates
 from protocol.speculation.token_tree import node_id
+
+_STAND_IN, _OTHER, _BEYOND = range(5, 8)
+"""Streams of noise, apart from those of invented languages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +23,15 @@ class TracedPosition:
     """One generated token, and what the draft guessed in its place."""
 
     token: int
-    guesses: tuple[Guess, ...] | None
-    """By falling claim; None where the verdict came before the draft's guesses."""
+    candidates: Candidates | None
+    """None where the verdict came before the draft's guesses."""
 
     @property
     def rank(self) -> int | None:
         """Which guess was right, counted from 1; None if none was, or nothing is known."""
-        tokens = [guess.token for guess in self.guesses or ()]
-        return tokens.index(self.token) + 1 if self.token in tokens else None
+        if self.candidates is None or self.token not in self.candidates.tokens:
+            return None
+        return self.candidates.tokens.index(self.token) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ def read_trace(path: Path) -> list[Recorded]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no recorded run ({error}): write one with `generate --record FILE`.") from error
     recorded = [reading.recorded() for reading in readings.values() if reading.usable]
-    if not any(position.guesses for one in recorded for position in one.positions):
+    if not any(position.candidates is not None for one in recorded for position in one.positions):
         raise InputError(
             f"{path} holds no guesses of a draft: record a run with a draft, coupled verification and "
             "`--strategy adaptive`, the default."
@@ -62,8 +68,55 @@ def read_trace(path: Path) -> list[Recorded]:
 
 def coverage(recorded: Iterable[Recorded]) -> float:
     """Share of generated tokens for which the draft's guesses are known."""
-    known = [position.guesses is not None for one in recorded for position in one.positions]
+    known = [position.candidates is not None for one in recorded for position in one.positions]
     return sum(known) / max(1, len(known))
+
+
+class ReplayedLanguage:
+    """Request i is the i-th recorded one. Tokens, prompts and guesses on the target's path are the recorded ones.
+
+    Off that path, and where the draft's guesses were not recorded, the shape of another position stands
+    in, chosen by seed, with made-up tokens in place of those that were not the target's.
+    """
+
+    def __init__(self, recorded: Sequence[Recorded], seed: int = 0) -> None:
+        self._recorded = recorded
+        self._seed = seed
+
+    def prompt(self, request: int) -> tuple[int, ...]:
+        return self._recorded[request].prompt
+
+    def token(self, request: int, position: int) -> int:
+        known = self._position(request, position)
+        return made_up(self._seed, request, _BEYOND, position) if known is None else known.token
+
+    def candidates(self, request: int, node: NodeId, position: int, on_truth: bool, limit: int) -> Candidates:
+        known = self._position(request, position) if on_truth else None
+        if known is not None and known.candidates is not None:
+            return Candidates(known.candidates.tokens[:limit], known.candidates.probabilities[:limit])
+        stand_in, claims = self._known[int(uniform(self._seed, node, _STAND_IN) * len(self._known))]
+        right = stand_in.rank if on_truth else None
+        tokens = [
+            self.token(request, position) if rank == right else made_up(node, _OTHER, rank)
+            for rank in range(1, len(claims[:limit]) + 1)
+        ]
+        return Candidates(tokens, claims[:limit])
+
+    def _position(self, request: int, position: int) -> TracedPosition | None:
+        """None beyond the end of what was recorded."""
+        one = self._recorded[request]
+        index = position - len(one.prompt)
+        return one.positions[index] if 0 <= index < len(one.positions) else None
+
+    @cached_property
+    def _known(self) -> list[tuple[TracedPosition, Sequence[float]]]:
+        """Positions whose guesses are known, with what was claimed of them."""
+        return [
+            (position, position.candidates.probabilities)
+            for one in self._recorded
+            for position in one.positions
+            if position.candidates is not None
+        ]
 
 
 class _Reading:
@@ -118,6 +171,6 @@ class _Reading:
         seen = (self._guesses.get(parent, {}), set(self._request.tokens), set(self._tokens))
         return next((token for tokens in seen for token in tokens if node_id(parent, token) == id), None)
 
-    def _known(self, parent: NodeId) -> tuple[Guess, ...] | None:
+    def _known(self, parent: NodeId) -> Candidates | None:
         found = self._guesses.get(parent)
-        return None if found is None else tuple(Guess(token, claim) for token, claim in found.items())
+        return None if found is None else Candidates(tuple(found), tuple(found.values()))

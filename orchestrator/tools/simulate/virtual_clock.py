@@ -9,7 +9,7 @@ from orchestrator.tools.simulate.language import uniform
 
 
 class VirtualClock:
-    """What is due when. Things due at the same time happen in the order in which they were put down."""
+    """Actions by the time at which they are due; those due at the same time happen in the order of `at`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,7 +25,7 @@ class VirtualClock:
         return self._due[0][0] if self._due else None
 
     def advance(self) -> None:
-        """Go to the next thing that is due, and let it happen."""
+        """Go on to the next action that is due, and perform it."""
         self.now, _, action = heapq.heappop(self._due)
         action()
 
@@ -33,9 +33,9 @@ class VirtualClock:
 class WireDirection:
     """One direction of a wire."""
 
-    def __init__(self, agenda: VirtualClock, wire: Wire, *key: int) -> None:
+    def __init__(self, clock: VirtualClock, wire: Wire, *key: int) -> None:
         """`key` tells this direction's chance from all others'."""
-        self._agenda = agenda
+        self._clock = clock
         self.wire = wire
         """May be exchanged; what is on its way stays as it is."""
         self._key = key
@@ -58,9 +58,9 @@ class WireDirection:
         self._sent += 1
         if not overtaking:
             arrival = self._clear_at = max(self._clear_at, arrival)
-        self._agenda.at(arrival, deliver)
+        self._clock.at(arrival, deliver)
         if doubled:
-            self._agenda.at(arrival + 20 * wire.delay, deliver)
+            self._clock.at(arrival + 20 * wire.delay, deliver)
 
     def _chance(self, purpose: int) -> float:
         wire = self.wire

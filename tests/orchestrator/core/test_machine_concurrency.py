@@ -2,132 +2,131 @@
 
 import pytest
 
-from orchestrator.core.commands import Emit, SendMessage
-from orchestrator.core.events import Ended
+from orchestrator.core.commands import Emit
 from orchestrator.core.options import Options
 from orchestrator.core.policy.expected_rate import best_count, best_counts
 from orchestrator.core.policy.in_turns import Autoregressive
+from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.scheduler import Scheduler
+from orchestrator.tools.simulate.devices import Wire
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Forest, Start, Stop, Verdict, Verify
-from tests.orchestrator.core.test_machine import PROMPT, STRATEGIES, Bench, ready, told
-from tests.support.simulated_workers import reference
+from tests.support.scripted_simulation import ONE, THREE, TWO, ScriptedSimulation, ready
 
 
-def rounds(bench: Bench) -> list[list[int]]:
+def rounds(simulation: ScriptedSimulation) -> list[list[int]]:
     """Whose trees each of the target's forwards was about."""
-    messages = [c.message for c in bench.log if isinstance(c, SendMessage) and isinstance(c.message, Verify | Forest)]
+    messages = [message for message in simulation.sent(object) if isinstance(message, Verify | Forest)]
     return [[one.sequence for one in (m.trees if isinstance(m, Forest) else (m,))] for m in messages]
+
+
+def submit(simulation: ScriptedSimulation, *max_tokens: int) -> None:
+    """Requests whose prompts are one token long, so that the target needs no prefill."""
+    for number, count in enumerate(max_tokens, start=1):
+        simulation.submit(number, count, prompt=(7,))
+
+
+def tokens_are_exact(simulation: ScriptedSimulation) -> bool:
+    return all(client.tokens == client.reference for client in simulation.clients.values())
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_requests_share_rounds_and_get_the_tokens_of_each_alone(strategy):
-    bench = ready(strategy)
-    for id in (1, 2, 3):
-        bench.submit(id, max_tokens=20 + id)
-    bench.run()
+    simulation = ready(strategy)
+    submit(simulation, 21, 22, 23)
+    simulation.run()
 
-    assert {id: bench.tokens[id] for id in (1, 2, 3)} == {id: reference(PROMPT, 20 + id, seed=id) for id in (1, 2, 3)}
-    assert any(len(sharing) > 1 for sharing in rounds(bench))
+    assert tokens_are_exact(simulation)
+    assert any(len(sharing) > 1 for sharing in rounds(simulation))
 
 
 def test_plain_rounds_serve_every_request_that_is_ready():
-    bench = ready("ar")
-    for id in (1, 2, 3):
-        bench.submit(id, max_tokens=10)
-    bench.run()
+    simulation = ready("ar")
+    submit(simulation, 10, 10, 10)
+    simulation.run()
 
-    assert rounds(bench) == [[1, 2, 3]] * 10
+    assert rounds(simulation) == [[1, 2, 3]] * 10
 
 
 def test_one_that_ends_or_is_cancelled_leaves_the_others_alone():
-    bench = ready("adaptive")
-    for id in (1, 2, 3):
-        bench.submit(id, max_tokens=6 if id == 1 else 40)
-    bench.run(turns=30)
-    bench.step(Ended(SequenceId(2), "cancelled"))
-    bench.run()
+    simulation = ready("adaptive")
+    submit(simulation, 6, 40, 40)
+    simulation.run_events(30)
+    simulation.cancel(TWO)
+    simulation.run()
 
-    assert bench.finished[2].reason == "cancelled"
-    assert [bench.tokens[id] for id in (1, 3)] == [reference(PROMPT, 6, seed=1), reference(PROMPT, 40, seed=3)]
+    assert simulation.clients[TWO].reason == "cancelled"
+    for id in (ONE, THREE):
+        assert simulation.clients[id].tokens == simulation.clients[id].reference
 
 
 def test_a_lost_verdict_delays_its_own_request_only():
-    bench = ready("ar")
-    for id in (1, 2):
-        bench.submit(id, max_tokens=10)
-    while len(bench.tokens.get(1, [])) < 3:
-        bench.run(turns=1)
-    lost = next(entry for entry in bench.queue if isinstance(entry[-1], Verdict) and entry[-1].sequence == 2)
-    bench.queue.remove(lost)
-    began = bench.now
-    while 1 not in bench.finished:
-        bench.run(turns=1)
+    simulation = ready("ar")
+    submit(simulation, 10, 10)
+    simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 3)
+    simulation.holds = lambda message: isinstance(message, Verdict) and message.sequence == TWO
+    began = simulation.now
+    simulation.run_while(lambda: ONE in simulation.live)
+    assert simulation.now < began + 1.0
 
-    assert bench.now < began + 1.0
-    bench.run()
-    assert {id: bench.tokens[id] for id in (1, 2)} == {id: reference(PROMPT, 10, seed=id) for id in (1, 2)}
+    simulation.holds = lambda message: False
+    simulation.run()
+    assert tokens_are_exact(simulation)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_new_request_has_its_prompt_read_and_its_first_token_in_the_next_round(strategy):
-    bench = ready(strategy)
-    bench.submit(1, max_tokens=50)
-    bench.run(turns=9)
-    bench.delay["target"] = 0.3
-    before = len(rounds(bench))
-    bench.submit(2, max_tokens=5)
-    while len(bench.tokens.get(2, [])) < 1:
-        bench.run(turns=1)
+    simulation = ready(strategy)
+    simulation.submit(1, max_tokens=50)
+    simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 4)
+    simulation.hosts[simulation.own["target"]].rewire(Wire(delay=0.15))
+    before = len(rounds(simulation))
+    simulation.submit(2, max_tokens=5)
+    simulation.run_while(lambda: not simulation.clients[TWO].tokens)
 
-    assert rounds(bench)[before] == [2], "its prefill, and one short round"
-    bench.run()
-    assert [1, 2] in [sorted(sharing) for sharing in rounds(bench)]
+    assert rounds(simulation)[before] == [2], "its prefill, and one short round"
+    simulation.run()
+    assert [1, 2] in [sorted(sharing) for sharing in rounds(simulation)]
 
 
 def test_a_long_prompt_lets_the_others_have_a_round_a_second():
-    bench = ready("ar")
-    bench.submit(1, max_tokens=50)
-    bench.run(turns=9)
-    answers = bench.workers["target"].handle
+    simulation = ready("ar")
+    simulation.submit(1, max_tokens=50)
+    simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 4)
     # This prompt is never read to its end.
-    bench.workers["target"].handle = lambda message: (
-        [] if isinstance(message, Start) and message.sequence == 2 else answers(message)
-    )
-    bench.submit(2, max_tokens=5)
-    began, before = bench.now, len(bench.tokens[1])
-    while bench.now < began + 4.5:
-        bench.run(turns=1)
+    simulation.holds = lambda message: isinstance(message, Start) and message.sequence == TWO
+    simulation.submit(2, max_tokens=5)
+    before = len(simulation.clients[ONE].tokens)
+    simulation.run_until(simulation.now + 4.5)
 
-    assert 3 <= len(bench.tokens[1]) - before <= 5
+    assert 3 <= len(simulation.clients[ONE].tokens) - before <= 5
 
 
 def test_a_stream_of_new_requests_does_not_starve_the_others():
-    bench = ready("ar")
-    bench.submit(1, max_tokens=12)
-    bench.run(turns=9)
+    simulation = ready("ar")
+    simulation.submit(1, max_tokens=12)
+    simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 4)
     newest = 1
-    while 1 not in bench.finished and newest < 100:
+    while ONE in simulation.live and newest < 100:
         newest += 1
-        bench.submit(newest, max_tokens=1)
-        bench.run(turns=2)
+        simulation.submit(newest, max_tokens=1)
+        simulation.run_until(simulation.now + 0.02)
 
-    assert bench.tokens[1] == reference(PROMPT, 12, seed=1)
+    assert simulation.clients[ONE].tokens == simulation.clients[ONE].reference
     assert newest < 50
 
 
 def test_requests_beyond_the_places_wait_and_take_turns():
-    bench = ready("adaptive", concurrent=2, turn=8)
-    for id in (1, 2, 3, 4):
-        bench.submit(id, max_tokens=30)
-    bench.run()
+    simulation = ready("adaptive", concurrent=2, turn=8)
+    submit(simulation, 30, 30, 30, 30)
+    simulation.run()
 
-    assert all(len(sharing) <= 2 for sharing in rounds(bench))
-    assert {id: bench.tokens[id] for id in range(1, 5)} == {id: reference(PROMPT, 30, seed=id) for id in range(1, 5)}
-    first: list[int] = [command.sequence for command in bench.log if isinstance(command, Emit)]
-    assert first.index(4) < len(first) - first[::-1].index(1), "the last one begins before the first one has ended"
-    stopped = [message.sequence for message in told(bench, Stop)]
-    assert stopped.count(1) > 2, "who made room is not served meanwhile"
+    assert all(len(sharing) <= 2 for sharing in rounds(simulation))
+    assert tokens_are_exact(simulation)
+    served: list[int] = [command.sequence for command in simulation.commands if isinstance(command, Emit)]
+    assert served.index(4) < len(served) - served[::-1].index(1), "the last one begins before the first one has ended"
+    stopped = [message.sequence for message in simulation.sent(Stop)]
+    assert stopped.count(ONE) > 2, "who made room is not served meanwhile"
 
 
 def test_places_go_round():

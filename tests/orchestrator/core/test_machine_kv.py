@@ -1,15 +1,17 @@
-"""What a target saved serves the next life and the next request; a prefill worker is a shortcut. No process."""
+"""What a target saved serves the next life and the next request; a prefill worker is a shortcut. In virtual time."""
 
-from dataclasses import dataclass, field
+import random
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.core.commands import Command, Release, SendMessage
-from orchestrator.core.events import Arrived, Ended, Tick, WorkerDown, WorkerUp
 from orchestrator.core.options import Options
+from orchestrator.tools.simulate.faults.faulty_workers import ModelledPrefill
+from orchestrator.tools.simulate.modelled_worker import ModelledWorker, Work
+from orchestrator.tools.simulate.target import ModelledTarget
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.worker import (
-    Fault,
     FromWorker,
     KvOffer,
     KvRelease,
@@ -20,346 +22,328 @@ from protocol.messages.worker import (
     ToWorker,
     Verdict,
 )
-from tests.orchestrator.core.test_machine import Bench, told
-from tests.support.simulated_workers import SimulatedTarget, hello, reference
+from protocol.worker.pacing import DevicePace
+from tests.support.scripted_simulation import CONTEXT, LANGUAGE, ONE, TARGET, THREE, TWO, ScriptedSimulation
 
 PROMPT = tuple(range(40))
 LONG = tuple(range(40)) * 6
 SIZE = 1 << 20
+PREFILL = DevicePace(steps=((1, 0.0005),), prefill_rate=2000.0)
 
 
-@dataclass
-class Shelf:
-    """The shared memory of a simulated machine: what each arena holds."""
+class Arenas:
+    """The shared memory of a simulated machine: the tokens that each arena holds."""
 
-    tokens: dict[str, list[int]] = field(default_factory=dict)
-    broken: bool = False
-
-    def new(self) -> str:
-        return f"lp-{len(self.tokens):020x}"
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.torn = False
 
 
-@dataclass
-class SavingTarget(SimulatedTarget):
+class SavingTarget(ModelledTarget):
     """Saves after its prefill and then every eight tokens; adopts only what is what it should be."""
 
-    shelf: Shelf = field(default_factory=Shelf)
-    saved: dict[SequenceId, str] = field(default_factory=dict)
-    given_up: set[str] = field(default_factory=set)
-    life: int = 0
+    def __init__(self, arenas: Arenas) -> None:
+        super().__init__(LANGUAGE, TARGET, CONTEXT)
+        self.arenas = arenas
+        self.tokens: dict[SequenceId, list[int]] = {}
+        self.names: dict[SequenceId, str] = {}
+        self.given_up: set[str] = set()
 
-    def handle(self, message: ToWorker) -> list[FromWorker]:
+    def handle(self, message: ToWorker) -> Work:
         if isinstance(message, KvRelease):
             self.given_up.add(message.name)
-        replies = super().handle(message)
         if isinstance(message, Start):
-            replies = [self._started(message)]
-        return [*replies, *(offer for reply in replies for offer in self._save(reply))]
+            self.tokens[message.sequence] = list(message.tokens)
+            if message.adopt is not None:
+                held = self.arenas.tokens[message.adopt.name][: message.adopt.tokens]
+                assert held == list(message.tokens[: message.adopt.tokens])
+            message = replace(message, adopt=None) if self.arenas.torn else message
+        return self._saved(super().handle(message))
 
-    def _started(self, start: Start) -> Prefilled:
-        before = len(start.tokens) - 1
-        if start.adopt is None:
-            return Prefilled(start.sequence, start.round, before, 0.001 * before)
-        assert start.adopt.tokens <= before
-        if self.shelf.broken:
-            return Prefilled(start.sequence, start.round, before, 0.001 * before, 0, "torn")
-        held = self.shelf.tokens[start.adopt.name][: start.adopt.tokens]
-        assert held == list(start.tokens[: start.adopt.tokens])
-        return Prefilled(start.sequence, start.round, before - len(held), 0.001, len(held))
+    def work(self) -> Work | None:
+        work = super().work()
+        return None if work is None else self._saved(work)
 
-    def _save(self, reply: FromWorker) -> list[KvOffer]:
+    def _saved(self, work: Work) -> Work:
+        return work._replace(replies=tuple(each for reply in work.replies for each in self._with_offer(reply)))
+
+    def _with_offer(self, reply: FromWorker) -> list[FromWorker]:
+        if isinstance(reply, Prefilled) and self.arenas.torn:
+            reply = replace(reply, warning="torn")
         if not isinstance(reply, Prefilled | Verdict):
-            return []
-        tokens, _ = self.sequences[reply.sequence]
-        name = self.saved.setdefault(reply.sequence, f"lp-{self.life:010x}{reply.sequence:010x}")
-        held = self.shelf.tokens.get(name, [])
+            return [reply]
+        tokens = self.tokens[reply.sequence]
+        if isinstance(reply, Verdict):
+            end = len(tokens) + len(reply.path) + 1
+            tokens += [LANGUAGE.token(reply.sequence, position) for position in range(len(tokens), end)]
+        name = self.names.setdefault(reply.sequence, f"lp-{len(self.arenas.tokens):010x}{reply.sequence:010x}")
+        held = self.arenas.tokens.get(name, [])
         if name in self.given_up or len(tokens) - 1 < max(32, len(held) + 8):
-            return []
-        self.shelf.tokens[name] = tokens[:-1]
-        return [KvOffer(reply.sequence, name, len(tokens) - 1, SIZE, 0.0)]
+            return [reply]
+        self.arenas.tokens[name] = tokens[:-1]
+        return [reply, KvOffer(reply.sequence, name, len(tokens) - 1, SIZE, 0.0)]
 
 
-@dataclass
-class SimulatedPrefiller:
-    shelf: Shelf
-    seconds_a_token: float = 0.0005
-    refuses: bool = False
+class ArenaPrefill(ModelledPrefill):
+    """Prefills into the arenas that the target adopts."""
 
-    def handle(self, message: ToWorker) -> list[FromWorker]:
-        if not isinstance(message, Prefill):
-            return []
-        if self.refuses:
-            return [Fault("refused", "too long", message.sequence)]
-        name = f"lp-{0xFFFF:010x}{len(self.shelf.tokens):010x}"
-        self.shelf.tokens[name] = list(message.tokens)
-        seconds = self.seconds_a_token * len(message.tokens)
-        return [KvOffer(message.sequence, name, len(message.tokens), SIZE, seconds)]
+    def __init__(self, arenas: Arenas) -> None:
+        super().__init__(PREFILL, random.Random(1), share=0.0)
+        self.arenas = arenas
+
+    def handle(self, message: ToWorker) -> Work:
+        work = super().handle(message)
+        for reply in work.replies:
+            if isinstance(reply, KvOffer) and isinstance(message, Prefill):
+                self.arenas.tokens[reply.name] = list(message.tokens)
+        return work
 
 
-class KvBench(Bench):
-    """A bench whose workers share KV; no name that was released may be used again."""
+class KvSimulation(ScriptedSimulation):
+    """Workers share KV; no arena that was released may be used again."""
 
     def __init__(self, **options) -> None:
-        super().__init__(Options(strategy="ar", **options))
-        self.shelf = Shelf()
+        super().__init__(Options(strategy="ar", **options), self._worker)
+        self.arenas = Arenas()
         self.released: list[str] = []
-        self.up("target")
+        self.start("target")
 
-    def up(self, role: Role, tokenizer: str = "same") -> list[Command]:
-        life = self.incarnations[role] = self.incarnations.get(role, 0) + 1
-        workers = {"target": SavingTarget(shelf=self.shelf, life=life), "prefill": SimulatedPrefiller(self.shelf)}
-        self.workers[role] = workers[role]
-        return self.step(WorkerUp(life, hello(role, tokenizer)))
+    def _worker(self, role: Role) -> ModelledWorker:
+        return SavingTarget(self.arenas) if role == "target" else ArenaPrefill(self.arenas)
 
-    def kill(self, role: Role) -> list[Command]:
-        self.queue = [item for item in self.queue if item[2] != role]
-        return self.step(WorkerDown(role, self.incarnations[role]))
-
-    def _perform(self, command: Command) -> None:
+    def perform(self, command: Command) -> None:
         if isinstance(command, SendMessage) and isinstance(command.message, Start) and command.message.adopt:
             assert command.message.adopt.name not in self.released
         if isinstance(command, Release):
             self.released.append(command.name)
-            del self.shelf.tokens[command.name]
-        super()._perform(command)
+            del self.arenas.tokens[command.name]
+        super().perform(command)
+
+    def serve(self, number: int, max_tokens: int, prompt: tuple[int, ...] = PROMPT) -> None:
+        """A request from its beginning until nothing is due; its tokens are the target's own."""
+        client = self.clients[self.submit(number, max_tokens, prompt=prompt)]
+        self.settle()
+        assert client.tokens == client.reference
 
 
-def prefilled(bench: KvBench) -> list[tuple[int, int]]:
-    """Tokens evaluated and adopted by each start."""
+def prefilled(simulation: KvSimulation) -> list[tuple[int, int]]:
+    """Tokens before the root of each start, and how many of them were to be adopted."""
+    return [(len(start.tokens) - 1, start.adopt.tokens if start.adopt else 0) for start in simulation.sent(Start)]
 
-    return [(len(start.tokens) - 1, start.adopt.tokens if start.adopt else 0) for start in told(bench, Start)]
+
+def exact(simulation: KvSimulation) -> bool:
+    """After everything has happened."""
+    simulation.settle()
+    return all(client.tokens == client.reference for client in simulation.clients.values())
 
 
 def test_a_restarted_target_adopts_what_the_old_one_saved():
-    bench = KvBench()
-    bench.submit(max_tokens=60, prompt=PROMPT)
-    bench.run(30)
-    generated = len(bench.tokens[1])
-    bench.kill("target")
-    bench.up("target")
-    bench.run()
+    simulation = KvSimulation()
+    simulation.submit(1, 60, prompt=PROMPT)
+    simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 20)
+    generated = len(simulation.clients[ONE].tokens)
+    simulation.kill("target")
+    simulation.start("target")
+    assert exact(simulation)
 
-    (first, none), (resumed, adopted) = prefilled(bench)
+    (first, none), (resumed, adopted) = prefilled(simulation)
     assert (first, none) == (39, 0)
     assert resumed == 39 + generated
     assert resumed - 8 <= adopted <= resumed
-    assert bench.tokens[1] == reference(PROMPT, 60, seed=1)
-    assert bench.finished[1].statistics.adopted_tokens == adopted
+    assert simulation.statistics(ONE).adopted_tokens == adopted
 
 
-@pytest.mark.parametrize("turns", range(0, 40, 3))
-def test_a_target_may_die_at_any_moment(turns):
-    bench = KvBench()
-    bench.submit(max_tokens=30, prompt=PROMPT)
-    bench.run(turns)
-    bench.kill("target")
-    bench.up("target")
-    bench.run()
+@pytest.mark.parametrize("events", range(0, 40, 3))
+def test_a_target_may_die_at_any_moment(events):
+    simulation = KvSimulation()
+    simulation.submit(1, 30, prompt=PROMPT)
+    simulation.run_events(events)
+    simulation.kill("target")
+    simulation.start("target")
 
-    assert bench.tokens[1] == reference(PROMPT, 30, seed=1)
+    assert exact(simulation)
 
 
 def test_a_later_request_adopts_the_longest_common_prefix():
-    bench = KvBench()
-    bench.submit(1, max_tokens=20, prompt=PROMPT)
-    bench.run()
-    bench.submit(2, max_tokens=20, prompt=(*PROMPT[:35], 1, 2, 3))
-    bench.run()
-    bench.submit(3, max_tokens=20, prompt=PROMPT)
-    bench.run()
+    simulation = KvSimulation()
+    simulation.serve(1, 20)
+    simulation.serve(2, 20, (*PROMPT[:35], 1, 2, 3))
+    simulation.serve(3, 20)
 
-    assert prefilled(bench) == [(39, 0), (37, 35), (39, 39)]
-    assert bench.tokens[2] == reference((*PROMPT[:35], 1, 2, 3), 20, seed=2)
-    assert bench.tokens[3] == reference(PROMPT, 20, seed=3)
+    assert prefilled(simulation) == [(39, 0), (37, 35), (39, 39)]
 
 
 def test_little_in_common_is_not_worth_an_adoption():
-    bench = KvBench()
-    bench.submit(1, max_tokens=5, prompt=PROMPT)
-    bench.run()
-    bench.submit(2, max_tokens=5, prompt=(*PROMPT[:31], 1, 2, 3))
-    bench.run()
+    simulation = KvSimulation()
+    simulation.serve(1, 5)
+    simulation.serve(2, 5, (*PROMPT[:31], 1, 2, 3))
 
-    assert prefilled(bench) == [(39, 0), (33, 0)]
+    assert prefilled(simulation) == [(39, 0), (33, 0)]
 
 
 def test_what_the_target_can_not_rely_on_is_released_and_costs_a_prefill_only():
-    bench = KvBench()
-    bench.submit(1, max_tokens=5, prompt=PROMPT)
-    bench.run()
-    bench.shelf.broken = True
-    bench.submit(2, max_tokens=20, prompt=PROMPT)
-    bench.run()
+    simulation = KvSimulation()
+    simulation.serve(1, 5)
+    (saved,) = simulation.arenas.tokens
+    simulation.arenas.torn = True
+    simulation.serve(2, 20)
 
-    assert bench.tokens[2] == reference(PROMPT, 20, seed=2)
-    assert bench.finished[2].statistics.adopted_tokens == 0
-    assert bench.machine.prefills.warnings == 1
-    assert bench.released == [f"lp-{1:010x}{1:010x}"]
+    assert simulation.statistics(TWO).adopted_tokens == 0
+    assert simulation.machine.prefills.warnings == 1
+    assert simulation.released == [saved]
 
 
 def test_memory_is_bounded_and_the_writer_lets_go_first():
-    bench = KvBench(arena_memory=3)
+    simulation = KvSimulation(arena_memory=3)
     for id in range(1, 7):
-        bench.submit(id, max_tokens=5, prompt=(id, *PROMPT))
-        bench.run()
+        simulation.serve(id, 5, (id, *PROMPT))
 
-    assert len(bench.shelf.tokens) == 3
-    assert len(bench.released) == 3
-    last = max(index for index, command in enumerate(bench.log) if isinstance(command, Release))
-    assert bench.log[last - 1] == SendMessage("target", KvRelease(bench.released[-1]))
+    assert len(simulation.arenas.tokens) == 3
+    assert len(simulation.released) == 3
+    commands = simulation.commands
+    last = max(index for index, command in enumerate(commands) if isinstance(command, Release))
+    assert commands[last - 1] == SendMessage("target", KvRelease(simulation.released[-1]))
 
 
 def test_without_memory_nothing_is_kept():
-    bench = KvBench(arena_memory=0)
-    bench.submit(1, max_tokens=40, prompt=PROMPT)
-    bench.run()
+    simulation = KvSimulation(arena_memory=0)
+    simulation.serve(1, 40)
 
-    assert bench.shelf.tokens == {}
-    assert bench.tokens[1] == reference(PROMPT, 40, seed=1)
+    assert simulation.arenas.tokens == {}
 
 
 def test_an_arena_that_comes_after_its_sequence_ended_is_released():
-    bench = KvBench()
-    bench.submit(1, max_tokens=40, prompt=PROMPT)
-    bench.step(Ended(SequenceId(1), "cancelled"))
-    bench.run()
+    simulation = KvSimulation()
+    simulation.submit(1, 40, prompt=PROMPT)
+    simulation.run_while(lambda: not simulation.arenas.tokens)
+    simulation.cancel(ONE)
+    simulation.settle()
 
-    assert bench.shelf.tokens == {}
-    assert len(bench.released) == 1
-    assert [message.name for message in told(bench, KvRelease)] == bench.released
+    assert simulation.arenas.tokens == {}
+    assert len(simulation.released) == 1
+    assert [message.name for message in simulation.sent(KvRelease)] == simulation.released
 
 
 def test_of_a_conversation_only_the_last_turn_keeps_an_arena():
-    bench = KvBench()
+    simulation = KvSimulation()
     prompt = PROMPT
     for turn in range(1, 8):
-        bench.submit(turn, max_tokens=20, prompt=prompt)
-        bench.run()
-        assert bench.tokens[turn] == reference(prompt, 20, seed=turn)
-        prompt = (*prompt, *bench.tokens[turn], turn, 0, 1)
+        simulation.serve(turn, 20, prompt)
+        prompt = (*prompt, *simulation.clients[SequenceId(turn)].tokens, turn, 0, 1)
 
-    assert len(bench.shelf.tokens) == 1
-    assert [adopted >= before - 24 for before, adopted in prefilled(bench)[1:]] == [True] * 6
+    assert len(simulation.arenas.tokens) == 1
+    assert [adopted >= before - 24 for before, adopted in prefilled(simulation)[1:]] == [True] * 6
 
 
 def test_what_is_being_adopted_is_not_given_up_meanwhile():
-    bench = KvBench(arena_memory=1)
-    bench.submit(1, max_tokens=5, prompt=PROMPT)
-    bench.run()
-    (kept,) = bench.shelf.tokens
-    bench.submit(2, max_tokens=5, prompt=PROMPT)
-    waiting, bench.queue = bench.queue, []
-    bench.submit(3, max_tokens=5, prompt=(9, *PROMPT))
-    bench.run()
-    assert kept not in bench.released
+    simulation = KvSimulation(arena_memory=1)
+    simulation.serve(1, 5)
+    (kept,) = simulation.arenas.tokens
+    simulation.holds = lambda message: isinstance(message, Prefilled) and message.sequence == TWO
+    simulation.submit(2, 5, prompt=PROMPT)
+    simulation.submit(3, 5, prompt=(9, *PROMPT))
+    simulation.run_while(lambda: THREE in simulation.live)
+    assert kept not in simulation.released
 
-    bench.queue = waiting
-    bench.run()
-    assert bench.tokens[2] == reference(PROMPT, 5, seed=2)
-    assert len(bench.shelf.tokens) == 1
+    simulation.release()
+    assert exact(simulation)
+    assert len(simulation.arenas.tokens) == 1
 
 
-def reading(mode: str = "always", **options) -> KvBench:
-    bench = KvBench(prefill=mode, **options)
-    bench.up("prefill")
-    return bench
+def with_prefill(mode: str = "always", **options) -> KvSimulation:
+    simulation = KvSimulation(prefill=mode, **options)
+    simulation.start("prefill")
+    return simulation
 
 
 def test_a_prefill_worker_reads_and_the_target_adopts():
-    bench = reading()
-    bench.submit(1, max_tokens=20, prompt=LONG)
-    bench.run()
+    simulation = with_prefill()
+    simulation.serve(1, 20, LONG)
 
-    assert [message.tokens for message in told(bench, Prefill)] == [LONG[:-1]]
-    assert prefilled(bench) == [(239, 239)]
-    assert bench.tokens[1] == reference(LONG, 20, seed=1)
-    assert bench.finished[1].statistics.adopted_tokens == 239
+    assert [message.tokens for message in simulation.sent(Prefill)] == [LONG[:-1]]
+    assert prefilled(simulation) == [(239, 239)]
+    assert simulation.statistics(ONE).adopted_tokens == 239
 
 
 def test_the_faster_reader_is_found_by_measuring():
-    bench = reading("auto")
+    simulation = with_prefill("auto")
     for id in range(1, 9):
-        bench.submit(id, max_tokens=3, prompt=(id, *LONG))
-        bench.run()
-    assert len(told(bench, Prefill)) == 7
+        simulation.serve(id, 3, (id, *LONG))
+    assert len(simulation.sent(Prefill)) == 7
 
-    bench.workers["prefill"].seconds_a_token = 1.0
+    worker = simulation.hosts[simulation.own["prefill"]].worker
+    assert isinstance(worker, ModelledPrefill)
+    worker.pace = DevicePace(steps=((1, 1.0),), prefill_rate=1.0)
     for id in range(9, 17):
-        bench.submit(id, max_tokens=3, prompt=(id, *LONG))
-        bench.run()
+        simulation.serve(id, 3, (id, *LONG))
 
-    assert len(told(bench, Prefill)) == 8
-    assert all(bench.tokens[id] == reference((id, *LONG), 3, seed=id) for id in range(1, 17))
+    assert len(simulation.sent(Prefill)) == 8
 
 
 @pytest.mark.parametrize("failing", ["dies", "refuses", "is silent", "is not there"])
 def test_without_the_prefill_worker_the_target_reads(failing):
-    bench = reading()
+    simulation = with_prefill()
+    host = simulation.hosts[simulation.own["prefill"]]
     if failing == "refuses":
-        bench.workers["prefill"].refuses = True
+        assert isinstance(host.worker, ModelledPrefill)
+        host.worker.share = 1.0
     if failing == "is not there":
-        bench.kill("prefill")
-    bench.submit(1, max_tokens=20, prompt=LONG)
-    if failing == "dies":
-        bench.kill("prefill")
+        simulation.kill("prefill")
     if failing == "is silent":
-        bench.queue.clear()
-    bench.run()
+        host.freeze()
+    simulation.submit(1, 20, prompt=LONG)
+    if failing == "dies":
+        simulation.kill("prefill")
 
-    assert prefilled(bench) == [(239, 0)]
-    assert bench.tokens[1] == reference(LONG, 20, seed=1)
+    assert exact(simulation)
+    assert prefilled(simulation) == [(239, 0)]
 
 
 def test_a_prefill_worker_that_was_silent_is_told_to_stop_and_not_asked_again_until_it_is_another():
-    bench = reading()
-    bench.submit(1, max_tokens=5, prompt=LONG)
-    bench.queue.clear()
-    bench.now = bench.machine.deadline() or 0.0
-    commands = bench.step(Tick())
-    bench.run()
-    assert SendMessage("prefill", Stop(SequenceId(1))) in commands
+    simulation = with_prefill()
+    silent = simulation.own["prefill"]
+    simulation.hosts[silent].freeze()
+    simulation.submit(1, 5, prompt=LONG)
+    simulation.run_while(lambda: not simulation.sent(Stop, silent))
+    assert simulation.sent(Stop, silent) == [Stop(ONE)]
 
-    bench.submit(2, max_tokens=5, prompt=(7, *LONG))
-    bench.run()
-    assert len(told(bench, Prefill)) == 1
-    bench.kill("prefill")
-    bench.up("prefill")
-    bench.submit(3, max_tokens=5, prompt=(8, *LONG))
+    assert exact(simulation)
+    simulation.serve(2, 5, (7, *LONG))
+    assert len(simulation.sent(Prefill)) == 1
+    simulation.kill("prefill")
+    simulation.start("prefill")
+    simulation.submit(3, 5, prompt=(8, *LONG))
 
-    assert len(told(bench, Prefill)) == 2
+    assert len(simulation.sent(Prefill)) == 2
 
 
 def test_kv_of_a_prefill_worker_that_the_target_refuses_ends_its_use():
-    bench = reading()
-    bench.shelf.broken = True
+    simulation = with_prefill()
+    simulation.arenas.torn = True
     for id in (1, 2):
-        bench.submit(id, max_tokens=5, prompt=(id, *LONG))
-        bench.run()
+        simulation.serve(id, 5, (id, *LONG))
 
-    assert len(told(bench, Prefill)) == 1
-    assert [bench.tokens[id] for id in (1, 2)] == [reference((id, *LONG), 5, seed=id) for id in (1, 2)]
+    assert len(simulation.sent(Prefill)) == 1
 
 
 def test_a_target_that_dies_while_another_reads_starts_with_what_was_read():
-    bench = reading()
-    bench.submit(1, max_tokens=20, prompt=LONG)
-    (offer,) = [item for item in bench.queue if item[2] == "prefill"]
-    bench.kill("target")
-    bench.queue.remove(offer)
-    bench.step(Arrived("prefill", 1, offer[4]))
-    bench.up("target")
-    bench.run()
+    simulation = with_prefill()
+    simulation.submit(1, 20, prompt=LONG)
+    simulation.kill("target")
+    simulation.run_while(lambda: not simulation.arenas.tokens)
+    simulation.run_until(simulation.now + 1.0)
+    simulation.start("target")
 
-    assert prefilled(bench) == [(239, 239)]
-    assert bench.tokens[1] == reference(LONG, 20, seed=1)
+    assert exact(simulation)
+    assert prefilled(simulation) == [(239, 239)]
 
 
 def test_a_cancelled_request_is_read_no_further_and_leaves_nothing():
-    bench = reading()
-    bench.submit(1, max_tokens=20, prompt=LONG)
-    commands = bench.step(Ended(SequenceId(1), "cancelled"))
-    bench.run()
+    simulation = with_prefill()
+    simulation.submit(1, 20, prompt=LONG)
+    simulation.cancel(ONE)
+    simulation.settle()
 
-    assert SendMessage("prefill", Stop(SequenceId(1))) in commands
-    assert bench.shelf.tokens == {}
-    assert bench.machine.deadline() is None
+    assert simulation.sent(Stop, simulation.own["prefill"]) == [Stop(ONE)]
+    assert simulation.arenas.tokens == {}
+    assert simulation.machine.deadline() is None

@@ -1,214 +1,225 @@
 """Whatever order events come in, whatever is lost, doubled or killed: the tokens are the target's own."""
 
+import random
+from collections.abc import Callable
+
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orchestrator.core.commands import Command, Emit, Finish, Replace, SendMessage
-from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
+from orchestrator.core.commands import Command, Emit, Finish
+from orchestrator.core.events import Tick
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.phases import Phase
+from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.runtime.journal import Journal, replay
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.draft import ModelledDraft
+from orchestrator.tools.simulate.modelled_worker import ModelledWorker, Work, WorkerHost
+from orchestrator.tools.simulate.simulation import Simulation
+from orchestrator.tools.simulate.target import ModelledTarget
 from protocol.messages.base import Role, SequenceId
-from protocol.messages.sampling import Sampling
-from protocol.messages.worker import FromWorker, ToWorker
-from tests.support.simulated_workers import SimulatedDraft, SimulatedTarget, hello, reference
+from protocol.messages.worker import ToWorker
+from tests.support.scripted_simulation import DRAFT, TARGET, ready
 
 ROLES: list[Role] = ["target", "draft"]
-PROMPT = (3, 1, 4)
+FATES = ["delivered"] * 6 + ["out of order", "lost", "doubled"]
+THEN = st.tuples(st.integers(0, 60), st.integers(0, 1 << 16))
+"""How many messages travel after an event, and the seed of what becomes of them."""
+
+
+class DisorderedSimulation(Simulation):
+    """Messages wait in a bag until the test says what becomes of them; workers work when the bag is empty."""
+
+    def __init__(self, options: Options, accept: float, prompt_tokens: int) -> None:
+        self._acceptance, self._prompt_tokens = AcceptanceModel(accept=accept), prompt_tokens
+        super().__init__(options, self._language(0), self._worker, kept=None)
+        self.bag: list[Callable[[], None]] = []
+        """Each delivers one message."""
+
+    def _language(self, draft: int) -> InventedLanguage:
+        """Drafts are wrong at different positions."""
+        return InventedLanguage(self._acceptance, prompt_tokens=self._prompt_tokens, draft=(draft,))
+
+    def _worker(self, role: Role) -> ModelledWorker:
+        language = self._language(len(self.history))
+        return ModelledTarget(language, TARGET) if role == "target" else ModelledDraft(language, DRAFT)
+
+    def living(self, role: Role) -> list[int]:
+        return [incarnation for incarnation, host in self.hosts.items() if host.role == role]
+
+    def replace(self, role: Role) -> None:
+        self.kill(role)
+
+    def perform(self, command: Command) -> None:
+        if isinstance(command, Emit | Finish):
+            assert command.sequence in self.live
+        super().perform(command)
+
+    def send(self, incarnation: int, message: ToWorker) -> None:
+        host = self.hosts[incarnation]
+        self.bag.append(lambda: self._reply(host, host.worker.handle(message)) if host.alive else None)
+
+    def _reply(self, host: WorkerHost, work: Work) -> None:
+        self.clock.now += work.seconds
+        for reply in work.replies:
+            self.bag.append(lambda reply=reply: self.hear(host.role, host.incarnation, reply))
+
+    def travel(self, fate: str, pick: int) -> bool:
+        """The next message, or another one, arrives or does not; False if there is none and no worker has work."""
+        if not self.bag:
+            return self._work()
+        deliver = self.bag.pop(pick % len(self.bag) if fate == "out of order" else 0)
+        if fate == "doubled":
+            self.bag.append(deliver)
+        if fate != "lost":
+            deliver()
+        return True
+
+    def _work(self) -> bool:
+        """One unit by each worker that has any."""
+        work = [(host, host.worker.work()) for host in list(self.hosts.values())]
+        for host, done in work:
+            if done is not None:
+                self._reply(host, done)
+        return any(done is not None for _, done in work)
+
+    def tick(self, at: float) -> None:
+        self.clock.now = max(self.now, at)
+        self.step(Tick())
 
 
 class Disorder(RuleBasedStateMachine):
-    """Messages wait in a bag in each direction; the rules deliver, lose and double them, and kill workers."""
+    """The rules let messages travel and time pass, and start and kill workers."""
 
     @initialize(
-        strategy=st.sampled_from(["ar", "sd", "ssd", "adaptive"]),
-        errs=st.integers(1, 5),
+        strategy=st.sampled_from([*STRATEGIES]),
+        accept=st.sampled_from([0.1, 0.5, 0.8, 1.0]),
+        prompt_tokens=st.sampled_from([1, 3]),
         drafts=st.sampled_from([1, 1, 3]),
         concurrent=st.sampled_from([1, 2, 16]),
     )
-    def begin(self, strategy, errs, drafts=1, concurrent=16):
-        self.options = Options(strategy=strategy, concurrent=concurrent, turn=7)
-        self.machine = Machine(self.options)
-        self.errs = errs
+    def begin(self, strategy, accept, prompt_tokens, drafts, concurrent):
+        options = Options(strategy=strategy, concurrent=concurrent, turn=7)
+        self.simulation = DisorderedSimulation(options, accept, prompt_tokens)
+        self.machine = self.simulation.machine
         self.most: dict[Role, int] = {"target": 1, "draft": drafts}
-        self.workers: dict[int, SimulatedTarget | SimulatedDraft] = {}
-        self.incarnation = 0
-        self.alive: dict[int, Role] = {}
-        """By incarnation."""
-        self.inbox: list[tuple[Role, int, ToWorker]] = []
-        self.outbox: list[tuple[Role, int, FromWorker]] = []
-        self.now = 0.0
-        self.requests: dict[int, Request] = {}
-        self.tokens: dict[int, list[int]] = {}
-        self.finished: dict[int, str] = {}
-        self.history: list[tuple[Event, float, list[Command]]] = []
+        self.start_missing(ROLES)
 
-    def step(self, event: Event) -> None:
-        commands = self.machine.step(event, self.now)
-        self.history.append((event, self.now, commands))
-        for command in commands:
-            self.perform(command)
+    @rule(max_tokens=st.integers(1, 25), number=st.integers(0, 5), temperature=st.sampled_from([0.0, 1.0]), then=THEN)
+    def submit(self, max_tokens, number, temperature, then):
+        self.simulation.submit(number, max_tokens, temperature)
+        self.travel(*then)
 
-    def perform(self, command: Command) -> None:
-        match command:
-            case SendMessage(role, message, incarnation):
-                to = incarnation or self.living(role)[0]
-                assert self.alive[to] == role
-                self.inbox.append((role, to, message))
-            case Emit(sequence, tokens):
-                assert sequence not in self.finished
-                self.tokens[sequence].extend(tokens)
-            case Finish(sequence, reason, _):
-                assert sequence not in self.finished
-                self.finished[sequence] = reason
-            case Replace(_, incarnation, _):
-                self.kill(incarnation)
+    @rule(roles=st.sampled_from([["target"], ["draft"]]), then=THEN)
+    def start_worker(self, roles, then):
+        self.start_missing(roles)
+        self.travel(*then)
 
-    def living(self, role: Role) -> list[int]:
-        return [incarnation for incarnation, of in self.alive.items() if of == role]
+    def start_missing(self, roles):
+        for role in roles:
+            if len(self.simulation.living(role)) < self.most[role]:
+                self.simulation.start(role)
 
-    @rule(max_tokens=st.integers(1, 25), seed=st.integers(0, 5), temperature=st.sampled_from([0.0, 1.0]))
-    def submit(self, max_tokens, seed, temperature):
-        id = len(self.requests) + 1
-        sampling = Sampling(seed=seed, temperature=temperature)
-        self.requests[id] = Request(PROMPT, sampling, max_tokens)
-        self.tokens[id] = []
-        self.step(Submitted(SequenceId(id), self.requests[id]))
+    @precondition(lambda self: self.simulation.hosts)
+    @rule(data=st.data(), restarted=st.booleans(), then=THEN)
+    def kill_one(self, data, restarted, then):
+        self.simulation.remove(data.draw(st.sampled_from(sorted(self.simulation.hosts))))
+        self.start_missing(ROLES if restarted else [])
+        self.travel(*then)
 
-    @rule(role=st.sampled_from(ROLES))
-    def start_worker(self, role):
-        if len(self.living(role)) < self.most[role]:
-            self.incarnation += 1
-            self.alive[self.incarnation] = role
-            draft = SimulatedDraft(1 + (self.errs + self.incarnation) % 5)
-            self.workers[self.incarnation] = SimulatedTarget() if role == "target" else draft
-            self.step(WorkerUp(self.incarnation, hello(role)))
+    @rule(seconds=st.sampled_from([0.001, 0.01, 0.3, 6.0]), then=THEN)
+    def time_passes(self, seconds, then):
+        self.simulation.tick(self.simulation.now + seconds)
+        self.travel(*then)
 
-    @precondition(lambda self: self.alive)
-    @rule(data=st.data())
-    def kill_one(self, data):
-        self.kill(data.draw(st.sampled_from(sorted(self.alive))))
+    @precondition(lambda self: self.simulation.clients)
+    @rule(data=st.data(), then=THEN)
+    def cancel(self, data, then):
+        self.simulation.cancel(SequenceId(data.draw(st.sampled_from(sorted(self.simulation.clients)))))
+        self.travel(*then)
 
-    def kill(self, incarnation: int) -> None:
-        self.step(WorkerDown(self.alive.pop(incarnation), incarnation))
+    def travel(self, messages, seed):
+        source = random.Random(seed)
+        for _ in range(messages):
+            self.simulation.travel(source.choice(FATES), source.randrange(16))
+            self.tick_if_due()
 
-    @precondition(lambda self: self.inbox)
-    @rule(data=st.data(), fate=st.sampled_from(["deliver", "deliver", "deliver", "lose", "double"]))
-    def worker_hears(self, data, fate):
-        index = data.draw(st.integers(0, len(self.inbox) - 1))
-        role, incarnation, message = self.inbox[index] if fate == "double" else self.inbox.pop(index)
-        if fate != "lose" and incarnation in self.alive:
-            replies = self.workers[incarnation].handle(message)
-            self.outbox.extend((role, incarnation, reply) for reply in replies)
-
-    @precondition(lambda self: self.outbox)
-    @rule(data=st.data(), fate=st.sampled_from(["deliver", "deliver", "deliver", "lose", "double"]))
-    def orchestrator_hears(self, data, fate):
-        index = data.draw(st.integers(0, len(self.outbox) - 1))
-        role, incarnation, message = self.outbox[index] if fate == "double" else self.outbox.pop(index)
-        if fate != "lose":
-            self.step(Arrived(role, incarnation, message))
-
-    @rule(seconds=st.sampled_from([0.001, 0.01, 0.3, 6.0]))
-    def time_passes(self, seconds):
-        self.now += seconds
-        self.step(Tick())
-
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data())
-    def cancel(self, data):
-        self.step(Ended(SequenceId(data.draw(st.sampled_from(sorted(self.requests)))), "cancelled"))
+    def tick_if_due(self) -> bool:
+        deadline = self.machine.deadline()
+        if deadline is None or deadline > self.simulation.now:
+            return False
+        self.simulation.tick(deadline)
+        return True
 
     @invariant()
     def emitted_tokens_begin_the_reference(self):
-        for id, tokens in getattr(self, "tokens", {}).items():
-            request = self.requests[id]
-            assert tokens == reference(PROMPT, request.max_tokens, request.sampling.seed)[: len(tokens)]
+        if hasattr(self, "simulation"):
+            for client in self.simulation.clients.values():
+                assert client.tokens == client.reference[: len(client.tokens)]
 
     @invariant()
     def only_what_was_asked_is_under_verification(self):
-        if hasattr(self, "machine"):
+        if hasattr(self, "simulation"):
             phases = {id: sequence.phase for id, sequence in self.machine.sequences.items()}
             assert all(phases[id] is Phase.VERIFYING for id in self.machine.under_verification)
 
     @invariant()
     def no_more_requests_than_places_are_decoded_and_nobody_waits_for_a_free_one(self):
-        if hasattr(self, "machine"):
+        if hasattr(self, "simulation"):
             queued = [one for one in self.machine.sequences.values() if one.phase is Phase.WAITING]
             served = len(self.machine.sequences) - len(queued)
-            assert served == min(len(self.machine.sequences), self.options.concurrent)
+            assert served == min(len(self.machine.sequences), self.simulation.options.concurrent)
 
     @invariant()
     def one_draft_drafts(self):
-        if hasattr(self, "machine"):
-            standings = self.machine.draft_statuses()
-            assert set(standings) == set(self.living("draft"))
-            assert list(standings.values()).count("active") == min(1, len(standings))
-            assert list(standings.values()).count("on trial") <= 1
+        if hasattr(self, "simulation"):
+            statuses = self.machine.draft_statuses()
+            assert set(statuses) == set(self.simulation.living("draft"))
+            assert list(statuses.values()).count("active") == min(1, len(statuses))
+            assert list(statuses.values()).count("on trial") <= 1
 
     @invariant()
     def what_is_owed_has_a_deadline(self):
-        if hasattr(self, "machine") and self.living("target") and self.machine.sequences:
+        if hasattr(self, "simulation") and self.simulation.living("target") and self.machine.sequences:
             assert self.machine.deadline() is not None
 
     def teardown(self):
-        if not hasattr(self, "machine"):
+        if not hasattr(self, "simulation"):
             return
         self.settle()
-        for id, request in self.requests.items():
-            expected = reference(PROMPT, request.max_tokens, request.sampling.seed)
-            assert self.finished[id] == "cancelled" or self.tokens[id] == expected
-        self.check_replay()
+        for client in self.simulation.clients.values():
+            assert client.reason == "cancelled" or client.tokens == client.reference
+        machine = Machine(self.simulation.options)
+        assert all(machine.step(event, now) == commands for now, event, commands in self.simulation.history)
 
     def settle(self) -> None:
         """Bring both workers up and let everything be heard in order; all requests must end."""
-        self.inbox.clear()
-        self.outbox.clear()
-        for role in ROLES:
-            self.start_worker(role)
-        for _ in range(5000):
+        simulation = self.simulation
+        simulation.bag.clear()
+        for _ in range(20_000):
             if not self.machine.sequences:
                 return
-            self.hear_in_order()
+            self.start_missing(ROLES)
+            if not self.tick_if_due() and not simulation.travel("delivered", 0):
+                simulation.tick(self.machine.deadline() or 0.0)
         raise AssertionError(f"{len(self.machine.sequences)} requests never ended")
-
-    def hear_in_order(self) -> None:
-        if self.outbox:
-            self.step(Arrived(*self.outbox.pop(0)))
-        elif self.inbox:
-            role, incarnation, message = self.inbox.pop(0)
-            if incarnation in self.alive:
-                replies = self.workers[incarnation].handle(message)
-                self.outbox.extend((role, incarnation, reply) for reply in replies)
-        else:
-            self.now = max(self.now, self.machine.deadline() or self.now)
-            self.step(Tick())
-            for role in ROLES:
-                self.start_worker(role)
-
-    def check_replay(self) -> None:
-        machine = Machine(self.options)
-        assert [machine.step(event, now) for event, now, _ in self.history] == [done for *_, done in self.history]
 
 
 TestDisorder = Disorder.TestCase
-TestDisorder.settings = settings(max_examples=120, stateful_step_count=60, deadline=None, derandomize=True)
+TestDisorder.settings = settings(max_examples=120, stateful_step_count=30, deadline=None, derandomize=True)
 
 
 def test_a_recorded_log_replays_to_the_same_commands(tmp_path):
-    run = Disorder()
-    run.begin("adaptive", 3)
+    simulation = ready("adaptive")
+    simulation.submit(2, 40, temperature=1.0)
+    simulation.run()
     journal = Journal.to(str(tmp_path / "events"))
-    run.submit(40, 2, 1.0)
-    run.settle()
-    for event, now, _ in run.history:
+    for now, event, _ in simulation.history:
         journal.write(event, now)
     journal.close()
 
-    machine = Machine(Options())
+    machine = Machine(simulation.options)
     commands = [machine.step(event, now) for event, now in replay(tmp_path / "events")]
-
-    assert run.tokens[1] == reference(PROMPT, 40, 2)
-    assert commands == [done for *_, done in run.history]
+    assert commands == [commands for *_, commands in simulation.history]

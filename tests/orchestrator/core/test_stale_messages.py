@@ -10,38 +10,38 @@ from orchestrator.core.phases import Phase
 from orchestrator.tools.simulate.faults.invariants import reachable
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.worker import Fault, Grow, Pong, Prefilled, Verdict
-from tests.orchestrator.core.test_machine import Bench, ready
+from tests.support.scripted_simulation import ScriptedSimulation, ready
 
 LIVE, OVER, UNKNOWN = SequenceId(2), SequenceId(1), SequenceId(77)
 MANY = 100_000
 
 
-def in_the_middle() -> Bench:
+def in_the_middle() -> ScriptedSimulation:
     """One request is over, one is under verification."""
-    bench = ready()
-    bench.submit(OVER, max_tokens=20)
-    bench.run()
-    bench.submit(LIVE, max_tokens=300)
-    while bench.machine.sequences[LIVE].round < 12 or bench.machine.sequences[LIVE].phase is not Phase.VERIFYING:
-        bench.run(turns=1)
-    for role in ("target", "draft"):
-        bench.step(Arrived(role, bench.incarnations[role], Pong(0.0)))
-    return bench
+    simulation = ready()
+    simulation.submit(OVER, max_tokens=20)
+    simulation.run()
+    simulation.submit(LIVE, max_tokens=300)
+    sequence = simulation.machine.sequences[LIVE]
+    simulation.run_while(lambda: sequence.round < 12 or sequence.phase is not Phase.VERIFYING)
+    for role, incarnation in simulation.own.items():
+        simulation.step(Arrived(role, incarnation, Pong(0.0)))
+    return simulation
 
 
-def state(bench: Bench) -> list[int | float | str | None]:
+def state(simulation: ScriptedSimulation) -> list[int | float | str | None]:
     """All plain values that the machine holds but the count of what was not acted on."""
-    machine = bench.machine
+    machine = simulation.machine
     stale, machine.stale = machine.stale, 0
     values = [item for item in reachable(machine) if isinstance(item, int | float | str | None)]
     machine.stale = stale
     return values
 
 
-def stale_event(bench: Bench, source: random.Random) -> Arrived:
+def stale_event(simulation: ScriptedSimulation, source: random.Random) -> Arrived:
     """Something that was once true, or is true of others."""
-    sequence = bench.machine.sequences[LIVE]
-    target, draft = bench.incarnations["target"], bench.incarnations["draft"]
+    sequence = simulation.machine.sequences[LIVE]
+    target, draft = simulation.own["target"], simulation.own["draft"]
     old = source.randrange(sequence.round)
     path = tuple(NodeId(source.getrandbits(62)) for _ in range(source.randrange(1, 4)))
     growth = Grow(LIVE, old, (sequence.cache.root.id,), (3,), (0.9,), 1, 0.01)
@@ -65,18 +65,18 @@ def stale_event(bench: Bench, source: random.Random) -> Arrived:
 
 
 def test_stale_messages_change_nothing_and_are_counted():
-    bench, source = in_the_middle(), random.Random(5)
-    before, counted = state(bench), bench.machine.stale
+    simulation, source = in_the_middle(), random.Random(5)
+    before, counted = state(simulation), simulation.machine.stale
     for _ in range(MANY):
-        assert bench.machine.step(stale_event(bench, source), bench.now) == []
+        assert simulation.machine.step(stale_event(simulation, source), simulation.now) == []
 
-    assert state(bench) == before
-    assert bench.machine.stale == counted + MANY
+    assert state(simulation) == before
+    assert simulation.machine.stale == counted + MANY
 
 
 def test_growth_that_comes_again_in_any_order_adds_no_node_and_asks_for_nothing():
-    bench, source = in_the_middle(), random.Random(6)
-    tree = bench.machine.sequences[LIVE].cache.tree
+    simulation, source = in_the_middle(), random.Random(6)
+    tree = simulation.machine.sequences[LIVE].cache.tree
     nodes = sorted(node.id for node in tree)
     known = [node for node in tree if node.parent is not None]
     for _ in range(MANY // 10):
@@ -84,26 +84,26 @@ def test_growth_that_comes_again_in_any_order_adds_no_node_and_asks_for_nothing(
         parents = tuple(node.parent.id for node in some if node.parent is not None)
         tokens = tuple(node.token for node in some)
         growth = Grow(LIVE, source.randrange(9), parents, tokens, tuple(0.5 for _ in some), 1, 0.004)
-        assert bench.machine.step(Arrived("draft", bench.incarnations["draft"], growth), bench.now) == []
+        assert simulation.machine.step(Arrived("draft", simulation.own["draft"], growth), simulation.now) == []
 
     assert sorted(node.id for node in tree) == nodes
 
 
 def test_after_all_of_them_the_request_goes_on():
-    bench, source = in_the_middle(), random.Random(7)
+    simulation, source = in_the_middle(), random.Random(7)
     for _ in range(1000):
-        bench.machine.step(stale_event(bench, source), bench.now)
-    bench.run()
+        simulation.machine.step(stale_event(simulation, source), simulation.now)
+    simulation.run()
 
-    assert len(bench.tokens[LIVE]) == 300
-    assert bench.machine.sequences == {}
+    assert len(simulation.clients[LIVE].tokens) == 300
+    assert simulation.machine.sequences == {}
 
 
 def test_the_state_that_is_compared_notices_a_change():
     """Otherwise the tests above could not fail."""
-    bench = in_the_middle()
-    before = state(bench)
-    commands = bench.step(Ended(LIVE, "cancelled"))
+    simulation = in_the_middle()
+    before = state(simulation)
+    commands = simulation.step(Ended(LIVE, "cancelled"))
 
     assert any(isinstance(command, SendMessage) for command in commands)
-    assert state(bench) != before
+    assert state(simulation) != before

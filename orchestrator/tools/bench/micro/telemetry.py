@@ -11,10 +11,9 @@ from orchestrator.core.options import Options
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
 from orchestrator.core.telemetry.watchers import PAUSE
 from orchestrator.machine.device_profiles import load_profile
-from orchestrator.runtime.journal import Journal
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Devices
-from orchestrator.tools.simulate.run import Simulation
+from orchestrator.tools.simulate.simulation import modelled_pipeline
 from protocol.contracts.figure import Figure
 from protocol.messages.worker import Verdict
 from protocol.transport.codec import Stamp, encode
@@ -71,24 +70,12 @@ class _Gallery:
         self._told, self._next = scene.serial, now + PAUSE
 
 
-class _Notes(Journal):
-    """Keeps what a journal would write."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.events: list[tuple[Event, float]] = []
-
-    def write(self, event: Event, now: float) -> None:
-        self.events.append((event, now))
-
-
 def _recorded(tokens: int) -> list[tuple[Event, float]]:
-    notes = _Notes()
     language = InventedLanguage(AcceptanceModel(accept=0.8), seed=1, prompt_tokens=64)
-    simulation = Simulation(Options(), language, Devices.of(load_profile(_DEVICE)), seed=1, journal=notes)
+    simulation = modelled_pipeline(Options(), language, Devices.of(load_profile(_DEVICE)), seed=1, kept=None)
     simulation.submit(1, tokens)
     simulation.run()
-    return notes.events
+    return [(event, now) for now, event, _ in simulation.history]
 
 
 def _replayed(machine: Machine, events: Sequence[tuple[Event, float]], gallery: _Gallery) -> float:

@@ -8,7 +8,7 @@ from functools import partial
 from multiprocessing import get_context
 
 from orchestrator.tools.drill.outcome import DrillOutcome, OnStep
-from orchestrator.tools.simulate.faults.hours import Hour, live
+from orchestrator.tools.simulate.faults.schedule import SimulatedHours, simulate_hours
 
 _FEW = 8
 """Seeds for which it is not worth starting processes."""
@@ -20,10 +20,10 @@ def simulate(count: int, seed: int, on_step: OnStep, hours: float = 1.0) -> Dril
     """`count` seeds from `seed` on; one seed alone is the replay of that seed."""
     counts: Counter[str] = Counter()
     failures: list[str] = []
-    for hour in _lived(count, seed, hours):
-        counts += hour.counts
-        if hour.violation:
-            failures.append(_sentence(hour))
+    for outcome in _outcomes(count, seed, hours):
+        counts += outcome.counts
+        if outcome.violation:
+            failures.append(_sentence(outcome))
         on_step()
     kept = ("requests", "finished", "cancelled", "tokens", "events", "orchestrators")
     faults = sum(counts.values()) - sum(counts[name] for name in kept)
@@ -37,15 +37,15 @@ def simulate(count: int, seed: int, on_step: OnStep, hours: float = 1.0) -> Dril
     )
 
 
-def _lived(count: int, seed: int, hours: float) -> Iterator[Hour]:
+def _outcomes(count: int, seed: int, hours: float) -> Iterator[SimulatedHours]:
     seeds = range(seed, seed + count)
     if count <= _FEW:
-        yield from (live(each, hours) for each in seeds)
+        yield from (simulate_hours(each, hours) for each in seeds)
         return
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(live, hours=hours), seeds, chunksize=2)
+        yield from pool.map(partial(simulate_hours, hours=hours), seeds, chunksize=2)
 
 
-def _sentence(hour: Hour) -> str:
-    events = "\n".join(hour.last[-_LINES:])
-    return f"Seed {hour.seed}: {hour.violation} See it again with `drill --simulate 1 --seed {hour.seed}`.\n{events}"
+def _sentence(outcome: SimulatedHours) -> str:
+    events, seed = "\n".join(outcome.last[-_LINES:]), outcome.seed
+    return f"Seed {seed}: {outcome.violation} See it again with `drill --simulate 1 --seed {seed}`.\n{events}"

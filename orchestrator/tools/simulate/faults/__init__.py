@@ -1,1 +1,1 @@
-"""Simulated hours full of faults, and what must hold after every event."""
+"""Simulated hours of faults, and what must hold after every event."""

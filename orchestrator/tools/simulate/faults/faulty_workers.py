@@ -1,4 +1,4 @@
-"""Modelled workers that do not keep to the usual course: garbage that is valid by type, refusals, offers. Pure."""
+"""Modelled workers with faults: garbage that is valid by type, refusals, arenas that can't be used. Pure."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,7 @@ from protocol.messages.worker import (
     FromWorker,
     Grow,
     KvOffer,
+    KvReference,
     Ping,
     Pong,
     Prefill,
@@ -24,35 +25,25 @@ from protocol.messages.worker import (
     Verdict,
     Verify,
 )
+from protocol.worker.pacing import DevicePace
 
+ARENA_BYTES = 1 << 24
 _MOST_KNOWN = 64
 
 
-class Responsive:
-    """Answers a ping as every worker does; all else is the inner worker's."""
-
-    def __init__(self, inner: ModelledWorker) -> None:
-        self.hello = inner.hello
-        self._inner = inner
-
-    def handle(self, message: ToWorker) -> Work:
-        return Work((Pong(message.sent),)) if isinstance(message, Ping) else self._inner.handle(message)
-
-    def work(self) -> Work | None:
-        return self._inner.work()
-
-
-class WaywardTarget(Responsive):
-    """Honest in its verdicts; loses sequences, refuses trees, offers keys and values and then can't use them."""
+class FaultyTarget:
+    """Its verdicts are right; it loses sequences, refuses trees, offers arenas and then can't use them."""
 
     def __init__(self, inner: ModelledWorker, source: random.Random, share: float) -> None:
         """`share`: of messages that get an unusual answer."""
-        super().__init__(inner)
+        self.hello = inner.hello
+        self._inner = inner
         self._source = source
         self._share = share
-        self._adopting: dict[SequenceId, bool] = {}
+        self._torn: set[SequenceId] = set()
+        """Sequences whose arena can't be used."""
         self._answered: set[tuple[SequenceId, int]] = set()
-        """Questions, by their round, that were answered in earnest: the same again gets the same answer."""
+        """Rounds that were answered with a verdict: the same tree again gets the same answer."""
 
     def handle(self, message: ToWorker) -> Work:
         match message:
@@ -60,9 +51,12 @@ class WaywardTarget(Responsive):
                 return self._verify((message,))
             case Forest(trees):
                 return self._verify(trees)
-            case Start():
-                self._adopting[message.sequence] = message.adopt is not None
-        return self._with_kv(super().handle(message))
+            case Start(adopt=KvReference()) if self._source.random() < 0.5:
+                self._torn.add(message.sequence)
+                message = replace(message, adopt=None)
+            case _:
+                pass
+        return self._with_kv(self._inner.handle(message))
 
     def _verify(self, trees: Sequence[Verify]) -> Work:
         """The faults leave first, as those of a real target do."""
@@ -71,7 +65,7 @@ class WaywardTarget(Responsive):
         told = tuple(fault for _, fault in faults if fault is not None)
         if not good:
             return Work(told)
-        work = self._with_kv(super().handle(good[0] if len(good) == 1 else Forest(tuple(good))))
+        work = self._with_kv(self._inner.handle(good[0] if len(good) == 1 else Forest(tuple(good))))
         return work._replace(replies=(*told, *work.replies))
 
     def _fault(self, verify: Verify) -> Fault | None:
@@ -82,7 +76,7 @@ class WaywardTarget(Responsive):
         return Fault("lost", "Out of memory.", verify.sequence) if self._unusual() else None
 
     def work(self) -> Work | None:
-        work = super().work()
+        work = self._inner.work()
         return None if work is None else self._with_kv(work)
 
     def _unusual(self) -> bool:
@@ -92,41 +86,49 @@ class WaywardTarget(Responsive):
         return work._replace(replies=tuple(reply for one in work.replies for reply in self._told(one)))
 
     def _told(self, reply: FromWorker) -> Iterator[FromWorker]:
-        if isinstance(reply, Prefilled) and self._adopting.get(reply.sequence):
-            yield replace(reply, warning="The arena is torn." if self._source.random() < 0.5 else "")
+        if isinstance(reply, Prefilled) and reply.sequence in self._torn:
+            self._torn.remove(reply.sequence)
+            yield replace(reply, warning="The arena is torn.")
             return
         yield reply
         if isinstance(reply, Verdict):
             self._answered.add((reply.sequence, reply.round))
         if isinstance(reply, Verdict) and self._unusual():
-            yield KvOffer(reply.sequence, arena_name(self._source), self._source.randrange(1, 80), 1 << 24, 0.001)
+            yield KvOffer(reply.sequence, arena_name(self._source), self._source.randrange(1, 80), ARENA_BYTES, 0.001)
 
 
 class ModelledPrefill:
-    """Reads prompts for the target."""
+    """Prefills prompts for the target, each in an arena of its own."""
 
-    def __init__(self, source: random.Random, context: int) -> None:
-        self.hello = modelled_hello("prefill", context)
+    def __init__(self, pace: DevicePace, source: random.Random, share: float) -> None:
+        """`share`: of prompts that are refused."""
+        self.hello = modelled_hello("prefill")
+        self.pace = pace
+        self.share = share
         self._source = source
 
     def handle(self, message: ToWorker) -> Work:
+        if isinstance(message, Ping):
+            return Work((Pong(message.sent),))
         if not isinstance(message, Prefill):
             return Work()
-        if self._source.random() < 0.1:
+        if self._source.random() < self.share:
             return Work((Fault("refused", "Too long.", message.sequence),))
-        offer = KvOffer(message.sequence, arena_name(self._source), len(message.tokens), 1 << 24, 0.01)
-        return Work((offer,), 0.01)
+        seconds = self.pace.prefill(len(message.tokens))
+        offer = KvOffer(message.sequence, arena_name(self._source), len(message.tokens), ARENA_BYTES, seconds)
+        return Work((offer,), seconds)
 
     def work(self) -> Work | None:
         return None
 
 
-class GarbageDraft(Responsive):
-    """Spoils what an honest draft says, and says what only others may."""
+class GarbageDraft:
+    """Spoils the messages of a modelled draft, and adds some that only other workers may send."""
 
     def __init__(self, inner: ModelledWorker, source: random.Random, share: float) -> None:
         """`share`: of messages that are spoiled."""
-        super().__init__(inner)
+        self.hello = inner.hello
+        self._inner = inner
         self._source = source
         self._share = share
         self._sequences: list[SequenceId] = [SequenceId(0)]
@@ -138,10 +140,10 @@ class GarbageDraft(Responsive):
             self._nodes = [*self._nodes[-_MOST_KNOWN:], message.root]
         if isinstance(message, Stop) and self._source.random() < self._share:
             return Work((self._said(message.sequence),))
-        return self._spoiled(super().handle(message))
+        return self._spoiled(self._inner.handle(message))
 
     def work(self) -> Work | None:
-        work = super().work()
+        work = self._inner.work()
         return None if work is None else self._spoiled(work)
 
     def _spoiled(self, work: Work) -> Work:
@@ -157,7 +159,7 @@ class GarbageDraft(Responsive):
         return work._replace(replies=tuple(replies))
 
     def _wrong(self, grow: Grow) -> Grow:
-        """One thing about it, or several, as it must not be."""
+        """With one to three of its fields wrong."""
         source, count = self._source, len(grow.tokens)
         changes = (
             {"parents": tuple(source.choice(self._nodes) for _ in range(count))},
@@ -173,7 +175,7 @@ class GarbageDraft(Responsive):
         return grow
 
     def _said(self, sequence: SequenceId) -> FromWorker:
-        """What an honest draft would not say now, if ever."""
+        """A message that a draft would not send now, if ever."""
         source = self._source
         return source.choice(
             (
@@ -182,7 +184,7 @@ class GarbageDraft(Responsive):
                 Fault("lost", "Nothing in particular."),
                 Verdict(sequence, source.randrange(9), (), source.randrange(VOCABULARY), 0.001),
                 Prefilled(sequence, source.randrange(9), 1, 0.001, 1, source.choice(("", "No such arena."))),
-                KvOffer(sequence, arena_name(source), source.randrange(1, 99), 1 << 24, 0.001),
+                KvOffer(sequence, arena_name(source), source.randrange(1, 99), ARENA_BYTES, 0.001),
                 Pong(-1.0),
                 Grow(sequence, 0, (), (), (), 0, 0.0),
             )

@@ -1,16 +1,16 @@
-"""What must be true of the state machine after every event, whatever happened. Pure.
+"""What must be true of a simulated state machine after every event, whatever happened. Pure.
 
 Looks at the machine from outside and, where nothing else will do, at all that it holds on to.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.core.commands import Command, Emit, Finish, Reject, Release, SendMessage
-from orchestrator.core.machine import Machine
 from orchestrator.core.phases import Phase
-from protocol.messages.base import Role, SequenceId
+from orchestrator.tools.simulate.simulation import Simulation
+from protocol.messages.base import Role
 from protocol.messages.worker import Start
 
 _LONGEST_REST = 130.0
@@ -26,63 +26,75 @@ class Violation(AssertionError):
 class Invariants:
     """Of one life of the orchestrator."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self.up: set[tuple[Role, int]] = set()
-        """Workers that the machine was told of."""
-        self._given_up: set[str] = set()
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._machine = simulation.machine
+        self._released: set[str] = set()
+        """Arenas."""
 
-    def performed(self, command: Command, reference: Iterable[int] | None, before: int) -> None:
-        """A command goes to workers that are up, and tokens are the target's own.
-
-        `reference`: what target-only decoding says, if the command is about tokens; `before`: how many of them
-        the client has.
-        """
+    def allow(self, command: Command) -> None:
+        """Before a command is performed: it goes to a worker that is up, or tells a client what the target says."""
         match command:
             case SendMessage():
                 self._reaches(command)
             case Release(name):
-                self._given_up.add(name)
-            case Emit(_, tokens):
-                expected = tuple(reference or ())[before : before + len(tokens)]
-                _require(tokens == expected, f"{tokens} went to the client after {before} tokens instead of {expected}")
-            case Finish(_, reason, statistics) if reason != "cancelled":
-                expected = len(tuple(reference or ()))
-                _require(before == expected, f"a request ended ({reason}) after {before} of {expected} tokens")
-                _require(statistics.generated_tokens == before, "the statistics miscount")
-            case Finish() | Reject():
+                self._released.add(name)
+            case Emit() | Finish() | Reject():
+                self._is_true(command)
+            case _:
                 pass
 
-    def hold(self, now: float) -> None:
+    def hold(self) -> None:
         """After each event."""
-        machine = self._machine
+        machine, now = self._machine, self._simulation.now
         verifying = {id for id, sequence in machine.sequences.items() if sequence.phase is Phase.VERIFYING}
         idle = machine.under_verification - verifying
         _require(not idle, f"the target is taken to be busy with {sorted(idle)}, of which it was asked nothing")
         deadline = machine.deadline()
-        if machine.sequences and any(role == "target" for role, _ in self.up):
+        if machine.sequences and self._is_up("target"):
             _require(deadline is not None, "requests are live and nothing is ever due")
             assert deadline is not None
             _require(deadline <= now + _LONGEST_REST, f"the next tick is due in {deadline - now:.0f} s")
 
-    def empty(self, sequences: Iterable[SequenceId]) -> None:
-        """No request is live: nothing is due, and nothing remembers those that were."""
-        _require(not self._machine.sequences, "a request is still live")
+    def empty(self) -> None:
+        """Nothing is in the way of any request: all have ended, nothing is due, and the machine remembers none."""
+        live = len(self._simulation.live) + len(self._machine.sequences)
+        _require(live == 0, "requests are still live although nothing is in their way")
         _require(self._machine.deadline() is None, "no request is live and something is still due")
-        ended, held = set(sequences), 0
+        ended, held = self._simulation.clients.keys(), 0
         for item in reachable(self._machine):
             held += 1
             if type(item) is int and item in ended:
                 raise Violation(f"sequence {item} ended and is still remembered")
         _require(held <= _MOST_HELD, f"a machine without requests holds {held} objects")
 
-    def _reaches(self, tell: SendMessage) -> None:
-        present = any(role == tell.role and tell.incarnation in (None, incarnation) for role, incarnation in self.up)
-        _require(present, f"a {tell.role} that is down was told {tell.message}")
-        _require(tell.role != "draft" or tell.incarnation is not None, "a draft was told something, and not which one")
-        if isinstance(tell.message, Start) and tell.message.adopt is not None:
-            name = tell.message.adopt.name
-            _require(name not in self._given_up, f"arena {name} was given up and is to be adopted")
+    def _reaches(self, command: SendMessage) -> None:
+        role, message, incarnation = command.role, command.message, command.incarnation
+        if not self._is_up(role, incarnation):
+            raise Violation(f"A {role} that is down was told {message}.")
+        _require(role != "draft" or incarnation is not None, "a draft was told something, and not which one")
+        if isinstance(message, Start) and message.adopt is not None:
+            name = message.adopt.name
+            _require(name not in self._released, f"arena {name} was given up and is to be adopted")
+
+    def _is_up(self, role: Role, incarnation: int | None = None) -> bool:
+        hosts = self._simulation.hosts.values()
+        return any(host.up and host.role == role and incarnation in (None, host.incarnation) for host in hosts)
+
+    def _is_true(self, command: Emit | Finish | Reject) -> None:
+        if command.sequence not in self._simulation.live:
+            raise Violation(f"Something was said of a request that is over: {command}.")
+        client = self._simulation.clients[command.sequence]
+        before, expected = len(client.tokens), len(client.reference)
+        match command:
+            case Emit(_, tokens):
+                due = tuple(client.reference[before : before + len(tokens)])
+                _require(tokens == due, f"{tokens} went to the client after {before} tokens instead of {due}")
+            case Finish(_, reason, statistics) if reason != "cancelled":
+                _require(before == expected, f"a request ended ({reason}) after {before} of {expected} tokens")
+                _require(statistics.generated_tokens == before, "the statistics miscount")
+            case _:
+                pass
 
 
 def reachable(thing: Any) -> Iterator[Any]:

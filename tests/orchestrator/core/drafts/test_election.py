@@ -1,28 +1,30 @@
 """Laws of several drafts: the best one drafts, no other one gets in the way, and one that fails is replaced at once."""
 
 import itertools
+import math
+from dataclasses import dataclass
 
 import hypothesis.strategies as st
 import msgspec
 import pytest
 from hypothesis import given, settings
 
-from orchestrator.core.commands import Dismiss, SendMessage
+from orchestrator.core.commands import Command, Dismiss, SendMessage
 from orchestrator.core.drafts.election import MAX_DRAFTS, Election
-from orchestrator.core.events import WorkerDown, WorkerUp
+from orchestrator.core.events import WorkerDown
 from orchestrator.core.options import Options
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Devices, Wire
-from orchestrator.tools.simulate.run import Guest, Simulation
-from protocol.messages.worker import Reroot, Start, Stop
+from orchestrator.tools.simulate.draft import ModelledDraft
+from orchestrator.tools.simulate.simulation import Simulation, modelled_workers
+from protocol.messages.worker import Reroot, Start, Stop, ToWorker
 from protocol.worker.pacing import DevicePace
-from tests.orchestrator.core.test_machine import PROMPT, Bench, ready
-from tests.support.simulated_workers import hello, reference
+from tests.support.scripted_simulation import ONE, ScriptedSimulation, ready
 
 TARGET = DevicePace(steps=((1, 0.020), (4, 0.024), (16, 0.040)), prefill_rate=1000.0)
 DRAFT = DevicePace(steps=((1, 0.005), (8, 0.006)), prefill_rate=2000.0)
 SLOW = DevicePace(steps=((1, 0.015), (8, 0.018)), prefill_rate=700.0)
-DEVICES = Devices(target=TARGET, draft=DRAFT, rival_draft=DRAFT)
+DEVICES = Devices(target=TARGET, draft=DRAFT, baseline_draft=DRAFT)
 FIRST, SECOND = 2, 3
 """Incarnations: the target comes first."""
 
@@ -33,20 +35,47 @@ def language(accept, boast=0.0, draft=()):
     )
 
 
-def run(guests=(), accept: float | None = 0.7, tokens=600, requests=1, **options):
+@dataclass(frozen=True, kw_only=True)
+class RemoteDraft:
+    """A draft of another machine; times in seconds."""
+
+    pace: DevicePace
+    language: InventedLanguage
+    wire: Wire = Wire()
+    at: float = 0.0
+    until: float = math.inf
+    """When it is detached."""
+    silent_from: float = math.inf
+    """When it stops in the middle of whatever it does, which nobody is told."""
+
+    def join(self, simulation: Simulation) -> None:
+        host = simulation.attach(ModelledDraft(self.language, self.pace), wire=self.wire)
+        for at, happen in ((self.until, lambda: simulation.remove(host.incarnation)), (self.silent_from, host.freeze)):
+            if at < math.inf:
+                simulation.clock.at(at, happen)
+
+
+def run(remote=(), accept: float | None = 0.7, tokens=600, requests=1, **options):
     """The pipeline's own draft is right so often; all requests are submitted at once, all tokens are checked."""
-    own = accept is not None
-    simulation = Simulation(Options(**options), language(accept if own else 0.5), DEVICES, guests=guests, draft=own)
-    ids = [simulation.submit(request, tokens) for request in range(requests)]
+    about = language(0.5 if accept is None else accept)
+    simulation = Simulation(Options(**options), about, modelled_workers(about, DEVICES))
+    simulation.start("target")
+    if accept is not None:
+        simulation.start("draft")
+    for draft in remote:
+        simulation.clock.at(draft.at, lambda draft=draft: draft.join(simulation))
+    simulation.run_until(0.0)
+    for request in range(requests):
+        simulation.submit(request, tokens)
     simulation.run()
-    for id in ids:
-        assert simulation.served[id].tokens == simulation.truth(id)
+    for client in simulation.clients.values():
+        assert client.tokens == client.reference
     return simulation
 
 
-def guest(accept=0.7, pace=DRAFT, at=0.0, boast=0.0, **about):
+def remote_draft(accept=0.7, pace=DRAFT, at=0.0, boast=0.0, **about):
     """A draft that finds other positions hard than the pipeline's own one does."""
-    return Guest(pace=pace, language=language(accept, boast, draft=(1,)), at=at, **about)
+    return RemoteDraft(pace=pace, language=language(accept, boast, draft=(1,)), at=at, **about)
 
 
 def drafting(machine):
@@ -153,7 +182,7 @@ def test_someone_drafts_as_long_as_anyone_is_there(happenings):
 @pytest.mark.parametrize("order", [(0.9, 0.4), (0.4, 0.9)])
 def test_the_better_draft_wins_in_each_order_of_arrival(order):
     first, second = (
-        Guest(pace=DRAFT, language=language(accept, draft=(index,)), at=0.5 * index)
+        RemoteDraft(pace=DRAFT, language=language(accept, draft=(index,)), at=0.5 * index)
         for index, accept in enumerate(order)
     )
     simulation = run([first, second], accept=None, tokens=500)
@@ -162,19 +191,19 @@ def test_the_better_draft_wins_in_each_order_of_arrival(order):
 
 
 def test_a_faster_draft_of_the_same_quality_wins():
-    simulation = run([guest(0.8, SLOW), guest(0.8, at=0.5)], accept=None, tokens=500)
+    simulation = run([remote_draft(0.8, SLOW), remote_draft(0.8, at=0.5)], accept=None, tokens=500)
 
     assert drafting(simulation.machine) == [SECOND]
 
 
 NEWCOMERS = {
-    "slow": guest(0.8, DevicePace(steps=((1, 0.2),), prefill_rate=50.0), at=0.5),
-    "far": guest(0.8, wire=Wire(delay=0.05, jitter=0.02, loss=0.01), at=0.5),
-    "useless": guest(0.0, at=0.5),
-    "hostile": guest(0.0, DevicePace(steps=((1, 0.002),), prefill_rate=1e9), boast=22.0, at=0.5),
-    "mute": guest(0.9, wire=Wire(loss=1.0 - 1e-9, resend=None), at=0.5),
-    "stopped": guest(0.9, SLOW, at=0.5, silent_from=0.7),
-    "fleeting": guest(0.9, at=0.5, until=0.9),
+    "slow": remote_draft(0.8, DevicePace(steps=((1, 0.2),), prefill_rate=50.0), at=0.5),
+    "far": remote_draft(0.8, wire=Wire(delay=0.05, jitter=0.02, loss=0.01), at=0.5),
+    "useless": remote_draft(0.0, at=0.5),
+    "hostile": remote_draft(0.0, DevicePace(steps=((1, 0.002),), prefill_rate=1e9), boast=22.0, at=0.5),
+    "mute": remote_draft(0.9, wire=Wire(loss=1.0 - 1e-9, resend=None), at=0.5),
+    "stopped": remote_draft(0.9, SLOW, at=0.5, silent_from=0.7),
+    "fleeting": remote_draft(0.9, at=0.5, until=0.9),
 }
 
 
@@ -189,14 +218,14 @@ def test_a_newcomer_that_is_no_better_costs_the_target_no_waiting(newcomer, requ
 
 def test_a_better_newcomer_makes_a_running_request_faster():
     alone = run(accept=0.4, tokens=400)
-    both = run([guest(0.9, at=1.0)], accept=0.4, tokens=400)
+    both = run([remote_draft(0.9, at=1.0)], accept=0.4, tokens=400)
 
     assert both.now < 0.75 * alone.now
 
 
 def test_a_draft_that_falls_silent_is_replaced_by_the_one_that_stands_by():
     """Without another draft it stays where it is, in case it comes back."""
-    first, second = guest(0.9, silent_from=3.0), guest(0.8, SLOW, at=0.1)
+    first, second = remote_draft(0.9, silent_from=3.0), remote_draft(0.8, SLOW, at=0.1)
     both = run([first, second], accept=None, tokens=500)
     alone = run([first], accept=None, tokens=500)
 
@@ -206,89 +235,95 @@ def test_a_draft_that_falls_silent_is_replaced_by_the_one_that_stands_by():
 
 
 def test_measurements_of_the_one_on_trial_are_its_own():
-    simulation = run([guest(0.1, SLOW, at=0.2)], accept=0.9, tokens=200)
+    simulation = run([remote_draft(0.1, SLOW, at=0.2)], accept=0.9, tokens=200)
     quiet = run(accept=0.9, tokens=200)
 
     assert simulation.now == quiet.now
-    assert simulation.served == quiet.served
+    assert simulation.clients == quiet.clients
 
 
 # In the machine ------------------------------------------------------------------------------------
 
 
-def told(commands, incarnation):
-    return [
-        command.message
-        for command in commands
-        if isinstance(command, SendMessage) and command.role == "draft" and command.incarnation == incarnation
-    ]
+def told(commands: list[Command], incarnation: int) -> list[type[ToWorker]]:
+    """Kinds of messages to one draft."""
+    sent = [command for command in commands if isinstance(command, SendMessage)]
+    return [type(command.message) for command in sent if (command.role, command.incarnation) == ("draft", incarnation)]
 
 
 def test_on_the_death_of_the_draft_another_one_is_started_in_the_same_step():
-    bench = ready()
-    bench.submit(max_tokens=200)
-    bench.run(12)
-    bench.step(WorkerUp(2, hello("draft")))
-    bench.step(WorkerUp(3, hello("draft")))
-    assert bench.machine.draft_statuses() == {1: "active", 2: "on trial", 3: "standby"}
-    commands = bench.step(WorkerDown("draft", 1))
+    simulation = ready()
+    simulation.submit(1, max_tokens=200)
+    simulation.run_events(12)
+    simulation.start("draft")
+    simulation.start("draft")
+    assert simulation.machine.draft_statuses() == {2: "active", 3: "on trial", 4: "standby"}
+    commands = simulation.step(WorkerDown("draft", 2))
 
     # The one on trial knows the sequence already; the next one is tried out.
-    assert told(commands, 2) == []
-    assert [type(message) for message in told(commands, 3)] == [Start]
-    assert bench.machine.draft_statuses() == {2: "active", 3: "on trial"}
+    assert told(commands, 3) == []
+    assert told(commands, 4) == [Start]
+    assert simulation.machine.draft_statuses() == {3: "active", 4: "on trial"}
 
 
 def test_one_that_stands_by_is_told_of_nothing():
-    bench = ready()
-    for incarnation in (2, 3):
-        bench.step(WorkerUp(incarnation, hello("draft")))
-    bench.submit(max_tokens=60)
-    bench.run(20)
+    simulation = ready()
+    on_trial, standby = simulation.start("draft").incarnation, simulation.start("draft").incarnation
+    simulation.submit(1, max_tokens=60)
+    simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 15)
 
-    assert told(bench.log, 3) == []
-    assert {type(message) for message in told(bench.log, 2)} >= {Start, Reroot}
+    assert told(simulation.commands, standby) == []
+    assert {*told(simulation.commands, on_trial)} >= {Start, Reroot}
 
 
 def test_all_drafts_that_know_a_request_are_told_of_its_end():
-    bench = ready()
-    bench.step(WorkerUp(2, hello("draft")))
-    bench.submit(max_tokens=20)
-    bench.run()
+    simulation = ready()
+    second = simulation.start("draft").incarnation
+    client = simulation.clients[simulation.submit(1, max_tokens=20)]
+    simulation.run()
 
-    assert bench.tokens[1] == reference(PROMPT, 20, seed=1)
-    for incarnation in (1, 2):
-        assert isinstance(told(bench.log, incarnation)[-1], Stop)
+    assert client.tokens == client.reference
+    for incarnation in (2, second):
+        assert told(simulation.commands, incarnation)[-1] is Stop
 
 
 def test_more_drafts_than_there_is_room_for_are_dismissed_with_a_sentence():
-    bench = Bench()
-    for incarnation in range(1, MAX_DRAFTS + 1):
-        assert bench.step(WorkerUp(incarnation, hello("draft"))) == []
-    (dismissed,) = bench.step(WorkerUp(99, hello("draft")))
+    simulation = ScriptedSimulation()
+    for _ in range(MAX_DRAFTS):
+        simulation.start("draft")
+    assert simulation.commands == []
+    simulation.start("draft")
 
+    (dismissed,) = simulation.commands
     assert isinstance(dismissed, Dismiss)
     assert "16 drafts" in dismissed.text
 
 
 def test_a_target_dismisses_the_drafts_that_are_no_match_and_stays():
-    bench = Bench()
-    bench.step(WorkerUp(1, hello("draft", "other")))
-    bench.step(WorkerUp(2, hello("draft")))
-    (dismissed,) = bench.step(WorkerUp(7, hello("target")))
+    simulation = ScriptedSimulation()
+    mismatch, match = simulation.build("draft"), simulation.build("draft")
+    mismatch.hello = msgspec.structs.replace(mismatch.hello, tokenizer="other")
+    first, second = simulation.attach(mismatch).incarnation, simulation.attach(match).incarnation
+    simulation.start("target")
 
+    (dismissed,) = simulation.commands
     assert isinstance(dismissed, Dismiss)
-    assert (dismissed.role, dismissed.incarnation) == ("draft", 1)
-    assert bench.machine.draft_statuses() == {2: "active"}
+    assert (dismissed.role, dismissed.incarnation) == ("draft", first)
+    assert simulation.machine.draft_statuses() == {second: "active"}
 
 
-@pytest.mark.parametrize("guest", [True, False])
-def test_only_the_users_own_draft_can_have_too_little_room_for_a_request(guest):
-    bench = Bench()
-    bench.up("target")
-    small = msgspec.structs.replace(hello("draft"), engine="coreml", context=3)
-    bench.step(WorkerUp(1, small, guest))
-    bench.submit(max_tokens=5)
-    bench.run()
+@pytest.mark.parametrize("remote", [True, False])
+def test_only_the_users_own_draft_can_have_too_little_room_for_a_request(remote):
+    simulation = ScriptedSimulation()
+    simulation.start("target")
+    small = simulation.build("draft")
+    small.hello = msgspec.structs.replace(small.hello, engine="coreml", context=3)
+    simulation.build = lambda role: small
+    if remote:
+        simulation.attach(small)
+    else:
+        simulation.start("draft")
+    client = simulation.clients[simulation.submit(1, max_tokens=5)]
+    simulation.run()
 
-    assert bench.tokens.get(1) == (reference(PROMPT, 5, seed=1) if guest else None)
+    assert client.tokens == (client.reference if remote else [])

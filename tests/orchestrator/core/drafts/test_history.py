@@ -8,10 +8,10 @@ from orchestrator.core.drafts.history import DraftArenas
 from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
+from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.messages.base import SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, KvOffer, KvReference, Prefilled, Start
-from tests.support.simulated_workers import hello
 
 ONE, TWO = SequenceId(1), SequenceId(2)
 A, B = "lp-" + "a" * 20, "lp-" + "b" * 20
@@ -104,8 +104,8 @@ def starts(commands: list[Command]) -> list[Start]:
 
 def drafting() -> Machine:
     machine = Machine(Options())
-    machine.step(WorkerUp(1, hello("target")), 0.0)
-    machine.step(WorkerUp(2, hello("draft")), 0.0)
+    machine.step(WorkerUp(1, modelled_hello("target")), 0.0)
+    machine.step(WorkerUp(2, modelled_hello("draft")), 0.0)
     return machine
 
 
@@ -114,7 +114,7 @@ def test_a_draft_that_is_back_is_told_what_the_last_one_left():
     (first,) = starts(machine.step(Submitted(ONE, Request(tuple([7] * 60), Sampling(), 10)), 0.0))
     machine.step(Arrived("draft", 2, offer(ONE, A, 59)), 0.1)
     machine.step(WorkerDown("draft", 2), 0.2)
-    (second,) = starts(machine.step(WorkerUp(3, hello("draft")), 0.3))
+    (second,) = starts(machine.step(WorkerUp(3, modelled_hello("draft")), 0.3))
 
     assert first.adopt is None
     assert second.adopt == KvReference(A, 59)
@@ -141,14 +141,14 @@ def test_the_end_of_a_request_gives_its_arena_to_others():
 
 def test_a_prompt_that_a_converted_draft_has_no_room_for_is_refused_with_the_next_step():
     request = Request(tuple([7] * 100), Sampling(), 10)
-    draft = msgspec.structs.replace(hello("draft"), engine="coreml", context=100)
-    text = refusal(request, hello("target"), draft)
+    draft = msgspec.structs.replace(modelled_hello("draft"), engine="coreml", context=100)
+    text = refusal(request, modelled_hello("target"), draft)
 
     assert text is not None
     assert "room for 100" in text
     assert "--context" in text
-    assert refusal(request, hello("target"), msgspec.structs.replace(draft, context=101)) is None
-    assert refusal(request, hello("target"), msgspec.structs.replace(draft, engine="mlx")) is None
+    assert refusal(request, modelled_hello("target"), msgspec.structs.replace(draft, context=101)) is None
+    assert refusal(request, modelled_hello("target"), msgspec.structs.replace(draft, engine="mlx")) is None
 
 
 def test_what_a_draft_had_read_before_says_nothing_of_how_fast_it_reads():

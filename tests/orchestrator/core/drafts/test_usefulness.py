@@ -2,39 +2,38 @@
 
 import pytest
 
-from orchestrator.core.commands import SendMessage
-from orchestrator.core.options import Options, StrategyName
+from orchestrator.core.commands import Emit, SendMessage
+from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import Usefulness
 from orchestrator.machine.device_profiles import load_profile
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Devices
-from orchestrator.tools.simulate.run import Simulation
+from orchestrator.tools.simulate.simulation import modelled_pipeline
 from protocol.messages.worker import Start, Stop
 
 DEVICES = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
 
 
-class Watched(Simulation):
-    """Takes down when the draft is told to start and to stop, by the tokens served until then."""
-
-    def _perform(self, command):
-        if isinstance(command, SendMessage) and command.role == "draft" and isinstance(command.message, Start | Stop):
-            served = sum(len(each.tokens) for each in self.served.values())
-            self.told = [*getattr(self, "told", []), (type(command.message), served)]
-        super()._perform(command)
-
-
-def served(accept: float, strategy: StrategyName = "adaptive", tokens: int = 400) -> Watched:
-    simulation = Watched(Options(strategy=strategy), InventedLanguage(AcceptanceModel(accept=accept), 1), DEVICES)
-    sequence = simulation.submit(1, tokens)
+def draft_told(accept: float, strategy: str = "adaptive", tokens: int = 400) -> list[tuple[type, int]]:
+    """When the draft is told to start and to stop, by the tokens served until then."""
+    language = InventedLanguage(AcceptanceModel(accept=accept), 1)
+    simulation = modelled_pipeline(Options(strategy=strategy), language, DEVICES, kept=None)
+    client = simulation.clients[simulation.submit(1, tokens)]
     simulation.run()
-    assert simulation.served[sequence].tokens == simulation.truth(sequence)
-    return simulation
+    assert client.tokens == client.reference
+    told, served = [], 0
+    for command in (command for _, _, commands in simulation.history for command in commands):
+        match command:
+            case Emit(_, emitted):
+                served += len(emitted)
+            case SendMessage("draft", Start() | Stop() as message):
+                told.append((type(message), served))
+    return told
 
 
 @pytest.mark.parametrize("strategy", ["sd", "ssd", "adaptive"])
 def test_a_draft_that_is_never_right_rests_and_is_tried_again(strategy):
-    told = served(0.0, strategy).told
+    told = draft_told(0.0, strategy)
 
     assert [kind for kind, _ in told[:3]] == [Start, Stop, Start]
     stopped, again = told[1][1], told[2][1]
@@ -43,7 +42,7 @@ def test_a_draft_that_is_never_right_rests_and_is_tried_again(strategy):
 
 
 def test_a_draft_that_is_sometimes_right_never_rests():
-    told = served(0.3).told
+    told = draft_told(0.3)
 
     # The Stop is the request's end.
     assert [kind for kind, _ in told] == [Start, Stop]

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from orchestrator.core.commands import Command
-from orchestrator.core.events import Arrived, Ended, Event
+from orchestrator.core.events import Arrived, Event
 from orchestrator.core.options import Options
+from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
 from orchestrator.core.telemetry.watchers import MOST_WATCHERS, PAUSE, Watchers
 from protocol.messages.base import SequenceId
@@ -20,66 +21,64 @@ from protocol.messages.telemetry import (
     ToClientOrWatcher,
     Watch,
 )
+from protocol.messages.worker import Prefilled
 from protocol.transport.codec import Stamp, decode, encode
-from tests.orchestrator.core.test_machine import PROMPT, Bench
-from tests.support.simulated_workers import reference
+from tests.support.scripted_simulation import ONE, TARGET, ScriptedSimulation, ready
 
 
-class Watched(Bench):
-    """The same bench, seen by whoever asks."""
+class WatchedSimulation(ScriptedSimulation):
+    """A target and a draft, seen by whoever asks."""
 
-    def __init__(self, options: Options | None = None) -> None:
-        super().__init__(options)
-        self.observation = TelemetryRecorder(self.machine, lambda token: f"<{token}>")
-        self.up("target")
-        self.up("draft")
+    def __init__(self, **options) -> None:
+        super().__init__(Options(**options))
+        self.recorder = TelemetryRecorder(self.machine, lambda token: f"<{token}>")
+        self.start("target")
+        self.start("draft")
 
     def step(self, event: Event) -> list[Command]:
         commands = super().step(event)
-        self.observation.saw(event, commands, self.now)
+        self.recorder.saw(event, commands, self.now)
         return commands
 
     def scene(self, after: int = 0, wanted: int | None = None) -> TelemetryFrame:
-        return self.observation.scene(after, None if wanted is None else SequenceId(wanted), self.now)
+        return self.recorder.scene(after, None if wanted is None else SequenceId(wanted), self.now)
 
 
-def watched(turns: int = 2000, *requests: int, **options) -> Watched:
-    bench = Watched(Options(**options))
-    for id in requests or (1,):
-        bench.submit(id, max_tokens=120)
-    bench.run(turns)
-    return bench
+def watched(events: int = 2000, *requests: int, **options) -> WatchedSimulation:
+    simulation = WatchedSimulation(**options)
+    for number in requests or (1,):
+        simulation.submit(number, max_tokens=120)
+    simulation.run_events(events)
+    return simulation
 
 
-@pytest.mark.parametrize("strategy", ["ar", "sd", "ssd", "adaptive"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_who_watches_changes_nothing(strategy):
-    seen, unseen = Watched(Options(strategy=strategy)), Bench(Options(strategy=strategy))
-    unseen.up("target")
-    unseen.up("draft")
-    for bench in (seen, unseen):
-        bench.submit(max_tokens=40)
+    seen, unseen = WatchedSimulation(strategy=strategy), ready(strategy)
+    for simulation in (seen, unseen):
+        simulation.submit(1, max_tokens=40)
         for _ in range(60):
-            bench.run(3)
-            if bench is seen:
+            simulation.run_events(3)
+            if simulation is seen:
                 seen.scene()
 
-    assert seen.steps == unseen.steps
-    assert seen.tokens[1] == reference(PROMPT, 40, seed=1)
+    assert seen.history == unseen.history
+    assert seen.clients[ONE].tokens == seen.clients[ONE].reference
 
 
 def test_the_rounds_that_are_told_give_the_text():
-    bench, after, told = Watched(), 0, []
-    bench.submit(max_tokens=40)
-    for _ in range(200):
-        bench.run(2)
-        scene = bench.scene(after)
+    simulation, after, told = WatchedSimulation(), 0, []
+    client = simulation.clients[simulation.submit(1, max_tokens=40)]
+    while after == 0 or ONE in simulation.live:
+        simulation.run_events(2)
+        scene = simulation.scene(after)
         after = scene.serial
         assert scene.lost == 0
         for judged in scene.judged:
             accepted = [judged.sent.texts[index] for index in judged.accepted]
             told += [*accepted, judged.bonus][: judged.tokens]
 
-    assert told == [f"<{token}>" for token in reference(PROMPT, 40, seed=1)]
+    assert told == [f"<{token}>" for token in client.reference]
 
 
 def test_an_accepted_path_runs_down_the_tree_that_was_sent():
@@ -91,9 +90,10 @@ def test_an_accepted_path_runs_down_the_tree_that_was_sent():
 
 
 def test_what_is_under_verification_is_part_of_the_tree():
-    bench = watched(turns=40)
-    shown = bench.scene().shown
-    outstanding = bench.machine.sequences[SequenceId(1)].outstanding
+    simulation = watched(events=40)
+    sequence = simulation.machine.sequences[ONE]
+    simulation.run_while(lambda: sequence.outstanding is None or len(sequence.outstanding.tokens) < 3)
+    shown, outstanding = simulation.scene().shown, sequence.outstanding
     assert shown is not None
     assert outstanding is not None
 
@@ -102,8 +102,8 @@ def test_what_is_under_verification_is_part_of_the_tree():
 
 
 def test_a_tree_is_told_parents_first_with_falling_probabilities():
-    for turns in range(5, 60, 5):
-        shown = watched(turns).scene().shown
+    for events in range(5, 60, 5):
+        shown = watched(events).scene().shown
         assert shown is not None
         tree = shown.tree
         assert tree.parents[0] == -1
@@ -114,21 +114,21 @@ def test_a_tree_is_told_parents_first_with_falling_probabilities():
 
 
 def test_spans_last_as_long_as_their_work_and_lie_in_the_past():
-    bench = watched()
-    for span in bench.scene().spans:
-        assert span.begin <= span.end <= bench.now
-    verified = [span for span in bench.scene().spans if span.kind == "verify"]
+    simulation = watched()
+    for span in simulation.scene().spans:
+        assert span.begin <= span.end <= simulation.now
+    verified = [span for span in simulation.scene().spans if span.kind == "verify"]
 
-    assert all(span.end - span.begin == pytest.approx(0.01 + 0.001 * span.tokens) for span in verified)
-    assert {span.role for span in bench.scene().spans} == {"draft", "target"}
+    assert all(span.end - span.begin == pytest.approx(TARGET.forward(span.tokens)) for span in verified)
+    assert {span.role for span in simulation.scene().spans} == {"draft", "target"}
 
 
 def test_figures_are_those_of_the_statistics():
-    bench = watched(turns=60)
-    shown = bench.scene().shown
+    simulation = watched(events=60)
+    shown = simulation.scene().shown
     assert shown is not None
-    bench.step(Ended(SequenceId(1), "cancelled"))
-    figures = bench.finished[1].statistics
+    simulation.cancel(ONE)
+    figures = simulation.statistics()
 
     assert shown.hits / shown.chances == figures.hit_rate
     assert sum(shown.accepted) / sum(shown.tried) == figures.acceptance_rate
@@ -138,40 +138,40 @@ def test_figures_are_those_of_the_statistics():
 
 
 def test_a_request_that_is_over_is_told_with_its_statistics():
-    bench = watched()
-    (over,) = bench.scene().over
+    simulation = watched()
+    (over,) = simulation.scene().over
 
     assert over.sequence == 1
-    assert over.statistics == bench.finished[1].statistics
-    assert bench.scene(after=bench.observation.serial).over == ()
+    assert over.statistics == simulation.statistics()
+    assert simulation.scene(after=simulation.recorder.serial).over == ()
 
 
 def test_plain_decoding_is_estimated_only_once_something_was_measured():
-    bench = Watched()
-    bench.submit()
-    shown = bench.scene().shown
+    simulation = WatchedSimulation()
+    simulation.submit(1, max_tokens=5)
+    shown = simulation.scene().shown
     assert shown is not None
 
     assert shown.plain is None
 
 
 def test_the_latest_request_is_shown_unless_another_one_is_wanted():
-    bench = watched(12, 1, 2, 3)
-    shown = [bench.scene(wanted=wanted).shown for wanted in (None, 1, 2, 99)]
+    simulation = watched(12, 1, 2, 3)
+    shown = [simulation.scene(wanted=wanted).shown for wanted in (None, 1, 2, 99)]
 
     assert [one.sequence for one in shown if one] == [3, 1, 2, 3]
-    assert [one.sequence for one in bench.scene().requests] == [1, 2, 3]
+    assert [one.sequence for one in simulation.scene().requests] == [1, 2, 3]
 
 
 def test_rounds_of_several_requests_are_all_told():
-    bench = watched(60, 1, 2, 3)
+    simulation = watched(60, 1, 2, 3)
 
-    assert {judged.sequence for judged in bench.scene().judged} == {1, 2, 3}
+    assert {judged.sequence for judged in simulation.scene().judged} == {1, 2, 3}
 
 
 def test_scenes_are_bounded_however_much_happened():
-    bench = watched(4000, *range(1, 40))
-    scene = bench.scene()
+    simulation = watched(4000, *range(1, 40))
+    scene = simulation.scene()
 
     assert len(scene.judged) <= MOST_JUDGED
     assert len(scene.spans) <= MOST_SPANS
@@ -182,38 +182,36 @@ def test_scenes_are_bounded_however_much_happened():
 
 def test_questions_and_scenes_survive_the_wire():
     stamp = Stamp(0, 0)
-    for scene in (watched(turns).scene() for turns in (0, 3, 30, 4000)):
+    for scene in (watched(events).scene() for events in (0, 3, 30, 4000)):
         assert msgspec.to_builtins(decode(encode(scene, stamp), ToClientOrWatcher)[1]) == msgspec.to_builtins(scene)
     assert decode(encode(Watch(3), stamp), FromClientOrWatcher)[1] == Watch(3)
 
 
 def test_a_number_from_another_life_is_taken_for_none():
-    bench = watched(30)
+    simulation = watched(30)
 
-    assert bench.scene(after=10**9).judged == bench.scene().judged
+    assert simulation.scene(after=10**9).judged == simulation.scene().judged
 
 
 def test_a_worker_that_claims_a_year_is_shown_with_a_minute():
-    bench = Watched()
-    bench.submit()
-    (_, _, role, incarnation, prefilled) = bench.queue.pop(0)
-    bench.queue.clear()
-    bench.now = 100.0
-    bench.step(Arrived(role, incarnation, msgspec.structs.replace(prefilled, seconds=1e6)))
+    simulation = WatchedSimulation()
+    simulation.submit(1, max_tokens=5)
+    simulation.clock.now = 100.0
+    simulation.step(Arrived("target", simulation.own["target"], Prefilled(ONE, 0, 2, seconds=1e6)))
 
-    assert bench.scene().spans[-1].begin == pytest.approx(40.0)
+    assert simulation.scene().spans[-1].begin == pytest.approx(40.0)
 
 
 # When watchers are told --------------------------------------------------------------------------
 
 
 def test_nothing_is_watched_before_somebody_asks_and_after_the_last_one_has_gone():
-    bench = Watched()
-    watchers = Watchers[str](bench.observation)
+    simulation = WatchedSimulation()
+    watchers = Watchers[str](simulation.recorder)
     assert not watchers.watching
     assert watchers.deadline() is None
 
-    watchers.ask("a", Watch(bench.observation.serial), 0.0)
+    watchers.ask("a", Watch(simulation.recorder.serial), 0.0)
     assert watchers.watching
     told = []
     for _ in range(10):
@@ -227,8 +225,8 @@ def test_nothing_is_watched_before_somebody_asks_and_after_the_last_one_has_gone
 
 
 def test_no_more_than_twenty_scenes_a_second_however_often_they_are_asked_for():
-    bench = watched(30)
-    watchers = Watchers[int](bench.observation)
+    simulation = watched(30)
+    watchers = Watchers[int](simulation.recorder)
     moments, now = [], 10.0
     for _ in range(2000):
         now += 0.001
@@ -242,12 +240,12 @@ def test_no_more_than_twenty_scenes_a_second_however_often_they_are_asked_for():
 
 
 def test_without_news_the_answer_waits_and_with_news_it_comes():
-    bench = watched(30)
-    watchers = Watchers[str](bench.observation)
-    watchers.ask("a", Watch(bench.observation.serial), 5.0)
+    simulation = watched(30)
+    watchers = Watchers[str](simulation.recorder)
+    watchers.ask("a", Watch(simulation.recorder.serial), 5.0)
     assert watchers.due(5.5) == []
 
-    bench.submit(2)
+    simulation.submit(2, max_tokens=5)
     ((who, scene),) = watchers.due(5.6)
 
     assert who == "a"
@@ -256,7 +254,7 @@ def test_without_news_the_answer_waits_and_with_news_it_comes():
 
 
 def test_each_question_is_answered_once_and_too_many_watchers_are_forgotten():
-    watchers = Watchers[int](watched(30).observation)
+    watchers = Watchers[int](watched(30).recorder)
     for who in range(MOST_WATCHERS + 5):
         watchers.ask(who, Watch(0), 1.0)
 

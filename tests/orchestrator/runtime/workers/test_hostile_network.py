@@ -18,6 +18,8 @@ import zmq
 from orchestrator.core.events import Arrived, Event, Request, Submitted, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
+from orchestrator.tools.simulate.language import VOCABULARY
+from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.errors import WireError
 from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.remote import FromGuest
@@ -43,7 +45,6 @@ from protocol.transport.codec import MAX_WORKER_FRAME, Stamp, decode, encode
 from protocol.transport.sockets import Arrival, Hub, Link, configured_dealer
 from tests.support import hostile
 from tests.support.processes import until
-from tests.support.simulated_workers import VOCABULARY, hello
 
 STAMP = Stamp(epoch=7, incarnation=3)
 SERVER, GOOD, EVIL = (KeyPair(*zmq.curve_keypair()) for _ in range(3))
@@ -218,8 +219,8 @@ def test_a_guest_that_floods_fills_no_more_than_its_share(fort: Fort):
 def live() -> Machine:
     """A machine in the middle of a request."""
     machine = Machine(Options())
-    machine.step(WorkerUp(1, hello("target")), 0.0)
-    machine.step(WorkerUp(2, hello("draft")), 0.0)
+    machine.step(WorkerUp(1, modelled_hello("target")), 0.0)
+    machine.step(WorkerUp(2, modelled_hello("draft")), 0.0)
     machine.step(Submitted(ONE, Request(PROMPT, Sampling(), 60)), 0.0)
     machine.step(Arrived("target", 1, Prefilled(ONE, 0, len(PROMPT) - 1, 0.1)), 0.1)
     return machine

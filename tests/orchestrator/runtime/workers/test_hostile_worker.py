@@ -10,6 +10,9 @@ from orchestrator.core.commands import Emit, Finish, SendMessage
 from orchestrator.core.events import Arrived, Request, Submitted, Tick, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
+from orchestrator.tools.simulate.language import VOCABULARY
+from orchestrator.tools.simulate.modelled_worker import modelled_hello
+from orchestrator.tools.simulate.target import ModelledTarget
 from protocol.errors import WireError
 from protocol.messages.base import MAX_CONTEXT, MAX_NODES, MAX_SUPPORT, NodeId, SequenceId, plain
 from protocol.messages.plans import Distribution
@@ -31,7 +34,7 @@ from protocol.messages.worker import (
 from protocol.speculation.token_tree import node_id
 from protocol.transport.codec import MAX_WORKER_FRAME, Stamp, decode, encode
 from tests.support.paths import ROOT as PROJECT
-from tests.support.simulated_workers import VOCABULARY, SimulatedTarget, hello, reference
+from tests.support.scripted_simulation import LANGUAGE, TARGET
 
 ONE = SequenceId(1)
 PROMPT = (1, 2, 3)
@@ -46,13 +49,13 @@ class Request1:
 
     def __init__(self, verification: Any = "coupled", logprobs: int | None = None) -> None:
         self.machine = Machine(Options())
-        self.target = SimulatedTarget()
+        self.target = ModelledTarget(LANGUAGE, TARGET)
         self.tokens: list[int] = []
         self.finished = False
         self.now = 0.0
         self.asked: list[Start | Verify] = []
-        self.step(WorkerUp(1, hello("target")))
-        self.step(WorkerUp(2, hello("draft")))
+        self.step(WorkerUp(1, modelled_hello("target")))
+        self.step(WorkerUp(2, modelled_hello("draft")))
         self.step(Submitted(ONE, Request(PROMPT, Sampling(verification=verification, logprobs=logprobs), TOKENS)))
 
     @property
@@ -82,13 +85,16 @@ class Request1:
         while not self.asked:
             self.now = max(self.now, self.machine.deadline() or 0.0)
             self.step(Tick())
-        for reply in self.target.handle(self.asked.pop(0)):
+        replies = self.target.handle(self.asked.pop(0)).replies
+        while (work := self.target.work()) is not None:
+            replies += work.replies
+        for reply in replies:
             self.claims(reply, "target")
 
     def ends_as_it_should(self) -> bool:
         while not self.finished:
             self.answer()
-        return self.tokens == reference(PROMPT, TOKENS, seed=0)
+        return self.tokens == [LANGUAGE.token(0, len(PROMPT) + index) for index in range(TOKENS)]
 
 
 def grow(parents: list[NodeId], tokens: list[int], **more: Any) -> Grow:
@@ -151,10 +157,6 @@ def test_a_chain_without_end_is_cut():
 
 def test_a_node_with_more_children_than_any_plan_asks_for_is_cut():
     request = Request1()
-    request.machine = Machine(Options())
-    request.step(WorkerUp(1, msgspec.structs.replace(hello("target"), vocabulary=4096)))
-    request.step(WorkerUp(2, hello("draft")))
-    request.step(Submitted(ONE, Request(PROMPT, Sampling(), TOKENS)))
     for begin in range(0, 4096, MAX_NODES):
         request.claims(grow([ROOT] * MAX_NODES, list(range(begin, begin + MAX_NODES))))
 
@@ -212,7 +214,7 @@ def body(message: FromWorker | ToWorker, **changes: Any) -> bytes:
     return msgspec.msgpack.encode((1, *_STAMP, msgspec.to_builtins(message) | changes))
 
 
-HELLO = hello("draft")
+HELLO = modelled_hello("draft")
 NAN, ENDLESS = float("nan"), float("inf")
 REFUSED: dict[str, tuple[bytes, Any]] = {
     "a name that clears the terminal": (body(HELLO, model="\x1b[2J"), FromWorker),

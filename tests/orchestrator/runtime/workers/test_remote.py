@@ -14,6 +14,7 @@ from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from orchestrator.runtime.workers.remote import RemoteWorkers, WorkerEvent
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
 from orchestrator.tools.attach.attachment import _heed
+from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.client import Refused
@@ -24,7 +25,6 @@ from protocol.security.keys import KeyPair, own_keys
 from protocol.transport.codec import Stamp, encode
 from protocol.transport.sockets import Link
 from tests.support.processes import until
-from tests.support.simulated_workers import hello
 
 EPOCH = 77
 NO_STAMP = Stamp(0, 0)
@@ -103,7 +103,7 @@ def kinds(events: list[WorkerEvent]) -> list[type]:
 def test_an_arena_named_by_another_machine_is_never_heard_of(house: House):
     """The name may be that of a segment of this machine's: nobody opens or unlinks it."""
     worker = house.worker(GUEST, house.welcome(GUEST))
-    worker.send(hello("draft"))
+    worker.send(modelled_hello("draft"))
     worker.send(KvOffer(ONE, "lp-0123456789abcdef0123", 40, 4096, 0.0))
     worker.send(Grow(ONE, 0, (NodeId(1),), (2,), (0.5,), 1, 0.1))
     house.turn_until(lambda: Grow in kinds(house.events))
@@ -114,7 +114,7 @@ def test_an_arena_named_by_another_machine_is_never_heard_of(house: House):
 
 def test_keys_and_values_of_a_draft_are_never_heard_of(house: House):
     worker = house.worker(GUEST, house.welcome(GUEST))
-    worker.send(hello("draft"))
+    worker.send(modelled_hello("draft"))
     worker.send(Shipment(KvBlock(ONE, 0, 0, 1, 0), bytes(64)))
     house.turn_until(lambda: house.door.stale == 1)
 
@@ -128,7 +128,7 @@ def test_only_a_block_of_keys_and_values_has_a_second_frame_and_it_has_one(house
     block, grow = encode(KvBlock(ONE, 0, 0, 1, 0), stamp), encode(Fault("lost", "", ONE), stamp)
     for frames in ([block], [block, b"a", b"b"], [grow, b"a"], [grow, block]):
         worker.socket.send_multipart(frames)
-    worker.send(hello("draft"))
+    worker.send(modelled_hello("draft"))
     house.turn_until(lambda: WorkerUp in kinds(house.events))
 
     assert kinds(house.events) == [WorkerUp]
@@ -143,7 +143,7 @@ def test_a_refusal_can_not_play_with_the_guests_terminal():
 def test_a_stamp_is_worth_nothing_to_another_guest(house: House):
     stamp = house.welcome(GUEST)
     thief = house.worker(OTHER, stamp)
-    thief.send(hello("draft"))
+    thief.send(modelled_hello("draft"))
     thief.send(Verdict(ONE, 0, (), 5, 0.1))
     house.turn_until(lambda: house.door.stale == 2)
 
@@ -154,7 +154,7 @@ def test_a_stamp_is_worth_nothing_to_another_guest(house: House):
 def test_a_stamp_that_nobody_gave_is_worth_nothing(house: House, stamp: Stamp):
     """Numbers of the pipeline's own workers included."""
     assert house.welcome(GUEST) == Stamp(EPOCH, 5)
-    house.worker(GUEST, stamp).send(hello("draft"))
+    house.worker(GUEST, stamp).send(modelled_hello("draft"))
     house.turn_until(lambda: house.door.stale == 1)
 
     assert house.events == []
@@ -169,7 +169,7 @@ def test_nobody_speaks_before_being_introduced(house: House):
 
 def test_a_draft_can_not_become_the_target(house: House):
     worker = house.worker(GUEST, house.welcome(GUEST, "draft"))
-    worker.send(hello("target"))
+    worker.send(modelled_hello("target"))
     worker.send(Verdict(ONE, 0, (), 5, 0.1))
     house.turn_until(lambda: house.door.stale == 1)
 
@@ -189,7 +189,7 @@ def test_a_guest_can_not_let_others_in(house: House):
 
 def test_one_guest_can_not_take_back_anothers_worker(house: House):
     worker = house.worker(GUEST, house.welcome(GUEST))
-    worker.send(hello("draft"))
+    worker.send(modelled_hello("draft"))
     house.turn_until(lambda: WorkerUp in kinds(house.events))
     house.link(OTHER).send(Leave(1))
     house.worker(OTHER, Stamp(EPOCH, 5)).send(Fault("fatal", "I am your draft and I end."))
@@ -203,9 +203,9 @@ def test_one_guest_can_not_take_back_anothers_worker(house: House):
 def test_texts_that_would_play_with_a_terminal_never_get_in(house: House):
     worker = house.worker(GUEST, house.welcome(GUEST))
     worker.send(Hello("draft", "mlx", "\x1b]0;root\x07", "llama", 50, 400, "same", "cpu", 1))
-    worker.send(hello("draft"))
+    worker.send(modelled_hello("draft"))
     house.turn_until(lambda: WorkerUp in kinds(house.events))
 
     (up,) = house.events
     assert isinstance(up, WorkerUp)
-    assert up.hello == hello("draft")
+    assert up.hello == modelled_hello("draft")

@@ -69,8 +69,8 @@ def test_the_picture_has_a_line_a_strategy(tmp_path):
 def test_a_draft_far_away_never_slows_the_target_down(delay, acceptance):
     """In virtual time, one message in a hundred lost; where it is too far to help it must not hinder."""
     devices = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
-    scene = with_draft_delay(Scenario(devices=devices, acceptance=acceptance, tokens=120, requests=1), delay)
-    wires = replace(scene.wires, draft=replace(scene.wires.draft, loss=0.01))
-    plain, far = (simulated(replace(scene, wires=wires), strategy) for strategy in ("ar", "adaptive"))
+    scenario = with_draft_delay(Scenario(devices=devices, acceptance=acceptance, tokens=120, requests=1), delay)
+    wires = replace(scenario.wires, draft=replace(scenario.wires.draft, loss=0.01))
+    plain, far = (simulated(replace(scenario, wires=wires), strategy) for strategy in ("ar", "adaptive"))
 
     assert far.tokens_per_second >= 0.97 * plain.tokens_per_second

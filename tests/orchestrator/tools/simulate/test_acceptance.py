@@ -13,22 +13,21 @@ from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLang
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.fit import fit
 from orchestrator.tools.simulate.language import uniform
-from orchestrator.tools.simulate.replayed import ReplayedLanguage
-from orchestrator.tools.simulate.run import Simulation
-from orchestrator.tools.simulate.trace import Recorded, TracedPosition, coverage, read_trace
+from orchestrator.tools.simulate.simulation import modelled_pipeline
+from orchestrator.tools.simulate.trace import Recorded, ReplayedLanguage, TracedPosition, coverage, read_trace
 from protocol.errors import InputError
 from protocol.messages.base import NodeId
 from protocol.worker.pacing import DevicePace
 
 TARGET = DevicePace(steps=((1, 0.050), (16, 0.060)), prefill_rate=1000.0)
 DRAFT = DevicePace(steps=((1, 0.004), (8, 0.005)), prefill_rate=2000.0)
-DEVICES = Devices(target=TARGET, draft=DRAFT, rival_draft=DRAFT)
+DEVICES = Devices(target=TARGET, draft=DRAFT, baseline_draft=DRAFT)
 
 
 def ranks(language, count, limit=16):
     """Where the target's token stood among the guesses, by position; None where it was not among them."""
     for position in range(count):
-        tokens = [guess.token for guess in language.guesses(1, NodeId(position), position, True, limit)]
+        tokens = language.candidates(1, NodeId(position), position, True, limit).tokens
         truth = language.token(1, position)
         yield tokens.index(truth) + 1 if truth in tokens else None
 
@@ -61,11 +60,11 @@ def test_positions_differ_around_the_mean(accept, spread):
 @pytest.mark.parametrize("spread", [0.0, 2.0])
 def test_guesses_come_true_as_often_as_they_claim(exponent, spread):
     language = InventedLanguage(AcceptanceModel(accept=0.6, exponent=exponent, spread=spread), seed=4)
-    claims = [language.guesses(1, NodeId(position), position, True, 4) for position in range(4000)]
+    claims = [language.candidates(1, NodeId(position), position, True, 4).probabilities for position in range(4000)]
     found = list(ranks(language, 4000, limit=4))
 
     for rank in range(1, 5):
-        claimed = mean(guesses[rank - 1].claim for guesses in claims)
+        claimed = mean(claimed[rank - 1] for claimed in claims)
         assert mean(one == rank for one in found) == pytest.approx(claimed, abs=0.025)
 
 
@@ -78,16 +77,15 @@ def test_the_same_path_has_the_same_guesses():
     one, other = (InventedLanguage(AcceptanceModel(accept=0.5, spread=1.0), seed=2) for _ in range(2))
     asked = [(3, NodeId(node), 40 + node, node % 2 == 0, 5) for node in range(50)]
 
-    assert [one.guesses(*question) for question in asked] == [other.guesses(*question) for question in reversed(asked)][
-        ::-1
-    ]
+    backwards = [other.candidates(*question) for question in reversed(asked)]
+    assert [one.candidates(*question) for question in asked] == backwards[::-1]
 
 
 def test_off_the_targets_path_no_guess_is_its_token():
     language = InventedLanguage(AcceptanceModel(accept=0.9))
-    guesses = [language.guesses(1, NodeId(node), node, False, 8) for node in range(200)]
+    candidates = [language.candidates(1, NodeId(node), node, False, 8) for node in range(200)]
 
-    assert not any(guess.token == language.token(1, node) for node, found in enumerate(guesses) for guess in found)
+    assert not any(language.token(1, node) in found.tokens for node, found in enumerate(candidates))
 
 
 def test_positions_of_a_passage_are_equally_easy():
@@ -116,7 +114,7 @@ def test_noise_is_even_and_its_neighbours_unlike():
 def test_a_fit_finds_the_law_that_made_the_run(law):
     language = InventedLanguage(law, seed=8)
     positions = (
-        TracedPosition(language.token(1, at), tuple(language.guesses(1, NodeId(at), at, True, 8))) for at in range(3000)
+        TracedPosition(language.token(1, at), language.candidates(1, NodeId(at), at, True, 8)) for at in range(3000)
     )
     found = fit([Recorded((1,), 0.0, tuple(positions))])
 
@@ -131,13 +129,19 @@ def test_a_fit_finds_the_law_that_made_the_run(law):
 def recorded_run(path, strategy: StrategyName = "adaptive", temperature=0.0):
     """Two requests of an invented language, written down as real runs are."""
     language = InventedLanguage(AcceptanceModel(accept=0.75, spread=1.5), seed=6, prompt_tokens=20)
-    journal = Journal.to(str(path))
-    simulation = Simulation(Options(strategy=strategy), language, DEVICES, journal=journal)
+    simulation = modelled_pipeline(Options(strategy=strategy), language, DEVICES, kept=None)
     for request in (1, 2):
-        simulation.submit(request, 200, temperature, at=simulation.now)
+        simulation.submit(request, 200, temperature)
         simulation.run()
-    journal.close()
+    write(path, simulation)
     return language, simulation
+
+
+def write(path, simulation):
+    journal = Journal.to(str(path))
+    for now, event, _ in simulation.history:
+        journal.write(event, now)
+    journal.close()
 
 
 def test_a_recorded_run_gives_back_what_was_guessed_and_said(tmp_path):
@@ -147,18 +151,20 @@ def test_a_recorded_run_gives_back_what_was_guessed_and_said(tmp_path):
     assert [one.prompt for one in recorded] == [language.prompt(1), language.prompt(2)]
     assert [one.temperature for one in recorded] == [1.0, 1.0]
     assert [[position.token for position in one.positions] for one in recorded] == [
-        served.tokens for served in simulation.served.values()
+        client.tokens for client in simulation.clients.values()
     ]
     for request, one in zip((1, 2), recorded, strict=True):
         for at, position in enumerate(one.positions, start=20):
-            if position.guesses is not None:
-                guesses = language.guesses(request, NodeId(0), at, True, Options().draft_fan)
-                assert claims_and_truth(position.guesses, position.token) == claims_and_truth(guesses, position.token)
+            if position.candidates is not None:
+                guessed = language.candidates(request, NodeId(0), at, True, Options().draft_fan)
+                assert claims_and_truth(position.candidates, position.token) == claims_and_truth(
+                    guessed, position.token
+                )
 
 
-def claims_and_truth(guesses, truth):
+def claims_and_truth(candidates, truth):
     """Without the names of the wrong tokens, which depend on the node."""
-    return [(guess.claim, guess.token == truth) for guess in guesses]
+    return [*candidates.probabilities], [token == truth for token in candidates.tokens]
 
 
 def test_nearly_every_position_of_a_recorded_run_is_known(tmp_path):
@@ -171,13 +177,13 @@ def test_nearly_every_position_of_a_recorded_run_is_known(tmp_path):
 def test_a_replay_is_as_fast_as_the_run_it_replays(tmp_path, strategy):
     recorded_run(tmp_path / "run.jsonl")
     _, original = recorded_run(tmp_path / "other.jsonl", strategy)
-    language = ReplayedLanguage(read_trace(tmp_path / "run.jsonl"))
-    replayed = Simulation(Options(strategy=strategy), language, DEVICES)
-    for request in range(len(language)):
-        replayed.submit(request, 200, at=replayed.now)
+    recorded = read_trace(tmp_path / "run.jsonl")
+    replayed = modelled_pipeline(Options(strategy=strategy), ReplayedLanguage(recorded), DEVICES)
+    for request in range(len(recorded)):
+        replayed.submit(request, 200)
         replayed.run()
 
-    assert [one.tokens for one in replayed.served.values()] == [one.tokens for one in original.served.values()]
+    assert [one.tokens for one in replayed.clients.values()] == [one.tokens for one in original.clients.values()]
     assert replayed.now == pytest.approx(original.now, rel=0.05)
 
 
@@ -189,17 +195,15 @@ def test_guesses_by_prompt_lookup_are_read_too(tmp_path):
             return position % 7
 
     path = tmp_path / "run.jsonl"
-    journal = Journal.to(str(path))
     language = Chorus(AcceptanceModel(accept=0.05), prompt_tokens=20)
-    simulation = Simulation(Options(), language, DEVICES, journal=journal)
-    id = simulation.submit(1, 120)
+    simulation = modelled_pipeline(Options(), language, DEVICES, kept=None)
+    client = simulation.clients[simulation.submit(1, 120)]
     simulation.run()
-    journal.close()
+    write(path, simulation)
 
-    statistics = simulation.served[id].statistics
-    assert statistics is not None
-    assert statistics.tokens_per_round > 1.5
-    assert [position.token for position in read_trace(path)[0].positions] == simulation.truth(id)
+    assert client.statistics is not None
+    assert client.statistics.tokens_per_round > 1.5
+    assert [position.token for position in read_trace(path)[0].positions] == client.reference
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense\n", b'[1, "Tick", {}]\n', b'[1, "Unheard", {}]\n', b"\xff\xfe\n"])

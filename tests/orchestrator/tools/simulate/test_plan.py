@@ -39,7 +39,7 @@ M4 = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
 AT_ONCE = Wires(Wire(delay=0.0), Wire(delay=0.0))
 
 
-def scene(**changes):
+def scenario(**changes):
     return Scenario(**{"devices": M4, "tokens": 120, "requests": 1, **changes})
 
 
@@ -60,7 +60,7 @@ def slow_but_one(profile: str, acceptance: AcceptanceModel) -> Any:
 def test_every_way_to_decode_is_predicted(profile, acceptance):
     devices = Devices.of(load_profile(profile))
     temperature = 1.0 if acceptance is SAMPLED else 0.0
-    reached = speeds(predict(scene(devices=devices, acceptance=acceptance, temperature=temperature)))
+    reached = speeds(predict(scenario(devices=devices, acceptance=acceptance, temperature=temperature)))
 
     assert [name for name in reached if not name.startswith(BASELINE_NAME)] == [
         PLAIN_NAME,
@@ -80,12 +80,12 @@ def test_turn_taking_on_one_device_reaches_its_closed_form():
     reached = in_turns(M4, agreement(language, None), depth, request=1, first=0, tokens=20_000)
 
     tokens = (1 - accept ** (depth + 1)) / (1 - accept)
-    seconds = depth * M4.rival_draft.forward(1) + M4.target.forward(1 + depth)
+    seconds = depth * M4.baseline_draft.forward(1) + M4.target.forward(1 + depth)
     assert reached.tokens / reached.rounds == pytest.approx(tokens, rel=0.02)
     assert reached.seconds / reached.rounds == pytest.approx(seconds, rel=0.01)
 
 
-def test_a_rival_generates_exactly_what_was_asked():
+def test_the_baseline_generates_exactly_what_was_asked():
     language = InventedLanguage(AcceptanceModel(accept=0.9))
 
     assert in_turns(M4, agreement(language, None), 6, request=1, first=0, tokens=101).tokens == 101
@@ -99,32 +99,32 @@ def test_independent_draws_agree_as_often_as_they_are_said_to():
     assert share == pytest.approx(0.3, abs=0.03)
 
 
-def test_a_rival_whose_acceptance_is_unknown_is_left_out():
-    unknown = scene(acceptance=AcceptanceModel(accept=0.6), temperature=1.0)
+def test_a_baseline_whose_acceptance_is_unknown_is_left_out():
+    unknown = scenario(acceptance=AcceptanceModel(accept=0.6), temperature=1.0)
 
     assert not any(name.startswith(BASELINE_NAME) for name in speeds(predict(unknown)))
 
 
 def test_predictions_are_the_same_twice():
-    assert predict(scene(seed=3)) == predict(scene(seed=3))
+    assert predict(scenario(seed=3)) == predict(scenario(seed=3))
 
 
 def test_a_draft_pays_from_some_acceptance_on():
-    threshold = pays_from(scene())
+    threshold = pays_from(scenario())
 
     assert threshold is not None
     assert 0.0 < threshold < 0.7
-    plain = simulated(scene(), "ar").tokens_per_second
-    assert simulated(with_acceptance(scene(), 0.0), "adaptive").tokens_per_second < 1.1 * plain
+    plain = simulated(scenario(), "ar").tokens_per_second
+    assert simulated(with_acceptance(scenario(), 0.0), "adaptive").tokens_per_second < 1.1 * plain
 
 
 def test_a_draft_slower_than_the_target_never_pays():
-    assert pays_from(with_draft_step(scene(), 500.0), steps=2) is None
+    assert pays_from(with_draft_step(scenario(), 500.0), steps=2) is None
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_sweep_has_a_point_a_value(name):
-    points = list(sweep(scene(tokens=40), name, SWEEPS[name].values[:2]))
+    points = list(sweep(scenario(tokens=40), name, SWEEPS[name].values[:2]))
 
     assert [point.value for point in points] == list(SWEEPS[name].values[:2])
     assert all(len(point.predictions) == 5 for point in points)
@@ -136,15 +136,15 @@ def test_every_sweep_has_a_point_a_value(name):
 )
 def test_a_value_without_sense_is_refused_in_a_sentence(name, value):
     with pytest.raises(InputError, match=f"{name} can't be"):
-        list(sweep(scene(), name, [value]))
+        list(sweep(scenario(), name, [value]))
 
 
 def test_changed_devices_take_what_was_said():
-    assert with_draft_step(scene(), 3.0).devices.draft.forward(1) == pytest.approx(0.003)
-    assert with_target_step(scene(), 40.0).devices.target.forward(1) == pytest.approx(0.040)
-    assert with_draft_delay(scene(), 5.0).wires.draft.delay == pytest.approx(0.005)
+    assert with_draft_step(scenario(), 3.0).devices.draft.forward(1) == pytest.approx(0.003)
+    assert with_target_step(scenario(), 40.0).devices.target.forward(1) == pytest.approx(0.040)
+    assert with_draft_delay(scenario(), 5.0).wires.draft.delay == pytest.approx(0.005)
     ratio = M4.target.forward(8) / M4.target.forward(1)
-    assert with_target_step(scene(), 40.0).devices.target.forward(8) == pytest.approx(0.040 * ratio)
+    assert with_target_step(scenario(), 40.0).devices.target.forward(8) == pytest.approx(0.040 * ratio)
 
 
 PUBLISHED = {4: 210.9, 5: 193.6, 6: 175.3, 7: 158.6}
@@ -276,6 +276,8 @@ def test_this_mac_is_what_was_measured(tmp_path, monkeypatch):
 
 def test_a_pace_is_stretched_whole():
     pace = DevicePace(steps=((1, 0.01),), prefill_rate=100.0)
-    slower = with_draft_step(scene(devices=Devices(target=pace, draft=pace, rival_draft=pace)), 20.0).devices.draft
+    slower = with_draft_step(
+        scenario(devices=Devices(target=pace, draft=pace, baseline_draft=pace)), 20.0
+    ).devices.draft
 
     assert slower.prefill(50) == pytest.approx(2 * pace.prefill(50))

@@ -48,13 +48,13 @@ def test_paced_runs_are_predicted_within_five_percent(profile, temperature, tmp_
     ratios = {}
     for strategy, run in runs.items():
         wires = Wires(Wire(delay=hop(run) / 2), Wire(delay=hop(run) / 2))
-        scene = Scenario(
+        scenario = Scenario(
             devices=Devices.of(load_profile(profile)),
             wires=wires,
             recorded=recorded,
             temperature=temperature,
             tokens=TOKENS,
         )
-        ratios[strategy] = simulated(scene, strategy).tokens_per_second / speed(run)
+        ratios[strategy] = simulated(scenario, strategy).tokens_per_second / speed(run)
 
     assert all(abs(ratio - 1) <= 0.05 for ratio in ratios.values()), ratios

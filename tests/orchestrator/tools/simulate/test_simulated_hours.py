@@ -10,26 +10,26 @@ from orchestrator.core.policy.decision import WaitUntil
 from orchestrator.core.response_timeouts import ResponseTimeouts
 from orchestrator.core.sequence import Sequence
 from orchestrator.tools.drill.drills.simulated import simulate
-from orchestrator.tools.simulate.faults.hours import live
+from orchestrator.tools.simulate.faults.schedule import simulate_hours
 
 
-def lived(seeds, hours=1.0):
+def outcomes(seeds, hours=0.17):
     """What became of so many seeds, in this process."""
-    return [live(seed, hours) for seed in seeds]
+    return [simulate_hours(seed, hours) for seed in seeds]
 
 
-def test_short_lives_keep_every_promise():
-    hours = lived(range(2000, 2040), hours=0.17)
-    counts = sum((hour.counts for hour in hours), Counter())
+def test_short_simulations_keep_every_promise():
+    found = outcomes(range(2000, 2040))
+    counts = sum((one.counts for one in found), Counter())
 
-    assert [(hour.seed, hour.violation) for hour in hours if hour.violation] == []
+    assert [(one.seed, one.violation) for one in found if one.violation] == []
     # They must have met what they are about.
     for what in ("finished", "cancelled", "target killed", "draft killed", "attached", "silent"):
         assert counts[what] > 0, what
 
 
-def test_the_same_seed_is_the_same_life():
-    first, second = lived([7, 7], hours=0.17)
+def test_the_same_seed_is_the_same_simulation():
+    first, second = outcomes([7, 7])
 
     assert first.counts == second.counts
 
@@ -45,7 +45,7 @@ def test_a_thousand_hours_keep_every_promise():
 def breaks(monkeypatch, owner, name, replacement):
     """Violations of a machine one of whose methods was replaced."""
     monkeypatch.setattr(owner, name, replacement)
-    return [hour.violation for hour in lived(range(12), hours=0.17) if hour.violation]
+    return [one.violation for one in outcomes(range(12)) if one.violation]
 
 
 def test_a_verdict_that_is_taken_without_a_look_is_found(monkeypatch):

@@ -1,6 +1,6 @@
-"""An hour full of faults, drawn from a seed: requests, bad wires, deaths, silence, garbage; then peace. Pure.
+"""Simulated hours of faults, drawn from a seed: requests, bad wires, deaths, silence, garbage. Pure.
 
-The same seed gives the same hour, event by event.
+The same seed gives the same hours, event by event.
 """
 
 import random
@@ -8,36 +8,33 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from orchestrator.core.events import Request
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Wire
 from orchestrator.tools.simulate.draft import ModelledDraft
-from orchestrator.tools.simulate.faults.faulty_workers import GarbageDraft, ModelledPrefill, Responsive, WaywardTarget
+from orchestrator.tools.simulate.faults.faulty_workers import FaultyTarget, GarbageDraft, ModelledPrefill
 from orchestrator.tools.simulate.faults.invariants import Violation
-from orchestrator.tools.simulate.faults.world import FaultSimulation
+from orchestrator.tools.simulate.faults.simulation import FaultSimulation
 from orchestrator.tools.simulate.language import made_up
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker
 from orchestrator.tools.simulate.target import ModelledTarget
 from protocol.messages.base import Role
-from protocol.messages.sampling import Sampling
 from protocol.worker.pacing import DevicePace
 
-STORM = 300.0
-"""Seconds from one storm's beginning to the next one's."""
-_LONGEST = 60.0
-"""Seconds of a storm."""
-PEACE = 200.0
+PERIOD = 300.0
+"""Seconds from the beginning of one fault phase to that of the next."""
+_LONGEST_FAULT_PHASE = 60.0
+QUIET_PHASE = 200.0
 """Seconds in which every request must end once faults have: a silent target is found out after 60."""
-_MOST_GUESTS = 3
-_CONTEXT = 1 << 12
+_MOST_REMOTE_DRAFTS = 3
 _TARGET = DevicePace(steps=((1, 0.020), (4, 0.024), (16, 0.040)), prefill_rate=1000.0)
+_PREFILL = DevicePace(steps=((1, 0.01),), prefill_rate=2000.0)
 _DRAFTS = [DevicePace(steps=((1, step), (8, 1.2 * step)), prefill_rate=2000.0) for step in (0.012, 0.03, 0.15)]
 
 
 @dataclass(slots=True)
-class Hour:
+class SimulatedHours:
     """What became of one seed."""
 
     seed: int
@@ -56,22 +53,22 @@ class RepeatingLanguage(InventedLanguage):
         return made_up(self.seed, request, 0, 1 << 20 if repeats else position, position % 5 if repeats else 0)
 
 
-def live(seed: int, hours: float = 1.0) -> Hour:
-    """One hour, or as many as wanted, and whether all promises were kept."""
-    hour = Hour(seed)
-    story = _Story(seed)
+def simulate_hours(seed: int, hours: float = 1.0) -> SimulatedHours:
+    """What happens with this seed, and whether all promises were kept."""
+    outcome = SimulatedHours(seed)
+    schedule = _FaultSchedule(seed)
     try:
-        for number in range(max(1, round(hours * 3600 / STORM))):
-            story.storm(number * STORM)
+        for number in range(max(1, round(hours * 3600 / PERIOD))):
+            schedule.run_phases(number * PERIOD)
     except Exception as error:  # noqa: BLE001 - whatever breaks the state machine is a finding
-        hour.violation = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
-        hour.last = [_line(at, event, commands) for at, event, commands in story.world.last]
-    hour.counts = story.world.counts
-    return hour
+        outcome.violation = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+        outcome.last = [_line(at, event, commands) for at, event, commands in schedule.simulation.history]
+    outcome.counts = schedule.simulation.counts
+    return outcome
 
 
-class _Story:
-    """Draws what happens."""
+class _FaultSchedule:
+    """Draws what happens. A fault phase is followed by a quiet phase."""
 
     def __init__(self, seed: int) -> None:
         self._source = source = random.Random(f"hour {seed}")  # noqa: S311 - nothing secret
@@ -82,29 +79,31 @@ class _Story:
         self._requests = 0
         self._garbage = 0.0
         """Share of messages that drafts spoil at present."""
-        self._wayward = 0.0
-        self.world = FaultSimulation(self._options(), self._worker, source, loading=source.choice((0.0, 1.0, 5.0)))
+        self._faulty = 0.0
+        """Share of messages that get an unusual answer of the target at present."""
+        loading = source.choice((0.001, 1.0, 5.0))
+        self.simulation = FaultSimulation(self._options(), self._language, self._worker, source, loading)
 
-    def storm(self, begin: float) -> None:
-        """Faults and requests for up to a minute, then peace, in which all must end and be forgotten."""
-        world, source = self.world, self._source
-        world.run(begin)
-        if world.failed or world.given_up():
-            world.begin()
-        length = source.uniform(1.0, _LONGEST)
+    def run_phases(self, begin: float) -> None:
+        """Faults and requests for up to a minute, then a quiet phase, in which all must end and be forgotten."""
+        simulation, source = self.simulation, self._source
+        simulation.run_until(begin)
+        if simulation.failed or simulation.given_up():
+            simulation.begin()
+        length = source.uniform(1.0, _LONGEST_FAULT_PHASE)
         self._garbage = source.choice((0.0, 0.0, 0.1, 0.9))
-        self._wayward = source.choice((0.0, 0.01, 0.1))
-        world.rewire(self._bad_wire())
+        self._faulty = source.choice((0.0, 0.01, 0.1))
+        simulation.rewire(self._bad_wire())
         for at in self._times(begin, length, source.choice((1, 2, 6))):
-            world.agenda.at(at, self._ask)
+            simulation.clock.at(at, self._ask)
         for at in self._times(begin, length, source.choice((0, 1, 3, 8))):
-            world.agenda.at(at, self._fault)
-        world.run(begin + length)
-        self._garbage = self._wayward = 0.0
-        world.rewire(Wire())
-        world.run(begin + length + PEACE)
-        if not world.failed:
-            world.check_empty()
+            simulation.clock.at(at, self._fault)
+        simulation.run_until(begin + length)
+        self._garbage = self._faulty = 0.0
+        simulation.rewire(Wire())
+        simulation.run_until(begin + length + QUIET_PHASE)
+        if not simulation.failed:
+            simulation.invariants.empty()
 
     def _times(self, begin: float, length: float, count: int) -> Iterable[float]:
         """Some close together, some far apart."""
@@ -115,36 +114,37 @@ class _Story:
             yield min(at, begin + length)
 
     def _ask(self) -> None:
-        source, self._requests = self._source, self._requests + 1
-        number, most = self._requests, source.choice((1, 3, 10, 30))
-        first = len(self._language.prompt(number))
-        reference = [self._language.token(number, first + index) for index in range(most)]
-        ends = frozenset[int]()
+        simulation, source, self._requests = self.simulation, self._source, self._requests + 1
+        number, most, ends = self._requests, source.choice((1, 3, 10, 30)), frozenset[int]()
         if source.random() < 0.3:
-            ends = frozenset({source.choice(reference), 1})
-            reference = reference[: 1 + min(index for index, token in enumerate(reference) if token in ends)]
-        sampling = Sampling(temperature=source.choice((0.0, 1.0)), seed=number)
-        id = self.world.submit(Request(self._language.prompt(number), sampling, most, ends), reference)
-        if id is not None and source.random() < 0.2:
-            self.world.agenda.at(self.world.now + source.expovariate(2.0), lambda: self.world.cancel(id))
+            first = len(self._language.prompt(number))
+            ends = frozenset({self._language.token(number, first + source.randrange(most)), 1})
+        temperature = source.choice((0.0, 1.0))
+        if simulation.failed:
+            return
+        simulation.counts["requests"] += 1
+        id = simulation.submit(number, most, temperature, ends=ends)
+        if source.random() < 0.2:
+            simulation.clock.at(simulation.now + source.expovariate(2.0), lambda: simulation.cancel(id))
 
     def _fault(self) -> None:
-        source, world = self._source, self.world
+        source, simulation = self._source, self.simulation
         role: Role = source.choice(("target", "draft", "draft", "prefill"))
-        own, guest = world.own(role), source.choice(world.guests or [0])
-        match source.choice(("kill", "kill", "freeze", "wire", "orchestrator", "attach", "detach")):
-            case "kill":
-                world.kill(role)
-            case "freeze" if own is not None:
-                world.freeze(guest if role == "draft" and guest else own, source.choice((0.05, 1.0, 10.0, 90.0)))
+        remote = source.choice(simulation.remote_drafts or [0])
+        match source.choice(("crash", "crash", "freeze", "wire", "orchestrator", "attach", "detach")):
+            case "crash":
+                simulation.crash(role)
+            case "freeze" if role in simulation.own:
+                frozen = remote if role == "draft" and remote else simulation.own[role]
+                simulation.freeze(frozen, source.choice((0.05, 1.0, 10.0, 90.0)))
             case "wire":
-                world.rewire(self._bad_wire())
-            case "attach" if len(world.guests) < _MOST_GUESTS:
-                world.attach()
+                simulation.rewire(self._bad_wire())
+            case "attach" if len(simulation.remote_drafts) < _MOST_REMOTE_DRAFTS:
+                simulation.attach_draft()
             case "detach":
-                world.detach(guest)
+                simulation.detach(remote)
             case _ if source.random() < 0.2:
-                world.begin()
+                simulation.begin()
             case _:
                 pass
 
@@ -177,14 +177,13 @@ class _Story:
 
     def _worker(self, role: Role) -> ModelledWorker:
         if role == "target":
-            target = ModelledTarget(self._language, _TARGET, _CONTEXT)
-            return WaywardTarget(target, self._source, self._wayward)
+            return FaultyTarget(ModelledTarget(self._language, _TARGET), self._source, self._faulty)
         if role == "prefill":
-            return Responsive(ModelledPrefill(self._source, _CONTEXT))
-        draft = ModelledDraft(self._language, self._source.choice(_DRAFTS), _CONTEXT)
+            return ModelledPrefill(_PREFILL, self._source, share=0.1)
+        draft = ModelledDraft(self._language, self._source.choice(_DRAFTS))
         if self._garbage and self._source.random() < 0.7:
             return GarbageDraft(draft, self._source, self._garbage)
-        return Responsive(draft)
+        return draft
 
 
 def _line(at: float, event: object, commands: Iterable[object]) -> str:

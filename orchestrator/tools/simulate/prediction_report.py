@@ -113,7 +113,7 @@ def _cells(prediction: Prediction, predictions: Sequence[Prediction]) -> Iterato
 
 
 def _curves(points: Sequence[Point]) -> dict[str, list[float]]:
-    """Tokens a second by contender. The rival is one curve, whatever number of draft tokens suits it where."""
+    """Tokens a second by contender. The baseline is one curve, whatever number of draft tokens is best."""
     curves: dict[str, list[float]] = {}
     for point in points:
         for prediction in point.predictions:

@@ -1,0 +1,275 @@
+"""A whole pipeline in virtual time: the real state machine, modelled workers behind wires, clients. Pure.
+
+The same arguments give the same run, event by event.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Release, Replace, SendMessage
+from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
+from orchestrator.core.machine import Machine
+from orchestrator.core.options import Options
+from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.tools.simulate.devices import Devices, Wire, Wires
+from orchestrator.tools.simulate.draft import ModelledDraft
+from orchestrator.tools.simulate.language import Language
+from orchestrator.tools.simulate.modelled_worker import CONTEXT, ModelledWorker, WorkerHost
+from orchestrator.tools.simulate.target import ModelledTarget
+from orchestrator.tools.simulate.virtual_clock import VirtualClock
+from protocol.messages.base import Role, SequenceId
+from protocol.messages.client import Statistics
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import FromWorker, ToWorker
+
+BuildWorker: TypeAlias = Callable[[Role], ModelledWorker]
+"""Makes a worker for a new life."""
+_RESTART_SECONDS = 1.0
+"""Until the successor of a replaced worker has loaded its model."""
+
+
+@dataclass(slots=True)
+class SimulatedClient:
+    """One request, and what its client was sent."""
+
+    request: Request
+    reference: list[int]
+    """The tokens of target-only decoding."""
+    tokens: list[int] = field(default_factory=list)
+    reason: str = ""
+    """Why the request ended; empty while it is live."""
+    statistics: Statistics | None = None
+    """None while the request is live, and if it was rejected."""
+
+
+class Simulation:
+    """Start workers, submit requests, run, look at `clients`."""
+
+    first_sequence = 1
+    """Id of the first request; the others follow."""
+
+    def __init__(
+        self,
+        options: Options,
+        language: Language,
+        build: BuildWorker,
+        wires: Wires | None = None,
+        seed: int = 0,
+        kept: int | None = 0,
+    ) -> None:
+        """`build` makes the pipeline's own workers; `seed` decides what the wires do to messages; `kept`: number of
+        the last events in `history`, None for all."""
+        self.clock = VirtualClock()
+        self.options = options
+        self.language = language
+        self.wires = wires or Wires()
+        self.machine = Machine(options)
+        self.history: deque[tuple[float, Event, list[Command]]] = deque(maxlen=kept)
+        self.clients: dict[SequenceId, SimulatedClient] = {}
+        self.hosts: dict[int, WorkerHost] = {}
+        """Workers that are alive, by incarnation."""
+        self.own: dict[Role, int] = {}
+        """Incarnations of the latest lives of the pipeline's own workers."""
+        self.live: set[SequenceId] = set()
+        """Requests that have not ended."""
+        self.build = build
+        self._seed = seed
+        self._incarnations = 0
+        self._requests = 0
+
+    @property
+    def now(self) -> float:
+        """Seconds since the simulation began."""
+        return self.clock.now
+
+    # Time -------------------------------------------------------------------------------------
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next thing happens; None if nothing is due."""
+        due = [at for at in (self.clock.next_at, self.machine.deadline()) if at is not None]
+        return min(due, default=None)
+
+    def advance(self) -> bool:
+        """Let the next thing happen; False if nothing is due."""
+        at = self.next_at
+        if at is None:
+            return False
+        if at == self.clock.next_at:
+            self.clock.advance()
+        else:
+            self.clock.now = max(self.now, at)
+            self.step(Tick())
+        return True
+
+    def run(self) -> None:
+        """Advance until every request has ended."""
+        while self.live:
+            assert self.advance(), "requests are live and nothing will ever happen"
+
+    def run_until(self, time: float) -> None:
+        """Advance until nothing more is due at `time` or before."""
+        while (at := self.next_at) is not None and at <= time:
+            self.advance()
+        self.clock.now = max(self.now, time)
+
+    # Clients ----------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        number: int,
+        max_tokens: int,
+        temperature: float = 0.0,
+        prompt: tuple[int, ...] | None = None,
+        ends: frozenset[int] = frozenset(),
+    ) -> SequenceId:
+        """Submit request `number` of the language, with its own prompt unless another one is given."""
+        tokens = self.language.prompt(number) if prompt is None else prompt
+        request = Request(tokens, Sampling(temperature=temperature, seed=number), max_tokens, ends)
+        id = SequenceId(self.first_sequence + self._requests)
+        self._requests += 1
+        self.clients[id] = SimulatedClient(request, self._reference(request))
+        self.live.add(id)
+        self.step(Submitted(id, request))
+        return id
+
+    def cancel(self, sequence: SequenceId) -> None:
+        self.step(Ended(sequence, "cancelled"))
+
+    def _reference(self, request: Request) -> list[int]:
+        """The tokens of target-only decoding in a context that does not end."""
+        tokens: list[int] = []
+        for position in range(len(request.tokens), len(request.tokens) + request.max_tokens):
+            tokens.append(self.language.token(request.sampling.seed, position))
+            if tokens[-1] in request.ends:
+                break
+        return tokens
+
+    # Workers ----------------------------------------------------------------------------------
+
+    def start(self, role: Role, loading: float = 0.0) -> WorkerHost:
+        """Start a life of the pipeline's own worker, which loads its model for `loading` seconds."""
+        host = self._host(self.build(role))
+        self.own[role] = host.incarnation
+        self._load(host, loading, remote=False)
+        return host
+
+    def attach(self, draft: ModelledWorker, loading: float = 0.0, wire: Wire | None = None) -> WorkerHost:
+        """Start a draft of another machine."""
+        host = self._host(draft, wire)
+        self._load(host, loading, remote=True)
+        return host
+
+    def remove(self, incarnation: int) -> None:
+        """End a worker's process or its connection."""
+        host = self.hosts.pop(incarnation)
+        host.alive = False
+        if host.up:
+            self.step(WorkerDown(host.role, incarnation))
+
+    def kill(self, role: Role) -> bool:
+        """End the pipeline's own worker of this role; False if it is dead already."""
+        if self.own.get(role) not in self.hosts:
+            return False
+        self.remove(self.own[role])
+        return True
+
+    def replace(self, role: Role) -> None:
+        """Kill a worker that answers no more and start another one."""
+        self.kill(role)
+        self.start(role, _RESTART_SECONDS)
+
+    def _host(self, worker: ModelledWorker, wire: Wire | None = None) -> WorkerHost:
+        self._incarnations += 1
+        role, incarnation, machine = worker.hello.role, self._incarnations, self.machine
+
+        def heard(message: FromWorker) -> None:
+            # Messages of a dead worker still arrive, but not in another life of the orchestrator.
+            if machine is self.machine:
+                self.hear(role, incarnation, message)
+
+        wire = wire or (self.wires.target if role == "target" else self.wires.draft)
+        host = WorkerHost(worker, incarnation, self.clock, wire, self._seed, heard)
+        self.hosts[incarnation] = host
+        return host
+
+    def _load(self, host: WorkerHost, seconds: float, remote: bool) -> None:
+        def loaded() -> None:
+            if host.alive:
+                host.up = True
+                self.step(WorkerUp(host.incarnation, host.worker.hello, remote))
+
+        if seconds > 0.0:
+            self.clock.at(self.now + seconds, loaded)
+        else:
+            loaded()
+
+    # The orchestrator -------------------------------------------------------------------------
+
+    def step(self, event: Event) -> list[Command]:
+        """Fold an event into the machine and perform its commands, as the runtime does."""
+        commands: list[Command] = []
+        self.history.append((self.now, event, commands))
+        commands += self.machine.step(event, self.now)
+        for command in commands:
+            self.perform(command)
+        return commands
+
+    def send(self, incarnation: int, message: ToWorker) -> None:
+        self.hosts[incarnation].tell(message)
+
+    def hear(self, role: Role, incarnation: int, message: FromWorker) -> None:
+        self.step(Arrived(role, incarnation, message))
+
+    def perform(self, command: Command) -> None:
+        match command:
+            case SendMessage(role, message, incarnation):
+                self.send(self.own[role] if incarnation is None else incarnation, message)
+            case Emit(sequence, tokens):
+                self.clients[sequence].tokens += tokens
+            case Finish(sequence, reason, statistics):
+                self._end(sequence, reason)
+                self.clients[sequence].statistics = statistics
+            case Reject(sequence, text):
+                self._end(sequence, text)
+            case Replace(role):
+                self.replace(role)
+            case Dismiss(_, incarnation):
+                self.remove(incarnation)
+            case Release():
+                pass
+
+    def _end(self, sequence: SequenceId, reason: str) -> None:
+        self.live.remove(sequence)
+        self.clients[sequence].reason = reason
+
+
+def modelled_workers(language: Language, devices: Devices, context: int = CONTEXT) -> BuildWorker:
+    """Targets and drafts of this language, as fast as these devices."""
+
+    def build(role: Role) -> ModelledWorker:
+        if role == "target":
+            return ModelledTarget(language, devices.target, context)
+        return ModelledDraft(language, devices.draft, context)
+
+    return build
+
+
+def modelled_pipeline(
+    options: Options,
+    language: Language,
+    devices: Devices,
+    wires: Wires | None = None,
+    seed: int = 0,
+    kept: int | None = 0,
+) -> Simulation:
+    """A pipeline whose target is up, and whose draft is if the strategy drafts."""
+    strategy = STRATEGIES[options.strategy]
+    workers = modelled_workers(language, devices.shared() if strategy.caches else devices)
+    simulation = Simulation(options, language, workers, wires, seed, kept)
+    simulation.start("target")
+    if strategy.drafts:
+        simulation.start("draft")
+    return simulation

@@ -1,0 +1,115 @@
+"""Laws of the modelled draft: which sequence it serves, what it reads first, and how it answers a moved root."""
+
+from itertools import chain
+
+import pytest
+
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.draft import ModelledDraft
+from protocol.messages.base import NodeId, Round, SequenceId
+from protocol.messages.plans import BestFirst, Chain, GrowthPlan
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Fault, Grow, Reroot, Start
+from protocol.speculation.token_tree import node_id
+from protocol.worker.pacing import DevicePace
+
+ONE, TWO = SequenceId(1), SequenceId(2)
+SERIAL = BestFirst(width=1, fan=2)
+PACE = DevicePace(steps=((1, 0.01), (101, 1.01)), prefill_rate=1e3)
+ROOT = NodeId(1)
+
+
+def draft() -> ModelledDraft:
+    return ModelledDraft(InventedLanguage(AcceptanceModel(accept=0.9), seed=3), PACE, context=4000)
+
+
+def start(sequence: SequenceId = ONE, length: int = 1, plan: GrowthPlan = SERIAL) -> Start:
+    return Start(sequence, 0, (7,) * length, ROOT, Sampling(), plan)
+
+
+def reroot(tokens: tuple[int, ...], round: Round = 1, position: int = 0, missed: bool = False) -> Reroot:
+    root = ROOT
+    for token in tokens:
+        root = node_id(root, token)
+    return Reroot(ONE, round, position, tokens, root, missed)
+
+
+def growth(draft: ModelledDraft, steps: int) -> list[Grow]:
+    works = [draft.work() for _ in range(steps)]
+    return [reply for work in works if work for reply in work.replies if isinstance(reply, Grow)]
+
+
+def test_sequences_are_served_in_turns():
+    worker = draft()
+    worker.handle(start(ONE))
+    worker.handle(start(TWO))
+
+    assert [grow.sequence for grow in growth(worker, 4)] == [ONE, TWO, ONE, TWO]
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_before_anything_grows():
+    worker = draft()
+    worker.handle(start(length=1025))
+    chunks = [worker.work(), worker.work()]
+
+    assert [(work.replies, work.seconds) for work in chunks if work] == [((), 0.512)] * 2
+    assert [grow.evaluated for grow in growth(worker, 1)] == [1]
+
+
+def test_few_unread_tokens_ride_along_with_a_growth_step():
+    worker = draft()
+    worker.handle(start(length=17))
+    work = worker.work()
+
+    assert work is not None
+    assert work.seconds == pytest.approx(0.17)
+    assert [reply.evaluated for reply in work.replies if isinstance(reply, Grow)] == [17]
+
+
+def test_a_plan_that_is_fulfilled_leaves_no_work_until_the_root_moves():
+    worker = draft()
+    worker.handle(start(plan=Chain(3)))
+    main = growth(worker, 3)
+    assert worker.work() is None
+    worker.handle(reroot((main[0].tokens[0],)))
+
+    assert len(growth(worker, 2)) == 1
+
+
+def test_after_a_miss_all_that_survives_is_told_again():
+    worker = draft()
+    worker.handle(start())
+    told = growth(worker, 6)
+    token = told[0].tokens[0]
+    root = node_id(ROOT, token)
+    (again,) = worker.handle(reroot((token,), missed=True)).replies
+
+    assert isinstance(again, Grow)
+    below = {root}
+    for grow in told:
+        children = zip(grow.parents, grow.tokens, strict=True)
+        below |= {node_id(parent, token) for parent, token in children if parent in below}
+    assert {node_id(parent, token) for parent, token in zip(again.parents, again.tokens, strict=True)} == below - {root}
+    assert again.evaluated == 0
+
+
+def test_a_repeated_start_or_an_old_reroot_changes_nothing():
+    worker, undisturbed = draft(), draft()
+    for each in (worker, undisturbed):
+        each.handle(start())
+    first = growth(worker, 1)
+    worker.handle(start())
+    replies = worker.handle(reroot((5,), round=0)).replies
+
+    assert replies == ()
+    assert first + growth(worker, 3) == growth(undisturbed, 4)
+
+
+@pytest.mark.parametrize("message", [reroot((5,), position=1), Reroot(ONE, 1, 0, (5,), NodeId(9), False)])
+def test_a_reroot_that_does_not_continue_from_the_root_is_answered_with_a_fault(message: Reroot):
+    worker = draft()
+    worker.handle(start())
+    unknown = draft().handle(message).replies
+
+    faults = [reply for reply in chain(worker.handle(message).replies, unknown) if isinstance(reply, Fault)]
+    assert [fault.kind for fault in faults] == ["lost", "lost"]

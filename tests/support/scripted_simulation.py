@@ -1,0 +1,98 @@
+"""A pipeline in virtual time that a test drives event by event, and whose messages it may hold back."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from orchestrator.core.commands import Command, SendMessage
+from orchestrator.core.options import Options
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.devices import Devices
+from orchestrator.tools.simulate.simulation import BuildWorker, Simulation, modelled_workers
+from protocol.messages.base import Role, SequenceId
+from protocol.messages.client import Statistics
+from protocol.messages.worker import FromWorker, ToWorker
+from protocol.worker.pacing import DevicePace
+
+ONE, TWO, THREE = SequenceId(1), SequenceId(2), SequenceId(3)
+CONTEXT = 400
+LANGUAGE = InventedLanguage(AcceptanceModel(accept=0.7), seed=1, prompt_tokens=3)
+TARGET = DevicePace(steps=((1, 0.011), (17, 0.027)), prefill_rate=1000.0)
+DRAFT = DevicePace(steps=((1, 0.004),), prefill_rate=4000.0)
+DEVICES = Devices(target=TARGET, draft=DRAFT, baseline_draft=DRAFT)
+
+Kind = TypeVar("Kind")
+
+
+class ScriptedSimulation(Simulation):
+    """Workers are started by the test. The first request is sequence 1."""
+
+    def __init__(self, options: Options | None = None, build: BuildWorker | None = None) -> None:
+        workers = build or modelled_workers(LANGUAGE, DEVICES, CONTEXT)
+        super().__init__(options or Options(), LANGUAGE, workers, kept=None)
+        self.holds: Callable[[ToWorker | FromWorker], bool] = lambda message: False
+        """Which messages do not arrive."""
+        self._held: list[Callable[[], None]] = []
+
+    def send(self, incarnation: int, message: ToWorker) -> None:
+        deliver = super().send
+        if self.holds(message):
+            self._held.append(lambda: deliver(incarnation, message))
+        else:
+            deliver(incarnation, message)
+
+    def hear(self, role: Role, incarnation: int, message: FromWorker) -> None:
+        deliver = super().hear
+        if self.holds(message):
+            self._held.append(lambda: deliver(role, incarnation, message))
+        else:
+            deliver(role, incarnation, message)
+
+    def release(self) -> None:
+        """What was held back arrives."""
+        self.holds = lambda message: False
+        held, self._held = self._held, []
+        for deliver in held:
+            deliver()
+
+    def run_events(self, count: int) -> None:
+        """So many events, or until nothing is due."""
+        end = len(self.history) + count
+        while len(self.history) < end and self.advance():
+            pass
+
+    def run_while(self, condition: Callable[[], bool]) -> None:
+        while condition():
+            assert self.advance(), "nothing is due"
+
+    def settle(self) -> None:
+        """Until nothing is due."""
+        while self.advance():
+            pass
+
+    def statistics(self, sequence: SequenceId = ONE) -> Statistics:
+        """Of a request that has ended."""
+        statistics = self.clients[sequence].statistics
+        assert statistics is not None
+        return statistics
+
+    @property
+    def commands(self) -> list[Command]:
+        return [command for _, _, commands in self.history for command in commands]
+
+    def sent(self, kind: type[Kind], incarnation: int | None = None) -> list[Kind]:
+        """Messages to workers, perhaps to one of them."""
+        sent = [command for command in self.commands if isinstance(command, SendMessage)]
+        return [
+            command.message
+            for command in sent
+            if isinstance(command.message, kind)
+            and incarnation in (None, self.own[command.role] if command.incarnation is None else command.incarnation)
+        ]
+
+
+def ready(strategy: str = "adaptive", build: BuildWorker | None = None, **options) -> ScriptedSimulation:
+    """A target and a draft are up, in this order."""
+    simulation = ScriptedSimulation(Options(strategy=strategy, **options), build)
+    simulation.start("target")
+    simulation.start("draft")
+    return simulation
