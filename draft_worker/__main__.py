@@ -21,7 +21,7 @@ def _built(setup: WorkerSetup) -> DraftWorker:
     engine, pacer = _open(setup), Pacer(setup.pace)
     if setup.pace is not None:
         engine = paced(engine, pacer, time.perf_counter)
-    return DraftWorker(engine, time.perf_counter, setup.prefill_chunk, pacer, setup.kept << 20)
+    return DraftWorker(engine, time.perf_counter, setup.prefill_chunk, pacer, setup.prefix_cache << 20)
 
 
 def _open(setup: WorkerSetup) -> Engine:

@@ -40,7 +40,7 @@ def assembled(setup: WorkerSetup) -> TargetWorker:
         weights=exchange.fingerprint if exchange else "",
     )
     engine = TargetEngine(model, setup.prefill_chunk, exchange)
-    return TargetWorker(engine, time.perf_counter, introduction, Pacer(setup.pace), setup.kept << 20)
+    return TargetWorker(engine, time.perf_counter, introduction, Pacer(setup.pace), setup.prefix_cache << 20)
 
 
 def _exchange(setup: WorkerSetup, model: TreeModel) -> KvExchange | None:

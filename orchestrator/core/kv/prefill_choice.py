@@ -1,8 +1,8 @@
 """Whether another process should read a prompt instead of the target: what both were measured to take. Pure."""
 
-from orchestrator.core.kv.arena_index import MIN_SHARED_TOKENS
 from orchestrator.core.options import PrefillMode
 from orchestrator.core.policy.estimates import Mean
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 
 _TRIALS = 2
 """Prompts that a prefill worker gets before it is judged."""

@@ -189,7 +189,7 @@ class Supervisor:
             pace=self._pace(role),
             hosts=self._setup.target_hosts if role == "target" else None,
             owner=os.getpid() if self._setup.options.kv_memory else None,
-            kept=self._setup.options.kept_memory if self._setup.options.kv_memory else 0,
+            prefix_cache=self._setup.options.kept_memory if self._setup.options.kv_memory else 0,
             trace=self._setup.trace,
         )
 
