@@ -136,7 +136,7 @@ class TargetSequence:
     @property
     def prefilling(self) -> bool:
         """Some of them have none yet."""
-        return self.prefilled < self.position
+        return self.cache.committed < self.position
 
     @property
     def unsaved(self) -> bool:
