@@ -48,6 +48,7 @@ class TargetWorker:
         self._clock = clock
         self._introduction = introduction
         self._sequences: dict[SequenceId, TargetSequence] = {}
+        """In the order of their turns to be prefilled."""
         self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, TargetKv.close)
         self._saving: list[SequenceId] = []
 
@@ -79,7 +80,7 @@ class TargetWorker:
         began = self._clock()
         waiting = [id for id, sequence in self._sequences.items() if sequence.prefilling]
         id, found = self._prefix_sharing.next_prefill(waiting)
-        sequence = self._sequences[id]
+        sequence = self._sequences[id] = self._sequences.pop(id)
         if found is not None:
             sequence.take_over(found)
         before = sequence.evaluated

@@ -3,7 +3,7 @@
 Pure; knows no model and no messages' flow. The KV stays in the worker's process and ends with it.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from protocol.common_prefix import common_prefix
@@ -48,8 +48,8 @@ class PrefixSharing(Generic[Kv]):
         self._limit = limit
         self._close = close
         self._cache: PrefixCache[Kv] = PrefixCache(limit, close)
-        self._queue: dict[SequenceId, _Leader | None] = {}
-        """The sequences that have something to prefill, in the order of turns, and which one each waits for."""
+        self._leaders: dict[SequenceId, _Leader | None] = {}
+        """The one that each waits for, of all that have something to prefill, in the order in which they came."""
 
     @property
     def ended(self) -> Iterator[Kv]:
@@ -79,34 +79,41 @@ class PrefixSharing(Generic[Kv]):
         else:
             self._close(sequence.kv)
 
-    def next_prefill(self, waiting: Collection[SequenceId]) -> tuple[SequenceId, Found[Kv] | None]:
-        """The sequence whose turn it is, and the KV that it waited for, if it did.
+    def next_prefill(self, waiting: Sequence[SequenceId]) -> tuple[SequenceId, Found[Kv] | None]:
+        """The sequence to prefill next, and the KV that it waited for, if it did.
 
-        `waiting`: all live sequences that have something to prefill, one at least. They take turns, new ones last.
-        One whose prompt begins like that of another one in the queue has no turn until that one has prefilled, or
-        leaves, what they share.
+        `waiting`: all live sequences that have something to prefill, one at least, in the order of their turns. One
+        whose prompt begins like that of another one, which came earlier, passes until that one has prefilled what
+        they share.
         """
-        self._queue = {id: leader for id, leader in self._queue.items() if id in waiting}
-        for id in waiting:
-            if id not in self._queue:
-                self._queue[id] = self._leader(self._live[id])
-        # The first to join waits for no other, so there is always one.
-        id = next(id for id, leader in self._queue.items() if leader is None or not self._awaited(leader))
-        waited = self._queue.pop(id) is not None
-        self._queue[id] = None
+        self._update_leaders(waiting)
+        id = next(id for id in waiting if not self._passes(id))
+        waited = self._leaders[id] is not None
+        self._leaders[id] = None
         sequence = self._live[id]
         return id, self.find(sequence.prefix, sequence.prefilled) if waited else None
 
-    def _awaited(self, leader: _Leader) -> bool:
-        return leader.id in self._queue and self._live[leader.id].prefilled < leader.shared
+    def _update_leaders(self, waiting: Sequence[SequenceId]) -> None:
+        for id, leader in self._leaders.items():
+            if leader is not None and leader.id not in waiting:
+                # If it comes back it may wait for this one, and two must not wait for each other.
+                self._leaders[id] = leader._replace(shared=0)
+        self._leaders = {id: leader for id, leader in self._leaders.items() if id in waiting}
+        for id in waiting:
+            if id not in self._leaders:
+                self._leaders[id] = self._leader(self._live[id])
+
+    def _passes(self, id: SequenceId) -> bool:
+        leader = self._leaders[id]
+        return leader is not None and leader.shared > 0 and self._live[leader.id].prefilled < leader.shared
 
     def _leader(self, sequence: LiveSequence[Kv]) -> _Leader | None:
-        """The sequence in the queue that is going to prefill most of what this one would."""
+        """The earlier one that is going to prefill most of what this one would."""
         if not self._limit:
             return None
         prefix = sequence.prefix
-        others = [(id, self._live[id]) for id in self._queue if self._live[id].kv.copyable]
-        leaders = [_Leader(id, common_prefix(other.prefix, prefix)) for id, other in others]
+        earlier = [(id, self._live[id]) for id in self._leaders if self._live[id].kv.copyable]
+        leaders = [_Leader(id, common_prefix(other.prefix, prefix)) for id, other in earlier]
         best = max(leaders, key=lambda leader: leader.shared, default=None)
         return best if best and best.shared >= sequence.prefilled + MIN_SHARED_TOKENS else None
 

@@ -63,11 +63,12 @@ class Worker:
 
     @property
     def waiting(self) -> list[SequenceId]:
+        """The turn of one that was prefilled comes last."""
         return [id for id, sequence in self.live.items() if sequence.prefilled < len(sequence.prefix)]
 
     def work(self) -> int:
         id, found = self.sharing.next_prefill(self.waiting)
-        sequence = self.live[id]
+        sequence = self.live[id] = self.live.pop(id)
         self.take_over(sequence, found)
         chunk = sequence.prefix[sequence.prefilled : sequence.prefilled + CHUNK]
         sequence.kv.tokens += chunk
@@ -106,6 +107,20 @@ def test_a_new_prompt_comes_after_those_that_wait():
     worker.start(2, [2] * 40)
 
     assert worker.prefill_all() == [1, 0, 2, 1, 0]
+
+
+def test_a_sequence_that_comes_back_does_not_wait_for_one_that_waited_for_it():
+    worker = Worker()
+    worker.start(0, range(200))
+    worker.start(1, [1] * 200)
+    worker.start(2, range(200))
+    assert worker.work() == 0
+    worker.live.pop(SequenceId(0))
+    assert worker.work() == 1
+    worker.start(0, range(200))
+    worker.prefill_all()
+
+    assert worker.evaluated == {0: 0, 1: 200, 2: 200}
 
 
 def test_what_an_ended_sequence_held_belongs_to_the_one_that_goes_on_with_it():
@@ -180,9 +195,11 @@ def test_every_prompt_is_prefilled_whatever_starts_and_ends(seed: int):
         for _ in range(chance.randrange(4)):
             if worker.waiting:
                 worker.work()
+        if id % 8 in worker.live:
+            worker.end(id % 8)
         if worker.live and chance.random() < 0.5:
             worker.end(chance.choice(list(worker.live)))
-        worker.start(id, [*range(chance.randrange(1, 300)), *chance.choices(range(3), k=chance.randrange(20))])
+        worker.start(id % 8, [*range(chance.randrange(1, 300)), *chance.choices(range(3), k=chance.randrange(20))])
     worker.prefill_all()
 
     assert all(list(sequence.prefix) == sequence.kv.tokens for sequence in worker.live.values())
