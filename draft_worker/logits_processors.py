@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draft_worker.loaded_model import LoadedModel
+from draft_worker.engine import LoadedModel
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import GrammarError, Grammars

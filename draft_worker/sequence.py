@@ -6,7 +6,7 @@ Pure over an engine's sequence. Knows no transport; the clock is the caller's.
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from draft_worker.engine import Batch, EngineSequence, ResumableSequence
+from draft_worker.engine import Batch, EngineSequence
 from protocol.common_prefix import common_prefix
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst
@@ -150,11 +150,10 @@ class DraftSequence:
 
     def news(self, clock: Callable[[], float]) -> Iterator[KvOffer]:
         """Where the KV here can be adopted after this life."""
-        if isinstance(self.engine, ResumableSequence):
-            begin = clock()
-            saved = self.engine.save()
-            if saved is not None:
-                yield KvOffer(self.id, saved.name, saved.tokens, self.engine.size, clock() - begin)
+        begin = clock()
+        saved = self.engine.save()
+        if saved is not None:
+            yield KvOffer(self.id, saved.name, saved.tokens, self.engine.size, clock() - begin)
 
     @property
     def kv(self) -> EngineSequence:
@@ -187,9 +186,7 @@ class DraftSequence:
     def _adopt(self, start: Start, reference: KvReference) -> None:
         """Whatever is wrong with what is offered costs a prefill and is told."""
         warning = "The KV offered to the draft goes beyond the root."
-        if not isinstance(self.engine, ResumableSequence):
-            warning = "This draft shares no KV: prefill again."
-        elif reference.tokens < len(start.tokens):
+        if reference.tokens < len(start.tokens):
             warning = self.engine.adopt(reference)
         if not warning:
             self._held = list(start.tokens[: reference.tokens])

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from draft_worker.engine import Batch, Engine, EngineSequence, JointEngine, ResumableSequence
-from draft_worker.loaded_model import introduction
+from draft_worker.engine import Batch, Engine, EngineSequence, introduction
 from draft_worker.logits_processors import DraftLogitsProcessors
 from draft_worker.sequence import DraftSequence
 from protocol.kv.prefix_cache import Found
@@ -43,7 +42,7 @@ class DraftWorker:
         self._turns: deque[SequenceId] = deque()
         self._calibrations = {True: Calibration(), False: Calibration()}
         """By whether the request is greedy: noise changes what a claim is worth."""
-        self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, _close)
+        self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, lambda kv: kv.close())
         self._restraints = DraftLogitsProcessors(engine)
 
     def hello(self) -> Hello:
@@ -77,7 +76,7 @@ class DraftWorker:
         id, found = self._prefix_sharing.next_prefill(waiting)
         sequence = self._sequences[id]
         if found is not None:
-            _close(sequence.engine)
+            sequence.engine.close()
             sequence.take_over(self._continued(found, sequence.sampling, sequence.vocabulary), found.tokens)
         if sequence.prefilling:
             sequence.prefill(self._chunk)
@@ -89,10 +88,7 @@ class DraftWorker:
         began = self._clock()
         asked = self._sharing(ready)
         self._served([sequence for sequence, _ in asked])
-        if isinstance(self._engine, JointEngine) and len(asked) > 1:
-            found = self._engine.evaluate_together([(sequence.engine, batch) for sequence, batch in asked])
-        else:
-            found = [sequence.engine.evaluate(batch) for sequence, batch in asked]
+        found = self._engine.evaluate_together([(sequence.engine, batch) for sequence, batch in asked])
         grown = [sequence.expand(candidates) for (sequence, _), candidates in zip(asked, found, strict=True)]
         seconds = self._clock() - began
         widths = [len(batch.committed) + len(batch.tokens) for _, batch in asked]
@@ -106,7 +102,7 @@ class DraftWorker:
         asked: list[tuple[DraftSequence, Batch]] = []
         width = 0
         for sequence in ready:
-            if asked and (width >= _JOINT_NODES or not isinstance(self._engine, JointEngine)):
+            if asked and (width >= _JOINT_NODES or not self._engine.joint):
                 break
             batch = sequence.ask()
             asked.append((sequence, batch))
@@ -150,7 +146,7 @@ class DraftWorker:
     def _continued(self, found: Found[EngineSequence], sampling: Sampling, vocabulary: int | None) -> EngineSequence:
         """An engine's sequence with the KV that was found."""
         known = vocabulary or self._engine.vocabulary
-        return found.kv.again(found.tokens, sampling, known, free=found.exclusive)
+        return found.kv.reopen(found.tokens, sampling, known, exclusive=found.exclusive)
 
     def _reroot(self, message: Reroot) -> Iterator[FromWorker]:
         sequence = self._sequences.get(message.sequence)
@@ -180,8 +176,3 @@ class DraftWorker:
         if sequence is not None:
             self._turns.remove(id)
             self._prefix_sharing.end(sequence)
-
-
-def _close(engine: EngineSequence) -> None:
-    if isinstance(engine, ResumableSequence):
-        engine.close()

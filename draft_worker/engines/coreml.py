@@ -17,19 +17,30 @@ from draft_worker.coreml.runtime.interface import Runtime
 from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, KvMemory
 from draft_worker.coreml.runtime.runtimes import open_runtime
 from draft_worker.coreml.runtime.tree_slots import PREFIX
-from draft_worker.engine import Batch
+from draft_worker.engine import Batch, Engine, EngineSequence
+from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.examination import RuntimeName
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import KvReference
 from protocol.speculation.candidates import Candidates
+from protocol.worker.process import WorkerSetup
+
+ENGINE = EngineDeclaration(
+    help="a converted model on the Neural Engine, or by an executor where there is none", model="package"
+)
 
 OpenSelector: TypeAlias = Callable[[int], CandidateSelector]
 """What chooses for a target of a vocabulary."""
 
 
-class CoreMlEngine:
+def load(setup: WorkerSetup) -> "CoreMlEngine":
+    """Raises InputError if the folder is incomplete, damaged, or put together from several models."""
+    return CoreMlEngine.load(Path(setup.model), epoch=setup.epoch, owner=setup.owner)
+
+
+class CoreMlEngine(Engine):
     """A folder that `launch-pipeline convert` made."""
 
     name = "coreml"
@@ -72,10 +83,8 @@ class CoreMlEngine:
         return self._choosers[vocabulary]
 
 
-class CoreMlSequence:
+class CoreMlSequence(EngineSequence):
     """One sequence's rows in a memory of whatever kind. A row without a slot has no candidates."""
-
-    copyable = False
 
     def __init__(
         self, forward: PackageForward, memory: KvMemory, sampling: Sampling, vocabulary: int, choosers: OpenSelector
@@ -126,9 +135,8 @@ class CoreMlSequence:
     def memory(self) -> int:
         return self._memory.size
 
-    def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> "CoreMlSequence":
-        assert free, "a state that only the device can read is not copied"
-        self.truncate(length)
+    def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "CoreMlSequence":
+        super().reopen(length, sampling, vocabulary, exclusive=exclusive)
         self._serve(sampling, vocabulary)
         return self
 
@@ -177,11 +185,9 @@ class HostCachedSequence(CoreMlSequence):
 
     @property
     def size(self) -> int:
-        """Bytes of shared memory."""
         return self._held.size
 
     def adopt(self, reference: KvReference) -> str:
-        """Go on with the cache of an earlier life, in an empty sequence; why not, if it can't be."""
         try:
             held = self._shelf.adopt(reference)
         except (ArenaError, SegmentError) as error:
@@ -193,16 +199,15 @@ class HostCachedSequence(CoreMlSequence):
         return ""
 
     def save(self) -> KvReference | None:
-        """Where the committed tokens' cache is, if that is news."""
         return self._held.save(self.committed)
 
     def truncate(self, length: int) -> None:
         self._held.cut(length)
         super().truncate(length)
 
-    def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> CoreMlSequence:
-        if free:
-            return super().again(length, sampling, vocabulary, free=True)
+    def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> CoreMlSequence:
+        if exclusive:
+            return super().reopen(length, sampling, vocabulary, exclusive=True)
         other = HostCachedSequence(self._forward, self._shelf, sampling, vocabulary, self._choosers)
         # Committed tokens lie in the first slots, in order.
         other._held.array[:, :, :length] = self._held.array[:, :, :length]
@@ -210,7 +215,6 @@ class HostCachedSequence(CoreMlSequence):
         return other
 
     def close(self) -> None:
-        """The sequence is over: its cache may serve another."""
         self._shelf.give_back(self._held)
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from draft_worker.candidates.ranking import propose
-from draft_worker.engine import Batch
+from draft_worker.engine import Batch, Engine, EngineSequence
+from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.tree_model import TreeModel
@@ -14,12 +15,21 @@ from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise
 from protocol.speculation.candidates import Candidates
+from protocol.worker.process import WorkerSetup
+
+ENGINE = EngineDeclaration(help="a model in mlx-lm's format", model="checkpoint")
 
 
-class MlxEngine:
+def load(setup: WorkerSetup) -> "MlxEngine":
+    """Raises InputError if the folder holds no model that can serve."""
+    return MlxEngine.load(Path(setup.model))
+
+
+class MlxEngine(Engine):
     """Any model that `TreeModel` takes."""
 
     name = "mlx"
+    joint = True
 
     def __init__(self, model: TreeModel, tokenizer: str) -> None:
         """`tokenizer`: the fingerprint of the model's tokenizer."""
@@ -53,7 +63,7 @@ class MlxEngine:
         return [sequence.candidates(rows, batch) for rows, (sequence, batch) in zip(logits, asked, strict=True)]
 
 
-class MlxSequence:
+class MlxSequence(EngineSequence):
     """A model's KV, and candidates by the sampling of one request."""
 
     copyable = True
@@ -81,8 +91,7 @@ class MlxSequence:
         self._rows.prefill(tokens)
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
-        part = self.part(batch)
-        return self.candidates(self._rows.evaluate(part.tokens, part.parents), batch)
+        return self._engine.evaluate_together([(self, batch)])[0]
 
     def part(self, batch: Batch) -> ForwardPart:
         """Its share of a forward."""
@@ -111,7 +120,7 @@ class MlxSequence:
     def memory(self) -> int:
         return self._rows.memory
 
-    def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> "MlxSequence":
-        rows = self._rows if free else self._rows.copy(length)
+    def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "MlxSequence":
+        rows = self._rows if exclusive else self._rows.copy(length)
         rows.truncate(length)
         return self._engine.around(rows, sampling, vocabulary)

@@ -5,48 +5,51 @@ from pathlib import Path
 
 import msgspec
 
-from draft_worker.engine import Batch
+from draft_worker.engine import ANY_TOKEN, Batch, Engine, EngineSequence
+from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
-from protocol.messages.base import MAX_CONTEXT
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.prompt_lookup import PromptLookup
+from protocol.worker.process import WorkerSetup
 
-_ANY_TOKEN = 1 << 20
+ENGINE = EngineDeclaration(help="prompt lookup, which needs no model", model="none")
 _LONGEST_RUN = 3
 
 
-class NgramEngine:
+def load(setup: WorkerSetup) -> "NgramEngine":
+    """Raises InputError if there is a folder and it holds no model."""
+    return NgramEngine(Path(setup.model) if setup.model else None)
+
+
+class NgramEngine(Engine):
     """Prompt lookup (Saxena 2023) in the committed tokens of each sequence."""
 
     name = "ngram"
     architecture = "prompt lookup"
-    context = MAX_CONTEXT
-    device = "cpu"
 
     def __init__(self, folder: Path | None = None) -> None:
         """`folder`: a model whose tokens are drafted; without one, any tokens are.
 
         Raises InputError if the folder's config.json or tokenizer.json is missing or broken.
         """
-        self.model = "" if folder is None else str(folder)
-        self.vocabulary = _ANY_TOKEN if folder is None else _vocabulary(folder)
-        self.tokenizer = "" if folder is None else tokenizer_fingerprint(folder)
+        if folder is not None:
+            self.model = str(folder)
+            self.vocabulary = _vocabulary(folder)
+            self.tokenizer = tokenizer_fingerprint(folder)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "NgramSequence":
         return NgramSequence()
 
 
-class NgramSequence:
+class NgramSequence(EngineSequence):
     """The committed tokens in an index; rows are mere tokens.
 
     It states no distributions: a guess without one is certain, which is what rejection sampling needs.
     """
 
     path_tokens = _LONGEST_RUN
-    memory = 0
-    copyable = False
 
     def __init__(self) -> None:
         self._lookup = PromptLookup(_LONGEST_RUN)
@@ -79,10 +82,6 @@ class NgramSequence:
         self._lookup.truncate(length)
         self._rows = {}
 
-    def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> "NgramSequence":
-        self.truncate(length)
-        return self
-
     def _candidates(self, context: Sequence[int], limit: int) -> Candidates:
         found = self._lookup.continuations(context, limit)
         return Candidates([token for token, _ in found], [probability for _, probability in found])
@@ -105,6 +104,6 @@ def _vocabulary(folder: Path) -> int:
             f"{folder}/config.json can't be read ({error}): pass the folder of a complete model."
         ) from error
     size = config.vocab_size or (config.text_config.vocab_size if config.text_config else None)
-    if not size or not 0 < size <= _ANY_TOKEN:
+    if not size or not 0 < size <= ANY_TOKEN:
         raise InputError(f"{folder}/config.json states no vocab_size: pass the folder of a complete model.")
     return size

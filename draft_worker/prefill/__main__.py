@@ -29,7 +29,9 @@ def _built(setup: WorkerSetup) -> PrefillWorker:
     outlet: OpenOutlet = RemoteOutlet
     if not setup.server:
         if setup.owner is None:
-            raise InputError("A prefill worker needs shared memory: set --kv-memory above 0, or --prefill-engine none.")
+            raise InputError(
+                "A prefill worker needs shared memory: set --arena-memory above 0, or --prefill-engine none."
+            )
         exchange = KvExchange(engine.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner)
         outlet = partial(ArenaOutlet, exchange)
     return PrefillWorker(engine, outlet, time.perf_counter, setup.prefill_chunk, fingerprint)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from draft_worker.loaded_model import LoadedModel, introduction
+from draft_worker.engine import LoadedModel, introduction
 from draft_worker.prefill.outlet import OpenOutlet, Outlet
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout

@@ -15,16 +15,17 @@ from orchestrator.api.client import STAMP, Client
 from orchestrator.api.listening import listening, require_served
 from orchestrator.api.owner import Owner
 from orchestrator.api.validation import out_of_range
-from orchestrator.core.options import Options
+from orchestrator.core.options import Options, StrategyName
+from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import OnProgress, converted_draft
 from orchestrator.machine.device_profiles import load_profile
-from orchestrator.machine.draft_choice import draft_choice
+from orchestrator.machine.draft_choice import draft_for
 from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName
+from protocol.contracts.engines import NO_DRAFT, DraftEngineName, PrefillEngineName, TargetEngineName
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.kv.segments import free_shared_memory
@@ -38,7 +39,8 @@ class Pipeline(Client):
     """`with Pipeline() as p: p.generate("def f(")`: three processes, gone at the end of the block.
 
     `target` and `draft` are folders or Hugging Face ids (None: the demo pair); further keywords are
-    the fields of `Options`. Raises InputError for what can't work, PipelineError if starting fails.
+    the fields of `Options`. A target with another tokenizer than the demo draft's and no `draft` decodes alone, and
+    `note` says so. Raises InputError for what can't work, PipelineError if starting fails.
     """
 
     def __init__(
@@ -72,14 +74,16 @@ class Pipeline(Client):
         `trace`: a folder that every process writes its spans to at the end, for `orchestrator.tools.profile`.
         """
         self._options = affordable(checked_options(options))
-        choice = draft_choice(draft_engine, draft, on_progress)
-        self.note = choice.note
+        choice = draft_for(target, draft_engine, draft, on_progress, own=bool(draft_command))
+        self.note = choice.note if STRATEGIES[self._options.strategy].drafts else ""
         """One line for the user about the draft, if it is not as he asked."""
-        self._paths = {"target": str(resolve(target, "target")), "draft": str(choice.folder)}
+        if choice.engine == NO_DRAFT and listen is None:
+            self._options = msgspec.structs.replace(self._options, strategy="ar")
+        self._paths = {"target": str(resolve(target, "target")), "draft": str(choice.folder or "")}
         self._draft_engine: DraftEngineName = choice.engine
         self._prefill_engine: PrefillEngineName = prefill_engine
-        if prefill_engine != "none" and not self._options.kv_memory:
-            raise InputError("A prefill engine hands KV over in shared memory: set --kv-memory above 0.")
+        if prefill_engine != "none" and not self._options.arena_memory:
+            raise InputError("A prefill engine hands KV over in shared memory: set --arena-memory above 0.")
         self._target_hosts = (
             checked_hosts(target_hosts, Path(self._paths["target"]), prefill_engine)
             if isinstance(target_hosts, str)
@@ -136,6 +140,11 @@ class Pipeline(Client):
                 process.wait()
             if session is not None:
                 session.remove()
+
+    @property
+    def strategy(self) -> StrategyName:
+        """The strategy in force: `ar` for a pipeline that can get no draft, whatever was asked for."""
+        return self._options.strategy
 
     @property
     def owner(self) -> Owner:
@@ -227,8 +236,8 @@ def checked_options(options: dict[str, Any]) -> Options:
 def affordable(options: Options) -> Options:
     """With no more memory for KV than half of what the system has for sharing."""
     free = free_shared_memory()
-    limit = options.kv_memory if free is None else min(options.kv_memory, free >> 21)
-    return msgspec.structs.replace(options, kv_memory=limit)
+    limit = options.arena_memory if free is None else min(options.arena_memory, free >> 21)
+    return msgspec.structs.replace(options, arena_memory=limit)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

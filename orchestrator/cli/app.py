@@ -32,10 +32,12 @@ from orchestrator.cli.commands.target_rank import target_hosts_option, target_ra
 from orchestrator.cli.commands.workers import workers
 from orchestrator.cli.configuration import default_map, hear_environment, origin
 from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.draft_engine_option import draft_engine_option
 from orchestrator.cli.pace_option import pace_option
 from orchestrator.cli.pair_option import pair_option
 from orchestrator.cli.sampling_options import sampling, sampling_options
 from orchestrator.runtime.request_state import require_compatible
+from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError, PipelineError
 from protocol.paths import config_file
 
@@ -43,14 +45,12 @@ _INTERRUPTED = 130
 _FAILED = 1
 _PIPELINE_OPTIONS = [
     click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model."),
-    click.option("--draft", metavar="MODEL", help="The same for the draft; it needs the target's tokenizer."),
     click.option(
-        "--draft-engine",
-        type=click.Choice(["mlx", "coreml", "ngram", "none"]),
-        default="mlx",
-        show_default=True,
-        help="coreml is for the Neural Engine; where there is none, an executor runs the same package.",
+        "--draft",
+        metavar="MODEL",
+        help="The same for the draft; it needs the target's tokenizer. Default: demo model, where that fits.",
     ),
+    draft_engine_option(optional=True),
     click.option(
         "--strategy",
         type=click.Choice(["ar", "sd", "ssd", "adaptive"]),
@@ -77,8 +77,8 @@ _PIPELINE_OPTIONS = [
     click.option(
         "--concurrent", type=int, help="Requests decoded at the same time; others wait for their turn.  [default: 16]"
     ),
-    click.option("--kv-memory", type=int, help="MiB of shared memory for KV that outlives a request.  [default: 2048]"),
-    click.option("--kept-memory", type=int, help="MiB of each worker's own memory for the same.  [default: 512]"),
+    click.option("--arena-memory", type=int, help="MiB of shared memory for KV of ended requests.  [default: 2048]"),
+    click.option("--prefix-cache-memory", type=int, help="MiB of each worker's memory for the same.  [default: 512]"),
     target_hosts_option,
     click.option("--record", type=click.Path(dir_okay=False, writable=True), help="Write the event log to a file."),
     pace_option,
@@ -140,7 +140,7 @@ def generate(
     if address is not None:
         _run(Client(address), text, params, as_json, quiet)
         return
-    if options["draft_engine"] != "none":
+    if options["draft_engine"] != NO_DRAFT:
         require_compatible(params.verification, options["strategy"])
     with _started(options, quiet=quiet or as_json) as pipeline:
         _run(pipeline, text, params, as_json, quiet)
@@ -261,8 +261,6 @@ def _started(options: dict[str, Any], *, quiet: bool) -> Any:
 def _opened(options: dict[str, Any], *, quiet: bool) -> Pipeline:
     """A pipeline that is not started yet; a draft may be converted for it."""
     given = {name: value for name, value in options.items() if value is not None}
-    if given["draft_engine"] == "none" and "listen" not in given:
-        given["strategy"] = "ar"
     with ConversionBar(quiet) as bar:
         pipeline = Pipeline(on_progress=bar, **given)
     if pipeline.note:

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from orchestrator.cli.presets import filled_in
-from orchestrator.tools.pairs import pairs, usable_pair
+from orchestrator.machine.recommended_pairs import pairs, usable_pair
+from protocol.contracts.engines import draft_model
 
 
 def pair_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -19,6 +20,8 @@ def pair_option(command: Callable[..., Any]) -> Callable[..., Any]:
         if pair is not None:
             models = usable_pair(pair)
             values = {"target": models.target.id, "draft": models.draft.id}
+            if draft_model(options.get("draft_engine", "mlx")) == "none":
+                del values["draft"]
         return command(*arguments, **filled_in(options, "pair", values))
 
     words = "A recommended target and draft, see `launch-pipeline pairs`."

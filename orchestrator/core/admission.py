@@ -1,10 +1,10 @@
-"""Who may work together, and what may be asked: checks with a sentence for an answer. Pure."""
+"""Which workers fit together, and which requests they can serve: checks that answer with a sentence. Pure."""
 
 from orchestrator.core.events import Request
 from protocol.messages.worker import Hello
 
 
-def disagreement(one: Hello, other: Hello) -> str | None:
+def mismatch(one: Hello, other: Hello) -> str | None:
     """Why this draft and this target can't be a pair, or None. Padded vocabulary sizes may differ."""
     target, draft = (one, other) if one.role == "target" else (other, one)
     if draft.tokenizer and draft.tokenizer != target.tokenizer:
@@ -16,8 +16,11 @@ def disagreement(one: Hello, other: Hello) -> str | None:
 
 
 def refusal(request: Request, target: Hello, draft: Hello | None = None) -> str | None:
-    """Why these workers can't serve a request, or None. A draft of few positions falls silent at the last one;
-    only a converted one that could not even begin is worth a refusal, since its context is the user's choice."""
+    """Why these workers can't serve a request, or None.
+
+    A draft falls silent at its last position, which costs no token. Only a converted draft whose context the prompt
+    exceeds is an error, because the user chose that context.
+    """
     length = len(request.tokens)
     if draft is not None and draft.engine == "coreml" and length >= draft.context:
         return (

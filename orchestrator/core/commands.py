@@ -1,4 +1,4 @@
-"""What the state machine wants done, in this order."""
+"""What the runtime must do, in this order, after the state machine has taken an event."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -11,7 +11,7 @@ from protocol.messages.worker import ToWorker
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """Send a message to the present worker of a role; of several drafts, to this incarnation."""
+    """Send a message to the present worker of a role, or to the draft with this incarnation."""
 
     role: Role
     message: ToWorker
@@ -21,14 +21,14 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """These tokens are committed for good: hand them to the client."""
+    """Hand these tokens to the client: they are committed for good."""
 
     sequence: SequenceId
     tokens: tuple[int, ...]
     hit: bool | None = None
-    """Whether the next speculation was there already; None where there is no such thing."""
+    """Whether the next speculation was there already; None under a strategy without a speculation cache."""
     likelihoods: tuple[Likelihood, ...] = ()
-    """Of each of the tokens, if they were asked for."""
+    """One for each token, if the request asked for log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The request can't be served; the text says why and what to do."""
+    """The request can't be served. The text says why and what to do."""
 
     sequence: SequenceId
     text: str
@@ -59,7 +59,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """A worker can't serve here and another start would not help; the text says why and what to do."""
+    """A worker can't serve here, and another start would not help. The text says why and what to do."""
 
     role: Role
     incarnation: int
@@ -68,7 +68,7 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """This arena is of no more use: unlink it."""
+    """Unlink this arena."""
 
     name: str
 

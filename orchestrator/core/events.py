@@ -1,4 +1,4 @@
-"""What happens to the state machine. Plain facts; the shell makes them from messages, clocks and processes."""
+"""What happens to the state machine. Plain facts; the runtime makes them from messages, clocks and processes."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -21,7 +21,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A client wants this request served under this id, which no other request ever had."""
+    """A client submits a request. No other request ever had this id."""
 
     sequence: SequenceId
     request: Request
@@ -29,7 +29,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The shell ends a request: the client cancelled it, or a stop string was found in its text."""
+    """The runtime ends a request: the client cancelled it, or a stop string was found in its text."""
 
     sequence: SequenceId
     reason: Literal["cancelled", "stop"]
@@ -44,7 +44,7 @@ class WorkerUp:
     incarnation: int
     hello: Hello
     guest: bool = False
-    """It runs on a machine of somebody else's choice: it may help, and must not forbid anything."""
+    """It runs on another machine: it may help, but no request is refused because of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class WorkerDown:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A worker said something."""
+    """A message of a worker arrived."""
 
     role: Role
     incarnation: int
@@ -66,7 +66,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; the shell sends one no later than `Machine.deadline()`."""
+    """Time has passed. The runtime sends one no later than `Machine.deadline()`."""
 
 
 Event: TypeAlias = Submitted | Ended | WorkerUp | WorkerDown | Arrived | Tick

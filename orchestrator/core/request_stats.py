@@ -4,6 +4,8 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
+
 from protocol.messages.client import Pace, Statistics
 from protocol.messages.worker import Paced
 
@@ -105,6 +107,20 @@ class RequestStats:
             prefill_seconds=self.prefill_seconds,
             pace=pace_of(profile, self.paced) if profile else None,
         )
+
+
+def without_surplus(statistics: Statistics, surplus: int) -> Statistics:
+    """The statistics of a request whose last `surplus` tokens a stop string cut off after they were counted."""
+    if surplus <= 0:
+        return statistics
+    kept = max(0, statistics.generated_tokens - surplus)
+    share = kept / statistics.generated_tokens
+    return msgspec.structs.replace(
+        statistics,
+        generated_tokens=kept,
+        tokens_per_second=share * statistics.tokens_per_second,
+        tokens_per_round=share * statistics.tokens_per_round,
+    )
 
 
 def pace_of(profile: str, paced: Paced) -> Pace:

@@ -1,33 +1,31 @@
-"""Answers that the target owes, and when it is to be asked again, told anew or replaced. Pure."""
+"""Answers that the target owes: when to send a message again, start the sequence anew, or replace the target. Pure."""
 
 from collections.abc import Mapping
 from enum import Enum, auto
 
 from orchestrator.core.commands import Replace
-from orchestrator.core.sequence import Phase, Sequence
+from orchestrator.core.phases import AWAITING_TARGET, Phase
+from orchestrator.core.sequence import Sequence
 from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import SequenceId
 
 _ANSWER_SECONDS = 5.0
-"""After this long without an answer the target is asked again; its answers are idempotent."""
-_MOST_REPEATS = 2
-"""Then the target is told to start the sequence anew: it may hold an answer that fits no question."""
+"""After this long without an answer the message is sent again; the target's answers are idempotent."""
+_MAX_RESENDS = 2
+"""Then the sequence is started anew: the target may be at another round than the orchestrator."""
 _SILENCE_SECONDS = 60.0
-"""After this long without any sign of a target that owes an answer, it is replaced."""
-
-AWAITING_ANSWER = (Phase.PREFILLING, Phase.VERIFYING)
-"""The target has been asked and has not answered."""
+"""A target that owes an answer and sends nothing at all for this long is replaced."""
 
 
 class Remedy(Enum):
-    """What to do about an answer that has not come."""
+    """What to do about an answer that is overdue."""
 
-    ASK_AGAIN = auto()
+    SEND_AGAIN = auto()
     START_ANEW = auto()
 
 
 class ResponseTimeouts:
-    """Of the target that is up, if one is."""
+    """Timeouts of the target that is up, if one is."""
 
     def __init__(self, sequences: Mapping[SequenceId, Sequence], workers: WorkerRegistry) -> None:
         self._sequences = sequences
@@ -35,15 +33,15 @@ class ResponseTimeouts:
 
     def deadline(self) -> float | None:
         """When the first answer is overdue."""
-        return min((sequence.asked_at + _ANSWER_SECONDS for sequence in self._owed()), default=None)
+        return min((sequence.sent_at + _ANSWER_SECONDS for sequence in self._awaiting()), default=None)
 
     def overdue(self, now: float) -> list[tuple[Sequence, Remedy]]:
-        """Whose answers are, and what to do; from now on they are waited for once more."""
-        late = [sequence for sequence in self._owed() if now >= sequence.asked_at + _ANSWER_SECONDS]
+        """Sequences whose answer is overdue, with the remedy; their timeout begins again."""
+        late = [sequence for sequence in self._awaiting() if now >= sequence.sent_at + _ANSWER_SECONDS]
         return [(sequence, _remedy(sequence, now)) for sequence in late]
 
-    def silent(self, now: float) -> Replace | None:
-        """The target's replacement, if it owes answers and is silent for too long."""
+    def silent_target(self, now: float) -> Replace | None:
+        """The command that replaces the target, if it was silent for too long."""
         silence = self._workers.silence("target", now) if "target" in self._workers else 0.0
         if silence <= _SILENCE_SECONDS:
             return None
@@ -51,14 +49,14 @@ class ResponseTimeouts:
             "target", self._workers.incarnation("target"), f"The target has been silent for {silence:.0f} s."
         )
 
-    def _owed(self) -> list[Sequence]:
+    def _awaiting(self) -> list[Sequence]:
         if "target" not in self._workers:
             return []
-        return [sequence for sequence in self._sequences.values() if sequence.phase in AWAITING_ANSWER]
+        return [sequence for sequence in self._sequences.values() if sequence.phase in AWAITING_TARGET]
 
 
 def _remedy(sequence: Sequence, now: float) -> Remedy:
-    sequence.asked_at = now
-    sequence.repeats += 1
-    hopeless = sequence.repeats > _MOST_REPEATS and sequence.phase is Phase.VERIFYING
-    return Remedy.START_ANEW if hopeless else Remedy.ASK_AGAIN
+    sequence.sent_at = now
+    sequence.resends += 1
+    hopeless = sequence.resends > _MAX_RESENDS and sequence.phase is Phase.VERIFYING
+    return Remedy.START_ANEW if hopeless else Remedy.SEND_AGAIN

@@ -9,11 +9,10 @@ from protocol.messages.plans import Distribution
 from protocol.messages.worker import Grow
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 
-_MOST_NODES = 1 << 13
-"""Twice what any plan keeps: a draft that grows faster than the target verifies must not eat the memory, nor the
-time that a commit takes."""
-_MOST_CHILDREN = 256
-"""Of one node: four times what any plan asks for. The most probable path is found past all of them."""
+_MAX_NODES = 1 << 13
+"""Twice what any plan keeps. It bounds the memory, and the time of a commit, whatever a draft sends."""
+_MAX_CHILDREN = 256
+"""Children of one node: four times what any plan asks for. The search for the most probable path visits them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +22,18 @@ class CommitOutcome:
     hit: bool
     """The new root already has children."""
     fan: int
-    """Children that the last accepted node had: the guesses of the bonus token."""
+    """Children of the last accepted node: the guesses of the bonus token."""
     guessed: bool
     """The bonus token was among them."""
 
 
 class SpeculationCache:
-    """Nodes keep their ids when the root moves, so growth may arrive late, twice or out of order."""
+    """Nodes keep their ids when the root moves, so that growth may arrive late, twice or out of order."""
 
     def __init__(self, root: NodeId, token: int, position: int) -> None:
         self.tree = TokenTree(root, token, position)
         self.orphans = 0
-        """Nodes that arrived for a parent which is not (any more) in the tree."""
+        """Nodes that arrived for a parent that is not, or no longer, in the tree."""
         self._distributions: dict[NodeId, Distribution] = {}
 
     @property
@@ -47,18 +46,17 @@ class SpeculationCache:
         return not self.root.children
 
     def merge(self, growth: Grow, believe: Callable[[float, int], float], vocabulary: int) -> int:
-        """Add what a draft grew and there is room for, but no token from `vocabulary` on.
+        """Add what a draft grew, as far as there is room, without tokens from `vocabulary` on.
 
-        Returns how many nodes were new.
-
-        `believe` turns a draft's claim and a guess's rank among its siblings into a probability.
+        `believe` turns a draft's claim and a guess's rank among its siblings into a probability. Returns the number of
+        new nodes.
         """
         before = len(self.tree)
         for parent_id, token, claimed in zip(growth.parents, growth.tokens, growth.probabilities, strict=True):
             parent = self.tree.get(parent_id)
             if parent is None:
                 self.orphans += 1
-            elif token < vocabulary and len(self.tree) < _MOST_NODES and len(parent.children) < _MOST_CHILDREN:
+            elif token < vocabulary and len(self.tree) < _MAX_NODES and len(parent.children) < _MAX_CHILDREN:
                 self.tree.add(parent, token, claimed, believe(claimed, len(parent.children)))
         for distribution in growth.distributions:
             if distribution.node in self.tree:
@@ -66,8 +64,7 @@ class SpeculationCache:
         return len(self.tree) - before
 
     def loose_chain(self, leaf: Node, guesses: Sequence[tuple[int, float]]) -> list[Node]:
-        """A chain of (token, belief) below `leaf` that can be verified but is not the draft's, so the tree does
-        not hold it."""
+        """A chain of (token, believed probability) below `leaf`, outside the tree, since no draft grew it."""
         nodes: list[Node] = []
         parent = leaf
         for token, belief in guesses:
@@ -86,7 +83,7 @@ class SpeculationCache:
         return nodes
 
     def distributions(self, nodes: Sequence[Node]) -> tuple[Distribution, ...]:
-        """The draft distributions that `nodes` were drawn from, where known."""
+        """The draft distributions that `nodes` were sampled from, where they are known."""
         parents = (node.parent.id for node in nodes if node.parent is not None)
         return tuple(self._distributions[parent] for parent in parents if parent in self._distributions)
 

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from orchestrator.core.options import StrategyName
 from orchestrator.core.policy.strategies import STRATEGIES
+from protocol.contracts.engines import DraftEngineName, draft_model
 from protocol.errors import InputError
 from protocol.messages.base import Role
 from protocol.worker.pacing import DevicePace
@@ -107,16 +108,17 @@ def parse_profile(content: str, origin: str) -> DeviceProfile:
 
 
 def worker_pace(
-    profile: DeviceProfile, role: Role, strategy: StrategyName, draft_engine: str, apart: bool = False
+    profile: DeviceProfile, role: Role, strategy: StrategyName, draft_engine: DraftEngineName, apart: bool = False
 ) -> DevicePace | None:
     """The pace of one worker of ours, whose draft has a device of its own; None for one that has none to be like.
 
     The slow-down holds where a strategy lets both devices work at once, unless they are `apart`: in two machines,
     which share no memory.
     """
-    if role == "prefill" or (role == "draft" and draft_engine == "ngram"):
+    drafts = draft_model(draft_engine) != "none"
+    if role == "prefill" or (role == "draft" and not drafts):
         return None
-    both = not apart and draft_engine not in ("none", "ngram") and STRATEGIES[strategy].caches
+    both = drafts and not apart and STRATEGIES[strategy].caches
     times = profile.draft if role == "draft" else profile.target
     return times.pace(profile.both_busy.factor if both else 1.0)
 

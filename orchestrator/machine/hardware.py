@@ -88,7 +88,7 @@ def computes_on_processor() -> bool:
     """Whether MLX here is the Linux processor build. Asks MLX itself only where a CUDA build is installed."""
     if sys.platform != "linux":
         return False
-    if not any(installed(name) for name in ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")):
+    if not any(installed_version(name) for name in ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")):
         return True
     device = mlx_device()
     return not isinstance(device, MlxDevice) or device.kind == "cpu"
@@ -142,13 +142,12 @@ def system_build() -> str:
     return f"{os.uname().sysname} {os.uname().release}"
 
 
-def installed(package: str) -> bool:
-    """Whether a distribution of this name is in the environment; imports nothing of it."""
+def installed_version(package: str) -> str | None:
+    """The version of a distribution in the environment, or None; imports nothing of it."""
     try:
-        importlib.metadata.version(package)
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return None
 
 
 def _first_sibling(core: int) -> int:

@@ -50,7 +50,7 @@ class DelayedHub(Hub):
             super().send(peer, message, stamp)
         yield from self._links.arrived_here(now)
 
-    def patience(self, wait: float) -> float:
+    def timeout(self, wait: float) -> float:
         """Seconds to poll before the next call, at most `wait`; too short by the millisecond that a poll rounds up.
         Naps through the last one before something arrives, which a poll would oversleep."""
         due = self._links.due()

@@ -51,9 +51,9 @@ class Orchestrator:
         self._watchers = Watchers[ClientAddress](
             TelemetryRecorder(self._machine, lru_cache(_TEXTS_KEPT)(self._codec.shown))
         )
-        self._desk = ClientFrontend(context, setup, self._codec, self._state, self._watchers)
-        self._crew = WorkerPool(context, setup, self._epoch, self._machine.strategy.drafts)
-        self._trace = self._crew.trace
+        self._clients = ClientFrontend(context, setup, self._codec, self._state, self._watchers)
+        self._workers = WorkerPool(context, setup, self._epoch, self._machine.strategy.drafts)
+        self._trace = self._workers.trace
         self._poller = zmq.Poller()
         self._hellos: dict[Role, Hello] = {}
         self._serving: dict[Role, int] = {}
@@ -69,35 +69,35 @@ class Orchestrator:
     def run(self) -> None:
         """Serve until the parent is gone or SIGTERM comes; then end every worker."""
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stopping", True))
-        self._poller.register(self._desk.socket, zmq.POLLIN)
+        self._poller.register(self._clients.socket, zmq.POLLIN)
         if self._setup.life is not None:
             self._poller.register(self._setup.life, zmq.POLLIN)
-        self._crew.start(self._poller)
+        self._workers.start(self._poller)
         self._became_ready()
         gc.collect()
         gc.freeze()
         gc.disable()
         try:
             while not self._stopping:
-                self._turn()
+                self._run_once()
         finally:
             self._close()
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         """Wait for something to happen, and let it."""
-        ready = {source for source, _ in self._poller.poll(self._patience())}
+        ready = {source for source, _ in self._poller.poll(self._timeout())}
         self._trace.woke()
-        self._on_all(self._crew.receive(ready))
-        for event in self._desk.receive():
+        self._handle_all(self._workers.receive(ready))
+        for event in self._clients.receive():
             self._step(event)
         if self._setup.life in ready:
             self._stopping = True
         self._on_time()
 
-    def _patience(self) -> int:
+    def _timeout(self) -> int:
         """Milliseconds until something is due."""
-        due = [self._machine.deadline(), self._crew.deadline(), self._watchers.deadline(), self._next_ping]
-        wait = self._crew.patience(min(at for at in due if at is not None) - time.monotonic())
+        due = [self._machine.deadline(), self._workers.deadline(), self._watchers.deadline(), self._next_ping]
+        wait = self._workers.timeout(min(at for at in due if at is not None) - time.monotonic())
         # Rounded up, so that a turn never comes just before what it is for.
         return max(0, int(wait * 1000) + 1)
 
@@ -106,13 +106,13 @@ class Orchestrator:
         deadline = self._machine.deadline()
         if deadline is not None and now >= deadline:
             self._step(Tick())
-        self._on_all(self._crew.on_time(now))
+        self._handle_all(self._workers.on_time(now))
         if self._watchers.watching:
-            self._desk.tell_watchers(now)
+            self._clients.send_telemetry(now)
         if now >= self._next_ping:
             self._next_ping = now + _PING_SECONDS
-            self._crew.ping(self._machine.standings())
-            if self._desk.idle or now >= self._next_collection:
+            self._workers.ping(self._machine.draft_statuses())
+            if self._clients.idle or now >= self._next_collection:
                 gc.collect()
                 self._next_collection = now + _COLLECTION_SECONDS
 
@@ -130,30 +130,30 @@ class Orchestrator:
     def _perform(self, command: Command) -> None:
         match command:
             case SendMessage(role, message, incarnation):
-                self._tell(role, message, incarnation)
+                self._send(role, message, incarnation)
             case Emit() as emit:
-                ended = self._desk.emit(emit)
+                ended = self._clients.emit(emit)
                 if ended is not None:
                     self._step(ended)
             case Finish():
-                self._desk.finish(command)
+                self._clients.finish(command)
             case Reject(sequence, text):
-                self._desk.refuse(sequence, InputError(text))
+                self._clients.refuse(sequence, InputError(text))
             case Replace(role, incarnation, reason):
                 log.warning("worker replaced", role=role, reason=reason)
-                self._on_all(self._crew.replace(role, incarnation, reason))
+                self._handle_all(self._workers.replace(role, incarnation, reason))
             case Dismiss(role, incarnation, text):
-                self._on_all(self._crew.dismiss(role, incarnation, text))
+                self._handle_all(self._workers.dismiss(role, incarnation, text))
             case Release(name):
                 unlink_segment(name)
 
     # Workers ----------------------------------------------------------------------------------
 
-    def _on_all(self, news: Iterable[WorkerNews]) -> None:
+    def _handle_all(self, news: Iterable[WorkerNews]) -> None:
         for one in news:
-            self._on_news(one)
+            self._handle(one)
 
-    def _on_news(self, news: WorkerNews) -> None:
+    def _handle(self, news: WorkerNews) -> None:
         match news:
             case PipelineError():
                 self._fail(news)
@@ -171,10 +171,10 @@ class Orchestrator:
             case _:
                 self._step(news)
 
-    def _tell(self, role: Role, message: ToWorker, incarnation: int | None) -> None:
+    def _send(self, role: Role, message: ToWorker, incarnation: int | None) -> None:
         to = self._serving.get(role) if incarnation is None else incarnation
         if to is not None:
-            self._crew.tell(to, message)
+            self._workers.send(to, message)
 
     # State ------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class Orchestrator:
         target, draft = self._hellos.get("target"), self._hellos.get("draft")
         return PipelineState(
             session=self._setup.session,
-            ready=self._failure is None and all(role in self._hellos for role in self._crew.roles),
+            ready=self._failure is None and all(role in self._hellos for role in self._workers.roles),
             failure=None if self._failure is None else str(self._failure)[:4000],
             blame="pipeline" if self._failure is None else blame_of(self._failure),
             target=target.model if target else self._setup.target,
@@ -197,23 +197,23 @@ class Orchestrator:
     def _became_ready(self) -> None:
         if not self._was_ready and self._state().ready:
             self._was_ready = True
-            self._crew.settled()
-            self._desk.tell_inquirers()
+            self._workers.settled()
+            self._clients.notify_inquirers()
 
     def _fail(self, error: PipelineError) -> None:
         """The pipeline can't go on; whoever waits is told why."""
         log.error("pipeline failed", reason=str(error))
         self._failure = error
         self._session.record_failure(error)
-        self._desk.refuse_all(error)
-        self._desk.tell_inquirers()
+        self._clients.refuse_all(error)
+        self._clients.notify_inquirers()
 
     def _close(self) -> None:
         stopped = PipelineError("The pipeline was stopped while it served this request: start it and ask again.")
-        self._desk.refuse_all(stopped)
-        self._crew.stop()
+        self._clients.refuse_all(stopped)
+        self._workers.stop()
         unlink_owned()
-        self._desk.close()
+        self._clients.close()
         self._journal.close()
         self._trace.save()
         with suppress(OSError):

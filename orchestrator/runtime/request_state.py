@@ -1,10 +1,11 @@
-"""Clients' requests: text in, text out, around the token ids that the state machine deals in."""
+"""One client request: text in, text out, around the token ids that the state machine deals in."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.core.events import Request
 from orchestrator.core.options import Options, StrategyName
+from orchestrator.core.request_stats import without_surplus
 from orchestrator.text.stop_scanner import StopScanner
 from orchestrator.text.tokenizer import TextCodec, TextStream
 from protocol.errors import InputError
@@ -16,24 +17,24 @@ from protocol.transport.codec import Stamp
 
 @dataclass(slots=True)
 class RequestState:
-    """One request and the client that waits for it."""
+    """A request, the client that waits for it, and how far its text has got."""
 
     sequence: SequenceId
     peer: bytes
     stamp: Stamp
     request: str
+    """The client's own id."""
     text: TextStream
     stops: StopScanner
     stopped: bool = False
-    """A stop string was found: whatever follows is not for the client."""
-    told: int = 0
-    """Tokens that the client has been told."""
+    """A stop string was found: nothing that follows goes to the client."""
+    sent_tokens: int = 0
 
     @classmethod
     def open(cls, sequence: SequenceId, peer: bytes, stamp: Stamp, submit: Submit, codec: TextCodec) -> "RequestState":
         return cls(sequence, peer, stamp, submit.request, codec.stream(), StopScanner(submit.stop))
 
-    def piece(
+    def output(
         self, tokens: tuple[int, ...], hit: bool | None = None, likelihoods: tuple[Likelihood, ...] = ()
     ) -> Output:
         """The text that `tokens` complete, up to a stop string if there is one."""
@@ -45,7 +46,7 @@ class RequestState:
             taken += 1
             if self.stopped:
                 break
-        self.told += taken
+        self.sent_tokens += taken
         return Output(self.request, "".join(texts), tokens[:taken], hit, likelihoods[:taken])
 
     def rest(self) -> Output | None:
@@ -57,7 +58,9 @@ class RequestState:
         return Output(self.request, text, ()) if text else None
 
     def done(self, reason: Literal["stop", "length", "cancelled"], statistics: Statistics) -> Done:
-        return Done(self.request, "stop" if self.stopped else reason, statistics, self.stops.found)
+        """The last message. Tokens that a stop string cut off in the last commit are not counted."""
+        sent = without_surplus(statistics, statistics.generated_tokens - self.sent_tokens)
+        return Done(self.request, "stop" if self.stopped else reason, sent, self.stops.found)
 
 
 def to_request(submit: Submit, codec: TextCodec, options: Options) -> Request:

@@ -7,7 +7,7 @@ import msgspec
 from orchestrator.core.options import Options
 from orchestrator.machine.device_profiles import DeviceProfile
 from orchestrator.runtime.link_emulation import EmulatedLink
-from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName
+from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName, draft_model
 from protocol.contracts.target_hosts import TargetHosts
 
 
@@ -29,7 +29,7 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Where clients connect."""
     target: str
     draft: str
-    """Model folder; what the n-gram engine takes its vocabulary from."""
+    """Model folder; empty for a draft without a model of its own, which is given the target's."""
     target_engine: TargetEngineName = "mlx"
     draft_engine: DraftEngineName = "mlx"
     prefill_engine: PrefillEngineName = "none"
@@ -52,6 +52,10 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Let the workers be as slow as these devices."""
     trace: str = ""
     """Folder that every process writes its spans to at the end; empty records none."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a draft engine that there is not."""
+        draft_model(self.draft_engine)
 
     @classmethod
     def from_arguments(cls) -> "OrchestratorSetup":

@@ -1,56 +1,26 @@
-"""Recommended pairs of models: what they take, whether they go together, what they would reach here. Prints nothing."""
+"""What recommended pairs of models take, whether they go together, what they would reach here. Prints nothing."""
 
 import json
-import tomllib
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
 
 from orchestrator.machine.checkpoints import cached
 from orchestrator.machine.device_profiles import DeviceProfile
+from orchestrator.machine.recommended_pairs import PROCESSOR_BITS, Pair
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.plan import Scenario, plain, simulated
 from orchestrator.tools.simulate.sweep import with_draft_step, with_target_step
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
-from protocol.errors import InputError
 
 _USABLE = 0.75
 """Of a machine's memory: about what macOS lends the GPU, and the system needs the rest."""
 _KV_BYTES = 1 << 30
 """For keys and values of some thousand tokens, and the processes themselves."""
-_PROCESSOR_BITS = 32
-"""On a processor weights are unpacked to float32."""
 _TOKENS = 128
 _FURTHEST = 20.0
 """Times the weights of the calibrated model: beyond, what a forward takes besides reading them is a guess."""
 _SLOWEST = 2000.0
 """Milliseconds of a forward that anybody would wait for; far slower targets are taken for dead."""
-
-
-class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    id: str
-    parameters: Annotated[float, Meta(gt=0.0)]
-    """Billions."""
-    bits: Annotated[float, Meta(gt=0.0, le=32.0)]
-    """A weight's, scales included."""
-    tokenizer: str
-    """Family; within one, ids mean the same."""
-
-    def weights(self, on_processor: bool) -> float:
-        """Bytes that a forward reads, estimated."""
-        return self.parameters * 1e9 * (_PROCESSOR_BITS if on_processor else self.bits) / 8
-
-
-class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    target: Model
-    draft: Model
-    refused: str = ""
-    """Why it can't be used yet, if so."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +29,6 @@ class Forecast:
 
     plain: float
     adaptive: float
-
-
-@cache
-def pairs() -> dict[str, Pair]:
-    """The shipped ones, by name."""
-    content = (resources.files("orchestrator.tools") / "pairs.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(content), dict[str, Pair])
-
-
-def usable_pair(name: str) -> Pair:
-    """Raises InputError for one that can't be used yet."""
-    pair = pairs()[name]
-    if pair.refused:
-        raise InputError(f"The pair {name} can't be used yet: {pair.refused}. `launch-pipeline pairs` lists others.")
-    return pair
 
 
 def memory(pair: Pair, on_processor: bool) -> float:
@@ -129,4 +84,4 @@ def weights_in(folder: Path, on_processor: bool) -> int:
         bits = quantization["bits"] + 32 / quantization.get("group_size", 64)
     else:
         bits = 32 if config.get("torch_dtype", config.get("dtype")) == "float32" else 16
-    return round(size * _PROCESSOR_BITS / bits)
+    return round(size * PROCESSOR_BITS / bits)

@@ -1,13 +1,85 @@
-"""Which engines there are, by the names that options and workers know them by."""
+"""Which engines there are, by the names that options and workers know them by. Imports no engine.
 
-from typing import Literal
+A draft engine is a module of draft_worker.engines with a literal constant `ENGINE = EngineDeclaration(...)` and a
+function `load(setup: WorkerSetup) -> Engine`. The module's name is the engine's. Nothing else registers it: the
+declaration is read from the module's source, since the orchestrator must not import the draft worker.
+"""
 
-DraftEngineName = Literal["mlx", "coreml", "ngram", "none", "random"]
-"""coreml is for the Neural Engine, and runs by an executor where there is none; random guesses blindly at the
-cost of mlx: for measuring what a useless draft costs."""
+import ast
+import importlib.util
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from protocol.errors import InputError
+
+DraftEngineName: TypeAlias = str
+"""A key of `draft_engines`, or NO_DRAFT."""
+NO_DRAFT = "none"
+"""The orchestrator starts no draft worker."""
 
 TargetEngineName = Literal["mlx", "none"]
 """none: a target of another machine is waited for."""
 
 PrefillEngineName = Literal["none", "mlx", "coreml", "guest"]
 """What reads prompts in a process of its own; guest: one of another machine, which is trusted with the text."""
+
+DraftModel: TypeAlias = Literal["checkpoint", "package", "none"]
+"""What an engine drafts with: a model's folder as it is, a Core ML package converted from it, or no model."""
+
+
+class EngineDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a draft engine's module says of it."""
+
+    help: str
+    """One line for the command line."""
+    model: DraftModel
+    hidden: bool = False
+    """Only measurements use it; the command line does not offer it."""
+
+
+@cache
+def draft_engines() -> Mapping[DraftEngineName, EngineDeclaration]:
+    """Every engine of the installed draft worker, hidden ones too, in the order of their names."""
+    package = importlib.util.find_spec("draft_worker")
+    locations = package.submodule_search_locations if package else None
+    return declared_engines(Path(next(iter(locations))) / "engines") if locations else MappingProxyType({})
+
+
+def offered_engines() -> dict[DraftEngineName, EngineDeclaration]:
+    """Those that the command line offers."""
+    return {name: engine for name, engine in draft_engines().items() if not engine.hidden}
+
+
+def draft_engine(name: DraftEngineName) -> EngineDeclaration:
+    """Raises InputError, which names the choices, if no engine has this name."""
+    if name not in draft_engines():
+        raise InputError(f"There is no draft engine called {name!r}: choose {', '.join(offered_engines())} or none.")
+    return draft_engines()[name]
+
+
+def draft_model(name: DraftEngineName) -> DraftModel:
+    """What the engine `name` drafts with; NO_DRAFT needs no model either. Raises InputError as `draft_engine` does."""
+    return "none" if name == NO_DRAFT else draft_engine(name).model
+
+
+def declared_engines(folder: Path) -> Mapping[DraftEngineName, EngineDeclaration]:
+    """The modules in `folder` that declare an engine; one without a literal declaration is no engine."""
+    found = {file.stem: _declaration(file) for file in sorted(folder.glob("*.py"))}
+    return MappingProxyType({name: engine for name, engine in found.items() if engine is not None})
+
+
+def _declaration(file: Path) -> EngineDeclaration | None:
+    try:
+        for statement in ast.parse(file.read_bytes()).body:
+            match statement:
+                case ast.Assign([ast.Name("ENGINE")], ast.Call(ast.Name("EngineDeclaration"), [], keywords)):
+                    given = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+                    return msgspec.convert(given, EngineDeclaration)
+    except (SyntaxError, ValueError, msgspec.ValidationError):
+        return None
+    return None

@@ -16,7 +16,7 @@ PublicKey: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-zA-Z.\-:+=^!/*?&<>(
 GuestName: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 GuestLife: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
 """One life of a worker, by a number that the guest chose."""
-WorkerStatus = Literal["loading", "at work", "drafting", "on trial", "standing by"]
+WorkerStatus = Literal["loading", "ready", "active", "on trial", "standby"]
 """Of an attached worker: before its Hello; a target in use; a draft by what was decided between several."""
 
 
@@ -64,7 +64,7 @@ class StatusUpdate(Message, frozen=True):
     """How a guest's worker is doing, every few seconds."""
 
     life: GuestLife
-    place: WorkerStatus
+    status: WorkerStatus
     round_trip: Seconds | None
 
 
@@ -94,7 +94,7 @@ class WorkerEntry(MessagePart, frozen=True, kw_only=True):
     engine: ShortText = ""
     model: ShortText = ""
     device: ShortText = ""
-    place: WorkerStatus | Literal["gone"]
+    status: WorkerStatus | Literal["gone"]
     round_trip: Seconds | None = None
     """The shortest of the last few; None where nobody measured one."""
     clock_offset: Annotated[float, Meta(ge=-1e12, le=1e12)] | None = None

@@ -81,7 +81,7 @@ class WorkSpan(MessagePart, frozen=True, kw_only=True):
 
     role: Role
     incarnation: int
-    kind: Literal["grow", "verify", "read"]
+    kind: Literal["grow", "verify", "prefill"]
     sequence: WireSequence
     begin: ClockTime
     end: ClockTime
@@ -108,7 +108,7 @@ class WorkerSummary(MessagePart, frozen=True, kw_only=True):
     model: PlainText
     device: PlainText
     guest: bool
-    standing: Literal["drafting", "on trial", "standing by"] | None = None
+    status: Literal["active", "on trial", "standby"] | None = None
     """Of a draft."""
 
 
@@ -116,7 +116,7 @@ class RequestSummary(MessagePart, frozen=True, kw_only=True):
     """A request in progress."""
 
     sequence: WireSequence
-    phase: Literal["waiting", "reading", "free", "verifying"]
+    phase: Literal["waiting", "prefilling", "ready", "verifying"]
     generated: int
     since: Seconds
     """Age."""
@@ -139,8 +139,8 @@ class RequestSnapshot(MessagePart, frozen=True, kw_only=True):
     """Of the whole tree."""
     prompt_tokens: int
     adopted: int
-    reading: Seconds
-    """The target's, of the prompt."""
+    prefill: Seconds
+    """Of the target."""
     generated: int
     decoding: Seconds
     """From the end of prefilling to the last token."""

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,8 @@ _MOST_AT_ONCE = 256
 """Frames handled before the caller has its turn again."""
 _MOST_BYTES_AT_ONCE = 1 << 16
 """As many bytes: a large frame takes longer to handle than a small one."""
+_MOST_SECONDS_AT_ONCE = 0.005
+"""So long, the caller's own work on the messages included."""
 _HIGH_WATER_ABROAD = 64
 """The same for whoever comes by TCP, so that one who floods us fills no more than this many frames."""
 
@@ -55,6 +58,7 @@ class Hub:
         guard: Guard | None = None,
         keys: KeyPair | None = None,
         limit: int = MAX_FRAME,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`on_reject` is told of a peer's frame that breaks the protocol, and why.
 
@@ -68,6 +72,7 @@ class Hub:
         self._on_reject = on_reject
         self._guard = guard
         self._limit = limit
+        self._clock = clock
         self._expected = expected
         self.rejected = 0
         self.crowded = 0
@@ -119,8 +124,9 @@ class Hub:
         A frame that breaks the protocol is counted and dropped.
         """
         handled = 0
+        until = self._clock() + _MOST_SECONDS_AT_ONCE
         for _ in range(_MOST_AT_ONCE):
-            if handled >= _MOST_BYTES_AT_ONCE:
+            if handled >= _MOST_BYTES_AT_ONCE or self._clock() >= until:
                 return
             try:
                 peer, frames, identity = self._next()

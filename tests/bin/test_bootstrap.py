@@ -7,7 +7,9 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -23,7 +25,8 @@ SCRIPTS = ["bin/.bootstrap", "bin/launch-pipeline", "bin/test", ".ci/run"]
 TOOLS = ["bash", "cat", "chmod", "cksum", "cp", "dirname", "grep", "head", "mkdir", "mv", "readlink", "rm"]
 TOOLS += ["sleep", "tail", "tee"]
 
-STAND_IN = """#!/bin/bash
+STAND_IN = f"""#!/bin/bash
+if [ "$1" = -c ]; then exec "{sys.executable}" "$@"; fi
 case "$1 $2" in
 "-m venv") echo venv >>log; mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
 "-m pip")
@@ -51,13 +54,15 @@ class Checkout:
         self.stand_in.write_text(STAND_IN)
         self.stand_in.chmod(0o755)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, group: bool = False) -> subprocess.Popen[str]:
+        """`group`: in a process group of its own."""
         return subprocess.Popen(
             ["/bin/bash", str(self.folder / "bin/launch-pipeline"), *arguments],
             env={"PATH": str(self.path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=group,
         )
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
@@ -141,14 +146,56 @@ def test_of_two_starts_at_once_one_sets_up_and_the_other_waits(checkout: Checkou
     assert checkout.log == ["venv", "pip"]
 
 
-def test_the_lock_of_a_dead_start_is_taken_over(checkout: Checkout):
-    ended = subprocess.Popen(["/bin/true"])
-    ended.wait()
-    (checkout.folder / ".venv.lock").mkdir()
-    (checkout.folder / ".venv.lock/owner").write_text(str(ended.pid))
+def test_a_start_that_waits_names_the_lock_and_its_holder(checkout: Checkout):
+    gate = checkout.folder / "gate"
+    os.mkfifo(gate)
+    first = checkout.start()
+    assert first.stderr is not None
+    first.stderr.readline()
+    second = checkout.start()
+    assert second.stderr is not None
+
+    assert f"(process {first.pid} holds {checkout.folder}/.venv.flock)" in second.stderr.readline()
+    gate.write_text("go\n")
+    for start in (first, second):
+        start.communicate(timeout=60)
+
+
+def test_the_lock_of_a_killed_start_is_free(checkout: Checkout):
+    gate = checkout.folder / "gate"
+    os.mkfifo(gate)
+    killed = checkout.start(group=True)
+    assert killed.stderr is not None
+    killed.stderr.readline()
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate(timeout=60)
+    gate.unlink()
 
     assert checkout.run()[0] == 0
-    assert list(checkout.folder.glob(".venv.lock*")) == []
+
+
+def test_a_lock_file_without_a_holder_delays_nothing(checkout: Checkout):
+    """Its number may belong to another process by now."""
+    (checkout.folder / ".venv.flock").write_text(f"{os.getpid()}\n")
+
+    assert checkout.run()[0] == 0
+
+
+def test_ctrl_c_ends_a_start_that_waits(checkout: Checkout):
+    gate = checkout.folder / "gate"
+    os.mkfifo(gate)
+    first = checkout.start()
+    assert first.stderr is not None
+    first.stderr.readline()
+    second = checkout.start(group=True)
+    assert second.stderr is not None
+    second.stderr.readline()
+    os.killpg(second.pid, signal.SIGINT)
+
+    assert second.communicate(timeout=60) == ("", "")
+    assert second.returncode == 130
+    gate.write_text("go\n")
+    first.communicate(timeout=60)
 
 
 def test_without_a_suitable_python_the_next_step_is_said(checkout: Checkout):

@@ -9,7 +9,7 @@ from draft_worker.engine import Batch, Engine
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.ngram import NgramEngine
 from draft_worker.engines.random import RandomEngine
-from draft_worker.paced_engine import paced
+from draft_worker.paced_engine import PacedEngine
 from draft_worker.worker import DraftWorker
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
@@ -125,16 +125,16 @@ def test_the_kv_of_a_live_sequence_is_copied():
 
 
 @pytest.mark.parametrize("kind", ["mlx", "paced", "random"])
-@pytest.mark.parametrize("free", [True, False])
-def test_engines_go_on_with_the_first_tokens_of_another_sequence(kind: str, free: bool):
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_engines_go_on_with_the_first_tokens_of_another_sequence(kind: str, exclusive: bool):
     inner = MlxEngine(tree_model("llama", seed=5), "tiny")
-    engines = {"mlx": inner, "paced": paced(inner, Pacer(None), float), "random": RandomEngine(inner)}
+    engines = {"mlx": inner, "paced": PacedEngine(inner, Pacer(None), float), "random": RandomEngine(inner)}
     engine: Engine = engines[kind]
     hot = Sampling(temperature=0.7, seed=9, repetition_penalty=1.3)
     first = engine.open(Sampling(), TINY_VOCABULARY)
     first.prefill(list(range(50)))
     first.evaluate(Batch([], [1, 2], [-1, -1], [[1], [2]], 4))
-    again = first.again(40, hot, TINY_VOCABULARY - 3, free=free)
+    again = first.reopen(40, hot, TINY_VOCABULARY - 3, exclusive=exclusive)
     anew = engine.open(hot, TINY_VOCABULARY - 3)
     anew.prefill(list(range(40)))
     asked = Batch([], [7, 8], [-1, -1], [[7], [8]], 4)
@@ -144,7 +144,7 @@ def test_engines_go_on_with_the_first_tokens_of_another_sequence(kind: str, free
     assert [each.probabilities for each in found] == [pytest.approx(each.probabilities, abs=1e-4) for each in expected]
     if kind != "random":
         assert [each.tokens for each in found] == [each.tokens for each in expected]
-    if not free:
+    if not exclusive:
         assert first.committed == 50
         first.evaluate(Batch([], [3], [-1], [[3]], 4))
 

@@ -116,7 +116,7 @@ def named(server: Pipeline) -> dict[str, WorkerEntry]:
 
 
 def drafting(server: Pipeline) -> bool:
-    return any(entry.place == "drafting" for entry in server.owner.workers())
+    return any(entry.status == "active" for entry in server.owner.workers())
 
 
 def answer(server: Pipeline, params: SamplingParams, after: int, happens: Callable[[], object]) -> Result:
@@ -142,7 +142,7 @@ def test_a_draft_that_comes_in_the_middle_of_a_request_is_used(
     assert result.statistics.hit_rate
     lent.process.send_signal(signal.SIGINT)
     assert lent.ended() == 130
-    until(lambda: named(server)["mac"].place == "gone")
+    until(lambda: named(server)["mac"].status == "gone")
 
 
 SLOW = pytest.mark.slow
@@ -179,7 +179,7 @@ def test_a_draft_that_goes_disturbs_no_request(
     if end == "stop":
         os.kill(worker, signal.SIGCONT)
     lent.close()
-    until(lambda: named(server)["mac"].place == "gone", seconds=20.0)
+    until(lambda: named(server)["mac"].status == "gone", seconds=20.0)
     assert server.generate(PROMPT, PARAMS).tokens == reference(PROMPT, PARAMS).tokens
 
 
@@ -190,7 +190,7 @@ def test_a_draft_that_stays_silent_is_given_up(server: Pipeline, guest: Callable
     worker = lent.worker()
     os.kill(worker, signal.SIGSTOP)
     try:
-        assert until(lambda: named(server)["mac"].place == "gone", seconds=40.0)
+        assert until(lambda: named(server)["mac"].status == "gone", seconds=40.0)
     finally:
         os.kill(worker, signal.SIGCONT)
         lent.close()
@@ -248,7 +248,7 @@ def test_who_is_at_work_is_told_as_json(server: Pipeline, guest: Callable[..., M
 
     ours = {row["name"]: row for row in told}
     assert ours["local"]["role"] == "target"
-    assert (ours["mac"]["role"], ours["mac"]["engine"], ours["mac"]["place"]) == ("draft", "ngram", "drafting")
+    assert (ours["mac"]["role"], ours["mac"]["engine"], ours["mac"]["status"]) == ("draft", "ngram", "active")
     # One clock on one machine.
     assert abs(ours["mac"]["clock_offset"]) <= ours["mac"]["round_trip"]
     lent.close()

@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 @pytest.fixture
 def reader(server: Pipeline, tmp_path: Path) -> Iterator[Machine]:
     with machine(tmp_path, "prefill", server.owner.invite().line, "--name", "reader") as lent:
-        until(lambda: any(entry.role == "prefill" and entry.place == "at work" for entry in server.owner.workers()))
+        until(lambda: any(entry.role == "prefill" and entry.status == "ready" for entry in server.owner.workers()))
         yield lent
     server.owner.revoke(next(name for name in named(server) if name.startswith("reader")))
 
@@ -71,11 +71,11 @@ def test_a_prompt_may_be_read_on_another_machine_and_its_death_is_survived(
 
     assert result.tokens == reference(asked, PARAMS).tokens
     assert result.statistics.adopted_tokens == 0
-    until(lambda: named(server)["reader"].place == "gone")
+    until(lambda: named(server)["reader"].status == "gone")
 
 
 def test_a_prefill_worker_comes_only_where_the_owner_wants_one():
     with pytest.raises(InputError, match="add --listen"):
         Pipeline(prefill_engine="guest")
-    with pytest.raises(InputError, match="--kv-memory above 0"):
-        Pipeline(prefill_engine="guest", listen="127.0.0.1:0", kv_memory=0)
+    with pytest.raises(InputError, match="--arena-memory above 0"):
+        Pipeline(prefill_engine="guest", listen="127.0.0.1:0", arena_memory=0)

@@ -126,6 +126,22 @@ def test_a_stop_string_across_a_token_border_ends_the_text_before_it(
     assert result.statistics.generated_tokens == len(result.tokens)
 
 
+def test_a_stop_string_in_the_last_commit_cuts_the_count_too(pipeline: Pipeline, reference: Reference):
+    whole = reference(PROMPTS[0], SamplingParams(max_tokens=40))
+    texts = [CODEC.decode(whole.tokens[:count]) for count in range(41)]
+    stops = [(count, texts[count + 1][len(texts[count]) :]) for count in range(40)]
+    fresh = [(count, stop) for count, stop in stops if stop.strip() and stop not in texts[count]]
+    assert fresh
+
+    for count, stop in fresh:
+        for surplus in (1, 2, 3):
+            params = SamplingParams(max_tokens=count + 1 + surplus, stop=stop)
+            result = pipeline.generate(PROMPTS[0], params)
+
+            assert result.finish_reason == "stop"
+            assert result.statistics.generated_tokens == len(result.tokens)
+
+
 def test_the_end_token_is_the_last(pipeline: Pipeline, reference: Reference):
     (end,) = CODEC.eos
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=200, logit_bias={end: 9.0})

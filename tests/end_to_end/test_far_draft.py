@@ -19,7 +19,7 @@ def heard(hub, count):
     """So many arrivals, with when they came."""
     arrived = []
     while len(arrived) < count:
-        hub.socket.poll(max(0, int(hub.patience(1.0) * 1000) + 1))
+        hub.socket.poll(max(0, int(hub.timeout(1.0) * 1000) + 1))
         arrived += [(arrival.message.sent, time.monotonic()) for arrival in hub.receive()]
     return arrived
 
@@ -51,11 +51,11 @@ def test_a_far_worker_hears_late_too(tmp_path):
     try:
         far.send(Pong(1.0))
         while not (arrivals := list(hub.receive())):
-            hub.socket.poll(max(0, int(hub.patience(1.0) * 1000) + 1))
+            hub.socket.poll(max(0, int(hub.timeout(1.0) * 1000) + 1))
         began = time.monotonic()
         hub.send(arrivals[0].peer, Ping(2.0), FAR)
         while not (messages := far.receive(0.0)):
-            hub.socket.poll(max(0, int(hub.patience(1.0) * 1000) + 1))
+            hub.socket.poll(max(0, int(hub.timeout(1.0) * 1000) + 1))
             list(hub.receive())
 
         assert messages == [Ping(2.0)]

@@ -126,7 +126,7 @@ def test_corrupted_memory_costs_a_prefill_and_a_warning(pipeline: Pipeline, refe
 
 def test_without_memory_for_kv_there_is_none(reference: Reference):
     asked = prompt(5)
-    with Pipeline(strategy="ar", kv_memory=0) as pipeline:
+    with Pipeline(strategy="ar", arena_memory=0) as pipeline:
         results = [pipeline.generate(asked, PARAMS) for _ in range(2)]
         assert arenas(pipeline) == []
 
@@ -185,16 +185,16 @@ def test_what_a_killed_orchestrator_leaves_is_gone_at_the_next_start():
 def test_kv_takes_at_most_half_of_the_memory_that_can_be_shared(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("orchestrator.api.pipeline.free_shared_memory", lambda: 100 << 20)
 
-    assert affordable(Options(kv_memory=2048)).kv_memory == 50
-    assert affordable(Options(kv_memory=20)).kv_memory == 20
+    assert affordable(Options(arena_memory=2048)).arena_memory == 50
+    assert affordable(Options(arena_memory=20)).arena_memory == 20
 
 
 def test_a_system_without_a_limit_sets_none(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("orchestrator.api.pipeline.free_shared_memory", lambda: None)
 
-    assert affordable(Options(kv_memory=2048)).kv_memory == 2048
+    assert affordable(Options(arena_memory=2048)).arena_memory == 2048
 
 
 def test_a_prefill_engine_without_shared_memory_is_refused_before_anything_starts():
-    with pytest.raises(InputError, match=r"set --kv-memory above 0"):
-        Pipeline(prefill_engine="mlx", kv_memory=0)
+    with pytest.raises(InputError, match=r"set --arena-memory above 0"):
+        Pipeline(prefill_engine="mlx", arena_memory=0)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable, Sequence
 
-from draft_worker.engine import Batch
+from draft_worker.engine import Batch, Engine, EngineSequence
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates
 
@@ -19,16 +19,15 @@ def oracle(path: Sequence[int], limit: int) -> Candidates:
     return Candidates(tokens, [sharpness * (1 - sharpness) ** rank for rank in range(limit)])
 
 
-class FakeSequence:
+class FakeSequence(EngineSequence):
     """Rows remember their whole path; anything a model's KV could not do fails here."""
 
-    path_tokens = 0
     copyable = True
 
     def __init__(self) -> None:
         self.prefix: list[int] = []
         self.paths: dict[int, list[int]] = {}
-        self.next_row = 0
+        self._next_row = 0
         self.forwards: list[int] = []
         """Tokens of every forward, prefills as negative numbers."""
         self.evaluated: list[tuple[int, ...]] = []
@@ -37,6 +36,10 @@ class FakeSequence:
     @property
     def committed(self) -> int:
         return len(self.prefix)
+
+    @property
+    def next_row(self) -> int:
+        return self._next_row
 
     def prefill(self, tokens: Sequence[int]) -> None:
         assert not self.paths
@@ -47,12 +50,12 @@ class FakeSequence:
         if batch.committed:
             assert not self.paths
             self.prefix = [*self.prefix, *batch.committed]
-            self.next_row += len(batch.committed)
+            self._next_row += len(batch.committed)
         asked = []
         for token, parent in zip(batch.tokens, batch.parents, strict=True):
-            self.paths[self.next_row] = [*(self.prefix if parent == -1 else self.paths[parent]), token]
-            asked.append(self.paths[self.next_row])
-            self.next_row += 1
+            self.paths[self._next_row] = [*(self.prefix if parent == -1 else self.paths[parent]), token]
+            asked.append(self.paths[self._next_row])
+            self._next_row += 1
         self.forwards.append(len(batch.committed) + len(batch.tokens))
         self.evaluated += [tuple(path) for path in asked]
         return [oracle(path, batch.limit) for path in asked]
@@ -73,17 +76,17 @@ class FakeSequence:
     def memory(self) -> int:
         return len(self.prefix)
 
-    def again(self, length: int, sampling: Sampling, vocabulary: int, *, free: bool) -> "FakeSequence":
+    def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "FakeSequence":
         other = type(self).__new__(type(self))
-        other.__dict__ |= vars(self) | {"paths": {}, "next_row": 0, "evaluated": []}
+        vars(other).update(vars(self), paths={}, _next_row=0, evaluated=[])
         other.prefix = self.prefix[:length]
-        if free:
+        if exclusive:
             # Whoever goes on using it is found out.
             self.prefix, self.paths = [], {}
         return other
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     name = model = architecture = device = tokenizer = "fake"
     vocabulary = VOCABULARY
 

@@ -16,6 +16,7 @@ from orchestrator.cli.sampling_options import sampling, sampling_options
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.runtime.request_state import require_compatible
 from orchestrator.text.chat_template import ChatTemplate
+from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 from protocol.security.private_files import write_private
@@ -45,7 +46,7 @@ def chat_command(pipeline_options: Starter, started: Starter) -> click.Command:
         echo "What is a token tree?" | launch-pipeline chat --address tcp://127.0.0.1:5570
         """
         conversation = ChatConversation(sampling(options), _Files().save, system)
-        if address is None and options["draft_engine"] != "none":
+        if address is None and options["draft_engine"] != NO_DRAFT:
             require_compatible(conversation.params.verification, options["strategy"])
         shown = screen(None if no_history else cache_folder() / "chat" / "history")
         with ExitStack() as stack:

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.draft_engine_option import draft_engine_option
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.draft_choice import draft_choice
@@ -30,13 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 @click.argument("server", metavar="[JOIN-LINE|HOST:PORT]", required=False)
 @click.option("--draft", metavar="MODEL", help="Folder or Hugging Face id of the draft. Default: demo model.")
 @click.option("--target", metavar="MODEL", help="The same for a target.")
-@click.option(
-    "--draft-engine",
-    type=click.Choice(["mlx", "coreml", "ngram"]),
-    default="mlx",
-    show_default=True,
-    help="coreml is for the Neural Engine.",
-)
+@draft_engine_option()
 @click.option(
     "--prefill-engine",
     type=click.Choice(["mlx", "coreml"]),
@@ -87,7 +82,7 @@ def _model(role: Role, options: dict[str, Any]) -> tuple[str, str, str]:
             choice = draft_choice(options["draft_engine"], options["draft"], bar)
         if choice.note:
             click.echo(choice.note, err=True)
-        return choice.engine, str(choice.folder), ""
+        return choice.engine, str(choice.folder or ""), ""
     target = str(resolve(options["target"], "target"))
     if role == "prefill" and options["prefill_engine"] == "coreml":
         with ConversionBar(False) as bar:

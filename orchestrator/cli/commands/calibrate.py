@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from orchestrator.cli.draft_engine_option import draft_engine_option
 from orchestrator.cli.pair_option import pair_option
 from orchestrator.machine.calibration_file import calibration_file
 from orchestrator.machine.device_profiles import DeviceProfile, DeviceTimes
@@ -18,7 +19,7 @@ from protocol.errors import InputError
 @pair_option
 @click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model.")
 @click.option("--draft", metavar="MODEL", help="The same for the draft.")
-@click.option("--draft-engine", "engine", type=click.Choice(["mlx", "coreml"]), default="mlx", show_default=True)
+@draft_engine_option("engine", with_model=True)
 @click.option("--samples", type=click.IntRange(min=1), default=30, show_default=True, help="Forwards of each width.")
 @click.option(
     "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Default: this user's own."

@@ -10,7 +10,8 @@ from rich.table import Table
 from orchestrator.machine.calibration_file import calibration_file
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile
 from orchestrator.machine.hardware import computes_on_processor, memory_bytes
-from orchestrator.tools.pairs import Pair, fits, forecast, memory, pairs, tokenizers
+from orchestrator.machine.recommended_pairs import Pair, pairs
+from orchestrator.tools.pairs import fits, forecast, memory, tokenizers
 
 _GIB = 1 << 30
 

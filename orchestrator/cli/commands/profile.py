@@ -67,8 +67,6 @@ def _task(prompt: str, options: dict[str, Any]) -> ProfileTask:
     """Raises InputError for a temperature, seed or number of tokens that can't be."""
     temperatures = tuple(dict.fromkeys(options["temperature"])) or (0.0, 1.0)
     given = {name: value for name, value in options.items() if value is not None and name not in _OWN}
-    if given["draft_engine"] == "none":
-        given["strategy"] = "ar"
     task = ProfileTask(prompt, temperatures, options["max_tokens"], options["seed"], given)
     for each in temperatures:
         task.sampling(each, task.max_tokens).submit(prompt, "check")

@@ -89,5 +89,5 @@ def _table(entries: Iterable[WorkerEntry]) -> Table:
             ahead = f"{entry.clock_offset:.6f} s ± {entry.round_trip * 500:.2f} ms"
         name = entry.model.rstrip("/").rpartition("/")[2]
         model = f"{name} ({entry.engine})" if entry.engine else name
-        table.add_row(entry.name, entry.role or "", entry.place, model, entry.device, away, ahead)
+        table.add_row(entry.name, entry.role or "", entry.status, model, entry.device, away, ahead)
     return table

@@ -1,150 +1,153 @@
-"""Which of several drafts drafts, who is tried out beside it, and who stands by. Pure.
+"""Which of several drafts is active, which one is on trial beside it, and which ones stand by. Pure.
 
-Whoever wins, the tokens are the same.
+The outcome changes speed, never tokens.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-MOST_DRAFTS = 16
+MAX_DRAFTS = 16
 _GAIN = 1.05
-"""A newcomer must promise this much more: a trial flatters whoever is on it, since it goes on growing while the one
-that drafts pays for its own misses."""
+"""A draft on trial must be this much faster to become active. A trial flatters the draft on trial: it goes on growing
+while the active one pays for its own misses."""
 _FIRST_PAUSE = 256
 _LONGEST_PAUSE = 8192
-"""Rounds until one that was not chosen is tried again: texts and links change. Each time twice as many."""
+"""Rounds until a draft that lost a trial gets the next one, because texts and links change; doubled each time."""
 
-DraftStatus = Literal["drafting", "on trial", "standing by"]
+DraftStatus = Literal["active", "on trial", "standby"]
 
 
 @dataclass(slots=True)
 class _Candidate:
     rating: float | None = None
-    """Speed with it, relative to the others' ratings; 0 for one that failed, None until it is known."""
+    """Decoding speed with this draft, relative to the others' ratings; 0 after a failure, None until it is known."""
     due: int = 0
     """The round from which it may be tried."""
     pause: int = _FIRST_PAUSE
 
     @property
-    def worth(self) -> tuple[int, float]:
-        """Known to be of use, then unknown, then known to have failed."""
+    def rank(self) -> tuple[int, float]:
+        """Known to be of use, then unknown, then failed."""
         if self.rating is None:
             return 1, 0.0
         return (2, self.rating) if self.rating > 0.0 else (0, 0.0)
 
 
 class Election:
-    """Drafts are named by their incarnations. One that comes first drafts at once; any later one is tried out
-    beside it first, so that a bad one never gets in the way."""
+    """Drafts are named by their incarnations.
+
+    The first draft becomes active at once. Any later one is tried beside it first, so that a bad draft never slows
+    decoding down.
+    """
 
     def __init__(self) -> None:
-        self.drafting: int | None = None
+        self.active: int | None = None
         self.on_trial: int | None = None
         self._candidates: dict[int, _Candidate] = {}
         """In order of arrival."""
         self._rounds = 0
-        self._promise: float | None = None
-        """What the one that drafts promised on its own trial, while its predecessor is tried out beside it in turn."""
+        self._first_ratio: float | None = None
+        """The ratio by which the active draft won its trial, while its predecessor is tried beside it in turn."""
 
     @property
     def full(self) -> bool:
-        return len(self._candidates) >= MOST_DRAFTS
+        return len(self._candidates) >= MAX_DRAFTS
 
     @property
     def contested(self) -> bool:
-        """Another one waits to be tried out."""
+        """Another draft waits for its trial."""
         return self._next() is not None
 
-    def standings(self) -> dict[int, DraftStatus]:
-        return {id: self._standing(id) for id in self._candidates}
+    def statuses(self) -> dict[int, DraftStatus]:
+        return {id: self._status(id) for id in self._candidates}
 
-    def joined(self, id: int) -> None:
+    def draft_up(self, id: int) -> None:
         self._candidates[id] = _Candidate(due=self._rounds)
-        if self.drafting is None:
+        if self.active is None:
             self._appoint(id)
-        self._try_next()
+        self._begin_trial()
 
-    def left(self, id: int) -> None:
-        """It died, fell silent to the shell, or was revoked."""
+    def draft_down(self, id: int) -> None:
+        """A draft died, was given up, or was revoked."""
         self._candidates.pop(id, None)
-        if id in (self.drafting, self.on_trial):
-            self._promise = None
+        if id in (self.active, self.on_trial):
+            self._first_ratio = None
         if self.on_trial == id:
             self.on_trial = None
-        if self.drafting == id:
+        if self.active == id:
             self._succeed()
-        self._try_next()
+        self._begin_trial()
 
-    def failed(self) -> bool:
-        """The one that drafts is silent or grows what the target can't take: whether another one took over."""
-        assert self.drafting is not None
-        failed = self._candidates[self.drafting]
-        rivals = (candidate for candidate in self._candidates.values() if candidate is not failed)
-        if not any(candidate.worth > (0, 0.0) for candidate in rivals):
+    def active_failed(self) -> bool:
+        """The active draft is silent, or grows what the target refuses. Returns whether another one replaced it."""
+        assert self.active is not None
+        failed = self._candidates[self.active]
+        others = (candidate for candidate in self._candidates.values() if candidate is not failed)
+        if not any(candidate.rank > (0, 0.0) for candidate in others):
             return False
         failed.rating = 0.0
-        self._promise = None
+        self._first_ratio = None
         self._put_off(failed)
         self._succeed()
-        self._try_next()
+        self._begin_trial()
         return True
 
     def round_over(self) -> None:
         """A sequence has moved on."""
         self._rounds += 1
-        self._try_next()
+        self._begin_trial()
 
-    def judged(self, ratio: float) -> None:
-        """The trial is over: with the newcomer decoding is `ratio` times as fast as with the one that drafts."""
-        assert self.drafting is not None
+    def trial_over(self, ratio: float) -> None:
+        """With the draft on trial, decoding is `ratio` times as fast as with the active one."""
+        assert self.active is not None
         assert self.on_trial is not None
-        incumbent, newcomer = self._candidates[self.drafting], self._candidates[self.on_trial]
-        if self._promise is not None:
-            # Both were flattered alike, so that their quotient tells who is better.
-            ratio = math.sqrt(ratio / self._promise)
-            self._promise = None
+        incumbent, challenger = self._candidates[self.active], self._candidates[self.on_trial]
+        if self._first_ratio is not None:
+            # Both trials flattered the draft on trial alike, so that their quotient tells which one is better.
+            ratio = math.sqrt(ratio / self._first_ratio)
+            self._first_ratio = None
             change = ratio > 1.0
         else:
             change = ratio > _GAIN
-            self._promise = ratio if change else None
-        newcomer.rating = ratio * (incumbent.rating or 1.0)
+            self._first_ratio = ratio if change else None
+        challenger.rating = ratio * (incumbent.rating or 1.0)
         if change:
-            self.drafting, self.on_trial = self.on_trial, self.drafting
-        if self._promise is None:
-            self._put_off(incumbent if change else newcomer)
+            self.active, self.on_trial = self.on_trial, self.active
+        if self._first_ratio is None:
+            self._put_off(incumbent if change else challenger)
             self.on_trial = None
-            self._try_next()
+            self._begin_trial()
 
-    def _standing(self, id: int) -> DraftStatus:
-        if id == self.drafting:
-            return "drafting"
-        return "on trial" if id == self.on_trial else "standing by"
+    def _status(self, id: int) -> DraftStatus:
+        if id == self.active:
+            return "active"
+        return "on trial" if id == self.on_trial else "standby"
 
     def _succeed(self) -> None:
-        """The best of those that remain drafts; the first to come among equals."""
-        others = [id for id in self._candidates if id != self.drafting]
-        self.drafting = None
+        """The best of the other drafts becomes active; the first to arrive among equals."""
+        others = [id for id in self._candidates if id != self.active]
+        self.active = None
         if others:
-            self._appoint(max(others, key=lambda id: self._candidates[id].worth))
+            self._appoint(max(others, key=lambda id: self._candidates[id].rank))
 
     def _appoint(self, id: int) -> None:
-        self.drafting = id
+        self.active = id
         if self.on_trial == id:
             self.on_trial = None
-        chosen = self._candidates[id]
-        chosen.rating = chosen.rating or 1.0
+        appointed = self._candidates[id]
+        appointed.rating = appointed.rating or 1.0
 
     def _put_off(self, candidate: _Candidate) -> None:
         candidate.due = self._rounds + candidate.pause
         candidate.pause = min(2 * candidate.pause, _LONGEST_PAUSE)
 
-    def _try_next(self) -> None:
-        if self.on_trial is None and self.drafting is not None:
+    def _begin_trial(self) -> None:
+        if self.on_trial is None and self.active is not None:
             self.on_trial = self._next()
 
     def _next(self) -> int | None:
-        """The one that has been due for longest."""
-        waiting = [id for id in self._candidates if id not in (self.drafting, self.on_trial)]
+        """The draft whose trial has been due for longest."""
+        waiting = [id for id in self._candidates if id not in (self.active, self.on_trial)]
         due = [id for id in waiting if self._candidates[id].due <= self._rounds]
         return min(due, key=lambda id: self._candidates[id].due, default=None)

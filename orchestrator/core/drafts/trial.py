@@ -1,4 +1,4 @@
-"""A draft tried out beside the one that drafts: what it grows is never sent, only weighed. Pure."""
+"""A draft on trial: what it grows is never sent, only compared with what the active draft's tree achieved. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -9,8 +9,9 @@ from protocol.messages.base import NodeId, SequenceId
 from protocol.speculation.token_tree import node_id
 
 _ROUNDS = 48
-_LONGEST = 4 * _ROUNDS
-"""Rounds after which a newcomer that can't be compared yet (it still reads the prompt) makes room for another one."""
+"""Rounds that are compared before the trial has an outcome."""
+_MAX_ROUNDS = 4 * _ROUNDS
+"""Rounds after which a draft that can't be compared yet (it still prefills) gives way to another one."""
 
 
 @dataclass(slots=True)
@@ -32,11 +33,11 @@ class TokenRate:
 
 
 @dataclass(slots=True)
-class _Bet:
-    """Nodes that the newcomer would have sent; what of them the target accepts may take more than one round to show."""
+class _Proposal:
+    """Nodes that would have been sent. It may take more than one round to show how many the target accepts."""
 
     tip: NodeId
-    """As far as they are known to be accepted."""
+    """The last node that is known to be accepted."""
     nodes: frozenset[NodeId]
     seconds: float
     tokens: int = 1
@@ -44,102 +45,108 @@ class _Bet:
 
 @dataclass(slots=True)
 class TrialSequence:
-    """One sequence as it would go on with the newcomer."""
+    """One sequence as it would go on with the draft on trial."""
 
     speculation: Speculation
     compared: bool
-    """What it does counts. One that came in the middle of a request reads the prompt first, once and for all."""
+    """Its rounds count. A draft that came in the middle of a request prefills first, which would count against it."""
     began: float | None = None
-    """When the present round began, until it is clear what the newcomer would have sent."""
+    """When the present round began, until it is known what would have been sent."""
     until: float | None = None
     """Growth would have been worth waiting for until then."""
-    bets: list[_Bet] = field(default_factory=list)
+    proposals: list[_Proposal] = field(default_factory=list)
 
 
 class Trial:
-    """Each round is played twice from the same root: with the nodes that were sent, and with those that the same
-    strategy would have sent, had the newcomer drafted. Its trees are ready when it takes over."""
+    """Each round is decided twice from the same root: with the active draft's tree, and with the other one's.
+
+    The trees of the draft on trial are ready when it becomes active.
+    """
 
     def __init__(
-        self, incarnation: int, strategy: Strategy, shadows: dict[SequenceId, TrialSequence] | None = None
+        self, incarnation: int, strategy: Strategy, sequences: dict[SequenceId, TrialSequence] | None = None
     ) -> None:
+        """`incarnation`: that of the draft on trial; `sequences`: what it has grown already."""
         self.incarnation = incarnation
-        self.shadows = shadows or {}
+        self.sequences = sequences or {}
         self._strategy = strategy
-        self._drafting, self._newcomer = TokenRate(), TokenRate()
+        self._active, self._challenger = TokenRate(), TokenRate()
         self._rounds = 0
 
     def outcome(self, contested: bool) -> float | None:
-        """How many times as fast decoding would be with the newcomer, once that is known. `contested`: another
-        newcomer waits for its turn, so that one that can't be compared yet has to give way."""
-        if self._newcomer.rounds >= _ROUNDS:
-            return self._newcomer.per_second / max(1e-9, self._drafting.per_second)
-        return 0.0 if contested and self._rounds >= _LONGEST else None
+        """Decoding speed with the draft on trial relative to the active one, once it is known.
+
+        `contested`: another draft waits for its trial, so that one that can't be compared yet gives way with 0.
+        """
+        if self._challenger.rounds >= _ROUNDS:
+            return self._challenger.per_second / max(1e-9, self._active.per_second)
+        return 0.0 if contested and self._rounds >= _MAX_ROUNDS else None
 
     def grew(self, sequence: Sequence, now: float, alone: bool) -> None:
-        """The newcomer's growth has been merged."""
-        shadow = self.shadows[sequence.id]
-        shadow.compared = True
+        """Growth of the draft on trial was merged; `alone`: there is no other request."""
+        trial = self.sequences[sequence.id]
+        trial.compared = True
         if alone:
-            self._play(shadow, sequence, now)
+            self._decide(trial, sequence, now)
 
-    def sent(self, sequence: Sequence, now: float) -> None:
-        """The target, busy with several requests, turned to this one: the newcomer's nodes of this moment count."""
-        shadow = self.shadows.get(sequence.id)
-        if shadow is not None and shadow.began is not None:
-            shadow.began = now
-            self._play(shadow, sequence, now)
-            self._close(shadow, sequence, now)
+    def round_sent(self, sequence: Sequence, now: float) -> None:
+        """The target, which serves several requests, began a round with this one: what there is now counts."""
+        trial = self.sequences.get(sequence.id)
+        if trial is not None and trial.began is not None:
+            trial.began = now
+            self._decide(trial, sequence, now)
+            self._close(trial, now)
 
     def follow(self, sequence: Sequence, tokens: list[int], seconds: float, now: float, alone: bool) -> bool:
-        """A round of `seconds` has committed `tokens`; the sequence has moved on, its shadow does so here. Returns
-        whether the newcomer has something below the new root."""
-        shadow = self.shadows[sequence.id]
+        """A round of `seconds` has committed `tokens` and moved the sequence on.
+
+        Returns whether the draft on trial has a node below the new root.
+        """
+        trial = self.sequences[sequence.id]
         self._rounds += 1
-        if shadow.began is not None:
-            self._close(shadow, sequence, now)
-        if shadow.bets:
-            self._drafting.add(len(tokens), seconds)
-        shadow.bets = [bet for bet in shadow.bets if not self._settle(bet, tokens)]
-        speculation = shadow.speculation
+        self._close(trial, now)
+        if trial.proposals:
+            self._active.add(len(tokens), seconds)
+        trial.proposals = [proposal for proposal in trial.proposals if not self._settled(proposal, tokens)]
+        speculation = trial.speculation
         speculation.learn(tokens)
         outcome = speculation.advance(tokens, sequence.round, now)
         speculation.estimates.hits.observe(outcome.fan, outcome.guessed)
-        shadow.until = None
-        shadow.began = now if shadow.compared else None
-        if alone and shadow.compared:
-            self._play(shadow, sequence, now)
+        trial.until = None
+        trial.began = now if trial.compared else None
+        if alone and trial.compared:
+            self._decide(trial, sequence, now)
         return outcome.hit
 
-    def _play(self, shadow: TrialSequence, sequence: Sequence, now: float) -> None:
-        """Let the strategy decide as though the newcomer drafted, unless it has for this round."""
-        if shadow.began is None:
+    def _decide(self, trial: TrialSequence, sequence: Sequence, now: float) -> None:
+        """Let the strategy decide as if this draft were active, unless it has decided for this round."""
+        if trial.began is None:
             return
-        decision = self._strategy.decide(sequence.view(now, shadow.speculation))
+        decision = self._strategy.decide(sequence.view(now, trial.speculation))
         if isinstance(decision, VerifyNodes):
             nodes = frozenset(node.id for node in decision.nodes)
-            self._bet(shadow, nodes, now - shadow.began)
+            self._propose(trial, nodes, now - trial.began)
         else:
-            shadow.until = decision.until
+            trial.until = decision.until
 
-    def _close(self, shadow: TrialSequence, sequence: Sequence, now: float) -> None:
-        """The round is over and the newcomer would still wait: it counts as plain decoding after that wait."""
-        if shadow.began is not None:
-            end = now if shadow.until is None else min(now, shadow.until)
-            self._bet(shadow, frozenset(), max(0.0, end - shadow.began))
+    def _close(self, trial: TrialSequence, now: float) -> None:
+        """The round is over while the strategy would still wait: count plain decoding after that wait."""
+        if trial.began is not None:
+            end = now if trial.until is None else min(now, trial.until)
+            self._propose(trial, frozenset(), max(0.0, end - trial.began))
 
-    def _bet(self, shadow: TrialSequence, nodes: frozenset[NodeId], waited: float) -> None:
-        estimates, root = shadow.speculation.estimates, shadow.speculation.cache.root
+    def _propose(self, trial: TrialSequence, nodes: frozenset[NodeId], waited: float) -> None:
+        estimates, root = trial.speculation.estimates, trial.speculation.cache.root
         seconds = estimates.target(1 + len(nodes)) + estimates.hop.get(0.0) + waited
-        shadow.bets.append(_Bet(root.id, nodes, seconds))
-        shadow.began = shadow.until = None
+        trial.proposals.append(_Proposal(root.id, nodes, seconds))
+        trial.began = trial.until = None
 
-    def _settle(self, bet: _Bet, tokens: list[int]) -> bool:
-        """Follow the committed `tokens`; whether it shows how far the target would have gone."""
+    def _settled(self, proposal: _Proposal, tokens: list[int]) -> bool:
+        """Follow the committed `tokens`; whether they show how many nodes the target would have accepted."""
         for token in tokens:
-            bet.tip = node_id(bet.tip, token)
-            if bet.tip not in bet.nodes:
-                self._newcomer.add(bet.tokens, bet.seconds)
+            proposal.tip = node_id(proposal.tip, token)
+            if proposal.tip not in proposal.nodes:
+                self._challenger.add(proposal.tokens, proposal.seconds)
                 return True
-            bet.tokens += 1
+            proposal.tokens += 1
         return False

@@ -1,115 +1,163 @@
-"""Where the KV of a start comes from: an arena that holds it, a prefill worker, or the target's own forward. Pure."""
+"""Where the KV of a prompt comes from: an arena that holds it, a prefill worker, or the target's own prefill. Pure."""
 
 from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.kv.arena_index import ArenaIndex
-from orchestrator.core.kv.prefill_choice import PrefillChoice
-from orchestrator.core.options import Options
-from orchestrator.core.sequence import Phase, Sequence
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS
+from orchestrator.core.options import Options, PrefillMode
+from orchestrator.core.phases import Phase
+from orchestrator.core.policy.estimates import Mean
+from orchestrator.core.sequence import Sequence
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.worker import KvOffer, KvReference, KvRelease, Prefill, Prefilled, Stop
 
+_TRIALS = 2
+"""Prompts that a prefill worker gets before its speed is judged."""
+_UNKNOWN_TIMEOUT = 30.0
+_MIN_TIMEOUT = 1.0
+
 
 class PrefillRouter:
-    """All KV that can be adopted. It is a shortcut only: whatever is wrong with it costs a prefill, and no token."""
+    """All KV that a target can adopt. A shortcut only: whatever is wrong with it costs a prefill, and no token."""
 
     def __init__(self, options: Options) -> None:
         self.warnings = 0
         """Arenas that a target refused to rely on."""
-        self._library = ArenaIndex(options.kv_memory << 20)
-        self._choice = PrefillChoice(options.prefill)
-        self._present = False
-        """A prefill worker is up."""
-        self._asked: dict[SequenceId, Sequence] = {}
-        """What it was asked to read."""
+        self._arenas = ArenaIndex(options.arena_memory << 20)
+        self._costs = PrefillCosts(options.prefill)
+        self._worker_up = False
+        self._delegated: dict[SequenceId, Sequence] = {}
+        """Sequences whose prompt a prefill worker was sent."""
 
     def begin(self, sequence: Sequence, now: float) -> Command:
-        """Let the target start, or first a prefill worker, if there is one and it pays."""
-        reference = self._library.find(sequence.tokens)
+        """Start the target, or send the prompt to the prefill worker first, if there is one and it pays."""
+        reference = self._arenas.find(sequence.tokens)
         held = 0 if reference is None else reference.tokens
-        if self._present and self._choice.pays(sequence.position, held):
-            self._asked[sequence.id] = sequence
-            sequence.read_elsewhere(now, now + self._choice.patience(sequence.position))
+        if self._worker_up and self._costs.worker_pays(sequence.position, held):
+            self._delegated[sequence.id] = sequence
+            sequence.delegate_prefill(now, now + self._costs.timeout(sequence.position))
             return SendMessage("prefill", Prefill(sequence.id, tuple(sequence.tokens[:-1])))
-        return self._read_here(sequence, now)
+        return self._start(sequence, now)
 
-    def again(self, sequence: Sequence) -> Command:
-        """Ask a target that owes an answer once more."""
-        return SendMessage("target", sequence.outstanding or sequence.start(adopt=self._lent(sequence)))
+    def resend(self, sequence: Sequence) -> Command:
+        """Send a target that owes an answer the same message again."""
+        return SendMessage("target", sequence.outstanding or sequence.start_message(adopt=self._lent(sequence)))
 
     def offered(self, role: Role, sequence: Sequence | None, offer: KvOffer, now: float) -> list[Command]:
-        """Take in an arena; a prefill worker's may be what its sequence waits for."""
+        """Take in an arena; a prefill worker's may be the one that its sequence waits for."""
         if sequence is None:
-            # Its sequence ended while it was on its way. Nobody knows the tokens any more.
-            return [] if self._library.holds(offer.name) else _given_up([offer.name])
+            # Its sequence ended while the offer was on its way, so the tokens are not known any more.
+            return [] if offer.name in self._arenas else _give_up([offer.name])
         awaited = role == "prefill" and self._awaits(sequence.id)
         if awaited:
-            del self._asked[sequence.id]
+            del self._delegated[sequence.id]
             sequence.prefilled_arena = offer.name
-            self._choice.observe_worker(offer.tokens, now - sequence.asked_at)
-        commands = _given_up(self._library.offer(offer, sequence.tokens))
-        return [*commands, self._read_here(sequence, now)] if awaited else commands
+            self._costs.observe_worker(offer.tokens, now - sequence.sent_at)
+        commands = _give_up(self._arenas.offer(offer, sequence.tokens))
+        return [*commands, self._start(sequence, now)] if awaited else commands
 
     def prefilled(self, sequence: Sequence, message: Prefilled) -> list[Command]:
-        """The target is ready; learn from what it took, and from an arena that it could not use."""
-        self._choice.observe_target(message.tokens, message.adopted, message.seconds)
-        sequence.tally.adopted += message.adopted
-        commands = _given_up(self._library.returned(sequence.id))
+        """The target is ready: learn from its time, and from an arena that it could not use."""
+        self._costs.observe_target(message.tokens, message.adopted, message.seconds)
+        sequence.stats.adopted += message.adopted
+        commands = _give_up(self._arenas.returned(sequence.id))
         if not message.warning:
             return commands
         self.warnings += 1
         if sequence.adopting is None:
             return commands
         if sequence.adopting.name == sequence.prefilled_arena:
-            self._choice.trusted = False
-        return [*commands, *_given_up(self._library.drop(sequence.adopting.name))]
+            self._costs.trusted = False
+        return [*commands, *_give_up(self._arenas.drop(sequence.adopting.name))]
 
-    def joined(self) -> None:
-        """A prefill worker is up."""
-        self._present = self._choice.trusted = True
+    def worker_up(self) -> None:
+        self._worker_up = self._costs.trusted = True
 
-    def left(self, now: float) -> list[Command]:
-        """The prefill worker is gone: the target reads what it was reading."""
-        self._present = self._choice.trusted = False
-        return [command for id in list(self._asked) for command in self.failed(id, now)]
+    def worker_down(self, now: float) -> list[Command]:
+        """The prefill worker is gone: the target prefills what it was sent."""
+        self._worker_up = self._costs.trusted = False
+        return [command for id in list(self._delegated) for command in self.worker_failed(id, now)]
 
-    def failed(self, id: SequenceId, now: float) -> list[Command]:
-        """The prefill worker can't read this one: the target does."""
+    def worker_failed(self, id: SequenceId, now: float) -> list[Command]:
+        """The prefill worker can't serve this sequence: the target prefills it."""
         awaited = self._awaits(id)
-        sequence = self._asked.pop(id, None)
-        stop: list[Command] = [SendMessage("prefill", Stop(id))] if self._present else []
-        return [*stop, self._read_here(sequence, now)] if sequence is not None and awaited else []
+        sequence = self._delegated.pop(id, None)
+        stop: list[Command] = [SendMessage("prefill", Stop(id))] if self._worker_up else []
+        return [*stop, self._start(sequence, now)] if sequence is not None and awaited else []
 
     def deadline(self) -> float | None:
         """When the prefill worker should have answered."""
-        return min((self._asked[id].patient_until for id in self._asked if self._awaits(id)), default=None)
+        return min((self._delegated[id].prefill_deadline for id in self._delegated if self._awaits(id)), default=None)
 
     def tick(self, now: float) -> list[Command]:
-        """A prefill worker that is late is not asked again."""
-        late = [id for id, sequence in self._asked.items() if self._awaits(id) and now >= sequence.patient_until]
-        self._choice.trusted = self._choice.trusted and not late
-        return [command for id in late for command in self.failed(id, now)]
+        """A prefill worker that is late gets no further prompt."""
+        late = [id for id, sequence in self._delegated.items() if self._awaits(id) and now >= sequence.prefill_deadline]
+        self._costs.trusted = self._costs.trusted and not late
+        return [command for id in late for command in self.worker_failed(id, now)]
 
-    def ended(self, sequence: Sequence) -> list[Command]:
-        """A sequence is over."""
-        self._asked.pop(sequence.id, None)
-        return _given_up(self._library.end(sequence.id))
+    def sequence_ended(self, sequence: Sequence) -> list[Command]:
+        self._delegated.pop(sequence.id, None)
+        return _give_up(self._arenas.sequence_ended(sequence.id))
 
     def _awaits(self, id: SequenceId) -> bool:
-        """Whether a sequence still waits for the prefill worker; a target that died ends that too."""
-        return id in self._asked and self._asked[id].phase is Phase.ELSEWHERE
+        """Whether a sequence still waits for the prefill worker; the loss of the target ends that too."""
+        return id in self._delegated and self._delegated[id].phase is Phase.DELEGATED
 
-    def _read_here(self, sequence: Sequence, now: float) -> Command:
+    def _start(self, sequence: Sequence, now: float) -> Command:
         reference = self._lent(sequence)
-        sequence.read_here(now, reference)
-        return SendMessage("target", sequence.start(adopt=reference))
+        sequence.start_on_target(now, reference)
+        return SendMessage("target", sequence.start_message(adopt=reference))
 
     def _lent(self, sequence: Sequence) -> KvReference | None:
-        """What the target is to adopt, which nobody gives up before it has."""
-        reference = self._library.find(sequence.tokens)
-        self._library.lend(sequence.id, reference)
+        """The arena that the target is to adopt; it stays until the target has answered."""
+        reference = self._arenas.find(sequence.tokens)
+        self._arenas.lend(sequence.id, reference)
         return reference
 
 
-def _given_up(names: list[str]) -> list[Command]:
-    """The writer lets go first, or the memory would stay until it does."""
+class PrefillCosts:
+    """Whether a prefill worker pays: seconds a token, as running means over prompts that are long enough to tell."""
+
+    def __init__(self, mode: PrefillMode) -> None:
+        self._mode = mode
+        self._target = Mean()
+        self._worker = Mean()
+        self._adoption = Mean()
+        self.trusted = True
+        """The present prefill worker has not failed yet."""
+
+    def observe_target(self, evaluated: int, adopted: int, seconds: float) -> None:
+        """A target was ready after evaluating or adopting so many tokens."""
+        if evaluated >= MIN_SHARED_TOKENS and not adopted:
+            self._target.observe(seconds / evaluated)
+        elif adopted >= MIN_SHARED_TOKENS and not evaluated:
+            self._adoption.observe(seconds / adopted)
+
+    def observe_worker(self, tokens: int, seconds: float) -> None:
+        """The prefill worker's offer came so many seconds after the prompt was sent."""
+        if tokens >= MIN_SHARED_TOKENS:
+            self._worker.observe(seconds / tokens)
+
+    def worker_pays(self, tokens: int, held: int) -> bool:
+        """Whether to send the prefill worker `tokens` tokens, of which an arena holds the first `held`.
+
+        The worker begins at the first token, and the target has to adopt what it offers; the target alone would begin
+        behind `held`. Until the target was measured it prefills prompts itself.
+        """
+        rest = tokens - held
+        if not self.trusted or rest < MIN_SHARED_TOKENS or (self._mode == "auto" and not self._target.count):
+            return False
+        if self._mode == "always" or self._worker.count < _TRIALS:
+            return True
+        by_worker = (self._worker.get(0.0) + self._adoption.get(0.0)) * tokens
+        return by_worker < self._target.get(0.0) * rest + self._adoption.get(0.0) * held
+
+    def timeout(self, tokens: int) -> float:
+        """Seconds after which the target prefills the prompt itself: twice what either was measured to need, at least
+        one second."""
+        known = [mean.get(0.0) for mean in (self._target, self._worker) if mean.count]
+        return max(_MIN_TIMEOUT, 2 * max(known) * tokens) if known else _UNKNOWN_TIMEOUT
+
+
+def _give_up(names: list[str]) -> list[Command]:
+    """The target lets go of an arena before it is unlinked; otherwise the memory would stay until the target ends."""
     return [command for name in names for command in (SendMessage("target", KvRelease(name)), Release(name))]

@@ -1,22 +1,23 @@
-"""What a strategy may look at, and what it may decide, when the target is free. Pure."""
+"""What a strategy may look at, and what it may decide, when the target is ready for a sequence. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.speculation_cache import SpeculationCache
 from protocol.messages.plans import GrowthPlan
 from protocol.speculation.token_tree import Node
 
-PATIENCE = 0.2
-"""Seconds without any growth after which a draft that must deliver is given up for this round: with a forward of
-the target it makes a pause of at most 250 ms."""
-_PATIENT_STEPS = 8
-_MOST_PATIENCE = 2.0
-"""Seconds, whatever a draft says that its steps take."""
-_MOST_FREE = 4
-"""Longest chain of free guesses (prompt lookup)."""
+PATIENCE_SECONDS = 0.2
+"""A draft that owes growth and sends none for so long is given up for this round: together with a forward of the target
+that is a pause of at most 250 ms."""
+_PATIENCE_STEPS = 8
+_MAX_PATIENCE_SECONDS = 2.0
+"""Whatever time a draft claims for its steps."""
+_MAX_LOOKUP_TOKENS = 4
+"""Longest chain of guesses by prompt lookup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class VerifyNodes:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Growth is worth waiting for, until then (seconds on the orchestrator's clock)."""
+    """Waiting for growth pays, until then (seconds on the orchestrator's clock)."""
 
     until: float
 
@@ -40,55 +41,60 @@ Decision: TypeAlias = VerifyNodes | WaitUntil
 
 @dataclass(slots=True)
 class SequenceView:
-    """What a strategy may look at when the target is free for a sequence."""
+    """What a strategy may look at when the target is ready for a sequence. Times are the orchestrator's."""
 
     cache: SpeculationCache
     estimates: Estimates
     now: float
-    free_since: float
+    ready_since: float
     """When the root became known."""
     grown_at: float
     """When the last growth for this sequence arrived, or its draft was started."""
     room: int
     """Most tokens below the root that can still be used."""
     drafting: bool
-    """A draft grows this sequence and has not fallen silent."""
-    owing: float
-    """Seconds from the first miss below which the draft has yet to grow to when the root became known."""
-    ready_at: float
-    """When the draft has read the prompt; infinite if nobody knows."""
+    """A draft grows this sequence and is not silent."""
+    lag: float
+    """Seconds by which the draft was behind when the root became known."""
+    draft_ready_at: float
+    """When the draft has prefilled the prompt; infinite if that is unknown."""
     guess: Callable[[Node, int], list[tuple[int, float]]]
-    """A chain of at most so many free guesses of what follows a node, each with its conditional belief."""
+    """A chain of at most so many guesses by prompt lookup behind a node, each with its believed probability."""
 
     def paths(self, nodes: Sequence[Node]) -> list[float]:
-        """Path probability of each."""
+        """The path probability of each node."""
         return [self.cache.tree.path_probability(node) for node in nodes]
 
-    def free_chain(self, leaf: Node) -> list[Node]:
-        """Guesses behind `leaf` that cost nothing."""
-        most = min(_MOST_FREE, self.cache.root.depth + self.room - leaf.depth)
-        return self.cache.loose_chain(leaf, self.guess(leaf, most))
+    def lookup_chain(self, leaf: Node) -> list[Node]:
+        """Guesses behind `leaf` by prompt lookup: they cost no forward of a draft."""
+        limit = min(_MAX_LOOKUP_TOKENS, self.cache.root.depth + self.room - leaf.depth)
+        return self.cache.loose_chain(leaf, self.guess(leaf, limit))
 
 
 class Strategy(Protocol):
-    """One way to speculate. Stateless but for what it adapts across rounds."""
+    """One way to speculate. It keeps no state of a request, only what it adapts across rounds."""
 
+    name: str
+    summary: str
+    """A few words for the help of the command line."""
     drafts: bool
-    """It wants a draft to grow the tree."""
+    """It uses a draft."""
     caches: bool
-    """The draft works on while the target verifies, so that hits mean something."""
+    """The draft works while the target verifies, so that rounds can be hits or misses."""
+
+    def __init__(self, options: Options) -> None: ...
 
     def plan(self, estimates: Estimates, sharing: int) -> GrowthPlan | None:
-        """How a draft is to grow one of so many requests that share its steps; None if none should."""
+        """How a draft is to grow one of `sharing` requests that share its steps; None without a draft."""
         ...
 
     def decide(self, view: SequenceView) -> Decision: ...
 
     def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
-        """For requests whose trees can share one forward of the target, a decision each."""
+        """Decide for requests whose trees can share one forward of the target, a decision each."""
         ...
 
 
-def patience_with(estimates: Estimates) -> float:
-    """Seconds after which a draft that owes growth and is silent is not waited for."""
-    return min(_MOST_PATIENCE, max(PATIENCE, _PATIENT_STEPS * estimates.step.get(0.0)))
+def patience(estimates: Estimates) -> float:
+    """Seconds after which a silent draft that owes growth is not waited for."""
+    return min(_MAX_PATIENCE_SECONDS, max(PATIENCE_SECONDS, _PATIENCE_STEPS * estimates.step.get(0.0)))

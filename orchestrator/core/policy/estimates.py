@@ -154,8 +154,8 @@ class Estimates:
     """Seconds of one growth step."""
     growth: WidthCost = field(default_factory=WidthCost)
     """Of one growth step."""
-    reading: Mean = field(default_factory=Mean)
-    """Seconds that a token of a prompt takes the draft."""
+    prefill: Mean = field(default_factory=Mean)
+    """Seconds of the draft's prefill a token."""
     recovery: Mean = field(default_factory=Mean)
     """Seconds from a miss to the first growth of the draft below the new root: the rest of a step in flight,
     a step, and the way there and back."""

@@ -11,7 +11,7 @@ ForwardCost = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class NodeCount:
-    """Verify this many nodes; expect so many tokens a second of it."""
+    """Verify `nodes` nodes; expect `rate` tokens a second."""
 
     nodes: int
     rate: float
@@ -19,9 +19,9 @@ class NodeCount:
 
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
-    """Verify so many nodes of each request; expect so many tokens a second of all together."""
+    """Verify `nodes[i]` nodes of request i; expect `rate` tokens a second of all requests together."""
 
-    counts: list[int]
+    nodes: list[int]
     rate: float
 
 
@@ -37,9 +37,11 @@ def best_count(probabilities: Sequence[float], cost: ForwardCost, overhead: floa
     return NodeCount(nodes, rates[nodes])
 
 
-def best_share(probabilities: Sequence[Sequence[float]], cost: ForwardCost, overhead: float) -> NodeCounts:
-    """The same for several requests whose trees share a forward, given each one's falling path probabilities:
-    the most probable nodes of all trees together."""
+def best_counts(probabilities: Sequence[Sequence[float]], cost: ForwardCost, overhead: float) -> NodeCounts:
+    """`best_count` for requests whose trees share a forward, given the falling path probabilities of each.
+
+    The nodes are the most probable ones of all trees together.
+    """
     ranked = sorted(((path, request) for request, paths in enumerate(probabilities) for path in paths), reverse=True)
     best = best_count([path for path, _ in ranked], cost, overhead, len(probabilities))
     chosen = Counter(request for _, request in ranked[: best.nodes])
@@ -47,9 +49,9 @@ def best_share(probabilities: Sequence[Sequence[float]], cost: ForwardCost, over
 
 
 def with_growth(probabilities: Sequence[float], open_paths: Sequence[float], acceptance: float) -> list[float]:
-    """Path probabilities as they may look after one growth step.
+    """Path probabilities as they may be after one growth step.
 
-    `open_paths` are the path probabilities of the nodes that the step expands; each is taken to get
-    one child that is accepted with probability `acceptance`.
+    `open_paths` are the path probabilities of the nodes that the step expands; each is taken to get one child that is
+    accepted with probability `acceptance`.
     """
     return sorted([*probabilities, *(path * acceptance for path in open_paths)], reverse=True)

@@ -96,8 +96,8 @@ class TelemetryRecorder:
         match event.message:
             case Grow() as growth if growth.evaluated:
                 self._worked(event, "grow", growth.sequence, growth.seconds, growth.evaluated, now)
-            case Prefilled() as read if read.tokens:
-                self._worked(event, "read", read.sequence, read.seconds, read.tokens, now)
+            case Prefilled() as prefilled if prefilled.tokens:
+                self._worked(event, "prefill", prefilled.sequence, prefilled.seconds, prefilled.tokens, now)
             case Verdict() as verdict:
                 emitted = [one for one in commands if isinstance(one, Emit) and one.sequence == verdict.sequence]
                 # A verdict that was not acted on moved nothing.
@@ -136,7 +136,7 @@ class TelemetryRecorder:
     def _worked(
         self,
         event: Arrived,
-        kind: Literal["grow", "verify", "read"],
+        kind: Literal["grow", "verify", "prefill"],
         sequence: SequenceId,
         seconds: float,
         tokens: int,
@@ -165,8 +165,8 @@ class TelemetryRecorder:
         return sequences[max(sequences)] if sequences else None
 
     def _workers(self) -> Iterable[WorkerSummary]:
-        standings = self._machine.standings()
-        for incarnation, hello, guest in self._machine.present():
+        statuses = self._machine.draft_statuses()
+        for incarnation, hello, guest in self._machine.workers():
             yield WorkerSummary(
                 role=hello.role,
                 incarnation=incarnation,
@@ -174,7 +174,7 @@ class TelemetryRecorder:
                 model=hello.model.rsplit("/", 1)[-1],
                 device=hello.device,
                 guest=guest,
-                standing=standings.get(incarnation) if hello.role == "draft" else None,
+                status=statuses.get(incarnation) if hello.role == "draft" else None,
             )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+from orchestrator.core.phases import Phase
 from orchestrator.core.request_stats import RequestStats
 from orchestrator.core.sequence import Sequence
 from protocol.messages.base import NodeId, SequenceId
@@ -20,25 +21,26 @@ from protocol.speculation.token_tree import Node, TokenTree, node_id
 _TAIL = 24
 """Committed tokens."""
 _KEYS = (1 << 53) - 1
-_PHASES: Mapping[str, Literal["waiting", "reading", "free", "verifying"]] = {
-    "ELSEWHERE": "reading",
-    "PREFILLING": "reading",
-    "FREE": "free",
-    "VERIFYING": "verifying",
+_PHASES: Mapping[Phase, Literal["waiting", "prefilling", "ready", "verifying"]] = {
+    Phase.WAITING: "waiting",
+    Phase.ADMITTED: "prefilling",
+    Phase.DELEGATED: "prefilling",
+    Phase.PREFILLING: "prefilling",
+    Phase.READY: "ready",
+    Phase.VERIFYING: "verifying",
 }
-"""Whatever else there is waits for a place."""
 
 
 def snapshot(sequence: Sequence, text: Callable[[int], str]) -> RequestSnapshot:
     """`text` of a single token."""
-    tally, estimates = sequence.tally, sequence.estimates
+    stats, estimates = sequence.stats, sequence.estimates
     drawing = _Drawing(sequence.cache.tree, text)
     asked = drawing.asked(sequence.outstanding) if sequence.outstanding is not None else ()
     drawing.fill()
     tail = sequence.tokens[-_TAIL:]
     decoding = 0.0
-    if tally.decode_began_at is not None and tally.last_token_at is not None:
-        decoding = max(0.0, tally.last_token_at - tally.decode_began_at)
+    if stats.decode_began_at is not None and stats.last_token_at is not None:
+        decoding = max(0.0, stats.last_token_at - stats.decode_began_at)
     return RequestSnapshot(
         sequence=sequence.id,
         round=sequence.round,
@@ -47,19 +49,19 @@ def snapshot(sequence: Sequence, text: Callable[[int], str]) -> RequestSnapshot:
         tree=drawing.branches(),
         asked=asked,
         nodes=len(sequence.cache.tree),
-        prompt_tokens=tally.prompt_tokens,
-        adopted=tally.adopted,
-        reading=tally.prefill_seconds,
-        generated=tally.generated,
+        prompt_tokens=stats.prompt_tokens,
+        adopted=stats.adopted,
+        prefill=stats.prefill_seconds,
+        generated=stats.generated,
         decoding=decoding,
-        rounds=tally.rounds,
-        hits=tally.hits,
-        chances=tally.hit_chances,
-        accepted=_depths(tally, "accepted"),
-        tried=_depths(tally, "tried"),
-        evaluated=tally.evaluated,
-        target_seconds=tally.target_seconds,
-        draft_seconds=tally.draft_seconds,
+        rounds=stats.rounds,
+        hits=stats.hits,
+        chances=stats.hit_chances,
+        accepted=_depths(stats, "accepted"),
+        tried=_depths(stats, "tried"),
+        evaluated=stats.evaluated,
+        target_seconds=stats.target_seconds,
+        draft_seconds=stats.draft_seconds,
         plain=estimates.target(1) if estimates.target.known else None,
         step=estimates.step.value,
         hop=estimates.hop.value,
@@ -83,9 +85,9 @@ def request_list(
     return tuple(
         RequestSummary(
             sequence=one.id,
-            phase=_PHASES.get(one.phase.name, "waiting"),
-            generated=one.tally.generated,
-            since=max(0.0, now - one.tally.arrived),
+            phase=_PHASES[one.phase],
+            generated=one.stats.generated,
+            since=max(0.0, now - one.stats.arrived),
         )
         for one in listed
     )
@@ -150,6 +152,6 @@ class _Drawing:
         self._paths.append(round(path, 5))
 
 
-def _depths(tally: RequestStats, which: Literal["accepted", "tried"]) -> tuple[int, ...]:
-    counts = tally.accepted if which == "accepted" else tally.tried
-    return tuple(counts[depth] for depth in range(1, min(len(tally.tried), MOST_DEPTHS) + 1))
+def _depths(stats: RequestStats, which: Literal["accepted", "tried"]) -> tuple[int, ...]:
+    counts = stats.accepted if which == "accepted" else stats.tried
+    return tuple(counts[depth] for depth in range(1, min(len(stats.tried), MOST_DEPTHS) + 1))

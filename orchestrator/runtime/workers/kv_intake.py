@@ -71,7 +71,7 @@ class KvIntake:
         form = self._target.kv
         layout = ArenaLayout(form.layers, form.kv_heads, len(message.tokens), form.head_size, _element(form))
         if layout.segment_bytes + sum(one.arena.layout.segment_bytes for one in self._open.values()) > self._limit:
-            return Fault("refused", "This prompt's KV is larger than --kv-memory.", message.sequence)
+            return Fault("refused", "This prompt's KV is larger than --arena-memory.", message.sequence)
         try:
             arena = Arena.create(layout, fingerprint=self._target.weights, epoch=self._epoch)
         except SegmentError as error:

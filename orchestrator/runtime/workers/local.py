@@ -64,7 +64,7 @@ class LocalWorkers:
             if child.life.fileno() in ready:
                 yield from self._on_death(child)
 
-    def tell(self, incarnation: int, message: ToWorker) -> None:
+    def send(self, incarnation: int, message: ToWorker) -> None:
         """Send to a worker, if it is up."""
         if incarnation not in self._peers:
             return
@@ -86,9 +86,9 @@ class LocalWorkers:
         """When the next restart is due."""
         return self.supervisor.deadline()
 
-    def patience(self, wait: float) -> float:
+    def timeout(self, wait: float) -> float:
         """Seconds to poll, at most `wait`: an emulated link may be due before."""
-        return self._hub.patience(wait) if isinstance(self._hub, DelayedHub) else wait
+        return self._hub.timeout(wait) if isinstance(self._hub, DelayedHub) else wait
 
     def roll(self) -> list[WorkerEntry]:
         """Who is up; the places are for others to know."""
@@ -99,7 +99,7 @@ class LocalWorkers:
                 engine=hello.engine,
                 model=hello.model,
                 device=hello.device,
-                place="at work",
+                status="ready",
             )
             for hello in (self._hellos[incarnation] for incarnation in self._peers)
         ]
@@ -107,7 +107,7 @@ class LocalWorkers:
     def stop(self) -> None:
         """End all, in good order where that is possible."""
         for incarnation in list(self._peers):
-            self.tell(incarnation, Shutdown())
+            self.send(incarnation, Shutdown())
         self.supervisor.stop(told=self._peers)
         self._hub.close()
 

@@ -11,6 +11,7 @@ from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.local import LocalWorkers, WorkerNews
 from orchestrator.runtime.workers.remote import RemoteWorkers
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
+from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError
 from protocol.messages.base import Role
 from protocol.messages.remote import WorkerStatus
@@ -26,18 +27,18 @@ class WorkerPool:
         self._drafts = drafts
         self._local = LocalWorkers(context, setup, epoch)
         self.trace = self._local.trace
-        self._door: RemoteWorkers | None = None
+        self._remote: RemoteWorkers | None = None
         if setup.listening is not None:
             self._refused = self._refusals()
             guests = RemoteRegistry(self._local.supervisor.next_incarnation, self._refused)
-            self._door = RemoteWorkers(context, setup, epoch, guests, self._local.roll)
+            self._remote = RemoteWorkers(context, setup, epoch, guests, self._local.roll)
 
     @property
     def roles(self) -> tuple[Role, ...]:
         """Of our own workers."""
         wanted: dict[Role, bool] = {
             "target": self._setup.target_engine != "none",
-            "draft": self._setup.draft_engine != "none" and self._drafts,
+            "draft": self._setup.draft_engine != NO_DRAFT and self._drafts,
             "prefill": self._setup.prefill_engine not in ("none", "guest"),
         }
         return tuple(role for role, yes in wanted.items() if yes)
@@ -45,70 +46,70 @@ class WorkerPool:
     def start(self, poller: zmq.Poller) -> None:
         """Start our own and let others come; all there is to wait for goes into `poller`."""
         self._local.start(self.roles, poller)
-        for socket in [] if self._door is None else self._door.sockets:
+        for socket in [] if self._remote is None else self._remote.sockets:
             poller.register(socket, zmq.POLLIN)
 
     def receive(self, ready: Iterable[Any]) -> Iterator[WorkerNews]:
         """What workers said, and who is gone; `ready` is what the poller found."""
-        if self._door is None:
+        if self._remote is None:
             return self._local.receive(ready)
-        return chain(self._noted(self._door, self._local.receive(ready)), self._door.receive())
+        return chain(self._noted(self._remote, self._local.receive(ready)), self._remote.receive())
 
     def settled(self) -> None:
         """The pipeline is ready: from now on a worker that can't go on is no fault of what was asked for."""
         self._local.settled = True
 
-    def tell(self, incarnation: int, message: ToWorker) -> None:
+    def send(self, incarnation: int, message: ToWorker) -> None:
         """Send to a worker, if it is up."""
-        if self._door is not None and self._door.has(incarnation):
-            self._door.tell(incarnation, message)
+        if self._remote is not None and self._remote.has(incarnation):
+            self._remote.send(incarnation, message)
         else:
-            self._local.tell(incarnation, message)
+            self._local.send(incarnation, message)
 
-    def ping(self, places: Mapping[int, WorkerStatus]) -> None:
-        """Ask all for a sign of life; `places` are those of the drafts."""
+    def ping(self, statuses: Mapping[int, WorkerStatus]) -> None:
+        """Ask all for a sign of life; `statuses` are those of the drafts."""
         self._local.ping()
-        if self._door is not None:
-            self._door.ping(places)
+        if self._remote is not None:
+            self._remote.ping(statuses)
 
     def on_time(self, now: float) -> Iterator[WorkerNews]:
         """What is due: our own are started again, others given up."""
         self._local.restart_due(now)
-        if self._door is not None:
-            yield from self._door.patrol()
+        if self._remote is not None:
+            yield from self._remote.patrol()
 
     def deadline(self) -> float | None:
-        due = [self._local.deadline(), None if self._door is None else self._door.deadline()]
+        due = [self._local.deadline(), None if self._remote is None else self._remote.deadline()]
         return min((at for at in due if at is not None), default=None)
 
-    def patience(self, wait: float) -> float:
-        return self._local.patience(wait)
+    def timeout(self, wait: float) -> float:
+        return self._local.timeout(wait)
 
     def replace(self, role: Role, incarnation: int, reason: str) -> Iterator[WorkerNews]:
         """A worker answers no more."""
-        if self._door is not None and self._door.has(incarnation):
-            yield from self._door.give_up(incarnation, reason)
+        if self._remote is not None and self._remote.has(incarnation):
+            yield from self._remote.give_up(incarnation, reason)
         else:
             self._local.supervisor.kill(role)
 
     def dismiss(self, role: Role, incarnation: int, text: str) -> Iterator[WorkerNews]:
         """A worker can't serve here. Another machine's is sent away; without one of our own nothing goes on."""
-        if self._door is not None and self._door.has(incarnation):
-            self._door.dismiss(incarnation, text)
+        if self._remote is not None and self._remote.has(incarnation):
+            self._remote.dismiss(incarnation, text)
         else:
             self._local.supervisor.forget(role)
             yield InputError(text)
 
     def stop(self) -> None:
-        if self._door is not None:
-            self._door.close()
+        if self._remote is not None:
+            self._remote.close()
         self._local.stop()
 
-    def _noted(self, door: RemoteWorkers, local: Iterable[WorkerNews]) -> Iterator[WorkerNews]:
+    def _noted(self, remote: RemoteWorkers, local: Iterable[WorkerNews]) -> Iterator[WorkerNews]:
         """A prefill worker of another machine can come once our target has said what its KV is like."""
         for news in local:
             if isinstance(news, WorkerUp) and news.hello.role == "target":
-                door.intake.serve(news.hello)
+                remote.intake.serve(news.hello)
                 if self._setup.prefill_engine == "guest":
                     self._refused.pop("prefill", None)
             yield news

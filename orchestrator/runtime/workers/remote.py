@@ -73,7 +73,7 @@ class RemoteWorkers:
         self._epoch = epoch
         self._guests = guests
         self._roll = roll
-        self.intake = KvIntake(epoch, setup.options.kv_memory << 20)
+        self.intake = KvIntake(epoch, setup.options.arena_memory << 20)
         self._unasked: list[Arrived] = []
         """What a prefill worker could not be asked, to be told at the next `patrol`."""
         self.stale = 0
@@ -91,7 +91,7 @@ class RemoteWorkers:
         for arrival in self._owner.receive():
             yield from self._on_owner(arrival)
 
-    def tell(self, incarnation: int, message: ToWorker) -> None:
+    def send(self, incarnation: int, message: ToWorker) -> None:
         """Send to a worker; one that can't be reached is given up at the next `patrol`."""
         worker = self._guests.get(incarnation)
         if worker is None or worker.hello is None:
@@ -113,13 +113,13 @@ class RemoteWorkers:
         for worker in self._guests.gone(time.monotonic()):
             yield self._part(worker, "out of reach" if worker.lost else "silent")
 
-    def ping(self, places: Mapping[int, WorkerStatus]) -> None:
+    def ping(self, statuses: Mapping[int, WorkerStatus]) -> None:
         """Every few seconds: ask for signs of life, and tell guests how their workers stand."""
         for worker in self._guests:
             if worker.hello is not None:
-                worker.standing = places.get(worker.incarnation, worker.standing)
+                worker.status = statuses.get(worker.incarnation, worker.status)
                 self._send(worker, self._guests.ping(worker, time.perf_counter_ns()))
-            heard = self._say(worker, StatusUpdate(worker.life, worker.standing, worker.round_trip))
+            heard = self._say(worker, StatusUpdate(worker.life, worker.status, worker.round_trip))
             if worker.hello is None and not heard:
                 worker.lost = True
 
@@ -281,5 +281,5 @@ class RemoteWorkers:
     def _workers(self) -> Workers:
         entries = [*self._roll(), *(worker.entry() for worker in self._guests)]
         here = {entry.name for entry in entries}
-        away = [WorkerEntry(name=name, role=None, place="gone") for name in self._guard.pinned if name not in here]
+        away = [WorkerEntry(name=name, role=None, status="gone") for name in self._guard.pinned if name not in here]
         return Workers((*entries, *away))

@@ -40,7 +40,7 @@ class RemoteWorker:
     peer: bytes = b""
     """Where the worker is heard; empty until its Hello."""
     hello: Hello | None = None
-    standing: WorkerStatus = "loading"
+    status: WorkerStatus = "loading"
     lost: bool = False
     """A message to it could not be delivered."""
     asked: tuple[float, int] | None = None
@@ -61,7 +61,7 @@ class RemoteWorker:
             engine=hello.engine if hello else "",
             model=hello.model if hello else "",
             device=hello.device if hello else "",
-            place=self.standing,
+            status=self.status,
             round_trip=self.round_trip,
             clock_offset=None if best is None else best.ahead * 1e-9,
         )
@@ -114,7 +114,7 @@ class RemoteRegistry:
         if hello.role != worker.role:
             return False
         worker.peer, worker.hello = peer, hello
-        worker.standing = "standing by" if hello.role == "draft" else "at work"
+        worker.status = "standby" if hello.role == "draft" else "ready"
         return True
 
     def drop(self, worker: RemoteWorker) -> None:

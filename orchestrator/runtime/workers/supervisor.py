@@ -188,8 +188,8 @@ class Supervisor:
             prefill_chunk=self._setup.prefill_chunk,
             pace=self._pace(role),
             hosts=self._setup.target_hosts if role == "target" else None,
-            owner=os.getpid() if self._setup.options.kv_memory else None,
-            prefix_cache=self._setup.options.kept_memory if self._setup.options.kv_memory else 0,
+            owner=os.getpid() if self._setup.options.arena_memory else None,
+            prefix_cache=self._setup.options.prefix_cache_memory if self._setup.options.arena_memory else 0,
             trace=self._setup.trace,
         )
 

@@ -46,7 +46,7 @@ class Lending:
     role: Role
     engine: str
     model: str
-    """Folder."""
+    """Folder; empty for an engine that needs no model."""
     server: KnownServer
     name: str
     """What this machine would like to be called there."""
@@ -175,7 +175,7 @@ class Attachment:
         while worker.process.poll() is None:
             for message in control.receive(_GLANCE):
                 if isinstance(message, StatusUpdate) and message.life == worker.life:
-                    worker.worked = worker.worked or message.place != "loading"
+                    worker.worked = worker.worked or message.status != "loading"
                     self._show(self._line(message))
                 elif isinstance(message, Welcome) and (message.epoch, message.incarnation) != worker.stamp:
                     # The connection was lost for so long that the worker was given up.
@@ -224,7 +224,7 @@ class Attachment:
         environment = worker_environment(lending.role, usable_cores())
         log = self._session.log(lending.role)
         process, pipe = launch(worker_command(lending.role), setup, log, environment)
-        self._show(f"Loading {lending.model} ...")
+        self._show(f"Loading {lending.model or lending.engine} ...")
         return _Worker(welcome.life, (welcome.epoch, welcome.incarnation), process, pipe)
 
     def _connect(self, keys: KeyPair) -> Link:
@@ -237,7 +237,7 @@ class Attachment:
 
     def _line(self, standing: StatusUpdate) -> str:
         away = "" if standing.round_trip is None else f" · round trip {standing.round_trip * 1000:.1f} ms"
-        return f"{self._lending.role} for {self._where} · {standing.place}{away}"
+        return f"{self._lending.role} for {self._where} · {standing.status}{away}"
 
     def _mistaken(self) -> InputError:
         return InputError(

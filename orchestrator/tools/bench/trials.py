@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import msgspec
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.options import StrategyName
+from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.device_profiles import load_profile
 from orchestrator.machine.target_hosts import checked_hosts
@@ -77,6 +78,10 @@ class BenchPlan:
             **others,
         )
 
+    def folders(self) -> tuple[str, str]:
+        """Target and draft. A bench is about drafts: one that does not fit is an error, also the demo draft."""
+        return str(resolve(self.target, "target")), str(resolve(self.draft, "draft"))
+
     def generations(self, prompts: int) -> int:
         """How many are measured."""
         far = len(self.links) * sum(strategy != "ar" for strategy in self.strategies)
@@ -107,7 +112,7 @@ def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator
 
     Raises InputError if the target has no room for a prompt of `longest` tokens and what is to follow it.
     """
-    target, draft = (str(resolve(plan.target, "target")), str(resolve(plan.draft, "draft")))
+    target, draft = plan.folders()
     ends = sorted(TextCodec(Path(target)).eos)
     profile = None if plan.pace is None else load_profile(plan.pace)
     with ExitStack() as stack:
@@ -125,7 +130,7 @@ def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator
                     strategy=entry.strategy,
                     pace=plan.pace,
                     draft_link=entry.link,
-                    kv_memory=0,
+                    arena_memory=0,
                     target_hosts=hosts and hosts.apart(index),
                 )
             )
@@ -194,7 +199,7 @@ def measured(
 
 def parse_strategies(text: str) -> tuple[StrategyName, ...]:
     """Strategies separated by commas. Raises InputError naming the one that does not exist."""
-    known: dict[str, StrategyName] = {name: name for name in get_args(StrategyName)}
+    known = {name: name for name in STRATEGIES}
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 from orchestrator.core.options import Options
 from orchestrator.machine import hardware as machine_facts
@@ -16,9 +15,8 @@ from orchestrator.tools.calibration.measure import OnCalibrationProgress, Times,
 from orchestrator.tools.calibration.rig import Rig
 from orchestrator.tools.calibration.toml_writer import device_times, slowed
 from orchestrator.tools.pairs import weights_in
+from protocol.contracts.engines import DraftEngineName, draft_model
 from protocol.messages.base import Role
-
-DraftDevice = Literal["mlx", "coreml"]
 
 Cores = Mapping[Role, tuple[int, ...]]
 
@@ -26,7 +24,7 @@ Cores = Mapping[Role, tuple[int, ...]]
 def calibrate(
     target: str | None,
     draft: str | None,
-    engine: DraftDevice,
+    engine: DraftEngineName,
     *,
     date: str,
     samples: int,
@@ -55,10 +53,11 @@ def calibrate(
 
 
 def _measured(
-    folders: tuple[str, str], engine: DraftDevice, cores: Cores, samples: int, notice: OnCalibrationProgress
+    folders: tuple[str, str], engine: DraftEngineName, cores: Cores, samples: int, notice: OnCalibrationProgress
 ) -> tuple[Times, Times, float]:
     """The target and the draft, each alone on its own device, and the slow-down of both at once."""
-    draft = folders[1] if engine == "mlx" else str(converted_draft(folders[1], lambda *_: None))
+    converts = draft_model(engine) == "package"
+    draft = str(converted_draft(folders[1])) if converts else folders[1]
     notice("loading models")
     with _rig(folders[0], draft, engine, cores) as rig:
         hellos = rig.start("target"), rig.start("draft")
@@ -72,7 +71,7 @@ def _on_target_device(folders: tuple[str, str], cores: Cores, samples: int, noti
 
 
 @contextmanager
-def _rig(target: str, draft: str, engine: DraftDevice, cores: Cores) -> Iterator[Rig]:
+def _rig(target: str, draft: str, engine: DraftEngineName, cores: Cores) -> Iterator[Rig]:
     session = Session.create()
     setup = OrchestratorSetup(
         session=str(session.folder),
@@ -80,7 +79,7 @@ def _rig(target: str, draft: str, engine: DraftDevice, cores: Cores) -> Iterator
         target=target,
         draft=draft,
         draft_engine=engine,
-        options=Options(kv_memory=0),
+        options=Options(arena_memory=0),
     )
     try:
         with Rig(setup, session, cores) as rig:

@@ -3,15 +3,16 @@
 import importlib.metadata
 import json
 import platform
-import re
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from packaging.requirements import Requirement
 
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.checkpoints import demo_model
@@ -67,9 +68,9 @@ def packages() -> Finding:
         lines = importlib.metadata.requires("launch-pipeline") or []
     except importlib.metadata.PackageNotFoundError:
         return Finding("packages", "fail", "launch-pipeline itself is not installed", _REINSTALL)
-    missing = [name for name in _names_for_here(lines) if not machine_facts.installed(name)]
-    if missing:
-        return Finding("packages", "fail", f"not installed: {', '.join(missing)}", _REINSTALL)
+    unmet = list(_unmet(lines))
+    if unmet:
+        return Finding("packages", "fail", "; ".join(unmet), _REINSTALL)
     return Finding("packages", "ok", "all installed")
 
 
@@ -221,10 +222,13 @@ def _linux_processor() -> list[Finding]:
     return [openblas(machine_facts.openblas()), compiler(machine_facts.has_compiler())]
 
 
-def _names_for_here(lines: Sequence[str]) -> Iterator[str]:
-    """Package names out of requirement lines, without extras and other systems' packages."""
-    for line in lines:
-        name = re.match(r"[\w.-]+", line)
-        system = re.search(r"sys_platform == ['\"](\w+)['\"]", line)
-        if name and "extra ==" not in line and (system is None or system[1] == sys.platform):
-            yield name[0]
+def _unmet(lines: Iterable[str]) -> Iterator[str]:
+    """The requirements of this environment, extras aside, that no installed package meets, in words."""
+    for requirement in map(Requirement, lines):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = machine_facts.installed_version(requirement.name)
+        if version is None:
+            yield f"{requirement.name} is not installed"
+        elif not requirement.specifier.contains(version, prereleases=True):
+            yield f"{requirement.name} is {version} and must be {requirement.specifier}"

@@ -46,20 +46,21 @@ class MeasuredRun:
 def measure(task: ProfileTask, notice: OnProfileProgress = lambda _: None) -> MeasuredRun:
     """Raises InputError for what can't be profiled, PipelineError if a process fails."""
     with tempfile.TemporaryDirectory() as folder:
-        results = _generate(task, folder, notice)
+        pipeline = Pipeline(trace=folder, **task.options)
+        results = _generate(pipeline, task, notice)
         run = load(Path(folder))
         alone: dict[str, WorkerLife] = {}
         for name, life in replays(run, Path(folder), task.options.get("draft_command", ())):
             notice(f"replayed {name} alone")
             if life is not None:
                 alone[name] = life
-    return MeasuredRun(_profile(task, run, alone, results), run)
+    return MeasuredRun(_profile(pipeline, run, alone, results), run)
 
 
-def _generate(task: ProfileTask, folder: str, notice: OnProfileProgress) -> list[Result]:
+def _generate(pipeline: Pipeline, task: ProfileTask, notice: OnProfileProgress) -> list[Result]:
     """Warm up at every temperature, then measure every temperature. A closed pipeline has written its trace."""
     notice("loading models")
-    with Pipeline(trace=folder, **task.options) as pipeline:
+    with pipeline:
         for temperature in task.temperatures:
             pipeline.generate(task.prompt, task.sampling(temperature, min(WARM_UP_TOKENS, task.max_tokens)))
         results = []
@@ -70,22 +71,22 @@ def _generate(task: ProfileTask, folder: str, notice: OnProfileProgress) -> list
 
 
 def _profile(
-    task: ProfileTask, run: TracedRun, alone: dict[str, WorkerLife], results: Sequence[Result]
+    pipeline: Pipeline, run: TracedRun, alone: dict[str, WorkerLife], results: Sequence[Result]
 ) -> ProfileFigures:
     error = run.clock_error
     return ProfileFigures(
-        strategy=task.options.get("strategy", "adaptive"),
+        strategy=pipeline.strategy,
         machine=(chip(), *(f"{life.worker.role}: {life.worker.device}" for life in run.lives)),
         prompt_tokens=results[0].statistics.prompt_tokens,
         clock_error=None if error is None else error / 1e9,
         lost=run.lost,
-        notes=tuple(_notes(run, alone, results)),
+        notes=tuple(_notes(pipeline.note, run, alone, results)),
         accounts=tuple(accounts(run, alone, [result.statistics for result in results])),
     )
 
 
-def _notes(run: TracedRun, alone: dict[str, WorkerLife], results: Sequence[Result]) -> list[str]:
-    notes = []
+def _notes(note: str, run: TracedRun, alone: dict[str, WorkerLife], results: Sequence[Result]) -> list[str]:
+    notes = [note] if note else []
     if run.lost:
         notes.append(f"{run.lost:,} spans and messages were overwritten by newer ones: generate fewer tokens.")
     roles = [life.worker.role for life in run.lives]

@@ -11,10 +11,10 @@ import pytest
 
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
-from draft_worker.engine import Batch, EngineSequence, ResumableSequence
+from draft_worker.engine import Batch, EngineSequence
 from draft_worker.engines.coreml import CoreMlEngine, HostCachedSequence
 from draft_worker.engines.mlx import MlxEngine
-from draft_worker.paced_engine import paced
+from draft_worker.paced_engine import PacedEngine
 from protocol.inference.tree_model import TreeModel
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import KvReference
@@ -254,17 +254,14 @@ def test_another_life_goes_on_from_the_shared_cache(shared: Callable[..., CoreMl
 
 
 def test_a_paced_engine_is_as_resumable_as_the_one_within(shared: Callable[..., CoreMlEngine]):
-    slow = paced(shared(), Pacer(None), lambda: 0.0)
+    slow = PacedEngine(shared(), Pacer(None), lambda: 0.0)
     first, second = (slow.open(GREEDY, VOCABULARY) for _ in range(2))
-    assert isinstance(first, ResumableSequence)
-    assert isinstance(second, ResumableSequence)
     first.prefill(range(40))
     saved = first.save()
     assert saved is not None
     assert second.adopt(saved) == ""
     second.close()
     third = slow.open(GREEDY, VOCABULARY)
-    assert isinstance(third, ResumableSequence)
     third.prefill(range(33))
 
     assert first.size == third.size > 0
@@ -344,20 +341,20 @@ def _name(sequence: HostCachedSequence) -> str:
     return sequence._held.arena.name
 
 
-@pytest.mark.parametrize("free", [True, False])
-def test_another_request_goes_on_with_what_one_has_read(converted: Converted, reference: MlxEngine, free: bool):
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_another_request_goes_on_with_what_one_has_read(converted: Converted, reference: MlxEngine, exclusive: bool):
     first, other = engine(converted).open(GREEDY, VOCABULARY), reference.open(SAMPLED, VOCABULARY)
     tokens = [random.Random(7).randrange(VOCABULARY) for _ in range(30)]
     first.prefill(tokens)
     first.evaluate(Batch([], [1, 2, 3], [-1, -1, -1], [], 4))
-    if not (free or first.copyable):
+    if not (exclusive or first.copyable):
         assert converted.package.cache == "state"
         return
-    again = first.again(22, SAMPLED, VOCABULARY, free=free)
+    again = first.reopen(22, SAMPLED, VOCABULARY, exclusive=exclusive)
     other.prefill(tokens[:22])
     asked = Batch([], [4, 5], [-1, -1], [], 4)
 
     assert_alike(again.evaluate(asked), other.evaluate(asked))
     assert first.memory >= 2 * np.prod(converted.package.cache_shape)
-    if not free:
+    if not exclusive:
         assert (first.committed, again.committed) == (30, 22)

@@ -69,7 +69,7 @@ def test_a_conversion_that_keeps_its_cache_is_refused(tmp_path):
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_tokens_equal_those_of_the_target_alone(temperature):
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=24)
-    with Pipeline(strategy="ar", kv_memory=0) as alone:
+    with Pipeline(strategy="ar", arena_memory=0) as alone:
         expected = alone.generate(PROMPT, params)
     with Pipeline(prefill_engine="coreml", prefill="always") as pipeline:
         pipeline.generate("import os", SamplingParams(max_tokens=1))

@@ -15,6 +15,7 @@ import pytest
 
 from orchestrator import SamplingParams
 from tests.conftest import Reference
+from tests.support.foreign_model import with_other_tokenizer
 from tests.support.paths import DEMO_TARGET
 from tests.support.processes import members, remains, until
 
@@ -70,28 +71,15 @@ def sentence(errors: str) -> str:
 
 @pytest.fixture(scope="module")
 def other_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model with two tokens exchanged."""
-    folder = copied(tmp_path_factory.mktemp("other"))
-    content = json.loads((folder / "tokenizer.json").read_text())
-    vocabulary = content["model"]["vocab"]
-    first, second = list(vocabulary)[500:502]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    return folder
+    return with_other_tokenizer(DEMO, tmp_path_factory.mktemp("other") / "model")
 
 
 @pytest.fixture(scope="module")
 def other_architecture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model that says it is something mlx-lm has never heard of."""
-    folder = copied(tmp_path_factory.mktemp("strange"))
+    folder = shutil.copytree(DEMO, tmp_path_factory.mktemp("strange") / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "abacus"}))
-    return folder
-
-
-def copied(folder: Path) -> Path:
-    for file in DEMO.iterdir():
-        shutil.copy(file, folder)
     return folder
 
 

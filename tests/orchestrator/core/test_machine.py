@@ -10,7 +10,7 @@ from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, R
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options, StrategyName
-from orchestrator.core.sequence import Phase
+from orchestrator.core.phases import Phase
 from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, FromWorker, Grow, Reroot, Start, Stop, ToWorker, Verdict, Verify
@@ -378,7 +378,7 @@ def test_a_draft_too_far_away_to_help_after_a_miss_is_not_waited_for():
 def test_a_fault_of_a_target_that_owes_nothing_is_stale(kind):
     bench = ready("sd")
     bench.submit(1, max_tokens=200)
-    while bench.machine.sequences[SequenceId(1)].phase is not Phase.FREE:
+    while bench.machine.sequences[SequenceId(1)].phase is not Phase.READY:
         bench.run(turns=1)
     before, told = bench.machine.stale, len(bench.log)
     bench.step(Arrived("target", bench.incarnations["target"], Fault(kind, "late", SequenceId(1))))

@@ -4,8 +4,10 @@ import pytest
 
 from orchestrator.core.commands import Emit, SendMessage
 from orchestrator.core.events import Ended
-from orchestrator.core.places import Places
-from orchestrator.core.policy.expected_rate import best_count, best_share
+from orchestrator.core.options import Options
+from orchestrator.core.policy.expected_rate import best_count, best_counts
+from orchestrator.core.policy.in_turns import Autoregressive
+from orchestrator.core.scheduler import Scheduler
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Forest, Start, Stop, Verdict, Verify
 from tests.orchestrator.core.test_machine import PROMPT, STRATEGIES, Bench, ready, told
@@ -129,23 +131,23 @@ def test_requests_beyond_the_places_wait_and_take_turns():
 
 
 def test_places_go_round():
-    places = Places(2, turn=10)
+    scheduler = Scheduler(Autoregressive(Options()), 2, turn=10)
 
-    assert [places.ask(SequenceId(id)) for id in (1, 2, 3, 4)] == [True, True, False, False]
-    assert places.advanced(SequenceId(1), 9) is None
-    assert places.advanced(SequenceId(1), 1) == 3
-    assert places.advanced(SequenceId(2), 12) == 4
-    assert places.leave(SequenceId(2)) is None, "it waited"
-    assert places.leave(SequenceId(3)) == 1
-    assert places.advanced(SequenceId(4), 100) is None, "nobody waits"
+    assert [scheduler.add(SequenceId(id)) for id in (1, 2, 3, 4)] == [True, True, False, False]
+    assert scheduler.preempt(SequenceId(1), 9) is None
+    assert scheduler.preempt(SequenceId(1), 1) == 3
+    assert scheduler.preempt(SequenceId(2), 12) == 4
+    assert scheduler.remove(SequenceId(2)) is None, "it waited"
+    assert scheduler.remove(SequenceId(3)) == 1
+    assert scheduler.preempt(SequenceId(4), 100) is None, "nobody waits"
 
 
 def test_the_most_probable_nodes_of_all_trees_are_verified_together():
     paths = [[0.9, 0.8, 0.1], [0.3, 0.2], []]
 
-    share = best_share(paths, lambda width: 1.0 + 0.2 * width, 0.1)
+    share = best_counts(paths, lambda width: 1.0 + 0.2 * width, 0.1)
 
-    assert share.counts == [2, 0, 0]
+    assert share.nodes == [2, 0, 0]
     assert share.rate == pytest.approx((3 + 0.9 + 0.8) / (1.0 + 0.2 * 5 + 0.1))
     alone = best_count(paths[0], lambda width: 1.0 + 0.2 * width, 0.1)
-    assert best_share(paths[:1], lambda width: 1.0 + 0.2 * width, 0.1).counts == [alone.nodes]
+    assert best_counts(paths[:1], lambda width: 1.0 + 0.2 * width, 0.1).nodes == [alone.nodes]

@@ -193,12 +193,12 @@ def test_what_the_target_can_not_rely_on_is_released_and_costs_a_prefill_only():
 
     assert bench.tokens[2] == reference(PROMPT, 20, seed=2)
     assert bench.finished[2].statistics.adopted_tokens == 0
-    assert bench.machine.handoff.warnings == 1
+    assert bench.machine.prefills.warnings == 1
     assert bench.released == [f"lp-{1:010x}{1:010x}"]
 
 
 def test_memory_is_bounded_and_the_writer_lets_go_first():
-    bench = KvBench(kv_memory=3)
+    bench = KvBench(arena_memory=3)
     for id in range(1, 7):
         bench.submit(id, max_tokens=5, prompt=(id, *PROMPT))
         bench.run()
@@ -210,7 +210,7 @@ def test_memory_is_bounded_and_the_writer_lets_go_first():
 
 
 def test_without_memory_nothing_is_kept():
-    bench = KvBench(kv_memory=0)
+    bench = KvBench(arena_memory=0)
     bench.submit(1, max_tokens=40, prompt=PROMPT)
     bench.run()
 
@@ -243,7 +243,7 @@ def test_of_a_conversation_only_the_last_turn_keeps_an_arena():
 
 
 def test_what_is_being_adopted_is_not_given_up_meanwhile():
-    bench = KvBench(kv_memory=1)
+    bench = KvBench(arena_memory=1)
     bench.submit(1, max_tokens=5, prompt=PROMPT)
     bench.run()
     (kept,) = bench.shelf.tokens

@@ -8,7 +8,7 @@ from orchestrator.core.commands import Command, Emit, Finish, Replace, SendMessa
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.sequence import Phase
+from orchestrator.core.phases import Phase
 from orchestrator.runtime.journal import Journal, replay
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.sampling import Sampling
@@ -136,16 +136,16 @@ class Disorder(RuleBasedStateMachine):
     @invariant()
     def no_more_requests_than_places_are_decoded_and_nobody_waits_for_a_free_one(self):
         if hasattr(self, "machine"):
-            queued = [one for one in self.machine.sequences.values() if one.phase is Phase.QUEUED]
+            queued = [one for one in self.machine.sequences.values() if one.phase is Phase.WAITING]
             served = len(self.machine.sequences) - len(queued)
             assert served == min(len(self.machine.sequences), self.options.concurrent)
 
     @invariant()
     def one_draft_drafts(self):
         if hasattr(self, "machine"):
-            standings = self.machine.standings()
+            standings = self.machine.draft_statuses()
             assert set(standings) == set(self.living("draft"))
-            assert list(standings.values()).count("drafting") == min(1, len(standings))
+            assert list(standings.values()).count("active") == min(1, len(standings))
             assert list(standings.values()).count("on trial") <= 1
 
     @invariant()

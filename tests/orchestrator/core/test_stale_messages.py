@@ -6,7 +6,7 @@ import msgspec
 
 from orchestrator.core.commands import SendMessage
 from orchestrator.core.events import Arrived, Ended
-from orchestrator.core.sequence import Phase
+from orchestrator.core.phases import Phase
 from orchestrator.tools.simulate.faults.invariants import reachable
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.worker import Fault, Grow, Pong, Prefilled, Verdict

@@ -38,7 +38,7 @@ def told(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[Text], Result
     while rest and not conversation.stopped:
         count = source.randrange(1, 4)
         likelihoods = tuple(likelihood(place + index) for index in range(len(rest[:count])))
-        pieces.append(conversation.piece(tuple(rest[:count]), likelihoods=likelihoods))
+        pieces.append(conversation.output(tuple(rest[:count]), likelihoods=likelihoods))
         del rest[:count]
         place += count
     last = conversation.rest()

@@ -44,7 +44,7 @@ def answers(session: Path, address: str) -> list[object]:
         link.send(Watch())
         assert desk.socket.poll(10_000)
         assert list(desk.receive()) == []
-        desk.tell_watchers(time.monotonic())
+        desk.send_telemetry(time.monotonic())
         return link.receive(10.0)
     finally:
         context.destroy(linger=0)

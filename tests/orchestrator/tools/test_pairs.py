@@ -16,10 +16,12 @@ from huggingface_hub import constants
 from orchestrator import SamplingParams
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands import pairs as pairs_command
+from orchestrator.cli.draft_engine_option import draft_engine_option
 from orchestrator.cli.pair_option import pair_option
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile
+from orchestrator.machine.recommended_pairs import pairs, usable_pair
 from orchestrator.tools.calibration.toml_writer import to_toml
-from orchestrator.tools.pairs import fits, forecast, memory, pairs, tokenizers, usable_pair, weights_in
+from orchestrator.tools.pairs import fits, forecast, memory, tokenizers, weights_in
 from protocol.errors import InputError
 from tests.conftest import Reference
 from tests.support.paths import ROOT
@@ -152,7 +154,8 @@ def test_the_list_says_what_fits_and_how_fast_it_would_be(tmp_path: Path, monkey
 @pair_option
 @click.option("--target")
 @click.option("--draft")
-def models(target: str | None, draft: str | None) -> None:
+@draft_engine_option(optional=True)
+def models(target: str | None, draft: str | None, draft_engine: str) -> None:
     click.echo(f"{target} {draft}")
 
 
@@ -167,6 +170,13 @@ def test_pair_names_both_models_and_gives_way_to_either():
     assert run("--pair", "qwen2.5-3b", "--target", "mine") == f"mine {draft}"
     assert run("--pair", "qwen2.5-3b", target="from the file") == f"{target} {draft}"
     assert run("--draft", "mine", pair="qwen2.5-3b") == f"{target} mine"
+
+
+@pytest.mark.parametrize(("engine", "draft"), [("coreml", PAIR.draft.id), ("ngram", None), ("none", None)])
+def test_an_engine_without_a_model_leaves_the_pair_s_draft_alone(engine: str, draft: str | None):
+    found = CliRunner().invoke(models, ["--pair", "qwen2.5-3b", "--draft-engine", engine], catch_exceptions=False)
+
+    assert found.output.strip() == f"{PAIR.target.id} {draft}"
 
 
 def test_a_pair_that_was_downloaded_is_run(tmp_path: Path, reference: Reference):

@@ -313,6 +313,25 @@ def test_a_flood_leaves_the_hub_its_other_duties(ends: Ends):
     assert len(ends.arrivals(1000)) >= 1000
 
 
+def test_slow_handling_of_messages_ends_the_turn(ends: Ends):
+    """The caller's work between two messages counts: a flood of expensive ones must not keep it from its timers."""
+    now = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        hub = Hub(ends.context, f"ipc://{folder}/slow", FromWorker, clock=lambda: now)
+        link = Link(ends.context, f"ipc://{folder}/slow", STAMP, ToWorker)
+        for _ in range(40):
+            link.send(Pong(1.0))
+        assert hub.socket.poll(5_000)
+        handled = 0
+        for _ in hub.receive():
+            handled += 1
+            now += 0.002
+        link.close()
+        hub.close()
+
+    assert handled == 3
+
+
 def test_an_address_in_use_is_refused_and_left_alone(ends: Ends):
     with pytest.raises(InputError, match=r"Another pipeline listens on .*: choose another address"):
         Hub(ends.context, ends.address, FromWorker)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_worker.paced_engine import paced
+from draft_worker.paced_engine import PacedEngine
 from draft_worker.worker import DraftWorker
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.options import StrategyName
@@ -206,7 +206,7 @@ def test_a_paced_prompt_is_told_with_its_chunks():
 
 def test_a_paced_draft_reports_the_device_s_seconds_for_all_it_evaluated():
     pacer, time = _pacer()
-    worker = DraftWorker(paced(FakeEngine(), pacer, time), time, pacer=pacer)
+    worker = DraftWorker(PacedEngine(FakeEngine(), pacer, time), time, pacer=pacer)
     list(worker.handle(Start(SequenceId(1), 0, (1, 2, 3), NodeId(7), Sampling(), BestFirst(width=4, fan=2))))
 
     grown = [grow for _ in range(4) for grow in worker.work() if isinstance(grow, Grow)]

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.options import StrategyName
 from orchestrator.core.request_stats import TOLERATED_OVERRUNS
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.device_profiles import load_profile
 from orchestrator.text.tokenizer import TextCodec
 from orchestrator.tools.bench.baseline.contender import MlxLm, running
@@ -121,7 +121,7 @@ def measure(
     for strategy in plan.strategies:
         on_start(strategy)
         # Repeats must not find the prompt's KV in memory.
-        with Pipeline(plan.target, plan.draft, strategy=strategy, pace=plan.pace, kv_memory=0) as pipeline:
+        with Pipeline(*plan.folders(), strategy=strategy, pace=plan.pace, arena_memory=0) as pipeline:
             # Also what a pipeline has learned by when it is measured, which must be the same for all.
             alone = {task: pipeline.generate(task.tokens, task.sampling()).tokens for task in tasks}
             truth = truth or alone
@@ -192,9 +192,9 @@ def _of_mlx_lm(
     on_start: Callable[[str], None],
     on_crowd: Callable[[str], None],
 ) -> Iterator[ConcurrencyRun]:
-    target, draft = (str(resolve(plan.target, "target")), str(resolve(plan.draft, "draft")))
+    target, draft = plan.folders()
     profile = None if plan.pace is None else load_profile(plan.pace)
-    ends = tuple(sorted(TextCodec(resolve(plan.target, "target")).eos))
+    ends = tuple(sorted(TextCodec(Path(target)).eos))
     with ExitStack() as stack:
         on_start("mlx-lm")
         process = stack.enter_context(running(target, draft if plan.draft_tokens else "", profile))

@@ -22,8 +22,8 @@ from protocol.messages.client import Pace
 from protocol.messages.worker import Grow, Prefilled
 
 CONTENDERS: dict[str, dict[str, Any]] = {
-    "no reuse": {"kv_memory": 0},
-    "shared memory alone": {"kept_memory": 0},
+    "no reuse": {"arena_memory": 0},
+    "shared memory alone": {"prefix_cache_memory": 0},
     "reuse": {},
 }
 """Options of each; the first is what the others' tokens are compared with."""
@@ -73,7 +73,7 @@ def measure(
         records = {name: Path(folder) / f"{index}.jsonl" for index, name in enumerate(CONTENDERS)}
         pipelines: dict[str, Pipeline] = {}
         for name, options in CONTENDERS.items():
-            pipeline = Pipeline(plan.target, plan.draft, pace=plan.pace, record=str(records[name]), **options)
+            pipeline = Pipeline(*plan.folders(), pace=plan.pace, record=str(records[name]), **options)
             pipelines[name] = stack.enter_context(pipeline)
         form = shape(pipelines["reuse"].state().context, turns, plan.max_tokens)
         on_count(plan.repeats * turns * len(CONTENDERS))

@@ -64,7 +64,7 @@ def measure(
     results: list[PromptLengthFigures] = []
     context = 0
     for strategy in plan.strategies:
-        with Pipeline(plan.target, plan.draft, strategy=strategy, pace=plan.pace, kv_memory=0) as pipeline:
+        with Pipeline(*plan.folders(), strategy=strategy, pace=plan.pace, arena_memory=0) as pipeline:
             context = pipeline.state().context
             fitting = lengths(context, plan.max_tokens)
             on_count(len(plan.strategies) * len(fitting))

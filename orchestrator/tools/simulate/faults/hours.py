@@ -7,10 +7,10 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import get_args
 
 from orchestrator.core.events import Request
-from orchestrator.core.options import Options, StrategyName
+from orchestrator.core.options import Options
+from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Wire
 from orchestrator.tools.simulate.draft import ModelledDraft
@@ -161,7 +161,7 @@ class _Story:
 
     def _options(self) -> Options:
         source = self._source
-        strategies: list[StrategyName] = [*get_args(StrategyName), "adaptive", "adaptive", "adaptive"]
+        strategies = [*STRATEGIES, "adaptive", "adaptive", "adaptive"]
         return Options(
             strategy=source.choice(strategies),
             fallback=source.choice(("neural", "fast", "adaptive")),
@@ -170,7 +170,7 @@ class _Story:
             draft_fan=source.choice((1, 3)),
             fan_budget=source.choice((2, 6)),
             prefill=source.choice(("auto", "always")),
-            kv_memory=source.choice((0, 64, 2048)),
+            arena_memory=source.choice((0, 64, 2048)),
             concurrent=source.choice((1, 2, 16)),
             turn=source.choice((8, 256)),
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.core.commands import Command, Emit, Finish, Reject, Release, SendMessage
 from orchestrator.core.machine import Machine
-from orchestrator.core.sequence import Phase
+from orchestrator.core.phases import Phase
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.worker import Start
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from orchestrator.core.commands import Dismiss, SendMessage
-from orchestrator.core.drafts.election import MOST_DRAFTS, Election
+from orchestrator.core.drafts.election import MAX_DRAFTS, Election
 from orchestrator.core.events import WorkerDown, WorkerUp
 from orchestrator.core.options import Options
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
@@ -50,7 +50,7 @@ def guest(accept=0.7, pace=DRAFT, at=0.0, boast=0.0, **about):
 
 
 def drafting(machine):
-    return [id for id, standing in machine.standings().items() if standing == "drafting"]
+    return [id for id, standing in machine.draft_statuses().items() if standing == "active"]
 
 
 # The election --------------------------------------------------------------------------------------
@@ -61,15 +61,15 @@ def speeds_settled(election, speeds, rounds=2000):
     for _ in range(rounds):
         election.round_over()
         if election.on_trial is not None:
-            election.judged(speeds[election.on_trial] / speeds[election.drafting])
-    return election.drafting
+            election.trial_over(speeds[election.on_trial] / speeds[election.active])
+    return election.active
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3])))
 def test_the_best_wins_whatever_the_order_of_arrival(order):
     election = Election()
     for id in order:
-        election.joined(id)
+        election.draft_up(id)
 
     assert speeds_settled(election, {1: 10.0, 2: 20.0, 3: 40.0}) == 3
 
@@ -77,25 +77,25 @@ def test_the_best_wins_whatever_the_order_of_arrival(order):
 def test_a_trial_that_flatters_whoever_is_on_it_changes_nothing_for_long():
     """Each of two looks a tenth better than it is while it is tried out; the slower one is back at standing by soon."""
     election = Election()
-    election.joined(1)
-    election.joined(2)
-    election.judged(1.1 * 0.97)
-    assert election.drafting == 2
-    election.judged(1.1 / 0.97)
+    election.draft_up(1)
+    election.draft_up(2)
+    election.trial_over(1.1 * 0.97)
+    assert election.active == 2
+    election.trial_over(1.1 / 0.97)
 
-    assert election.drafting == 1
+    assert election.active == 1
     assert election.on_trial is None
 
 
 def test_a_lost_trial_is_repeated_ever_more_rarely():
     election, trials = Election(), 0
-    election.joined(1)
-    election.joined(2)
+    election.draft_up(1)
+    election.draft_up(2)
     for _ in range(10_000):
         election.round_over()
         if election.on_trial is not None:
             trials += 1
-            election.judged(0.5)
+            election.trial_over(0.5)
 
     assert 3 <= trials <= 7
 
@@ -103,24 +103,24 @@ def test_a_lost_trial_is_repeated_ever_more_rarely():
 def test_the_best_of_those_that_stand_by_takes_over():
     election = Election()
     for id in (1, 2, 3):
-        election.joined(id)
+        election.draft_up(id)
     speeds_settled(election, {1: 40.0, 2: 10.0, 3: 20.0}, rounds=3)
-    election.left(1)
+    election.draft_down(1)
 
-    assert election.drafting == 3
+    assert election.active == 3
 
 
 def test_a_draft_that_failed_takes_over_only_when_nothing_else_is_there():
     election = Election()
-    election.joined(1)
-    assert not election.failed()
-    election.joined(2)
-    assert election.failed()
-    assert election.drafting == 2
-    assert not election.failed()
-    election.left(2)
+    election.draft_up(1)
+    assert not election.active_failed()
+    election.draft_up(2)
+    assert election.active_failed()
+    assert election.active == 2
+    assert not election.active_failed()
+    election.draft_down(2)
 
-    assert election.drafting == 1
+    assert election.active == 1
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -131,20 +131,20 @@ def test_someone_drafts_as_long_as_anyone_is_there(happenings):
     election, present = Election(), set()
     for what, id in happenings:
         if what == "join" and id not in present:
-            election.joined(id)
+            election.draft_up(id)
             present.add(id)
         elif what == "leave" and id in present:
-            election.left(id)
+            election.draft_down(id)
             present.remove(id)
         elif what == "fail" and present:
-            election.failed()
+            election.active_failed()
         elif what == "judge" and election.on_trial is not None:
-            election.judged(0.4 * id)
+            election.trial_over(0.4 * id)
         elif what == "round":
             election.round_over()
-        assert set(election.standings()) == present
-        assert (election.drafting in present) if present else election.drafting is None
-        assert election.on_trial is None or election.on_trial in present - {election.drafting}
+        assert set(election.statuses()) == present
+        assert (election.active in present) if present else election.active is None
+        assert election.on_trial is None or election.on_trial in present - {election.active}
 
 
 # In virtual time -----------------------------------------------------------------------------------
@@ -230,13 +230,13 @@ def test_on_the_death_of_the_draft_another_one_is_started_in_the_same_step():
     bench.run(12)
     bench.step(WorkerUp(2, hello("draft")))
     bench.step(WorkerUp(3, hello("draft")))
-    assert bench.machine.standings() == {1: "drafting", 2: "on trial", 3: "standing by"}
+    assert bench.machine.draft_statuses() == {1: "active", 2: "on trial", 3: "standby"}
     commands = bench.step(WorkerDown("draft", 1))
 
     # The one on trial knows the sequence already; the next one is tried out.
     assert told(commands, 2) == []
     assert [type(message) for message in told(commands, 3)] == [Start]
-    assert bench.machine.standings() == {2: "drafting", 3: "on trial"}
+    assert bench.machine.draft_statuses() == {2: "active", 3: "on trial"}
 
 
 def test_one_that_stands_by_is_told_of_nothing():
@@ -263,7 +263,7 @@ def test_all_drafts_that_know_a_request_are_told_of_its_end():
 
 def test_more_drafts_than_there_is_room_for_are_dismissed_with_a_sentence():
     bench = Bench()
-    for incarnation in range(1, MOST_DRAFTS + 1):
+    for incarnation in range(1, MAX_DRAFTS + 1):
         assert bench.step(WorkerUp(incarnation, hello("draft"))) == []
     (dismissed,) = bench.step(WorkerUp(99, hello("draft")))
 
@@ -279,7 +279,7 @@ def test_a_target_dismisses_the_drafts_that_are_no_match_and_stays():
 
     assert isinstance(dismissed, Dismiss)
     assert (dismissed.role, dismissed.incarnation) == ("draft", 1)
-    assert bench.machine.standings() == {2: "drafting"}
+    assert bench.machine.draft_statuses() == {2: "active"}
 
 
 @pytest.mark.parametrize("guest", [True, False])

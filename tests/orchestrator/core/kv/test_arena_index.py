@@ -5,8 +5,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orchestrator.core.kv.arena_index import MIN_SHARED_TOKENS, ArenaIndex
-from orchestrator.core.kv.prefill_choice import PrefillChoice
+from orchestrator.core.kv.arena_index import ArenaIndex
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS
+from orchestrator.core.kv.prefill_router import PrefillCosts
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import KvOffer, KvReference
 
@@ -76,7 +77,7 @@ class Library(RuleBasedStateMachine):
             id = data.draw(st.sampled_from(self.live()))
             self.ended.add(id)
             self.lent.pop(id, None)
-            self.give_up(self.library.end(SequenceId(id)))
+            self.give_up(self.library.sequence_ended(SequenceId(id)))
 
     @rule(data=st.data())
     def unusable(self, data):
@@ -178,7 +179,7 @@ def test_an_arena_does_not_pass_to_a_sequence_of_other_tokens(over: bool):
     library = ArenaIndex(LIMIT)
     library.offer(offer(1, "arena", MIN_SHARED_TOKENS), STEM)
     if over:
-        library.end(SequenceId(1))
+        library.sequence_ended(SequenceId(1))
 
     assert library.offer(offer(2, "arena", MIN_SHARED_TOKENS), STEM[::-1]) == []
     assert library.find([*STEM[::-1], 1]) is None
@@ -197,15 +198,15 @@ def test_of_a_conversation_the_last_turn_is_kept():
     library = ArenaIndex(LIMIT)
     for turn in range(5):
         library.offer(offer(turn, f"turn {turn}", MIN_SHARED_TOKENS + turn), [*STEM, *range(turn)])
-        library.end(SequenceId(turn))
+        library.sequence_ended(SequenceId(turn))
 
     assert library.size == 10
     assert library.find([*STEM, *range(9)]) == KvReference("turn 4", MIN_SHARED_TOKENS + 4)
 
 
-def measured(target: float, worker: float, adoption: float = 0.0) -> PrefillChoice:
+def measured(target: float, worker: float, adoption: float = 0.0) -> PrefillCosts:
     """After two prompts of 100 tokens each; figures in seconds a token."""
-    choice = PrefillChoice("auto")
+    choice = PrefillCosts("auto")
     choice.observe_target(100, 0, 100 * target)
     choice.observe_target(0, 100, 100 * adoption)
     for _ in range(2):
@@ -225,29 +226,29 @@ def measured(target: float, worker: float, adoption: float = 0.0) -> PrefillChoi
     ],
 )
 def test_a_prefill_worker_reads_what_it_reads_faster(target, worker, adoption, held, pays):
-    assert measured(target, worker, adoption).pays(1000, held) is pays
+    assert measured(target, worker, adoption).worker_pays(1000, held) is pays
 
 
 def test_the_target_is_measured_first_and_the_worker_then_gets_its_trial():
-    choice = PrefillChoice("auto")
-    assert not choice.pays(1000, 0)
+    choice = PrefillCosts("auto")
+    assert not choice.worker_pays(1000, 0)
 
     choice.observe_target(500, 0, 5.0)
-    assert choice.pays(1000, 0)
+    assert choice.worker_pays(1000, 0)
     choice.observe_worker(500, 50.0)
     choice.observe_worker(500, 50.0)
 
-    assert not choice.pays(1000, 0)
+    assert not choice.worker_pays(1000, 0)
 
 
 def test_always_means_whenever_there_is_enough_to_read():
-    choice = PrefillChoice("always")
+    choice = PrefillCosts("always")
 
-    assert choice.pays(1000, 0)
-    assert not choice.pays(1000, 1000 - MIN_SHARED_TOKENS + 1)
+    assert choice.worker_pays(1000, 0)
+    assert not choice.worker_pays(1000, 1000 - MIN_SHARED_TOKENS + 1)
 
 
 def test_patience_ends_when_the_target_would_have_been_ready_twice():
-    assert PrefillChoice("always").patience(1000) > 5
-    assert measured(0.01, 0.001).patience(1000) == pytest.approx(20)
-    assert measured(0.00001, 0.00001).patience(1000) == 1.0
+    assert PrefillCosts("always").timeout(1000) > 5
+    assert measured(0.01, 0.001).timeout(1000) == pytest.approx(20)
+    assert measured(0.00001, 0.00001).timeout(1000) == 1.0

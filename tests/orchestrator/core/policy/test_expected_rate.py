@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.policy.estimates import HitModel, Mean, WidthCost
 from orchestrator.core.policy.expected_rate import best_count, with_growth
-from orchestrator.core.policy.fan_out import geometric_fan_out, spend
+from orchestrator.core.policy.ssd import apportion, geometric_fan_out
 from orchestrator.core.restarts import RestartPolicy
 from protocol.speculation.calibration import Calibration
 
@@ -45,7 +45,7 @@ def test_fan_out_is_no_worse_than_any_other_split_under_its_hit_model():
 
 
 def test_remainders_go_to_the_largest():
-    assert spend([1.0, 1.0, 2.0], 5) == (1, 1, 3)
+    assert apportion([1.0, 1.0, 2.0], 5) == (1, 1, 3)
 
 
 def test_plain_decoding_is_always_in_the_running():

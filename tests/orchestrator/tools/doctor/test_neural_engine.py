@@ -252,7 +252,7 @@ def test_packages_that_differ_have_other_fingerprints(tmp_path: Path):
 
 def test_the_pipeline_falls_back_to_the_same_model_in_mlx_and_says_so():
     verdict = EngineVerdict(place=PLACE, choice="mlx", reason="latency: no faster")
-    choice = weigh(converted_demo(), None, verdict)
+    choice = weigh("coreml", converted_demo(), None, verdict)
 
     assert (choice.engine, choice.folder) == ("mlx", demo_model("draft"))
     assert choice.note.startswith("The draft runs in MLX, not on the Neural Engine (latency: no faster)")
@@ -262,14 +262,14 @@ def test_the_pipeline_falls_back_to_the_same_model_in_mlx_and_says_so():
 def test_a_converted_folder_falls_back_to_the_model_that_it_was_made_from():
     verdict = EngineVerdict(place=PLACE, choice="mlx", reason="it crashed")
 
-    assert weigh(converted_demo(), str(converted_demo()), verdict).folder == demo_model("draft")
+    assert weigh("coreml", converted_demo(), str(converted_demo()), verdict).folder == demo_model("draft")
 
 
 @pytest.mark.parametrize("choice", ["coreml", None])
 def test_without_a_failure_core_ml_is_used(choice: str | None):
     verdict = None if choice is None else EngineVerdict(place=PLACE, choice="coreml", reason="fine")
 
-    assert weigh(converted_demo(), str(converted_demo()), verdict) == ("coreml", converted_demo(), "")
+    assert weigh("coreml", converted_demo(), str(converted_demo()), verdict) == ("coreml", converted_demo(), "")
 
 
 def test_a_mac_reads_the_verdict_and_others_have_nothing_to_read(monkeypatch: pytest.MonkeyPatch):

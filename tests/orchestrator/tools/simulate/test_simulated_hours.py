@@ -49,15 +49,15 @@ def breaks(monkeypatch, owner, name, replacement):
 
 
 def test_a_verdict_that_is_taken_without_a_look_is_found(monkeypatch):
-    assert breaks(monkeypatch, Sequence, "accepts", lambda self, verdict: True)
+    assert breaks(monkeypatch, Sequence, "answered_by", lambda self, verdict: True)
 
 
 def test_a_request_that_is_remembered_is_found(monkeypatch):
-    assert breaks(monkeypatch, DraftPool, "ended", lambda self, sequence: [])
+    assert breaks(monkeypatch, DraftPool, "sequence_ended", lambda self, sequence: [])
 
 
 def test_a_machine_that_never_asks_again_is_found(monkeypatch):
-    violations = breaks(monkeypatch, ResponseTimeouts, "_owed", lambda self: [])
+    violations = breaks(monkeypatch, ResponseTimeouts, "_awaiting", lambda self: [])
 
     assert any("nothing is ever due" in violation or "still live" in violation for violation in violations)
 
@@ -69,4 +69,4 @@ def test_a_wait_without_end_is_found(monkeypatch):
 
 
 def test_a_draft_that_is_gone_and_told_something_is_found(monkeypatch):
-    assert breaks(monkeypatch, DraftPool, "left", lambda self, incarnation, now: [])
+    assert breaks(monkeypatch, DraftPool, "draft_down", lambda self, incarnation, now: [])

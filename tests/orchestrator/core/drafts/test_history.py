@@ -4,7 +4,7 @@ import msgspec
 
 from orchestrator.core.admission import refusal
 from orchestrator.core.commands import Command, Release, SendMessage
-from orchestrator.core.drafts.caches import DraftCaches
+from orchestrator.core.drafts.history import DraftArenas
 from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
@@ -22,72 +22,72 @@ def offer(sequence: SequenceId, name: str, tokens: int = 40) -> KvOffer:
 
 
 def test_the_next_life_finds_what_the_last_offered():
-    caches = DraftCaches()
+    caches = DraftArenas()
     caches.offered(offer(ONE, A), live=True)
     caches.offered(offer(ONE, A, 72), live=True)
 
-    assert caches.left() == []
-    assert caches.find(ONE) == KvReference(A, 72)
+    assert caches.draft_gone() == []
+    assert caches.take(ONE) == KvReference(A, 72)
 
 
 def test_the_present_life_is_not_told_of_its_own_arenas():
-    caches = DraftCaches()
+    caches = DraftArenas()
     caches.offered(offer(ONE, A), live=True)
 
-    assert caches.find(ONE) is None
+    assert caches.take(ONE) is None
 
 
 def test_a_life_that_ends_before_it_offers_anything_leaves_what_it_took_over():
-    caches = DraftCaches()
+    caches = DraftArenas()
     caches.offered(offer(ONE, A), live=True)
-    caches.left()
-    caches.find(ONE)
+    caches.draft_gone()
+    caches.take(ONE)
 
-    assert caches.left() == []
-    assert caches.find(ONE) == KvReference(A, 40)
+    assert caches.draft_gone() == []
+    assert caches.take(ONE) == KvReference(A, 40)
 
 
 def test_arenas_of_sequences_that_are_over_go_with_the_draft():
-    caches = DraftCaches()
+    caches = DraftArenas()
     caches.offered(offer(ONE, A), live=True)
     caches.offered(offer(TWO, B), live=True)
-    caches.ended(ONE)
+    caches.sequence_ended(ONE)
 
-    assert caches.left() == [Release(A)]
-    assert caches.find(ONE) is None
-    assert caches.find(TWO) == KvReference(B, 40)
+    assert caches.draft_gone() == [Release(A)]
+    assert caches.take(ONE) is None
+    assert caches.take(TWO) == KvReference(B, 40)
 
 
 def test_an_arena_that_serves_another_sequence_is_that_ones():
-    caches = DraftCaches()
+    caches = DraftArenas()
     caches.offered(offer(ONE, A), live=True)
-    caches.ended(ONE)
+    caches.sequence_ended(ONE)
     caches.offered(offer(TWO, A, 33), live=True)
 
-    assert caches.left() == []
-    assert caches.find(TWO) == KvReference(A, 33)
+    assert caches.draft_gone() == []
+    assert caches.take(TWO) == KvReference(A, 33)
 
 
 def test_an_offer_that_comes_after_the_end_of_its_sequence_is_not_forgotten():
-    caches = DraftCaches()
+    caches = DraftArenas()
     caches.offered(offer(ONE, A), live=False)
 
-    assert caches.left() == [Release(A)]
+    assert caches.draft_gone() == [Release(A)]
 
 
 def test_an_arena_that_was_refused_is_counted_and_given_up():
-    caches = DraftCaches()
+    caches = DraftArenas()
     caches.offered(offer(ONE, A), live=True)
-    caches.left()
-    caches.find(ONE)
+    caches.draft_gone()
+    caches.take(ONE)
     caches.adopted(Prefilled(ONE, 3, 40, 0.0, 0, "torn"))
 
     assert caches.warnings == 1
-    assert caches.left() == [Release(A)]
+    assert caches.draft_gone() == [Release(A)]
 
 
 def test_an_arena_that_was_taken_over_is_no_warning():
-    caches = DraftCaches()
+    caches = DraftArenas()
     caches.adopted(Prefilled(ONE, 3, 2, 0.0, 38, ""))
 
     assert caches.warnings == 0
@@ -125,7 +125,7 @@ def test_a_draft_that_could_not_use_it_is_counted():
     machine.step(Submitted(ONE, Request((1, 2, 3), Sampling(), 10)), 0.0)
     machine.step(Arrived("draft", 2, Prefilled(ONE, 0, 2, 0.0, 0, "torn")), 0.1)
 
-    assert machine.drafting.warnings == 1
+    assert machine.drafts.warnings == 1
 
 
 def test_the_end_of_a_request_gives_its_arena_to_others():
@@ -158,4 +158,4 @@ def test_what_a_draft_had_read_before_says_nothing_of_how_fast_it_reads():
     root = machine.sequences[ONE].cache.root.id
     machine.step(Arrived("draft", 2, Grow(ONE, 0, (root,), (3,), (0.5,), evaluated=1, seconds=0.0)), 1.0)
 
-    assert machine.sequences[ONE].estimates.reading.get(0.0) == 1.0 / 100
+    assert machine.sequences[ONE].estimates.prefill.get(0.0) == 1.0 / 100

@@ -1,0 +1,86 @@
+"""An engine that delegates to another one; a subclass overrides what differs. Imports no MLX."""
+
+from collections.abc import Iterable, Sequence
+
+from draft_worker.engine import Batch, Engine, EngineSequence
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import KvReference
+from protocol.speculation.candidates import Candidates
+
+
+class WrappedEngine(Engine):
+    """Every forward of a sequence runs through `prefill` or `evaluate_together`."""
+
+    def __init__(self, inner: Engine) -> None:
+        self.name = inner.name
+        self.model = inner.model
+        self.architecture = inner.architecture
+        self.vocabulary = inner.vocabulary
+        self.context = inner.context
+        self.device = inner.device
+        self.tokenizer = inner.tokenizer
+        self.joint = inner.joint
+        self._inner = inner
+
+    def open(self, sampling: Sampling, vocabulary: int) -> "WrappedSequence":
+        return WrappedSequence(self, self._inner.open(sampling, vocabulary), vocabulary)
+
+    def prefill(self, sequence: "WrappedSequence", tokens: Sequence[int]) -> None:
+        """`EngineSequence.prefill` of a sequence that this engine has opened."""
+        sequence.inner.prefill(tokens)
+
+    def evaluate_together(self, asked: Sequence[tuple["WrappedSequence", Batch]]) -> list[list[Candidates]]:
+        return self._inner.evaluate_together([(sequence.inner, batch) for sequence, batch in asked])
+
+
+class WrappedSequence(EngineSequence):
+    """The inner engine's sequence, whose forwards are the wrapper's."""
+
+    def __init__(self, engine: WrappedEngine, inner: EngineSequence, vocabulary: int) -> None:
+        """`vocabulary`: the target's."""
+        self.path_tokens = inner.path_tokens
+        self.copyable = inner.copyable
+        self.inner = inner
+        self.vocabulary = vocabulary
+        self._engine = engine
+
+    @property
+    def committed(self) -> int:
+        return self.inner.committed
+
+    @property
+    def next_row(self) -> int:
+        return self.inner.next_row
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._engine.prefill(self, tokens)
+
+    def evaluate(self, batch: Batch) -> list[Candidates]:
+        return self._engine.evaluate_together([(self, batch)])[0]
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        self.inner.keep(path, surviving)
+
+    def truncate(self, length: int) -> None:
+        self.inner.truncate(length)
+
+    @property
+    def memory(self) -> int:
+        return self.inner.memory
+
+    def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "WrappedSequence":
+        inner = self.inner.reopen(length, sampling, vocabulary, exclusive=exclusive)
+        return WrappedSequence(self._engine, inner, vocabulary)
+
+    @property
+    def size(self) -> int:
+        return self.inner.size
+
+    def adopt(self, reference: KvReference) -> str:
+        return self.inner.adopt(reference)
+
+    def save(self) -> KvReference | None:
+        return self.inner.save()
+
+    def close(self) -> None:
+        self.inner.close()

@@ -1,0 +1,81 @@
+"""`ssd`: the published speculation cache (arXiv 2603.03251, "Speculative Speculative Decoding"). Pure.
+
+Chains of K tokens, speculated for every likely outcome while the target verifies.
+"""
+
+from collections.abc import Sequence
+
+from orchestrator.core.options import Options
+from orchestrator.core.policy.decision import Decision, SequenceView, VerifyNodes
+from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.expected_rate import best_count
+from orchestrator.core.policy.in_turns import IndependentRequests, await_chain
+from protocol.messages.base import MAX_SUPPORT
+from protocol.messages.plans import FanOut, GrowthPlan
+from protocol.speculation.token_tree import Node
+
+
+class PublishedSsd(IndependentRequests):
+    """On a hit, verify the chain that is there; on a miss, fall back as `Options.fallback` says."""
+
+    name, summary = "ssd", "the published parallel algorithm"
+    drafts = caches = True
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def plan(self, estimates: Estimates, sharing: int) -> GrowthPlan | None:
+        options = self._options
+        fan = geometric_fan_out(
+            estimates.acceptance.get(0.0), estimates.hits.exponent, options.draft_tokens, options.fan_budget
+        )
+        return FanOut(options.draft_tokens, tuple(min(MAX_SUPPORT, guesses) for guesses in fan), options.saguaro)
+
+    def decide(self, view: SequenceView) -> Decision:
+        missed = view.cache.empty
+        if not missed or self._options.fallback == "neural":
+            return await_chain(view, self._options.draft_tokens)
+        if self._options.fallback == "fast":
+            return VerifyNodes(self._lookup(view)[0])
+        return self._fall_back(view)
+
+    def _fall_back(self, view: SequenceView) -> Decision:
+        """After a miss: draft K tokens just in time, or go on with prompt lookup, by the higher expected rate."""
+        depth, estimates = min(self._options.draft_tokens, view.room), view.estimates
+        acceptance = estimates.acceptance.get(0.0)
+        chain = [acceptance ** (k + 1) for k in range(depth)]
+        waiting = (depth + 0.5) * estimates.step.get(0.0)
+        just_in_time = (1.0 + sum(chain)) / (waiting + estimates.target(1 + depth) + estimates.hop.get(0.0))
+        nodes, rate = self._lookup(view)
+        ready = view.drafting and view.draft_ready_at <= view.now and estimates.step.count
+        return await_chain(view, depth) if ready and just_in_time > rate else VerifyNodes(nodes)
+
+    def _lookup(self, view: SequenceView) -> tuple[list[Node], float]:
+        """The guesses by prompt lookup that are worth verifying, and their expected rate; none is plain decoding."""
+        chain = view.lookup_chain(view.cache.root)
+        best = best_count(view.paths(chain), view.estimates.target, view.estimates.hop.get(0.0))
+        return chain[: best.nodes], best.rate
+
+
+def geometric_fan_out(acceptance: float, exponent: float, depth: int, budget: int) -> tuple[int, ...]:
+    """Guesses F_0..F_depth with sum `budget`, optimal under the hit model 1 - p_hit(F) = F^-r.
+
+    F_k = F_0 a^(k/(1+r)) for k < K and F_K = F_0 a^(K/(1+r)) (1-a)^(-1/(1+r))
+    (arXiv 2603.03251, section on the cache topology).
+
+    `acceptance` a in [0, 1], `exponent` r > 0, `depth` K >= 1, `budget` B >= 0.
+    """
+    accepted = min(max(acceptance, 0.01), 0.99)
+    shape = [accepted ** (k / (1 + exponent)) for k in range(depth)]
+    shape.append(accepted ** (depth / (1 + exponent)) * (1 - accepted) ** (-1 / (1 + exponent)))
+    return apportion(shape, budget)
+
+
+def apportion(shape: Sequence[float], budget: int) -> tuple[int, ...]:
+    """Whole numbers in proportion to `shape` that sum to exactly `budget` (largest remainders first)."""
+    scale = budget / sum(shape)
+    floors = [int(scale * share) for share in shape]
+    remainders = sorted(range(len(shape)), key=lambda k: floors[k] - scale * shape[k])
+    for k in remainders[: budget - sum(floors)]:
+        floors[k] += 1
+    return tuple(floors)

@@ -1,0 +1,55 @@
+"""Recommended pairs of a target and a draft, as pairs.toml lists them. Knows what they are, not how fast."""
+
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from protocol.errors import InputError
+
+PROCESSOR_BITS = 32
+"""On a processor weights are unpacked to float32."""
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: str
+    parameters: Annotated[float, Meta(gt=0.0)]
+    """Billions."""
+    bits: Annotated[float, Meta(gt=0.0, le=32.0)]
+    """A weight's, scales included."""
+    tokenizer: str
+    """Family; within one, ids mean the same."""
+
+    def weights(self, on_processor: bool) -> float:
+        """Bytes that a forward reads, estimated."""
+        return self.parameters * 1e9 * (PROCESSOR_BITS if on_processor else self.bits) / 8
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    target: Model
+    draft: Model
+    refused: str = ""
+    """Why it can't be used yet, if so."""
+
+
+@cache
+def pairs() -> dict[str, Pair]:
+    """The shipped ones, by name."""
+    content = (resources.files("orchestrator.machine") / "pairs.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(content), dict[str, Pair])
+
+
+def usable_pair(name: str) -> Pair:
+    """Raises InputError for one that can't be used yet."""
+    pair = pairs()[name]
+    if pair.refused:
+        raise InputError(f"The pair {name} can't be used yet: {pair.refused}. `launch-pipeline pairs` lists others.")
+    return pair
+
+
+def pair_with_target(id: str) -> str | None:
+    """The name of a usable pair whose target has this Hugging Face id."""
+    return next((name for name, pair in pairs().items() if pair.target.id == id and not pair.refused), None)

@@ -1,0 +1,165 @@
+"""Laws of the engine interface: what an engine that overrides nothing does, and that a wrapper hides nothing."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.worker import DraftWorker
+from draft_worker.wrapped_engine import WrappedEngine
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.plans import BestFirst
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Grow, KvReference, Prefilled, Start
+from protocol.speculation.candidates import Candidates
+from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence
+
+SAMPLING = Sampling()
+REFERENCE = KvReference("segment", 2)
+
+
+class Plain(EngineSequence):
+    """Only what is abstract; guesses the next number."""
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+
+    @property
+    def committed(self) -> int:
+        return len(self.text)
+
+    @property
+    def next_row(self) -> int:
+        return 0
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self.text += tokens
+
+    def evaluate(self, batch: Batch) -> list[Candidates]:
+        return [Candidates([token + 1], [0.5]) for token in batch.tokens]
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None: ...
+
+    def truncate(self, length: int) -> None:
+        del self.text[length:]
+
+
+class PlainEngine(Engine):
+    name = architecture = "plain"
+
+    def open(self, sampling: Sampling, vocabulary: int) -> Plain:
+        return Plain()
+
+
+class Shared(FakeSequence):
+    """Its KV outlives the worker."""
+
+    said: tuple[Any, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return 4096
+
+    def adopt(self, reference: KvReference) -> str:
+        self.said += (reference,)
+        return "no"
+
+    def save(self) -> KvReference:
+        return REFERENCE
+
+    def close(self) -> None:
+        self.said += ("closed",)
+
+
+class SharedEngine(FakeEngine):
+    joint = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.together: list[int] = []
+        """Sequences of every forward."""
+
+    def open(self, sampling: Sampling, vocabulary: int) -> Shared:
+        return Shared()
+
+    def evaluate_together(self, asked: Sequence[tuple[Any, Batch]]) -> list[list[Candidates]]:
+        self.together.append(len(asked))
+        return super().evaluate_together(asked)
+
+
+def batch(*tokens: int) -> Batch:
+    return Batch([], tokens, [-1] * len(tokens), [], 1)
+
+
+def start(sequence: int, adopt: KvReference | None = None) -> Start:
+    return Start(SequenceId(sequence), 0, (1, 2, 3, 4), NodeId(7), SAMPLING, BestFirst(width=2, fan=2), adopt=adopt)
+
+
+def test_a_sequence_that_shares_no_kv_says_so():
+    sequence = Plain()
+
+    assert (sequence.memory, sequence.size, sequence.copyable, sequence.save()) == (0, 0, False, None)
+    assert sequence.adopt(REFERENCE) == "This draft shares no KV: prefill again."
+
+
+def test_a_sequence_whose_request_is_over_serves_another_one():
+    sequence = Plain()
+    sequence.prefill([1, 2, 3])
+
+    assert sequence.reopen(2, SAMPLING, VOCABULARY, exclusive=True) is sequence
+    assert sequence.text == [1, 2]
+
+
+def test_a_sequence_that_cannot_be_copied_serves_one_request():
+    with pytest.raises(AssertionError, match="one request at a time"):
+        Plain().reopen(0, SAMPLING, VOCABULARY, exclusive=False)
+
+
+def test_without_a_joint_forward_sequences_are_evaluated_in_turns():
+    engine = PlainEngine()
+    asked = [(engine.open(SAMPLING, VOCABULARY), batch(*tokens)) for tokens in ((1, 2), (3,))]
+
+    found = engine.evaluate_together(asked)
+
+    assert not engine.joint
+    assert [[each.tokens for each in candidates] for candidates in found] == [[[2], [3]], [[4]]]
+
+
+def test_an_engine_without_a_model_works_with_any_tokens():
+    hello = DraftWorker(PlainEngine(), float).hello()
+
+    assert (hello.engine, hello.model, hello.tokenizer, hello.device) == ("plain", "", "", "cpu")
+    assert hello.vocabulary >= 1 << 20
+
+
+def test_a_draft_that_shares_no_kv_reads_what_it_is_offered():
+    worker = DraftWorker(PlainEngine(), float)
+    list(worker.handle(start(1, adopt=REFERENCE)))
+    told = next(iter(worker.work()))
+
+    assert isinstance(told, Prefilled)
+    assert (told.adopted, told.warning) == (0, "This draft shares no KV: prefill again.")
+
+
+def test_a_wrapper_shares_the_kv_of_the_engine_it_wraps():
+    sequence = WrappedEngine(SharedEngine()).open(SAMPLING, VOCABULARY)
+    sequence.prefill([1, 2, 3])
+
+    assert (sequence.size, sequence.memory, sequence.copyable, sequence.save()) == (4096, 3, True, REFERENCE)
+    assert sequence.adopt(REFERENCE) == "no"
+    sequence.close()
+    assert isinstance(sequence.inner, Shared)
+    assert sequence.inner.said == (REFERENCE, "closed")
+
+
+def test_a_wrapper_grows_several_trees_in_one_forward_where_the_engine_it_wraps_does():
+    inner = SharedEngine()
+    worker = DraftWorker(WrappedEngine(inner), float)
+    for sequence in (1, 2, 3):
+        list(worker.handle(start(sequence)))
+
+    grown = [reply for reply in worker.work() if isinstance(reply, Grow)]
+
+    assert [int(reply.sequence) for reply in grown] == [1, 2, 3]
+    assert inner.together == [3]

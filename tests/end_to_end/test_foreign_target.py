@@ -1,0 +1,105 @@
+"""A target with another tokenizer than the demo draft's: it decodes alone and says why, or has a draft that fits."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator import InputError, Pipeline, Result, SamplingParams
+from orchestrator.runtime.setup import OrchestratorSetup
+from tests.support.foreign_model import with_other_tokenizer
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET, ROOT
+
+PROMPT = "for i in range(3):\n    print(i)\nfor i in range(3):\n"
+PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=4)
+SETUP = {"session": "", "address": "", "target": "", "draft": ""}
+NOTE = "There is no draft, since the demo draft has another tokenizer than the target"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(with_other_tokenizer(DEMO_TARGET, tmp_path_factory.mktemp("foreign") / "target"))
+
+
+@pytest.fixture(scope="module")
+def alone(target: str) -> Iterator[Result]:
+    """What the target says without a draft."""
+    with Pipeline(target, strategy="ar") as pipeline:
+        assert pipeline.note == ""
+        yield pipeline.generate(PROMPT, PARAMS)
+
+
+def generated(target: str, *options: str) -> tuple[int, str, str]:
+    words = ("generate", PROMPT, "--target", target, "--max-tokens", "24", "--temperature", "0.8", "--seed", "4")
+    command = [sys.executable, "-m", "orchestrator.cli.app", *words, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_it_decodes_alone_and_the_pipeline_says_why(target: str, alone: Result):
+    with Pipeline(target) as pipeline:
+        result = pipeline.generate(PROMPT, PARAMS)
+        state = pipeline.state()
+
+    assert pipeline.note.startswith(f"{NOTE} {target}: add --draft MODEL")
+    assert (state.strategy, state.draft, pipeline.strategy) == ("ar", "", "ar")
+    assert (result.tokens, result.statistics.hit_rate) == (alone.tokens, None)
+
+
+def test_the_command_line_says_why_in_one_sentence(target: str, alone: Result):
+    code, output, errors = generated(target, "--quiet")
+
+    assert (code, output) == (0, alone.text + "\n")
+    (line,) = errors.splitlines()
+    assert line.startswith(NOTE)
+
+
+def test_prompt_lookup_drafts_for_it(target: str, alone: Result):
+    with Pipeline(target, draft_engine="ngram") as pipeline:
+        result = pipeline.generate(PROMPT, PARAMS)
+
+    assert pipeline.note == ""
+    assert result.tokens == alone.tokens
+    assert result.statistics.hit_rate is not None
+
+
+def test_the_command_line_drafts_for_it_by_prompt_lookup(target: str, alone: Result):
+    assert generated(target, "--draft-engine", "ngram", "--quiet") == (0, alone.text + "\n", "")
+
+
+def test_a_program_of_ones_own_drafts_for_it(target: str, alone: Result):
+    with Pipeline(target, draft_command=(sys.executable, str(ROOT / "docs" / "own_draft.py"))) as pipeline:
+        result = pipeline.generate(PROMPT, PARAMS)
+
+    assert result.tokens == alone.tokens
+    assert result.statistics.hit_rate is not None
+
+
+def test_a_draft_of_its_own_family_drafts_for_it(target: str, alone: Result, tmp_path: Path):
+    draft = with_other_tokenizer(DEMO_DRAFT, tmp_path / "draft")
+    with Pipeline(target, str(draft)) as pipeline:
+        result = pipeline.generate(PROMPT, PARAMS)
+
+    assert pipeline.note == ""
+    assert result.tokens == alone.tokens
+    assert result.statistics.hit_rate is not None
+
+
+def test_a_draft_that_was_asked_for_and_does_not_fit_is_an_error(target: str):
+    with pytest.raises(InputError, match=r"has another tokenizer than the target .* Choose a draft of the same"):
+        Pipeline(target, str(DEMO_DRAFT)).start()
+
+
+def test_drafts_of_other_machines_may_still_come(target: str):
+    pipeline = Pipeline(target, listen="127.0.0.1:0")
+
+    assert pipeline.note.startswith(NOTE)
+    assert pipeline.strategy == "adaptive"
+
+
+@pytest.mark.parametrize("opened", [Pipeline, lambda **options: OrchestratorSetup(**SETUP, **options)])
+def test_an_engine_that_there_is_not_is_answered_with_the_choices(opened):
+    with pytest.raises(InputError, match=r"no draft engine called 'tarot': choose coreml, mlx, ngram or none\."):
+        opened(draft_engine="tarot")

@@ -1,0 +1,69 @@
+"""Laws of the choice of a draft: what was asked for, the demo draft only beside a target that it fits, or none."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.machine import draft_choice as draft_choice_module
+from orchestrator.machine.draft_choice import DraftChoice, draft_choice, draft_for
+from orchestrator.machine.recommended_pairs import pairs
+from protocol.errors import InputError
+from tests.support.foreign_model import with_other_tokenizer
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+
+NGRAM = DraftChoice("ngram", None)
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(with_other_tokenizer(DEMO_TARGET, tmp_path_factory.mktemp("foreign") / "target"))
+
+
+def chosen(target: str | None, engine: str = "mlx", draft: str | None = None, own: bool = False) -> DraftChoice:
+    return draft_for(target, engine, draft, lambda _: None, own=own)
+
+
+@pytest.mark.parametrize("target", [None, str(DEMO_TARGET)])
+def test_the_demo_draft_is_taken_beside_a_target_with_its_tokenizer(target: str | None):
+    assert chosen(target) == DraftChoice("mlx", DEMO_DRAFT)
+
+
+@pytest.mark.parametrize("engine", ["mlx", "coreml", "random"])
+def test_the_demo_draft_is_not_taken_beside_a_foreign_target(foreign: str, engine: str):
+    engine, folder, note = chosen(foreign, engine)
+
+    assert (engine, folder) == ("none", None)
+    assert f"than the target {foreign}: add --draft MODEL of the target's family or --draft-engine ngram." in note
+    assert "\n" not in note
+
+
+def test_the_note_names_a_recommended_pair_with_this_target(foreign: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(draft_choice_module, "resolve", lambda *_: Path(foreign))
+
+    assert "add --pair qwen2.5-3b or --draft-engine ngram." in chosen(pairs()["qwen2.5-3b"].target.id).note
+
+
+def test_the_note_names_no_pair_that_cannot_be_used(foreign: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(draft_choice_module, "resolve", lambda *_: Path(foreign))
+
+    assert "--pair" not in chosen(pairs()["gemma3-12b"].target.id).note
+
+
+def test_a_draft_that_is_named_is_taken_whatever_the_target(foreign: str):
+    assert chosen(foreign, draft=str(DEMO_DRAFT)) == DraftChoice("mlx", DEMO_DRAFT)
+
+
+def test_a_program_of_ones_own_drafts_beside_any_target(foreign: str):
+    assert chosen(foreign, own=True) == DraftChoice("mlx", None)
+
+
+def test_an_engine_without_a_model_looks_at_none(foreign: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(draft_choice_module, "resolve", None)
+
+    assert (chosen(foreign, "ngram"), draft_choice("ngram", None)) == (NGRAM, NGRAM)
+    assert chosen(foreign, "none") == DraftChoice("none", None)
+
+
+def test_an_engine_that_there_is_not_is_answered_with_the_choices():
+    with pytest.raises(InputError, match=r"no draft engine called 'tarot': choose coreml, mlx, ngram or none\."):
+        draft_choice("tarot", None)

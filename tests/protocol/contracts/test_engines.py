@@ -1,0 +1,67 @@
+"""A draft engine is registered by its own module alone, and is known without an import of it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol.contracts.engines import EngineDeclaration, declared_engines, draft_engine, draft_engines, draft_model
+from protocol.errors import InputError
+
+PROPER = 'ENGINE = EngineDeclaration(help="guesses", model="none")\n'
+
+
+def found(folder: Path, source: str) -> dict[str, EngineDeclaration]:
+    (folder / "oracle.py").write_text(source)
+    return dict(declared_engines(folder))
+
+
+def test_a_new_module_is_a_new_engine(tmp_path: Path):
+    source = "from protocol.contracts.engines import EngineDeclaration\nimport nothing_that_exists\n\n" + PROPER
+
+    assert found(tmp_path, source) == {"oracle": EngineDeclaration(help="guesses", model="none")}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "ENGINE = 3\n",
+        "ENGINE = EngineDeclaration()\n",
+        'ENGINE = EngineDeclaration("guesses", "none")\n',
+        'ENGINE = EngineDeclaration(help="guesses", model="crystal")\n',
+        'ENGINE = EngineDeclaration(help="guesses", model="none", colour="red")\n',
+        'ENGINE = EngineDeclaration(help="guesses", model=MODEL)\n',
+        "ENGINE = EngineDeclaration(**known)\n",
+        f"def declared():\n    {PROPER}",
+        f"this is no Python\n{PROPER}",
+    ],
+)
+def test_a_module_without_a_literal_declaration_is_no_engine(tmp_path: Path, source: str):
+    assert found(tmp_path, source) == {}
+
+
+def test_the_installed_engines_are_listed_with_what_they_draft_with():
+    models = {name: engine.model for name, engine in draft_engines().items()}
+
+    assert models == {"coreml": "package", "mlx": "checkpoint", "ngram": "none", "random": "checkpoint"}
+    assert [name for name, engine in draft_engines().items() if engine.hidden] == ["random"]
+
+
+def test_listing_the_engines_imports_none_of_them():
+    check = (
+        "import sys; from protocol.contracts.engines import draft_engines; "
+        "sys.exit(not draft_engines() or any(name.startswith('draft_worker') for name in sys.modules))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_a_name_that_no_engine_has_is_answered_with_the_choices():
+    with pytest.raises(InputError, match=r"no draft engine called 'crystal ball': choose coreml, mlx, ngram or none\."):
+        draft_engine("crystal ball")
+
+
+def test_no_draft_needs_no_model():
+    assert draft_model("none") == "none"
