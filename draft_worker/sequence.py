@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from draft_worker.engine import Batch, EngineSequence
+from protocol.common_prefix import common_prefix
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Grow, KvOffer, KvReference, Prefilled, Reroot, Start
@@ -38,7 +39,7 @@ class DraftSequence:
         restraint: "LogitsProcessors | None" = None,
     ) -> None:
         """`horizon`: the first absolute position that is never evaluated. `calibration` is shared by the
-        sequences that are sampled in a like manner. `held`: so many tokens of `start` the engine has already."""
+        sequences that are sampled in a like manner. `held`: so many tokens of `start` are prefilled already."""
         self._calibration = calibration
         self.sampling = start.sampling
         self.vocabulary = start.vocabulary
@@ -59,7 +60,7 @@ class DraftSequence:
         """Serve `start`, with the KV of the prefix that it shares with what is held; `restraint` is as of its root."""
         self._restraint = restraint
         committed = start.tokens[:-1]
-        shared = _common_prefix(self._held, committed)
+        shared = common_prefix(self._held, committed)
         self.engine.truncate(shared)
         del self._held[shared:]
         self._backlog = list(committed[shared:])
@@ -98,11 +99,11 @@ class DraftSequence:
             yield from self.publish(fresh)
 
     @property
-    def reading(self) -> bool:
-        """So many tokens are unread that they need forwards of their own before anything can grow."""
-        return len(self._backlog) > _CATCH_UP
+    def prefilling(self) -> bool:
+        """So many tokens have no KV that they need forwards of their own before anything can grow."""
+        return len(self._backlog) > _CATCH_UP and self.has_work
 
-    def read(self, chunk: int) -> None:
+    def prefill(self, chunk: int) -> None:
         """One forward over at most `chunk` of them."""
         tokens = self._backlog[:chunk]
         self.engine.prefill(tokens)
@@ -110,10 +111,10 @@ class DraftSequence:
         del self._backlog[:chunk]
 
     def ask(self) -> Batch:
-        """What the next growth step evaluates; there must be work, and nothing to read first."""
+        """What the next growth step evaluates; there must be work, and nothing to prefill first."""
         step = self._growth.next_step()
         assert step is not None
-        assert not self.reading, "what is unread comes first"
+        assert len(self._backlog) <= _CATCH_UP, "the prompt is prefilled first"
         parents = []
         for row, node in enumerate(step.nodes, start=self.engine.next_row + len(self._backlog)):
             parents.append(-1 if node.parent is None else self._rows[node.parent.id])
@@ -142,7 +143,7 @@ class DraftSequence:
         return growth_messages(self.id, self.round, nodes, candidates, StepCost(evaluated, seconds, joint))
 
     def spared(self) -> Iterator[Prefilled]:
-        """Once, before the first growth: what need not be read, or why it had to be."""
+        """Once, before the first growth: how much need not be prefilled, or why it had to be."""
         if self._adopted is not None:
             told, self._adopted = self._adopted, None
             yield told
@@ -155,29 +156,24 @@ class DraftSequence:
             yield KvOffer(self.id, saved.name, saved.tokens, self.engine.size, clock() - begin)
 
     @property
-    def held(self) -> Sequence[int]:
-        """Tokens whose KV is here."""
-        return self._held
+    def kv(self) -> EngineSequence:
+        return self.engine
 
     @property
-    def committed(self) -> list[int]:
-        """Tokens before the root that have KV or are to be read."""
+    def prefix(self) -> list[int]:
+        """Tokens before the root."""
         return self._held + self._backlog
 
-    def shared(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` it has KV of, from the first on."""
-        return _common_prefix(self._held, tokens)
-
-    def alike(self, tokens: Sequence[int]) -> int:
-        """The same with those that it has yet to read."""
-        return _common_prefix(self.committed, tokens)
+    @property
+    def prefilled(self) -> int:
+        """How many of them have KV."""
+        return len(self._held)
 
     def take_over(self, engine: EngineSequence, held: int) -> None:
-        """Go on with an engine's sequence that has the first `held` of our tokens; there must be something to read."""
-        assert self.reading
-        committed = self.committed
+        """Go on with an engine's sequence that has the KV of the first `held` tokens; the prompt is being prefilled."""
+        prefix = self.prefix
         self.engine = engine
-        self._held, self._backlog = committed[:held], committed[held:]
+        self._held, self._backlog = prefix[:held], prefix[held:]
         self._adopted = Prefilled(self.id, self.round, len(self._backlog), 0.0, held)
 
     def _forced(self, node: Node) -> int | None:
@@ -229,10 +225,3 @@ def _below_root(node: Node) -> list[int]:
         reverse.append(node.token)
         node = node.parent
     return reverse[::-1]
-
-
-def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    for index, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
-            return index
-    return min(len(first), len(second))

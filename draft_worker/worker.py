@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from draft_worker.engine import Batch, Engine, introduction
+from draft_worker.engine import Batch, Engine, EngineSequence, introduction
 from draft_worker.logits_processors import DraftLogitsProcessors
-from draft_worker.prefix_sharing import PrefixSharing
 from draft_worker.sequence import DraftSequence
+from protocol.kv.prefix_cache import Found
+from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.messages.base import SequenceId
+from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Reroot, Start, Stop, ToWorker
 from protocol.speculation.calibration import Calibration
 from protocol.worker.pacing import Pacer
@@ -27,11 +29,11 @@ class DraftWorker:
         clock: Callable[[], float],
         prefill_chunk: int = 512,
         pacer: Pacer | None = None,
-        kept: int = 0,
+        prefix_cache: int = 0,
     ) -> None:
         """`clock` in seconds, monotonic; `prefill_chunk` bounds the tokens of one prefill forward; `pacer` is
-        the one that holds the engine, if one does. `kept`: bytes of KV that may stay when its sequence is over; 0
-        lets no sequence profit from another."""
+        the one that holds the engine, if one does. `prefix_cache`: bytes of KV of ended sequences; 0 lets no sequence
+        profit from another."""
         self._engine = engine
         self._pacer = pacer or Pacer(None)
         self._clock = clock
@@ -40,7 +42,7 @@ class DraftWorker:
         self._turns: deque[SequenceId] = deque()
         self._calibrations = {True: Calibration(), False: Calibration()}
         """By whether the request is greedy: noise changes what a claim is worth."""
-        self._reuse = PrefixSharing(engine, kept)
+        self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, lambda kv: kv.close())
         self._restraints = DraftLogitsProcessors(engine)
 
     def hello(self) -> Hello:
@@ -53,7 +55,7 @@ class DraftWorker:
             case Reroot():
                 return self._reroot(message)
             case Stop():
-                self._retire(message.sequence)
+                self._end(message.sequence)
         return ()
 
     @property
@@ -65,13 +67,20 @@ class DraftWorker:
         ready = [self._sequences[id] for id in self._turns if self._sequences[id].has_work]
         if not ready:
             return ()
-        if ready[0].reading:
+        if ready[0].prefilling:
             self._served(ready[:1])
-            reader = self._reuse.reader(ready[0], self._sequences.values())
-            if reader.reading:
-                reader.read(self._chunk)
-            return reader.news(self._clock)
-        return self._grow([sequence for sequence in ready if not sequence.reading])
+            return self._prefill([sequence.id for sequence in ready if sequence.prefilling])
+        return self._grow([sequence for sequence in ready if not sequence.prefilling])
+
+    def _prefill(self, waiting: Sequence[SequenceId]) -> Iterable[FromWorker]:
+        id, found = self._prefix_sharing.next_prefill(waiting)
+        sequence = self._sequences[id]
+        if found is not None:
+            sequence.engine.close()
+            sequence.take_over(self._continued(found, sequence.sampling, sequence.vocabulary), found.tokens)
+        if sequence.prefilling:
+            sequence.prefill(self._chunk)
+        return sequence.news(self._clock)
 
     def _grow(self, ready: Sequence[DraftSequence]) -> Iterator[FromWorker]:
         for sequence in ready:
@@ -115,17 +124,29 @@ class DraftWorker:
         if not self._knows(message.tokens):
             yield self._refuse(message.sequence)
         elif sequence is None or sequence.sampling != message.sampling:
-            self._retire(message.sequence)
-            opened = self._reuse.open(message, self._sequences.values())
-            # The last position the model knows predicts a token that no one has a position for.
-            calibration = self._calibrations[message.sampling.temperature == 0]
-            horizon = self._engine.context - 1
-            self._sequences[message.sequence] = DraftSequence(
-                message, opened.engine, horizon, calibration, opened.held, self._restraints.at(message)
-            )
+            self._end(message.sequence)
+            self._sequences[message.sequence] = self._opened(message)
             self._turns.append(message.sequence)
         elif (sequence.round, sequence.position) != (message.round, len(message.tokens) - 1):
             sequence.restart(message, self._restraints.at(message))
+
+    def _opened(self, start: Start) -> DraftSequence:
+        # The KV that an earlier life left of this very sequence is more than any other sequence has of it.
+        found = self._prefix_sharing.find(start.tokens[:-1]) if start.adopt is None else None
+        if found is None:
+            engine = self._engine.open(start.sampling, start.vocabulary or self._engine.vocabulary)
+        else:
+            engine = self._continued(found, start.sampling, start.vocabulary)
+        # The last position the model knows predicts a token that no one has a position for.
+        horizon = self._engine.context - 1
+        calibration = self._calibrations[start.sampling.temperature == 0]
+        held = 0 if found is None else found.tokens
+        return DraftSequence(start, engine, horizon, calibration, held, self._restraints.at(start))
+
+    def _continued(self, found: Found[EngineSequence], sampling: Sampling, vocabulary: int | None) -> EngineSequence:
+        """An engine's sequence with the KV that was found."""
+        known = vocabulary or self._engine.vocabulary
+        return found.kv.reopen(found.tokens, sampling, known, exclusive=found.exclusive)
 
     def _reroot(self, message: Reroot) -> Iterator[FromWorker]:
         sequence = self._sequences.get(message.sequence)
@@ -145,18 +166,13 @@ class DraftWorker:
         return max(tokens) < self._engine.vocabulary
 
     def _refuse(self, sequence: SequenceId) -> Fault:
-        self._retire(sequence)
+        self._end(sequence)
         text = f"The draft's vocabulary ends at {self._engine.vocabulary}: choose a draft of the target's family."
         return Fault("refused", text, sequence)
 
-    def _retire(self, sequence: SequenceId) -> None:
-        """It is over: what it holds may serve others."""
-        known = self._forget(sequence)
-        if known is not None:
-            self._reuse.keep(known)
-
-    def _forget(self, sequence: SequenceId) -> DraftSequence | None:
-        known = self._sequences.pop(sequence, None)
-        if known is not None:
-            self._turns.remove(sequence)
-        return known
+    def _end(self, id: SequenceId) -> None:
+        """The sequence has ended: its KV may serve others."""
+        sequence = self._sequences.pop(id, None)
+        if sequence is not None:
+            self._turns.remove(id)
+            self._prefix_sharing.end(sequence)

@@ -6,9 +6,9 @@ import mlx.core as mx
 
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.tree_model import TreeModel
-from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
 from protocol.kv.prefix_cache import Found
+from protocol.kv.prefix_sharing import shared_tokens
 from protocol.messages.base import NodeId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start, Verdict
@@ -18,6 +18,7 @@ from protocol.sampling.sampler import Noise
 from protocol.speculation.token_tree import node_id
 from target_worker.kv.adoption import Adoption, adopt
 from target_worker.kv.checkpoint import KvCheckpoint
+from target_worker.kv.target_kv import TargetKv
 from target_worker.verification.coupled import Acceptance, coupled
 from target_worker.verification.likelihood import likelihoods
 from target_worker.verification.proposed_tree import ProposedTree
@@ -39,19 +40,23 @@ class TargetEngine:
         """What the sequence's past does to its tokens. Raises GrammarError."""
         return LogitsProcessors.at(start, self._grammars)
 
-    def open(
-        self, start: Start, restraint: LogitsProcessors, found: "Found[TargetSequence] | None" = None
-    ) -> "TargetSequence":
-        """A sequence at `start`. What another one or the arena that `start` names holds of the same tokens is not
-        evaluated again. `found.tokens` of them count as adopted: none if they are this sequence's own."""
-        shared = 0 if found is None else found.kv.shared(start)
+    def open(self, start: Start, restraint: LogitsProcessors, found: Found[TargetKv] | None = None) -> "TargetSequence":
+        """A sequence at `start`. It begins with the KV that was found, or with the arena that `start` names if that
+        holds more."""
+        shared = 0 if found is None else found.tokens
         adoption = self._adopt(start, shared)
-        if adoption.tokens:
+        if adoption.tokens or found is None or not shared:
             return TargetSequence(self, start, restraint, adoption, self._checkpoint(adoption.tokens))
-        if found is None or not shared:
-            return TargetSequence(self, start, restraint, adoption, self._checkpoint())
-        adoption = adoption._replace(cache=found.kv.release(shared, found.free), tokens=min(found.tokens, shared))
-        return TargetSequence(self, start, restraint, adoption, self._continued(found, start, shared))
+        adoption = adoption._replace(cache=found.kv.first(shared, found.exclusive), tokens=shared)
+        return TargetSequence(self, start, restraint, adoption, self._continued(found, start))
+
+    def reopen(self, sequence: "TargetSequence", start: Start, restraint: LogitsProcessors) -> "TargetSequence":
+        """The same request at another `start`, which goes on with its own KV: none of that counts as adopted."""
+        own = Found(sequence.kv, shared_tokens(sequence, start.tokens[:-1]), exclusive=True)
+        reopened = self.open(start, restraint, own)
+        if reopened.cache is sequence.cache:
+            reopened.adopted = 0
+        return reopened
 
     def verify(self, asked: Sequence[tuple["TargetSequence", ProposedTree]]) -> list[Acceptance | GrammarError]:
         """One forward over the proposals of different sequences, and a walk down each or the reason for none."""
@@ -68,10 +73,10 @@ class TargetEngine:
             return Adoption(self.model.sequence(), warning="The KV offered for adoption goes beyond the root.")
         return adopt(self.model, self._exchange, reference)
 
-    def _continued(self, found: "Found[TargetSequence]", start: Start, shared: int) -> KvCheckpoint | None:
+    def _continued(self, found: Found[TargetKv], start: Start) -> KvCheckpoint | None:
         """Another sequence's checkpoint, if nothing in its arena is of other tokens."""
         theirs = found.kv.checkpoint
-        if theirs is not None and found.free and theirs.covered <= shared and not theirs.given_up:
+        if theirs is not None and found.exclusive and theirs.covered <= found.tokens and not theirs.given_up:
             return theirs
         return self._checkpoint(start.adopt.tokens if start.adopt else 0)
 
@@ -104,8 +109,8 @@ class TargetSequence:
         self.restraint = restraint
         self.verdict: Verdict | None = None
         """The last one given, for a Verify that comes again."""
-        self.prefilled = 0
-        """Tokens evaluated since the start."""
+        self.evaluated = 0
+        """Tokens prefilled since the start."""
         self.seconds = 0.0
         """Time spent on them, and on what was adopted."""
 
@@ -115,47 +120,40 @@ class TargetSequence:
         return len(self.tokens) - 1
 
     @property
-    def unprefilled(self) -> bool:
+    def kv(self) -> TargetKv:
+        return TargetKv(self.cache, self.checkpoint)
+
+    @property
+    def prefix(self) -> list[int]:
+        """Tokens before the root."""
+        return self.tokens[:-1]
+
+    @property
+    def prefilled(self) -> int:
+        """How many of them have KV."""
+        return self.cache.committed
+
+    @property
+    def prefilling(self) -> bool:
+        """Some of them have none yet."""
         return self.cache.committed < self.position
 
     @property
     def unsaved(self) -> bool:
         """Enough was committed since the last save for another one."""
-        return self.checkpoint is not None and not self.unprefilled and self.checkpoint.due(self.cache.committed)
+        return self.checkpoint is not None and not self.prefilling and self.checkpoint.due(self.cache.committed)
 
-    def shared(self, start: Start) -> int:
-        """Tokens of `start` before its root whose KV is here."""
-        return min(_common_prefix(self.tokens, start.tokens[:-1]), self.cache.committed)
-
-    def alike(self, start: Start) -> int:
-        """Tokens of `start` before its root that are also here before the root, with KV or without."""
-        return min(_common_prefix(self.tokens, start.tokens[:-1]), self.position)
-
-    def take_over(self, found: "Found[TargetSequence]") -> None:
-        """Go on with what another sequence has of the same tokens, if that is more."""
-        gained = found.kv.shared(self.start) - self.cache.committed
-        if gained > 0:
-            self.cache = found.kv.release(found.kv.shared(self.start), found.free)
-            self.adopted += gained
-
-    def release(self, length: int, free: bool) -> TreeSequence:
-        """The KV of the first `length` tokens for somebody else: this sequence's own if it is `free`, or a copy."""
-        if not free:
-            return self.cache.copy(length)
-        self.cache.truncate(length)
-        return self.cache
-
-    def close(self) -> None:
-        """Save nothing more."""
-        if self.checkpoint is not None:
-            self.checkpoint.close()
+    def take_over(self, found: Found[TargetKv]) -> None:
+        """Go on with what another sequence has of the same tokens, which is more."""
+        self.adopted += found.tokens - self.prefilled
+        self.cache = found.kv.first(found.tokens, found.exclusive)
 
     def prefill(self) -> None:
         """Evaluate one chunk of the tokens before the root."""
         begin = self.cache.committed
         chunk = self.tokens[begin : min(begin + self._engine.prefill_chunk, self.position)]
         self.cache.prefill(chunk)
-        self.prefilled += len(chunk)
+        self.evaluated += len(chunk)
 
     def part(self, proposal: ProposedTree) -> ForwardPart:
         """Its share of a forward over the proposal. The rows wait for `advance`."""
@@ -192,8 +190,3 @@ class TargetSequence:
 def _chosen(proposal: ProposedTree, walk: Acceptance) -> list[int]:
     """Tokens of the accepted path, and the bonus."""
     return [*(proposal.tokens[entry] for entry in walk.accepted), walk.bonus]
-
-
-def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from protocol.kv.prefix_cache import MIN_SHARED_TOKENS, Found, PrefixCache
+from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId, plain
 from protocol.messages.worker import (
@@ -23,7 +23,7 @@ from protocol.messages.worker import (
 from protocol.sampling.grammar import GrammarError
 from protocol.worker.pacing import Pacer
 from target_worker.engine import TargetEngine, TargetSequence
-from target_worker.prefill_queue import PrefillQueue
+from target_worker.kv.target_kv import TargetKv
 from target_worker.verification.coupled import Acceptance
 from target_worker.verification.proposed_tree import ProposedTree, flaw
 
@@ -40,18 +40,17 @@ class TargetWorker:
         clock: Callable[[], float],
         introduction: Hello,
         pacer: Pacer | None = None,
-        kept: int = 0,
+        prefix_cache: int = 0,
     ) -> None:
-        """`kept`: bytes of KV that may stay here when its sequence is over; 0 lets no sequence profit from another."""
+        """`prefix_cache`: bytes of KV of ended sequences; 0 lets no sequence profit from another."""
         self._engine = engine
         self._pacer = pacer or Pacer(None)
         self._clock = clock
         self._introduction = introduction
         self._sequences: dict[SequenceId, TargetSequence] = {}
-        self._unread = PrefillQueue()
+        """In the order of their turns to be prefilled."""
+        self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, TargetKv.close)
         self._saving: list[SequenceId] = []
-        self._sharing = kept > 0
-        self._kept: PrefixCache[TargetSequence] = PrefixCache(kept, TargetSequence.close)
 
     def hello(self) -> Hello:
         return self._introduction
@@ -67,29 +66,28 @@ class TargetWorker:
             case KvRelease(name):
                 self._release(name)
             case Stop(sequence):
-                self._retire(sequence)
+                self._end(sequence)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._unread or self._saving)
+        return bool(self._saving) or any(sequence.prefilling for sequence in self._sequences.values())
 
     def work(self) -> Iterator[FromWorker]:
         """Save one slice of a sequence, or evaluate one chunk of the prompt whose turn it is."""
         if self._saving:
             yield from self._save(self._saving.pop(0))
             return
-        id, followed = self._unread.take(lambda id: self._sequences[id].cache.committed)
-        sequence = self._sequences[id]
         began = self._clock()
-        if followed and (found := self._found(sequence.start)) is not None:
+        waiting = [id for id, sequence in self._sequences.items() if sequence.prefilling]
+        id, found = self._prefix_sharing.next_prefill(waiting)
+        sequence = self._sequences[id] = self._sequences.pop(id)
+        if found is not None:
             sequence.take_over(found)
-        before = sequence.prefilled
+        before = sequence.evaluated
         sequence.prefill()
-        self._pacer.prefill(began, sequence.prefilled - before)
+        self._pacer.prefill(began, sequence.evaluated - before)
         sequence.seconds += self._clock() - began
-        if sequence.unprefilled:
-            self._unread.add(id)
-        else:
+        if not sequence.prefilling:
             yield self._prefilled(sequence)
 
     def _prefilled(self, sequence: TargetSequence) -> Prefilled:
@@ -97,7 +95,7 @@ class TargetWorker:
         return Prefilled(
             sequence.start.sequence,
             sequence.round,
-            sequence.prefilled,
+            sequence.evaluated,
             sequence.seconds,
             sequence.adopted,
             sequence.warning[:4000],
@@ -125,14 +123,14 @@ class TargetWorker:
             yield KvOffer(id, saved.name, saved.tokens, sequence.checkpoint.size, self._clock() - began)
 
     def _release(self, name: str) -> None:
-        for sequence in (*self._sequences.values(), *self._kept):
-            if sequence.checkpoint is not None:
-                sequence.checkpoint.release(name)
+        for kv in (*(sequence.kv for sequence in self._sequences.values()), *self._prefix_sharing.ended):
+            if kv.checkpoint is not None:
+                kv.checkpoint.release(name)
 
     def _start(self, start: Start) -> Iterator[FromWorker]:
         held = self._sequences.get(start.sequence)
         if held is not None and held.start == start and held.round == start.round:
-            if not held.unprefilled:
+            if not held.prefilling:
                 yield self._prefilled(held)
             return
         self._forget(start.sequence)
@@ -145,22 +143,14 @@ class TargetWorker:
             yield Fault("refused", plain(str(error)), start.sequence)
             return
         began = self._clock()
-        found = self._found(start) if held is None else Found(held, 0, free=True)
-        sequence = self._sequences[start.sequence] = self._engine.open(start, restraint, found)
-        sequence.seconds = self._clock() - began if sequence.adopted else 0.0
-        if sequence.unprefilled:
-            self._unread.add(start.sequence, *self._leader(sequence))
+        if held is None:
+            sequence = self._engine.open(start, restraint, self._prefix_sharing.find(start.tokens[:-1]))
         else:
+            sequence = self._engine.reopen(held, start, restraint)
+        sequence.seconds = self._clock() - began if sequence.adopted else 0.0
+        self._sequences[start.sequence] = sequence
+        if not sequence.prefilling:
             yield self._prefilled(sequence)
-
-    def _leader(self, sequence: TargetSequence) -> tuple[SequenceId | None, int]:
-        """Who reads what this one would have to read as well, and how much of it."""
-        others = [self._sequences[id] for id in self._unread if self._sharing and self._sequences[id].cache.copyable]
-        alike = {other.start.sequence: other.alike(sequence.start) for other in others}
-        best = max(alike, key=alike.__getitem__, default=None)
-        if best is None or alike[best] < sequence.cache.committed + MIN_SHARED_TOKENS:
-            return None, 0
-        return best, alike[best]
 
     def _refusal(self, start: Start) -> str | None:
         model = self._engine.model
@@ -222,32 +212,14 @@ class TargetWorker:
             return (_refused(verify, refusal),)
         return None
 
-    def _found(self, start: Start) -> Found[TargetSequence] | None:
-        """Who is over, or if that is more who is live, and begins like `start`."""
-        if not self._sharing:
-            return None
-        kept = self._kept.take(start.tokens[:-1], lambda sequence: sequence.cache.copyable)
-        live = max(self._sequences.values(), key=lambda sequence: sequence.shared(start), default=None)
-        shared = 0 if live is None or not live.cache.copyable else live.shared(start)
-        if live is None or shared < (MIN_SHARED_TOKENS if kept is None else kept.tokens + MIN_SHARED_TOKENS):
-            return kept
-        if kept is not None and kept.free:
-            self._keep(kept.kv)
-        return Found(live, shared, free=False)
-
-    def _retire(self, id: SequenceId) -> None:
-        """The sequence is over: what it holds may serve others."""
+    def _end(self, id: SequenceId) -> None:
+        """The sequence has ended: its KV may serve others."""
         sequence = self._forget(id)
         if sequence is not None:
-            self._keep(sequence)
-
-    def _keep(self, sequence: TargetSequence) -> None:
-        cache = sequence.cache
-        self._kept.keep(sequence, sequence.tokens[: cache.committed], cache.memory)
+            self._prefix_sharing.end(sequence)
 
     def _forget(self, id: SequenceId) -> TargetSequence | None:
         """What it saved stays, for others."""
-        self._unread.remove(id)
         if id in self._saving:
             self._saving.remove(id)
         return self._sequences.pop(id, None)
@@ -259,8 +231,8 @@ def _refused(verify: Verify, text: str) -> Fault:
 
 def _misfit(sequence: TargetSequence, verify: Verify) -> str | None:
     """How the sequence here and the one in the message differ, if they do."""
-    if sequence.unprefilled:
-        return "The target is still reading this sequence's prompt."
+    if sequence.prefilling:
+        return "The target is still prefilling this sequence."
     here = (sequence.round, sequence.position, sequence.root, sequence.tokens[-1])
     there = (verify.round, verify.position, verify.root, verify.tokens[0])
     if here != there:

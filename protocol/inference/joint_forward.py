@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from protocol.inference.tree_sequence import ForwardShape, MaskKind, SlotCache, TreeSequence
+from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind
+from protocol.inference.tree_sequence import TreeSequence
 
 _SEAM = "scaled_dot_product_attention"
 
@@ -49,13 +50,15 @@ def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.arr
 
 
 class JointCache:
-    """One layer's keys and values of several sequences, whose tokens stand behind one another in the forward."""
+    """One layer's caches of several sequences, whose tokens stand behind one another in the forward."""
 
-    def __init__(self, parts: Sequence[SlotCache], lengths: Sequence[int], positions: mx.array) -> None:
+    def __init__(self, parts: Sequence[LayerCache], lengths: Sequence[int], positions: mx.array) -> None:
         self.offset = ForwardShape(0, positions, None)
         """Only a `PositionedRope` can read it."""
         self._parts = parts
         self._lengths = lengths
+        self._fetched: list[tuple[Any, Any]] = []
+        """Keys and values of each part, from the forward's write on."""
 
     def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
         """None: every sequence has its own."""
@@ -65,17 +68,15 @@ class JointCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write (1, heads, L, size) where each sequence keeps its own; `attend` reads it there."""
-        for part, key, value in zip(
-            self._parts, _divided(keys, self._lengths, 2), _divided(values, self._lengths, 2), strict=True
-        ):
-            part.update_and_fetch(key, value)
+        divided = zip(_divided(keys, self._lengths, 2), _divided(values, self._lengths, 2), strict=True)
+        self._fetched = [part.update_and_fetch(*each) for part, each in zip(self._parts, divided, strict=True)]
         return keys, values
 
     def attend(self, attention: Callable[..., mx.array], queries: mx.array, scale: float, **others: Any) -> mx.array:
         """(1, heads, L, size): every token attends to its own sequence."""
         attended = []
-        for part, query in zip(self._parts, _divided(queries, self._lengths, 2), strict=True):
-            keys, values = part.fetch()
+        divided = _divided(queries, self._lengths, 2)
+        for part, query, (keys, values) in zip(self._parts, divided, self._fetched, strict=True):
             mask = part.make_mask(query.shape[2])
             attended.append(attention(query, keys, values, cache=part, scale=scale, mask=mask, **others))
         return mx.concatenate(attended, axis=2)

@@ -10,13 +10,14 @@ from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
 from protocol.errors import InputError
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
+from protocol.inference.layer_cache import ForwardShape
 from protocol.inference.slots import PREFIX
-from protocol.inference.tree_sequence import ForwardShape, TreeSequence
+from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena_header import ArenaLayout
 from protocol.messages.base import MAX_CONTEXT
 
@@ -38,7 +39,7 @@ class TreeModel:
         arguments: Any = model.args
         self.architecture = str(arguments.model_type)
         self.context = self._known_context(getattr(arguments, "max_position_embeddings", None))
-        self._require_plain_caches()
+        self._require_layer_caches()
         for attention in self._attentions():
             if not isinstance(attention.rope, PositionedRope):
                 attention.rope = PositionedRope(attention.rope)
@@ -89,10 +90,11 @@ class TreeModel:
                 raise self._refusal("its attention has no rotary positions")
             yield attention
 
-    def _require_plain_caches(self) -> None:
-        for cache in make_prompt_cache(self.network):
-            if type(cache) is not KVCache:
-                raise self._refusal(f"its {type(cache).__name__} forgets or folds tokens")
+    def _require_layer_caches(self) -> None:
+        try:
+            TreeSequence(self.network)
+        except LookupError as error:
+            raise self._refusal(str(error)) from error
 
     def _known_context(self, stated: object) -> int:
         if not isinstance(stated, int) or stated < 2:

@@ -1,74 +1,29 @@
-"""One sequence's KV in MLX: prefill, evaluate trees, keep what the target accepted. Knows no sampling."""
+"""One sequence's KV in MLX: prefill, evaluate trees, keep what the target accepted.
+
+Knows no sampling, and no kind of layer cache.
+"""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.base import create_causal_mask
+import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
-from protocol.inference.kv_rows import element_type, to_mlx, to_numpy
+from protocol.inference.layer_cache import ForwardShape
+from protocol.inference.layer_caches import layer_cache
 from protocol.inference.slots import SlotTable
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
 
 _DEAD_SLOTS = 64
 """Dead slots that are cheaper to close up than to attend past."""
-_GROWTH = 256
-"""Slots by which KV arrays grow, as in mlx-lm's own cache."""
-
-MaskKind: TypeAlias = mx.array | Literal["causal"] | None
-
-
-class ForwardShape(NamedTuple):
-    """What one forward looks like from inside a model."""
-
-    begin: int
-    """Slot of its first token."""
-    positions: mx.array | None
-    """(L,) absolute positions, or None when they are begin, begin + 1, ..."""
-    mask: MaskKind
-
-
-class SlotCache:
-    """One layer's keys and values, in the shape of an mlx-lm cache; `forward` is set before each forward."""
-
-    def __init__(self) -> None:
-        self.keys: Any = None
-        self.values: Any = None
-        self.forward = ForwardShape(0, None, None)
-        self._end = 0
-
-    @property
-    def offset(self) -> int | ForwardShape:
-        """A plain number wherever one says all, else the forward itself, which only a
-        `PositionedRope` can read: anything that reckons with it fails instead of going wrong."""
-        return self.forward.begin if self.forward.positions is None else self.forward
-
-    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
-        if window_size is not None:
-            raise ValueError("sliding windows are not supported")
-        if return_array and isinstance(self.forward.mask, str):
-            return create_causal_mask(length, self.forward.begin)
-        return self.forward.mask
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write (1, heads, L, size) from the forward's first slot on; all slots so far."""
-        begin, end = self.forward.begin, self.forward.begin + keys.shape[2]
-        self.keys = _written(self.keys, keys, begin, end)
-        self.values = _written(self.values, values, begin, end)
-        self._end = end
-        return self.fetch()
-
-    def fetch(self) -> tuple[mx.array, mx.array]:
-        """All slots up to the last that was written."""
-        return self.keys[..., : self._end, :], self.values[..., : self._end, :]
-
-    def move(self, begin: int, slots: mx.array) -> None:
-        """Bring the contents of `slots` to the slots from `begin` on."""
-        end = begin + slots.size
-        self.keys[..., begin:end, :] = mx.take(self.keys, slots, axis=2)
-        self.values[..., begin:end, :] = mx.take(self.values, slots, axis=2)
+_ELEMENT_TYPES = {
+    mx.float16: ElementType.FLOAT16,
+    mx.bfloat16: ElementType.BFLOAT16,
+    mx.float32: ElementType.FLOAT32,
+}
 
 
 class TreeSequence:
@@ -78,8 +33,9 @@ class TreeSequence:
     """All of its KV is here."""
 
     def __init__(self, network: Any) -> None:
+        """Raises LookupError, with the reason, if a layer of the network needs a cache that is not there."""
         self._network = network
-        self.caches = [SlotCache() for _ in network.layers]
+        self.caches = [layer_cache(stock) for stock in make_prompt_cache(network)]
         """One a layer."""
         self._table = SlotTable()
 
@@ -90,9 +46,8 @@ class TreeSequence:
 
     @property
     def memory(self) -> int:
-        """Bytes of keys and values, room to grow included."""
-        halves = [half for cache in self.caches for half in (cache.keys, cache.values)]
-        return sum(half.nbytes for half in halves if half is not None)
+        """Bytes of all layer caches, room to grow included."""
+        return sum(cache.memory for cache in self.caches)
 
     @property
     def next_row(self) -> int:
@@ -113,7 +68,7 @@ class TreeSequence:
         self._table.append(len(tokens))
         self._prepare(ForwardShape(begin, None, "causal" if len(tokens) > 1 else None))
         self._logits(tokens)
-        mx.eval([(cache.keys, cache.values) for cache in self.caches])
+        self._compute()
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
         """(L, V) logits, not yet computed, of tokens that become rows next_row, next_row + 1, ...
@@ -150,24 +105,17 @@ class TreeSequence:
         other = TreeSequence(self._network)
         other._table = self._table.copy()
         other.truncate(length)
-        slots = other._table.size
-        for mine, theirs in zip(self.caches, other.caches, strict=True):
-            # An array written to in place would change under both: each has its own.
-            theirs.keys, theirs.values = (
-                mx.contiguous(mine.keys[..., :slots, :]),
-                mx.contiguous(mine.values[..., :slots, :]),
-            )
-        mx.eval([(cache.keys, cache.values) for cache in other.caches])
+        other.caches = [cache.copy(other._table.size) for cache in self.caches]
+        other._compute()
         return other
 
     def layout(self, capacity: int) -> ArenaLayout | None:
         """The arena that holds `capacity` rows of this sequence, which has some; None if no arena can."""
-        shapes = {half.shape[1::2] for cache in self.caches for half in (cache.keys, cache.values)}
-        kind = element_type(self.caches[0].keys)
-        if len(shapes) != 1 or kind is None:
+        forms = {cache.row_form for cache in self.caches}
+        form = forms.pop()
+        if forms or form is None or form.element not in _ELEMENT_TYPES:
             return None
-        ((heads, size),) = shapes
-        return ArenaLayout(len(self.caches), heads, capacity, size, kind)
+        return ArenaLayout(len(self.caches), form.heads, capacity, form.size, _ELEMENT_TYPES[form.element])
 
     def export(self, begin: int, end: int) -> tuple[LayerRows, LayerRows]:
         """Keys and values of committed tokens [begin, end), in the tokens' order.
@@ -178,9 +126,9 @@ class TreeSequence:
         slots = self._table.committed_slots(begin, end)
         first, last = int(slots[0]), int(slots[-1])
         where: Any = slice(first, last + 1) if last - first == end - begin - 1 else mx.array(slots)
-        halves = [cache.keys for cache in self.caches] + [cache.values for cache in self.caches]
-        rows = to_numpy([half[0][:, where] for half in halves])
-        return rows[: len(self.caches)], rows[len(self.caches) :]
+        keys, values = zip(*(cache.rows(where) for cache in self.caches), strict=True)
+        rows = _to_numpy([*keys, *values])
+        return rows[: len(keys)], rows[len(keys) :]
 
     def adopt(
         self, keys: Sequence[NDArray[Any]], values: Sequence[NDArray[Any]], tokens: int, kind: ElementType
@@ -191,7 +139,7 @@ class TreeSequence:
         """
         assert not self._table.size
         for cache, layer_keys, layer_values in zip(self.caches, keys, values, strict=True):
-            cache.keys, cache.values = to_mlx(layer_keys[None], kind), to_mlx(layer_values[None], kind)
+            cache.adopt(_to_mlx(layer_keys, kind), _to_mlx(layer_values, kind))
         self._table.append(tokens)
 
     def _prepare(self, forward: ForwardShape) -> ForwardShape:
@@ -202,6 +150,9 @@ class TreeSequence:
     def _logits(self, tokens: Sequence[int]) -> mx.array:
         return self._network(mx.array([tokens]), cache=self.caches)[0]
 
+    def _compute(self) -> None:
+        mx.eval([cache.arrays for cache in self.caches])
+
     def _compact(self) -> None:
         begin, slots = self._table.compact()
         if len(slots):
@@ -210,14 +161,19 @@ class TreeSequence:
                 cache.move(begin, moved)
 
 
-def _written(held: mx.array | None, new: mx.array, begin: int, end: int) -> mx.array:
-    """`held` with `new` at [begin, end) of axis 2, grown by whole steps where it is too short."""
-    capacity = 0 if held is None else held.shape[2]
-    grown = held
-    if held is None or end > capacity:
-        batch, heads, _, size = new.shape
-        more = mx.zeros((batch, heads, -(-end // _GROWTH) * _GROWTH - capacity, size), new.dtype)
-        grown = more if held is None else mx.concatenate([held, more], axis=2)
-    assert grown is not None
-    grown[..., begin:end, :] = new
-    return grown
+def _to_numpy(rows: Sequence[mx.array]) -> LayerRows:
+    """(heads, rows, size) of each (1, heads, rows, size), as views of its own memory where that is possible;
+    bfloat16 as its bits.
+
+    As long as a view lives, MLX copies its array before it writes to it: let go of them soon.
+    """
+    plain = [array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in rows]
+    mx.eval(plain)
+    return [np.asarray(array)[0] for array in plain]
+
+
+def _to_mlx(rows: NDArray[Any], kind: ElementType) -> mx.array:
+    """A copy, (1, heads, rows, size). The rows may be part of a bigger array."""
+    # MLX takes an array with gaps element by element; numpy closes the gaps faster.
+    array = mx.array(np.ascontiguousarray(rows[None]))
+    return array.view(mx.bfloat16) if kind is ElementType.BFLOAT16 else array

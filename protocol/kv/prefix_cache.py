@@ -1,17 +1,28 @@
-"""KV of sequences that are over, in a worker's own memory, for sequences that begin alike. Pure; knows no model."""
+"""KV of sequences that have ended, in a worker's own memory, for sequences that begin alike. Pure; knows no model."""
 
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from protocol.kv.prefix_index import PrefixIndex
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS, PrefixIndex
 
-Kv = TypeVar("Kv")
 
-MIN_SHARED_TOKENS = 32
-"""Tokens: so few are evaluated in little more than the time of one forward."""
+class ReusableKv(Protocol):
+    """The KV of a sequence's first tokens, which another sequence may begin with."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes; 0 if there is nothing worth caching."""
+        ...
+
+    @property
+    def copyable(self) -> bool:
+        """Whether a sequence can begin with a copy of it, while it stays as it is."""
+        ...
+
+
+Kv = TypeVar("Kv", bound=ReusableKv)
 
 
 class Found(NamedTuple, Generic[Kv]):
@@ -19,76 +30,77 @@ class Found(NamedTuple, Generic[Kv]):
 
     kv: Kv
     tokens: int
-    free: bool
-    """It belongs to whoever asked; otherwise somebody goes on with it, and it has to be copied."""
+    exclusive: bool
+    """It belongs to the caller; otherwise it stays in use and the caller has to copy it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _CacheEntry(Generic[Kv]):
+class _CacheEntry(NamedTuple, Generic[Kv]):
     kv: Kv
     tokens: int
     size: int
 
 
 class PrefixCache(Generic[Kv]):
-    """At most `limit` bytes; what another one holds as well goes first, then what was not used for longest."""
+    """At most `limit` bytes. An entry that another one covers is evicted first, then the least recently used."""
 
-    def __init__(self, limit: int, let_go: Callable[[Kv], None]) -> None:
-        """`let_go` is called for each that is given up."""
+    def __init__(self, limit: int, close: Callable[[Kv], None]) -> None:
+        """`close` is called for KV that is evicted or refused."""
         self._limit = limit
-        self._let_go = let_go
+        self._close = close
         self._names = itertools.count()
-        self._kept: OrderedDict[int, _CacheEntry[Kv]] = OrderedDict()
+        self._entries: OrderedDict[int, _CacheEntry[Kv]] = OrderedDict()
         """Least recently used first."""
         self._index: PrefixIndex[int] = PrefixIndex()
 
     def __iter__(self) -> Iterator[Kv]:
-        return (one.kv for one in self._kept.values())
+        return (entry.kv for entry in self._entries.values())
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return sum(one.size for one in self._kept.values())
+        return sum(entry.size for entry in self._entries.values())
 
-    def keep(self, kv: Kv, tokens: Sequence[int], size: int) -> None:
-        """Take in the KV of `tokens`, `size` bytes; nobody else may use it from now on."""
-        if len(tokens) < MIN_SHARED_TOKENS or size > self._limit:
-            self._let_go(kv)
+    def add(self, kv: Kv, tokens: Sequence[int]) -> None:
+        """Take over the KV of `tokens`; the caller must not use it any more."""
+        size = kv.memory
+        if len(tokens) < MIN_SHARED_TOKENS or not 0 < size <= self._limit:
+            self._close(kv)
             return
         name = next(self._names)
-        self._kept[name] = _CacheEntry(kv, len(tokens), size)
+        self._entries[name] = _CacheEntry(kv, len(tokens), size)
         self._index.extend(name, tokens)
-        for other in [other for other in self._kept if other != name and self._index.covered(other)]:
-            self._give_up(other)
+        for other in [other for other in self._entries if other != name and self._index.covered(other)]:
+            self._evict(other)
         if self._index.covered(name):
-            self._give_up(name)
+            self._evict(name)
         while self.size > self._limit:
-            self._give_up(next(iter(self._kept)))
+            self._evict(next(iter(self._entries)))
 
-    def take(self, tokens: Sequence[int], copyable: Callable[[Kv], bool]) -> Found[Kv] | None:
-        """What shares the longest prefix with `tokens`, of several the one that was used last.
+    def take(self, tokens: Sequence[int], least: int = MIN_SHARED_TOKENS) -> Found[Kv] | None:
+        """The entry that shares the longest prefix with `tokens`, if that has `least` tokens; of several the most
+        recently used.
 
-        It stays, to be copied, if it holds much beyond that; one that can't be copied is then taken only if less is
-        lost than gained.
+        An entry that holds many more tokens stays, to be copied. One that can't be copied is then taken only if
+        fewer tokens are lost than gained.
         """
         shared = self._index.longest(tokens)
-        if shared.tokens < MIN_SHARED_TOKENS:
+        if shared.tokens < least:
             return None
-        ages = {name: age for age, name in enumerate(self._kept)}
+        ages = {name: age for age, name in enumerate(self._entries)}
         name = max(shared.names, key=ages.__getitem__)
-        kept = self._kept[name]
-        lost = kept.tokens - shared.tokens
-        if lost < MIN_SHARED_TOKENS or (lost < shared.tokens and not copyable(kept.kv)):
-            self._forget(name)
-            return Found(kept.kv, shared.tokens, free=True)
-        if not copyable(kept.kv):
+        entry = self._entries[name]
+        lost = entry.tokens - shared.tokens
+        if lost < MIN_SHARED_TOKENS or (lost < shared.tokens and not entry.kv.copyable):
+            self._remove(name)
+            return Found(entry.kv, shared.tokens, exclusive=True)
+        if not entry.kv.copyable:
             return None
-        self._kept.move_to_end(name)
-        return Found(kept.kv, shared.tokens, free=False)
+        self._entries.move_to_end(name)
+        return Found(entry.kv, shared.tokens, exclusive=False)
 
-    def _give_up(self, name: int) -> None:
-        self._let_go(self._forget(name).kv)
+    def _evict(self, name: int) -> None:
+        self._close(self._remove(name).kv)
 
-    def _forget(self, name: int) -> _CacheEntry[Kv]:
+    def _remove(self, name: int) -> _CacheEntry[Kv]:
         self._index.remove(name)
-        return self._kept.pop(name)
+        return self._entries.pop(name)

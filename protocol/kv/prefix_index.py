@@ -10,6 +10,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
 
+MIN_SHARED_TOKENS = 32
+"""A shorter shared prefix is not worth its KV: so few tokens take little more time than one forward."""
 _CODE = "i"
 
 

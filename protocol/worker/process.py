@@ -54,7 +54,7 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     owner: int | None = None
     """Process whose end makes this worker's shared memory garbage; None to keep no KV there."""
     prefix_cache: int = 0
-    """MiB of this worker's own memory for KV of sequences that are over."""
+    """MiB of this worker's own memory for KV of sequences that have ended."""
     pace: DevicePace | None = None
     """The device to be as slow as; None for the speed of this one."""
     hosts: TargetHosts | None = None

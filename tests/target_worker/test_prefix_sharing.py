@@ -1,4 +1,4 @@
-"""A target goes on with what other sequences evaluated, over or live; no token changes. Tiny model, real arenas."""
+"""A target goes on with what other sequences evaluated, ended or live; no token changes. Tiny model, real arenas."""
 
 import random
 
@@ -14,16 +14,18 @@ from tests.target_worker.kv.test_checkpoint import HELLO, PROMPT, Talk, answers,
 pytestmark = pytest.mark.usefixtures("registry")
 
 
-def keeping(kept: int = 1 << 30, *, arenas: bool = False) -> TargetWorker:
-    return TargetWorker(TargetEngine(model(), 64, exchange() if arenas else None), float, HELLO, kept=kept)
+def target(prefix_cache: int = 1 << 30, *, arenas: bool = False) -> TargetWorker:
+    return TargetWorker(
+        TargetEngine(model(), 64, exchange() if arenas else None), float, HELLO, prefix_cache=prefix_cache
+    )
 
 
 def fresh(prompt: list[int], length: int) -> list[int]:
     """What target-only decoding makes of a prompt at a worker that knows nothing else."""
-    return Talk(keeping(0), start(prompt)).decode(length)
+    return Talk(target(0), start(prompt)).decode(length)
 
 
-def over(talk: Talk) -> None:
+def end(talk: Talk) -> None:
     answers(talk.worker, Stop(talk.begin.sequence))
 
 
@@ -31,7 +33,7 @@ def over(talk: Talk) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_random_turns_and_edits_change_no_token(seed: int, arenas: bool):
     chance = random.Random(seed)
-    worker = keeping(chance.choice((1 << 16, 1 << 30)), arenas=arenas)
+    worker = target(chance.choice((1 << 16, 1 << 30)), arenas=arenas)
     prompt, evaluated, live = list(PROMPT), 0, []
     for turn in range(1, 9):
         talk = Talk(worker, start(prompt, sequence=turn))
@@ -41,7 +43,7 @@ def test_random_turns_and_edits_change_no_token(seed: int, arenas: bool):
         evaluated += talk.prefilled.tokens
         live.append(talk)
         if chance.random() < 0.7:
-            over(live.pop(chance.randrange(len(live))))
+            end(live.pop(chance.randrange(len(live))))
         cut = len(talk.tokens) if chance.random() < 0.6 else chance.randrange(1, len(talk.tokens))
         prompt = talk.tokens[:cut] + chance.choices(range(VOCABULARY), k=chance.randrange(1, 40))
     for talk in live:
@@ -50,18 +52,18 @@ def test_random_turns_and_edits_change_no_token(seed: int, arenas: bool):
 
 
 def test_a_conversation_evaluates_only_what_is_new():
-    worker = keeping()
+    worker = target()
     prompt = list(PROMPT)
     for turn in range(1, 6):
         talk = Talk(worker, start(prompt, sequence=turn))
         talk.decode(20)
-        over(talk)
+        end(talk)
         assert talk.prefilled.tokens == (len(PROMPT) - 1 if turn == 1 else 3)
         prompt = [*talk.tokens, 1, 2, 3]
 
 
-def test_two_at_once_share_what_one_has_read_and_go_their_own_ways():
-    worker = keeping()
+def test_two_at_once_share_what_one_has_prefilled_and_go_their_own_ways():
+    worker = target()
     one = Talk(worker, start(sequence=1))
     other = Talk(worker, start(sequence=2))
     third = Talk(worker, start([*PROMPT[:60], *PROMPT[:9]], sequence=3))
@@ -72,10 +74,10 @@ def test_two_at_once_share_what_one_has_read_and_go_their_own_ways():
 
 
 def test_a_system_prompt_serves_the_next_chat_and_the_first_one_goes_on():
-    worker = keeping()
+    worker = target()
     first = Talk(worker, start(sequence=1))
     first.decode(60)
-    over(first)
+    end(first)
     second = Talk(worker, start([*PROMPT[:70], 1, 2], sequence=2))
     again = Talk(worker, start(first.tokens, sequence=3))
 
@@ -84,38 +86,38 @@ def test_a_system_prompt_serves_the_next_chat_and_the_first_one_goes_on():
 
 
 def test_the_next_turn_goes_on_writing_the_same_arena():
-    worker = keeping(arenas=True)
+    worker = target(arenas=True)
     first = Talk(worker, start(sequence=1))
     first.decode(70)
-    over(first)
+    end(first)
     second = Talk(worker, start([*first.tokens, 1, 2, 3], sequence=2))
     second.decode(70)
 
     assert {offer.name for offer in (*first.offers, *second.offers)} == {first.offers[0].name}
     heir = Talk(
-        keeping(arenas=True), start(second.tokens, KvReference(second.offers[-1].name, second.offers[-1].tokens))
+        target(arenas=True), start(second.tokens, KvReference(second.offers[-1].name, second.offers[-1].tokens))
     )
     assert heir.prefilled.adopted == second.offers[-1].tokens
     assert heir.decode(9) == second.decode(9)
 
 
 def test_an_edit_writes_another_arena_so_that_the_first_one_stays_true():
-    worker = keeping(arenas=True)
+    worker = target(arenas=True)
     first = Talk(worker, start(sequence=1))
-    over(first)
+    end(first)
     edited = [*PROMPT[:80], *PROMPT[:80]]
     second = Talk(worker, start(edited, sequence=2))
 
     assert second.prefilled.adopted == 80
     assert second.offers[0].name != first.offers[0].name
-    heir = Talk(keeping(arenas=True), start(adopt=KvReference(first.offers[0].name, 89)))
+    heir = Talk(target(arenas=True), start(adopt=KvReference(first.offers[0].name, 89)))
     assert heir.decode(9) == fresh(list(PROMPT), 9)
 
 
 def test_an_arena_that_was_given_up_is_let_go_of_and_the_next_turn_has_another():
-    worker = keeping(arenas=True)
+    worker = target(arenas=True)
     first = Talk(worker, start(sequence=1))
-    over(first)
+    end(first)
     answers(worker, KvRelease(first.offers[0].name))
     second = Talk(worker, start([*PROMPT, 1, 2, 3], sequence=2))
 
@@ -124,17 +126,17 @@ def test_an_arena_that_was_given_up_is_let_go_of_and_the_next_turn_has_another()
 
 
 def test_a_longer_arena_is_preferred_to_what_is_here():
-    writer = Talk(keeping(arenas=True), start(sequence=1))
-    reader = keeping(arenas=True)
+    writer = Talk(target(arenas=True), start(sequence=1))
+    reader = target(arenas=True)
     short = Talk(reader, start(PROMPT[:50], sequence=1))
-    over(short)
+    end(short)
     adopted = Talk(reader, start(adopt=KvReference(writer.offers[0].name, 89), sequence=2))
 
     assert (adopted.prefilled.adopted, adopted.prefilled.warning) == (89, "")
 
 
-def test_a_prompt_that_was_cancelled_half_read_is_of_use():
-    worker = keeping()
+def test_a_prompt_that_was_cancelled_half_prefilled_is_of_use():
+    worker = target()
     list(worker.handle(start()))
     list(worker.work())
     answers(worker, Stop(SequenceId(1)))
@@ -145,17 +147,17 @@ def test_a_prompt_that_was_cancelled_half_read_is_of_use():
 
 
 def at_once(worker: TargetWorker, prompts: list[list[int]]) -> list[Prefilled]:
-    """What is said when all of them are asked for before any is read."""
+    """What is said when all of them are asked for before any is prefilled."""
     replies = [reply for id, prompt in enumerate(prompts, 1) for reply in worker.handle(start(prompt, sequence=id))]
     while worker.has_work:
         replies += worker.work()
     return sorted((one for one in replies if isinstance(one, Prefilled)), key=lambda one: one.sequence)
 
 
-def test_prompts_that_begin_alike_are_read_once():
+def test_prompts_that_begin_alike_are_prefilled_once():
     long = random.Random(5).choices(range(VOCABULARY), k=400)
     prompts = [long, [*long[:200], 1, 2, 3], long, [*long[:300], *long[:100]], long[::-1]]
-    worker = keeping()
+    worker = target()
     done = at_once(worker, prompts)
 
     assert [(one.adopted, one.tokens) for one in done] == [(0, 399), (200, 2), (399, 0), (300, 99), (0, 399)]
@@ -165,9 +167,9 @@ def test_prompts_that_begin_alike_are_read_once():
 
 
 @pytest.mark.parametrize("units", [1, 3, 5])
-def test_who_follows_a_sequence_that_ends_goes_on_by_itself(units: int):
+def test_a_sequence_that_waited_for_one_that_ends_goes_on_by_itself(units: int):
     long = random.Random(6).choices(range(VOCABULARY), k=400)
-    worker = keeping()
+    worker = target()
     for id in (1, 2, 3):
         list(worker.handle(start(long, sequence=id)))
     for _ in range(units):
@@ -178,7 +180,7 @@ def test_who_follows_a_sequence_that_ends_goes_on_by_itself(units: int):
         assert Talk(worker, start(long, sequence=id)).decode(5) == fresh(long, 5)
 
 
-def test_without_memory_for_it_nobody_profits_from_another():
-    done = at_once(keeping(0), [list(PROMPT)] * 2)
+def test_without_a_prefix_cache_nothing_is_shared():
+    done = at_once(target(0), [list(PROMPT)] * 2)
 
     assert [(one.adopted, one.tokens) for one in done] == [(0, 89)] * 2

@@ -7,12 +7,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.kv.prefix_index import PrefixIndex
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS, PrefixIndex
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import KvOffer, KvReference
 
-MIN_SHARED_TOKENS = 32
-"""A shorter prefix is evaluated in the time that its adoption takes."""
 _REMEMBERED_NAMES = 1024
 """Names of unlinked arenas that are remembered: an offer of one of them may still be on its way."""
 

@@ -1,7 +1,8 @@
 """Where the KV of a prompt comes from: an arena that holds it, a prefill worker, or the target's own prefill. Pure."""
 
 from orchestrator.core.commands import Command, Release, SendMessage
-from orchestrator.core.kv.arena_index import MIN_SHARED_TOKENS, ArenaIndex
+from orchestrator.core.kv.arena_index import ArenaIndex
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 from orchestrator.core.options import Options, PrefillMode
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.estimates import Mean

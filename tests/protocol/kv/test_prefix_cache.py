@@ -1,88 +1,103 @@
-"""What is kept is within its bound, is found by its longest prefix, and has one owner at a time."""
+"""Cached KV is within its bound, is found by its longest prefix, and has one owner at a time."""
+
+from dataclasses import dataclass
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from protocol.kv.prefix_cache import MIN_SHARED_TOKENS, PrefixCache
+from protocol.common_prefix import common_prefix
+from protocol.kv.prefix_cache import PrefixCache
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 
 STEM = list(range(100, 100 + MIN_SHARED_TOKENS - 4))
 LIMIT = 50
 
 
-class Kept(RuleBasedStateMachine):
-    """KV is a number here; every third can't be copied."""
+@dataclass(frozen=True)
+class FakeKv:
+    number: int
+    memory: int
+    copyable: bool = True
+
+
+class Cached(RuleBasedStateMachine):
+    """Beside the cache, the tokens of all KV that was added and not closed. Every third can't be copied."""
 
     def __init__(self):
         super().__init__()
-        self.gone: list[int] = []
-        self.kept = PrefixCache[int](LIMIT, self.gone.append)
-        self.held: dict[int, tuple[list[int], int]] = {}
+        self.closed: list[FakeKv] = []
+        self.cache = PrefixCache[FakeKv](LIMIT, self.closed.append)
+        self.held: dict[FakeKv, list[int]] = {}
         self.made = 0
 
-    @rule(tail=st.lists(st.integers(0, 1), max_size=80), size=st.integers(1, 60))
-    def keep(self, tail, size):
+    @rule(tail=st.lists(st.integers(0, 1), max_size=80), memory=st.integers(0, 60))
+    def add(self, tail, memory):
         self.made += 1
-        self.held[self.made] = (STEM + tail, size)
-        self.kept.keep(self.made, STEM + tail, size)
-        for kv in self.gone:
+        kv = FakeKv(self.made, memory, copyable=self.made % 3 > 0)
+        self.held[kv] = STEM + tail
+        self.cache.add(kv, STEM + tail)
+        for kv in self.closed:
             del self.held[kv]
-        self.gone.clear()
+        self.closed.clear()
 
-    @rule(data=st.data(), tail=st.lists(st.integers(0, 1), max_size=80))
-    def take(self, data, tail):
+    @rule(data=st.data(), tail=st.lists(st.integers(0, 1), max_size=80), more=st.integers(0, 40))
+    def take(self, data, tail, more):
         wanted = STEM + tail
         if self.held and data.draw(st.booleans()):
-            wanted = data.draw(st.sampled_from([tokens for tokens, _ in self.held.values()])) + tail
-        found = self.kept.take(wanted, lambda kv: kv % 3 > 0)
+            wanted = data.draw(st.sampled_from(list(self.held.values()))) + tail
+        least = MIN_SHARED_TOKENS + more
+        found = self.cache.take(wanted, least)
 
-        best = max((shared(tokens, wanted) for tokens, _ in self.held.values()), default=0)
+        best = max((common_prefix(tokens, wanted) for tokens in self.held.values()), default=0)
         if found is None:
-            assert best < MIN_SHARED_TOKENS or any(kv % 3 == 0 for kv in self.held)
+            assert best < least or not all(kv.copyable for kv in self.held)
             return
-        tokens, _ = self.held[found.kv]
-        assert found.tokens == shared(tokens, wanted) == best >= MIN_SHARED_TOKENS
-        if found.free:
+        tokens = self.held[found.kv]
+        assert found.tokens == common_prefix(tokens, wanted) == best >= least
+        if found.exclusive:
             lost = len(tokens) - found.tokens
-            assert lost < MIN_SHARED_TOKENS or (found.kv % 3 == 0 and lost < found.tokens)
+            assert lost < MIN_SHARED_TOKENS or (not found.kv.copyable and lost < found.tokens)
             del self.held[found.kv]
         else:
-            assert found.kv % 3 > 0
+            assert found.kv.copyable
 
     @invariant()
-    def the_bound_holds_and_nobody_is_lost(self):
-        assert sorted(self.kept) == sorted(self.held)
-        assert self.kept.size == sum(size for _, size in self.held.values()) <= LIMIT
+    def the_bound_holds_and_nothing_is_lost(self):
+        assert sorted(kv.number for kv in self.cache) == sorted(kv.number for kv in self.held)
+        assert self.cache.size == sum(kv.memory for kv in self.held) <= LIMIT
 
     @invariant()
     def nothing_is_held_twice(self):
-        everyone = [tokens for tokens, _ in self.held.values()]
+        everyone = list(self.held.values())
         assert not any(one is not other and one == other[: len(one)] for one in everyone for other in everyone)
 
-
-def shared(one: list[int], other: list[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-TestKept = Kept.TestCase
-TestKept.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, derandomize=True)
+    @invariant()
+    def all_that_is_held_is_worth_it(self):
+        assert all(kv.memory and len(tokens) >= MIN_SHARED_TOKENS for kv, tokens in self.held.items())
 
 
-def test_what_was_not_used_for_longest_goes_first():
-    gone: list[str] = []
-    kept = PrefixCache[str](30, gone.append)
-    prompts = {name: [seed] * MIN_SHARED_TOKENS for seed, name in enumerate("abcd")}
-    for name in "abc":
-        kept.keep(name, [*prompts[name], *range(MIN_SHARED_TOKENS)], 10)
-    assert kept.take(prompts["a"], lambda _: True) == ("a", MIN_SHARED_TOKENS, False)
-    kept.keep("d", prompts["d"], 10)
+TestCached = Cached.TestCase
+TestCached.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, derandomize=True)
 
-    assert gone == ["b"]
+
+def test_the_least_recently_used_is_evicted_first():
+    closed: list[FakeKv] = []
+    cache = PrefixCache[FakeKv](30, closed.append)
+    a, b, c, d = (FakeKv(number, 10) for number in range(4))
+    prompts = {kv: [kv.number] * MIN_SHARED_TOKENS for kv in (a, b, c, d)}
+    for kv in (a, b, c):
+        cache.add(kv, [*prompts[kv], *range(MIN_SHARED_TOKENS)])
+    assert cache.take(prompts[a]) == (a, MIN_SHARED_TOKENS, False)
+    cache.add(d, prompts[d])
+
+    assert closed == [b]
 
 
 def test_a_conversation_that_goes_on_takes_what_is_there():
-    kept = PrefixCache[str](30, lambda _: None)
-    kept.keep("first turn", range(500), 10)
+    cache = PrefixCache[FakeKv](30, lambda _: None)
+    first_turn = FakeKv(1, 10, copyable=False)
+    cache.add(first_turn, range(500))
 
-    assert kept.take(range(600), lambda _: False) == ("first turn", 500, True)
-    assert list(kept) == []
+    assert cache.take(range(600)) == (first_turn, 500, True)
+    assert list(cache) == []

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orchestrator.core.kv.arena_index import MIN_SHARED_TOKENS, ArenaIndex
+from orchestrator.core.kv.arena_index import ArenaIndex
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 from orchestrator.core.kv.prefill_router import PrefillCosts
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import KvOffer, KvReference

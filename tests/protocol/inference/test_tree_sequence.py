@@ -4,7 +4,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_map
+from mlx_lm.models.cache import KVCache
 
+from protocol.inference.layer_caches import layer_cache
 from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import Arena, LayerRows
@@ -147,7 +149,17 @@ def test_a_model_states_its_layout():
 
 
 def test_layers_that_differ_have_no_layout():
+    sequence, shape = prefilled(tree_model()), (1, 2, 256, 16)
+    sequence.caches[1] = layer_cache(KVCache())
+    sequence.caches[1].adopt(mx.zeros(shape), mx.zeros(shape))
+
+    assert sequence.layout(512) is None
+
+
+def test_keys_and_values_that_differ_have_no_layout():
     sequence = prefilled(tree_model())
-    sequence.caches[1].values = mx.zeros((1, 2, 256, 16))
+    for index in range(2):
+        sequence.caches[index] = layer_cache(KVCache())
+        sequence.caches[index].adopt(mx.zeros((1, 2, 256, 8)), mx.zeros((1, 2, 256, 16)))
 
     assert sequence.layout(512) is None

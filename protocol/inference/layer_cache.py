@@ -1,0 +1,116 @@
+"""The interface of a layer's cache, and the registry of its implementations. Knows no model and no implementation."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
+
+import mlx.core as mx
+
+MaskKind: TypeAlias = mx.array | Literal["causal"] | None
+
+
+class ForwardShape(NamedTuple):
+    """What one forward looks like from inside a model."""
+
+    begin: int
+    """Slot of its first token."""
+    positions: mx.array | None
+    """(L,) absolute positions, or None when they are begin, begin + 1, ..."""
+    mask: MaskKind
+
+
+class RowForm(NamedTuple):
+    """One token's keys in one layer, and equally its values: (heads, size) elements."""
+
+    heads: int
+    size: int
+    element: mx.Dtype
+
+
+class LayerCache(ABC):
+    """What one layer holds of one sequence's tokens. It replaces mlx-lm's cache of that layer.
+
+    The sequence gives every token a slot, in the order of evaluation: a forward of L tokens writes the slots
+    [forward.begin, forward.begin + L). A slot that no mask shows any more is dead. The cache is not told which
+    slots are dead: `move` removes them, or a later forward overwrites them. Slot numbers are the same in all layers.
+
+    So an implementation must be able to answer a forward from any subset of the slots before it. One that folds
+    tokens into a state (recurrent layers) or drops old tokens (a ring buffer) has to hold enough per slot for that.
+    Keys and values need not lie in rows: an implementation whose slots have no rows of their own states no
+    `row_form`, and its sequences are not exported or adopted.
+
+    An implementation is constructed with the mlx-lm cache that it replaces, which states the layer's sizes.
+    Beside the three members below it has whatever else mlx-lm's layers ask of that class (`bits`, for example).
+    """
+
+    def __init__(self, stock: Any) -> None:
+        self.forward = ForwardShape(0, None, None)
+        """The next forward, or the one in progress. The sequence sets it before each."""
+
+    # What mlx-lm's attention calls.
+
+    @property
+    def offset(self) -> int | ForwardShape:
+        """The first token's position if the positions are consecutive, else the forward itself. Only a
+        `PositionedRope` accepts the latter: arithmetic with it fails instead of giving wrong positions."""
+        return self.forward.begin if self.forward.positions is None else self.forward
+
+    @abstractmethod
+    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
+        """The mask of the `length` tokens of the forward over all slots up to its last. Raises ValueError for a
+        `window_size` that the cache can't serve."""
+
+    @abstractmethod
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Write (1, heads, L, size) of the forward; keys and values of all slots up to its last, in the form that
+        mlx-lm's attention takes from the replaced cache."""
+
+    # What the sequence calls.
+
+    @property
+    @abstractmethod
+    def arrays(self) -> list[mx.array]:
+        """All that is held, computed or not; empty before the first forward."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes, room to grow included."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @abstractmethod
+    def move(self, begin: int, slots: mx.array) -> None:
+        """Bring the contents of `slots` (ascending) to the slots from `begin` on."""
+
+    @abstractmethod
+    def copy(self, slots: int) -> Self:
+        """Another cache with the first `slots` slots of this one, in arrays of its own; not yet computed."""
+
+    @property
+    @abstractmethod
+    def row_form(self) -> RowForm | None:
+        """The form of `rows`, once there are some; None if keys and values differ in it or have no rows."""
+
+    @abstractmethod
+    def rows(self, slots: slice | mx.array) -> tuple[mx.array, mx.array]:
+        """Keys and values (1, heads, rows, size) of these slots, in their order; not yet computed."""
+
+    @abstractmethod
+    def adopt(self, keys: mx.array, values: mx.array) -> None:
+        """In an empty cache: take over (1, heads, slots, size) as the contents of the first slots. Slots that no
+        token has yet are room to grow."""
+
+
+LAYER_CACHES: dict[type, Callable[[Any], LayerCache]] = {}
+"""Implementations by the mlx-lm class that each replaces."""
+
+Implementation = TypeVar("Implementation", bound=type[LayerCache])
+
+
+def layer_cache_for(stock: type) -> Callable[[Implementation], Implementation]:
+    """Register the decorated implementation in place of this mlx-lm class, not of its subclasses."""
+
+    def register(implementation: Implementation) -> Implementation:
+        LAYER_CACHES[stock] = implementation
+        return implementation
+
+    return register

@@ -1,0 +1,76 @@
+"""Full attention: keys and values of every slot."""
+
+from copy import copy
+from typing import Any, Self
+
+import mlx.core as mx
+from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models.cache import KVCache
+
+from protocol.inference.layer_cache import LayerCache, MaskKind, RowForm, layer_cache_for
+
+_GROWTH = 256
+"""Slots by which the arrays grow, as in mlx-lm's own cache."""
+
+
+@layer_cache_for(KVCache)
+class FullAttentionCache(LayerCache):
+    """Two arrays (1, heads, slots, size). A slot's row is its token's keys, or values."""
+
+    def __init__(self, stock: KVCache) -> None:
+        super().__init__(stock)
+        self.keys: Any = None
+        self.values: Any = None
+
+    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
+        if window_size is not None:
+            raise ValueError("sliding windows are not supported")
+        if return_array and isinstance(self.forward.mask, str):
+            return create_causal_mask(length, self.forward.begin)
+        return self.forward.mask
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        begin, end = self.forward.begin, self.forward.begin + keys.shape[2]
+        self.keys = _written(self.keys, keys, begin, end)
+        self.values = _written(self.values, values, begin, end)
+        return self.keys[..., :end, :], self.values[..., :end, :]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [] if self.keys is None else [self.keys, self.values]
+
+    def move(self, begin: int, slots: mx.array) -> None:
+        end = begin + slots.size
+        self.keys[..., begin:end, :] = mx.take(self.keys, slots, axis=2)
+        self.values[..., begin:end, :] = mx.take(self.values, slots, axis=2)
+
+    def copy(self, slots: int) -> Self:
+        other = copy(self)
+        # An array written to in place would change under both: each has its own.
+        other.keys = mx.contiguous(self.keys[..., :slots, :])
+        other.values = mx.contiguous(self.values[..., :slots, :])
+        return other
+
+    @property
+    def row_form(self) -> RowForm | None:
+        forms = {RowForm(array.shape[1], array.shape[3], array.dtype) for array in self.arrays}
+        return forms.pop() if len(forms) == 1 else None
+
+    def rows(self, slots: slice | mx.array) -> tuple[mx.array, mx.array]:
+        return self.keys[..., slots, :], self.values[..., slots, :]
+
+    def adopt(self, keys: mx.array, values: mx.array) -> None:
+        self.keys, self.values = keys, values
+
+
+def _written(held: mx.array | None, new: mx.array, begin: int, end: int) -> mx.array:
+    """`held` with `new` at [begin, end) of axis 2, grown by whole steps where it is too short."""
+    capacity = 0 if held is None else held.shape[2]
+    grown = held
+    if held is None or end > capacity:
+        batch, heads, _, size = new.shape
+        more = mx.zeros((batch, heads, -(-end // _GROWTH) * _GROWTH - capacity, size), new.dtype)
+        grown = more if held is None else mx.concatenate([held, more], axis=2)
+    assert grown is not None
+    grown[..., begin:end, :] = new
+    return grown

@@ -1,0 +1,123 @@
+"""What the sequences of a worker share: the KV of common prefixes, and the order in which prompts are prefilled.
+
+Pure; knows no model and no messages' flow. The KV stays in the worker's process and ends with it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from protocol.common_prefix import common_prefix
+from protocol.kv.prefix_cache import Found, Kv, PrefixCache, ReusableKv
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS
+from protocol.messages.base import SequenceId
+
+_Kv = TypeVar("_Kv", bound=ReusableKv, covariant=True)
+
+
+class LiveSequence(Protocol[_Kv]):
+    """A sequence that is being served, as far as sharing goes."""
+
+    @property
+    def kv(self) -> _Kv: ...
+
+    @property
+    def prefix(self) -> Sequence[int]:
+        """Tokens before the root."""
+        ...
+
+    @property
+    def prefilled(self) -> int:
+        """How many of them, from the first on, have KV."""
+        ...
+
+
+class _Leader(NamedTuple):
+    """Another sequence that prefills the first `shared` tokens."""
+
+    id: SequenceId
+    shared: int
+
+
+class PrefixSharing(Generic[Kv]):
+    """No token is evaluated twice if another sequence, live or ended, holds the KV of the same prefix."""
+
+    def __init__(self, live: Mapping[SequenceId, LiveSequence[Kv]], limit: int, close: Callable[[Kv], None]) -> None:
+        """`live`: the worker's own table of its sequences. `limit`: bytes of KV of ended sequences; 0 turns all
+        sharing off. `close` is called for KV that is not needed any more."""
+        self._live = live
+        self._limit = limit
+        self._close = close
+        self._cache: PrefixCache[Kv] = PrefixCache(limit, close)
+        self._leaders: dict[SequenceId, _Leader | None] = {}
+        """The one that each waits for, of all that have something to prefill, in the order in which they came."""
+
+    @property
+    def ended(self) -> Iterator[Kv]:
+        """KV of sequences that have ended."""
+        return iter(self._cache)
+
+    def find(self, tokens: Sequence[int], held: int = 0) -> Found[Kv] | None:
+        """The KV that shares the longest prefix with `tokens`, if that is MIN_SHARED_TOKENS more than `held`.
+
+        The KV of an ended sequence is preferred, since it may need no copy, unless a live one shares
+        MIN_SHARED_TOKENS more.
+        """
+        if not self._limit:
+            return None
+        copyable = [sequence for sequence in self._live.values() if sequence.kv.copyable]
+        live = [Found(sequence.kv, shared_tokens(sequence, tokens), exclusive=False) for sequence in copyable]
+        best = max(live, key=lambda found: found.tokens, default=None)
+        most = 0 if best is None else best.tokens
+        least = held + MIN_SHARED_TOKENS
+        ended = self._cache.take(tokens, max(least, most - MIN_SHARED_TOKENS + 1))
+        return best if ended is None and most >= least else ended
+
+    def end(self, sequence: LiveSequence[Kv]) -> None:
+        """The sequence is served no more: its KV may serve others."""
+        if self._limit:
+            self._cache.add(sequence.kv, sequence.prefix[: sequence.prefilled])
+        else:
+            self._close(sequence.kv)
+
+    def next_prefill(self, waiting: Sequence[SequenceId]) -> tuple[SequenceId, Found[Kv] | None]:
+        """The sequence to prefill next, and the KV that it waited for, if it did.
+
+        `waiting`: all live sequences that have something to prefill, one at least, in the order of their turns. One
+        whose prompt begins like that of another one, which came earlier, passes until that one has prefilled what
+        they share.
+        """
+        self._update_leaders(waiting)
+        id = next(id for id in waiting if not self._passes(id))
+        waited = self._leaders[id] is not None
+        self._leaders[id] = None
+        sequence = self._live[id]
+        return id, self.find(sequence.prefix, sequence.prefilled) if waited else None
+
+    def _update_leaders(self, waiting: Sequence[SequenceId]) -> None:
+        for id, leader in self._leaders.items():
+            if leader is not None and leader.id not in waiting:
+                # If it comes back it may wait for this one, and two must not wait for each other.
+                self._leaders[id] = leader._replace(shared=0)
+        self._leaders = {id: leader for id, leader in self._leaders.items() if id in waiting}
+        for id in waiting:
+            if id not in self._leaders:
+                self._leaders[id] = self._leader(self._live[id])
+
+    def _passes(self, id: SequenceId) -> bool:
+        leader = self._leaders[id]
+        return leader is not None and leader.shared > 0 and self._live[leader.id].prefilled < leader.shared
+
+    def _leader(self, sequence: LiveSequence[Kv]) -> _Leader | None:
+        """The earlier one that is going to prefill most of what this one would."""
+        if not self._limit:
+            return None
+        prefix = sequence.prefix
+        earlier = [(id, self._live[id]) for id in self._leaders if self._live[id].kv.copyable]
+        leaders = [_Leader(id, common_prefix(other.prefix, prefix)) for id, other in earlier]
+        best = max(leaders, key=lambda leader: leader.shared, default=None)
+        return best if best and best.shared >= sequence.prefilled + MIN_SHARED_TOKENS else None
+
+
+def shared_tokens(sequence: LiveSequence[ReusableKv], tokens: Sequence[int]) -> int:
+    """How many of `tokens`, from the first on, the sequence has KV of."""
+    return min(common_prefix(sequence.prefix, tokens), sequence.prefilled)

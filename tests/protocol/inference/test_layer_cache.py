@@ -1,0 +1,160 @@
+"""Whatever was written, kept, dropped, copied, exported and adopted: a layer cache answers as a fresh one would."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from mlx_lm.models.cache import KVCache
+
+from protocol.errors import InputError
+from protocol.inference import tree_sequence
+from protocol.inference.layer_cache import layer_cache_for
+from protocol.inference.layer_caches import layer_cache
+from protocol.inference.layer_caches.full_attention import FullAttentionCache
+from protocol.inference.tree_model import TreeModel
+from protocol.inference.tree_sequence import TreeSequence
+from tests.support.tiny_models import VOCABULARY, network, stock_logits, tree_model
+
+TOKENS = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12)
+MOST_SEQUENCES = 3
+
+
+@cache
+def model() -> TreeModel:
+    return tree_model(max_position_embeddings=4096)
+
+
+class Sequences(RuleBasedStateMachine):
+    """Sequences beside their committed tokens. Slots are moved as soon as three of them are dead."""
+
+    @initialize(prompt=TOKENS)
+    def begin(self, prompt: list[int]) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(tree_sequence, "_DEAD_SLOTS", 3)
+        self.all: list[tuple[TreeSequence, list[int]]] = []
+        self.add(model().sequence(), [])
+        self.write(0, prompt)
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+    @rule(which=st.integers(0), tokens=TOKENS)
+    def write(self, which: int, tokens: list[int]) -> None:
+        sequence, committed = self.of(which)
+        sequence.prefill(tokens)
+        committed += tokens
+
+    @rule(which=st.integers(0), tokens=TOKENS, choices=st.lists(st.integers(0), min_size=12, max_size=12))
+    def keep(self, which: int, tokens: list[int], choices: list[int]) -> None:
+        """Evaluate a tree; commit the path to one of its rows."""
+        sequence, committed = self.of(which)
+        first = sequence.next_row
+        parents = [choice % (index + 1) + first - 1 for index, choice in enumerate(choices[: len(tokens)])]
+        parents = [-1 if parent < first else parent for parent in parents]
+        sequence.evaluate(tokens, parents)
+        path = [first + choices[0] % len(tokens)]
+        while (parent := parents[path[0] - first]) >= 0:
+            path.insert(0, parent)
+        sequence.keep(path, ())
+        committed += [tokens[row - first] for row in path]
+
+    @rule(which=st.integers(0), cut=st.integers(0, 20))
+    def truncate(self, which: int, cut: int) -> None:
+        sequence, committed = self.of(which)
+        del committed[max(1, len(committed) - cut) :]
+        sequence.truncate(len(committed))
+
+    @rule(which=st.integers(0), length=st.integers(1, 100))
+    def copy(self, which: int, length: int) -> None:
+        sequence, committed = self.of(which)
+        length = min(length, len(committed))
+        self.add(sequence.copy(length), committed[:length])
+
+    @rule(which=st.integers(0), length=st.integers(1, 100))
+    def adopt(self, which: int, length: int) -> None:
+        sequence, committed = self.of(which)
+        length = min(length, len(committed))
+        keys, values = sequence.export(0, length)
+        adopting, layout = model().sequence(), model().layout
+        assert layout is not None
+        adopting.adopt(keys, values, length, layout.dtype)
+        self.add(adopting, committed[:length])
+
+    @invariant()
+    def every_sequence_answers_as_a_fresh_one(self) -> None:
+        for sequence, committed in self.all:
+            assert sequence.committed == len(committed)
+            assert answers(sequence, committed)
+
+    def of(self, which: int) -> tuple[TreeSequence, list[int]]:
+        return self.all[which % len(self.all)]
+
+    def add(self, sequence: TreeSequence, committed: list[int]) -> None:
+        self.all = [*self.all, (sequence, committed)][-MOST_SEQUENCES:]
+
+
+def answers(sequence: TreeSequence, committed: Sequence[int]) -> bool:
+    """Whether the logits behind one more token are those of mlx-lm alone. The sequence stays as it was."""
+    logits = sequence.evaluate((8,), (-1,))[0]
+    sequence.keep((), ())
+    return np.allclose(np.array(logits), np.array(stock_logits(model().network, [*committed, 8])), atol=1e-3)
+
+
+TestSequences = Sequences.TestCase
+TestSequences.settings = settings(max_examples=30, stateful_step_count=15, deadline=None, derandomize=True)
+
+
+def test_memory_is_that_of_the_arrays():
+    empty, sequence = model().sequence(), model().sequence()
+    sequence.prefill((1, 2, 3))
+
+    assert empty.memory == 0
+    assert sequence.memory == sum(array.nbytes for cache in sequence.caches for array in cache.arrays) > 0
+
+
+class _Unregistered(KVCache):
+    """mlx-lm might do anything in a subclass."""
+
+
+class _Stock(KVCache):
+    pass
+
+
+@layer_cache_for(_Stock)
+class _Counting(FullAttentionCache):
+    writes = 0
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.writes += 1
+        return super().update_and_fetch(keys, values)
+
+
+def _network_with(stock: type[KVCache]) -> Any:
+    made = network()
+    made.make_cache = lambda: [stock() for _ in made.layers]
+    return made
+
+
+def test_a_cache_class_that_nobody_registered_is_refused_by_name():
+    with pytest.raises(LookupError, match="_Unregistered"):
+        layer_cache(_Unregistered())
+
+
+def test_a_model_with_such_a_cache_is_refused_with_the_next_step():
+    with pytest.raises(InputError, match=r"_Unregistered.*choose a Llama"):
+        TreeModel(_network_with(_Unregistered))
+
+
+def test_a_registered_cache_serves_the_models_that_ask_for_its_class():
+    made = TreeModel(_network_with(_Stock))
+    sequence = made.sequence()
+    sequence.prefill((1, 2, 3))
+    sequence.evaluate((4, 5), (-1, -1))
+
+    assert [cache.writes for cache in sequence.caches if isinstance(cache, _Counting)] == [2, 2]

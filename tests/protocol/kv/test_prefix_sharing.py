@@ -1,0 +1,205 @@
+"""Who begins with whose KV, and whose prompt is prefilled next: every token once, and every sequence in the end."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from protocol.kv.prefix_cache import Found
+from protocol.kv.prefix_sharing import PrefixSharing
+from protocol.messages.base import SequenceId
+
+CHUNK = 40
+LIMIT = 10_000
+
+
+@dataclass(eq=False)
+class FakeKv:
+    tokens: list[int] = field(default_factory=list)
+    copyable: bool = True
+
+    @property
+    def memory(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass
+class FakeSequence:
+    prefix: Sequence[int]
+    kv: FakeKv = field(default_factory=FakeKv)
+
+    @property
+    def prefilled(self) -> int:
+        return len(self.kv.tokens)
+
+
+class Worker:
+    """Evaluates nothing but counts: `evaluated` tokens by sequence."""
+
+    def __init__(self, limit: int = LIMIT, copyable: bool = True) -> None:
+        self.live: dict[SequenceId, FakeSequence] = {}
+        self.closed: list[FakeKv] = []
+        self.sharing = PrefixSharing(self.live, limit, self.closed.append)
+        self.evaluated: dict[int, int] = {}
+        self.copyable = copyable
+
+    def start(self, id: int, prefix: Sequence[int]) -> Found[FakeKv] | None:
+        sequence = FakeSequence(prefix, FakeKv(copyable=self.copyable))
+        found = self.sharing.find(prefix)
+        self.live[SequenceId(id)] = sequence
+        self.evaluated[id] = 0
+        self.take_over(sequence, found)
+        return found
+
+    def take_over(self, sequence: FakeSequence, found: Found[FakeKv] | None) -> None:
+        if found is not None:
+            assert found.exclusive or found.kv.copyable
+            assert list(sequence.prefix[: found.tokens]) == found.kv.tokens[: found.tokens]
+            sequence.kv = FakeKv(list(sequence.prefix[: found.tokens]), self.copyable)
+
+    def end(self, id: int) -> None:
+        self.sharing.end(self.live.pop(SequenceId(id)))
+
+    @property
+    def waiting(self) -> list[SequenceId]:
+        """The turn of one that was prefilled comes last."""
+        return [id for id, sequence in self.live.items() if sequence.prefilled < len(sequence.prefix)]
+
+    def work(self) -> int:
+        id, found = self.sharing.next_prefill(self.waiting)
+        sequence = self.live[id] = self.live.pop(id)
+        self.take_over(sequence, found)
+        chunk = sequence.prefix[sequence.prefilled : sequence.prefilled + CHUNK]
+        sequence.kv.tokens += chunk
+        self.evaluated[id] += len(chunk)
+        return id
+
+    def prefill_all(self) -> list[int]:
+        turns = []
+        while self.waiting:
+            turns.append(self.work())
+        return turns
+
+
+def test_the_prompt_of_several_is_prefilled_once():
+    worker = Worker()
+    for id, prefix in enumerate([range(200), [*range(100), *range(50)], range(200), range(1000, 1100)]):
+        worker.start(id, prefix)
+    worker.prefill_all()
+
+    assert worker.evaluated == {0: 200, 1: 50, 2: 0, 3: 100}
+
+
+def test_unrelated_prompts_take_turns():
+    worker = Worker()
+    for id in range(3):
+        worker.start(id, [id] * 80)
+
+    assert worker.prefill_all() == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_new_prompt_comes_after_those_that_wait():
+    worker = Worker()
+    worker.start(0, [0] * 120)
+    worker.start(1, [1] * 80)
+    worker.work()
+    worker.start(2, [2] * 40)
+
+    assert worker.prefill_all() == [1, 0, 2, 1, 0]
+
+
+def test_a_sequence_that_comes_back_does_not_wait_for_one_that_waited_for_it():
+    worker = Worker()
+    worker.start(0, range(200))
+    worker.start(1, [1] * 200)
+    worker.start(2, range(200))
+    assert worker.work() == 0
+    worker.live.pop(SequenceId(0))
+    assert worker.work() == 1
+    worker.start(0, range(200))
+    worker.prefill_all()
+
+    assert worker.evaluated == {0: 0, 1: 200, 2: 200}
+
+
+def test_what_an_ended_sequence_held_belongs_to_the_one_that_goes_on_with_it():
+    worker = Worker()
+    worker.start(0, range(100))
+    worker.prefill_all()
+    kv = worker.live[SequenceId(0)].kv
+    worker.end(0)
+
+    assert worker.start(1, range(140)) == (kv, 100, True)
+    assert list(worker.sharing.ended) == []
+
+
+def test_what_a_live_sequence_holds_is_copied():
+    worker = Worker()
+    worker.start(0, range(100))
+    worker.prefill_all()
+
+    assert worker.start(1, range(70)) == (worker.live[SequenceId(0)].kv, 70, False)
+
+
+@pytest.mark.parametrize(("live", "from_ended"), [(131, True), (132, False)])
+def test_an_ended_sequence_is_preferred_to_a_live_one_that_shares_little_more(live: int, from_ended: bool):
+    worker = Worker()
+    worker.start(0, range(live))
+    worker.start(1, [*range(100), 7])
+    worker.prefill_all()
+    ended = worker.live[SequenceId(1)].kv
+    worker.end(1)
+
+    found = worker.sharing.find(range(200))
+    assert found is not None
+    assert (found.kv is ended) == from_ended
+    assert list(worker.sharing.ended) == ([] if from_ended else [ended])
+
+
+def test_a_few_tokens_more_are_not_worth_it():
+    worker = Worker()
+    worker.start(0, range(131))
+    worker.prefill_all()
+
+    assert worker.sharing.find(range(200), held=100) is None
+    assert worker.sharing.find(range(200), held=99) is not None
+
+
+def test_what_can_not_be_copied_is_prefilled_by_each():
+    worker = Worker(copyable=False)
+    for id in range(2):
+        worker.start(id, range(80))
+
+    assert worker.prefill_all() == [0, 1, 0, 1]
+
+
+def test_without_memory_nothing_is_shared_and_everything_is_closed():
+    worker = Worker(limit=0)
+    for id in range(2):
+        worker.start(id, range(80))
+    worker.prefill_all()
+    held = [sequence.kv for sequence in worker.live.values()]
+    for id in range(2):
+        worker.end(id)
+
+    assert worker.evaluated == {0: 80, 1: 80}
+    assert worker.closed == held
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_prompt_is_prefilled_whatever_starts_and_ends(seed: int):
+    chance = random.Random(seed)
+    worker = Worker(chance.choice((0, 100, LIMIT)), copyable=chance.random() < 0.8)
+    for id in range(40):
+        for _ in range(chance.randrange(4)):
+            if worker.waiting:
+                worker.work()
+        if id % 8 in worker.live:
+            worker.end(id % 8)
+        if worker.live and chance.random() < 0.5:
+            worker.end(chance.choice(list(worker.live)))
+        worker.start(id % 8, [*range(chance.randrange(1, 300)), *chance.choices(range(3), k=chance.randrange(20))])
+    worker.prefill_all()
+
+    assert all(list(sequence.prefix) == sequence.kv.tokens for sequence in worker.live.values())
