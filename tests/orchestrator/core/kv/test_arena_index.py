@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from orchestrator.core.kv.arena_index import ArenaIndex
-from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 from orchestrator.core.kv.prefill_router import PrefillCosts
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import KvOffer, KvReference
 
