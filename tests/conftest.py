@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from orchestrator import Pipeline, Result, SamplingParams
 from protocol.kv.segments import unlink_segment
 
 # The settings of whoever runs the tests are none of theirs.
 os.environ["LAUNCH_PIPELINE_CONFIG"] = os.devnull
+# A slow machine fails no test: pytest-timeout ends one that hangs.
+settings.register_profile("no deadline")
+settings.load_profile("no deadline")
 Reference = Callable[[str | Sequence[int], SamplingParams], Result]
 
 

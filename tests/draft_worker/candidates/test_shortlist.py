@@ -39,7 +39,7 @@ def both(logits: np.ndarray, temperature: float, position: int, limit: int = 8):
     return ours, full
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     size=st.sampled_from([67, 4096]),
     spread=st.floats(0.1, 6),

@@ -208,7 +208,7 @@ class Disorder(RuleBasedStateMachine):
 
 
 TestDisorder = Disorder.TestCase
-TestDisorder.settings = settings(max_examples=120, stateful_step_count=30, deadline=None, derandomize=True)
+TestDisorder.settings = settings(max_examples=120, stateful_step_count=30, derandomize=True)
 
 
 def test_a_recorded_log_replays_to_the_same_commands(tmp_path):

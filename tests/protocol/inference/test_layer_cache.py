@@ -107,7 +107,7 @@ def answers(sequence: TreeSequence, committed: Sequence[int]) -> bool:
 
 
 TestSequences = Sequences.TestCase
-TestSequences.settings = settings(max_examples=30, stateful_step_count=15, deadline=None, derandomize=True)
+TestSequences.settings = settings(max_examples=30, stateful_step_count=15, derandomize=True)
 
 
 def test_memory_is_that_of_the_arrays():

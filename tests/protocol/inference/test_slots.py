@@ -88,7 +88,7 @@ _STEPS = st.lists(
 
 
 @given(_STEPS)
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 def test_every_row_sees_its_own_path_and_nothing_else(steps: list[tuple]):
     memory = _Remembering()
     for name, *arguments in steps:

@@ -78,7 +78,7 @@ class Cached(RuleBasedStateMachine):
 
 
 TestCached = Cached.TestCase
-TestCached.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, derandomize=True)
+TestCached.settings = settings(max_examples=50, stateful_step_count=30, derandomize=True)
 
 
 def test_the_least_recently_used_is_evicted_first():

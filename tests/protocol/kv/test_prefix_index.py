@@ -62,7 +62,7 @@ class Tree(RuleBasedStateMachine):
 
 
 TestTree = Tree.TestCase
-TestTree.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+TestTree.settings = settings(max_examples=60, stateful_step_count=30, derandomize=True)
 
 
 def test_fifty_turns_of_one_conversation_take_no_more_than_the_last_one():

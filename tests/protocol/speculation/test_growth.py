@@ -91,7 +91,7 @@ def walk(grower: Grower, seed: int, moves: int = 12) -> None:
 
 
 @given(plans, some.integers(0, 999), some.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_node_is_evaluated_twice(plan: GrowthPlan, seed: int, forcing: bool):
     grower = Grower(plan, forcing=forcing)
     walk(grower, seed)
@@ -101,7 +101,7 @@ def test_no_node_is_evaluated_twice(plan: GrowthPlan, seed: int, forcing: bool):
 
 
 @given(plans, some.integers(0, 999), some.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_node_is_evaluated_before_its_parent(plan: GrowthPlan, seed: int, forcing: bool):
     grower = Grower(plan, forcing=forcing)
     known: set[int] = set()
@@ -120,7 +120,7 @@ def test_no_node_is_evaluated_before_its_parent(plan: GrowthPlan, seed: int, for
 
 
 @given(plans, some.integers(0, 999), some.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_published_makes_the_same_tree_elsewhere(plan: GrowthPlan, seed: int, forcing: bool):
     grower = Grower(plan, forcing=forcing)
     for _ in range(12):
@@ -137,7 +137,7 @@ def test_what_is_published_makes_the_same_tree_elsewhere(plan: GrowthPlan, seed:
 
 
 @given(plans, some.integers(0, 999))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_root_is_evaluated_first_wherever_it_moves(plan: GrowthPlan, seed: int):
     grower = Grower(plan)
     walk(grower, seed)
@@ -244,7 +244,7 @@ fans = some.integers(1, 4).flatmap(lambda depth: some.tuples(*[some.integers(0, 
 
 
 @given(fans)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_fan_out_publishes_as_many_guesses_as_planned_each_with_its_chain(fan: tuple[int, ...]):
     depth = len(fan) - 1
     grower = Grower(FanOut(depth=depth, fan=fan)).rest()
@@ -259,7 +259,7 @@ def test_fan_out_publishes_as_many_guesses_as_planned_each_with_its_chain(fan: t
 
 
 @given(fans)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_fan_out_takes_one_forward_a_level(fan: tuple[int, ...]):
     depth = len(fan) - 1
     grower = Grower(FanOut(depth=depth, fan=fan)).rest()
@@ -303,7 +303,7 @@ def test_fan_out_starts_over_after_a_miss():
 
 
 @given(plans)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_nothing_is_evaluated_at_the_horizon_or_beyond(plan: GrowthPlan):
     grower = Grower(plan, horizon=23).rest()
 
@@ -316,7 +316,7 @@ def test_a_root_at_the_horizon_rests():
 
 
 @given(plans, plans, some.integers(0, 999))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_plan_can_be_replaced_at_any_re_root(first: GrowthPlan, second: GrowthPlan, seed: int):
     grower = Grower(first)
     walk(grower, seed, moves=4)

@@ -152,7 +152,7 @@ def test_a_draft_that_failed_takes_over_only_when_nothing_else_is_there():
     assert election.active == 1
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(
     st.lists(st.tuples(st.sampled_from(["join", "leave", "fail", "judge", "round"]), st.integers(1, 5)), max_size=60)
 )

@@ -140,7 +140,7 @@ def shared(one: list[int], other: list[int]) -> int:
 
 
 TestLibrary = Library.TestCase
-TestLibrary.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+TestLibrary.settings = settings(max_examples=150, stateful_step_count=40, derandomize=True)
 
 
 def test_the_arena_that_was_not_used_for_longest_goes_first():

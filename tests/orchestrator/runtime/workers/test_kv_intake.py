@@ -179,7 +179,7 @@ def test_a_worker_that_can_not_read_for_this_target_is_told_why(sentence: str, h
 
 
 @given(st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_comes_an_offer_holds_only_what_was_asked_for_in_order(data: st.DataObject):
     """Any blocks in any order, lies among them: no exception, and an offer only when every row has come."""
     taking = intake()

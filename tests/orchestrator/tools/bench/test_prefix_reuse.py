@@ -36,7 +36,7 @@ PLAN = BenchPlan.of(
 
 
 @given(st.integers(64, 1 << 17), st.integers(2, 200), st.integers(2, 512))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 def test_every_turn_fits_into_the_context(context: int, turns: int, answer: int):
     try:
         form = shape(context, turns, answer)

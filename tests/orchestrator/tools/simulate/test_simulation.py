@@ -65,7 +65,7 @@ def test_another_seed_gives_another_run():
     assert run("adaptive", acceptance, seed=1).now != run("adaptive", acceptance, seed=2).now
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     strategy=st.sampled_from(STRATEGIES),
     fallback=st.sampled_from(["neural", "fast", "adaptive"]),
