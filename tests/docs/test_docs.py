@@ -1,0 +1,111 @@
+"""The documents name only options, commands, paths and sections that exist."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+
+from orchestrator.cli.app import cli
+from tests.support.paths import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md" and "demo-pair" not in str(page)]
+"""Pages about the program's present options: the changelog names former ones, the demo pair's page its scripts'."""
+FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"`([^`\n]+)`")
+FOREIGN_OPTIONS = {
+    "--draft-model",  # mlx_lm.server
+    "--insert",  # the script that distilled the demo draft
+    "--minutes",
+    "--written",
+}
+
+
+def names(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+def code(page: Path) -> list[str]:
+    """What a page shows as code, by the span or by the block."""
+    text = page.read_text(encoding="utf-8")
+    return FENCE.findall(text) + CODE.findall(FENCE.sub("", text))
+
+
+def commands(group: click.Command, context: click.Context) -> Iterator[click.Command]:
+    yield group
+    if isinstance(group, click.Group):
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            yield from commands(command, context)
+
+
+@cache
+def options() -> frozenset[str]:
+    with click.Context(cli) as context:
+        every = [option for command in commands(cli, context) for option in command.get_params(context)]
+    return frozenset(name for option in every for name in (*option.opts, *option.secondary_opts))
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """Fragments of a page's headings, made as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_link_to_a_file_and_section_of_the_repository_resolves(page: Path):
+    links = re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)", FENCE.sub("", page.read_text(encoding="utf-8")))
+    for path, fragment in links:
+        target = (page.parent / path).resolve() if path else page
+
+        assert target.is_file(), path
+        assert not fragment or fragment in anchors(target), f"{path}#{fragment}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_path_in_code_exists(page: Path):
+    folders = "|".join(sorted(entry.name for entry in ROOT.iterdir() if entry.is_dir() and entry.name[0] != "."))
+    for span in code(page):
+        for path in re.findall(rf"(?<![\w./-])(?:{folders})/[\w./-]*[\w/]", span):
+            assert (ROOT / path).exists(), path
+        if re.fullmatch(r"\w+\.py", span):
+            assert any(ROOT.glob(f"*/**/{span}")), span
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=names(CURRENT))
+def test_every_option_in_code_is_one_of_some_command(page: Path):
+    named = {option for span in code(page) for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*\w", span)}
+
+    assert named - FOREIGN_OPTIONS <= options()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_command_in_code_exists(page: Path):
+    with click.Context(cli) as context:
+        known = set(cli.list_commands(context))
+    named = {name for span in code(page) for name in re.findall(r"launch-pipeline ([a-z][a-z-]*)", span)}
+
+    assert named <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_module_that_python_is_told_to_run_exists(page: Path):
+    for module in re.findall(r"python -m ([\w.]+)", "\n".join(code(page))):
+        path = ROOT / module.replace(".", "/")
+
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+
+
+def test_the_folders_in_the_architecture_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = page.split("## Folders")[1].split("```")[1]
+    parents: list[str] = []
+    for indent, name in re.findall(r"^( *)([\w]+/)", tree, re.MULTILINE):
+        parents = [*parents[: len(indent) // 2], name]
+
+        assert (ROOT / "".join(parents)).is_dir(), "".join(parents)
