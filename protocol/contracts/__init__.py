@@ -1,4 +1,4 @@
-"""What processes that are not workers are told and what they report, and fingerprints of the files they share.
+"""Orders and reports of processes that are not workers, declarations, and fingerprints of shared files.
 
-Plain data; nothing here runs anything.
+Plain data. Runs nothing.
 """

@@ -1,1 +1,4 @@
-"""What a pipeline promises to survive, put to the proof: real processes, real faults, figures."""
+"""Tests what a pipeline promises to survive, with real processes and real faults.
+
+Injects faults only into processes that it started.
+"""

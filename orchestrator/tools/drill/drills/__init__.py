@@ -1,1 +1,4 @@
-"""One drill a file: a promise, the faults that test it, the figures that come out."""
+"""One drill a file: a promise, the faults that test it, the figures of the result.
+
+A drill returns its outcome and prints nothing.
+"""
