@@ -3,12 +3,16 @@
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import click
 import pytest
 
+import protocol.messages
 from orchestrator.cli.app import cli
+from protocol.messages.base import VERSION, Message
 from tests.support.paths import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -18,8 +22,7 @@ FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
 FOREIGN_OPTIONS = {
     "--draft-model",  # mlx_lm.server
-    "--insert",  # the script that distilled the demo draft
-    "--minutes",
+    "--insert",  # distil.py
     "--written",
 }
 
@@ -44,10 +47,17 @@ def commands(group: click.Command, context: click.Context) -> Iterator[click.Com
 
 
 @cache
-def options() -> frozenset[str]:
+def options(of: str = "") -> frozenset[str]:
+    """Options of a command and its subcommands; of all commands without a name."""
     with click.Context(cli) as context:
-        every = [option for command in commands(cli, context) for option in command.get_params(context)]
+        command = cli.get_command(context, of) if of else cli
+        assert command is not None, of
+        every = [option for one in commands(command, context) for option in one.get_params(context)]
     return frozenset(name for option in every for name in (*option.opts, *option.secondary_opts))
+
+
+def mentioned_options(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*\w", text))
 
 
 @cache
@@ -79,18 +89,13 @@ def test_every_path_in_code_exists(page: Path):
 
 @pytest.mark.parametrize("page", CURRENT, ids=names(CURRENT))
 def test_every_option_in_code_is_one_of_some_command(page: Path):
-    named = {option for span in code(page) for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*\w", span)}
-
-    assert named - FOREIGN_OPTIONS <= options()
+    assert mentioned_options("\n".join(code(page))) - FOREIGN_OPTIONS <= options()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
-def test_every_command_in_code_exists(page: Path):
-    with click.Context(cli) as context:
-        known = set(cli.list_commands(context))
-    named = {name for span in code(page) for name in re.findall(r"launch-pipeline ([a-z][a-z-]*)", span)}
-
-    assert named <= known
+def test_every_command_in_code_exists_and_has_its_options(page: Path):
+    for name, arguments in re.findall(r"launch-pipeline ([a-z][a-z-]*)([^|&#\n]*)", "\n".join(code(page))):
+        assert mentioned_options(arguments) <= options(name), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
@@ -99,6 +104,24 @@ def test_every_module_that_python_is_told_to_run_exists(page: Path):
         path = ROOT / module.replace(".", "/")
 
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+
+
+def test_the_table_of_messages_has_every_message_once():
+    for module in iter_modules(protocol.messages.__path__):
+        import_module(f"{protocol.messages.__name__}.{module.name}")
+    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    table = page.split("## Messages")[1].split("\n\n")[1]
+    named = [name for cell in re.findall(r"^\|([^|]*)\|", table, re.MULTILINE) for name in CODE.findall(cell)]
+
+    messages = [message for message in Message.__subclasses__() if message.__module__.startswith("protocol.messages.")]
+
+    assert sorted(named) == sorted(message.__name__ for message in messages)
+
+
+def test_the_protocols_page_is_about_the_present_version():
+    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+
+    assert f", version {VERSION}." in page
 
 
 def test_the_folders_in_the_architecture_exist():
