@@ -1,5 +1,6 @@
-"""The documents name only options, commands, paths and sections that exist."""
+"""The documents name only options, commands, paths and sections that exist; every package has a docstring."""
 
+import ast
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -122,6 +123,18 @@ def test_the_protocols_page_is_about_the_present_version():
     page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 
     assert f", version {VERSION}." in page
+
+
+PACKAGES = sorted(
+    module.relative_to(ROOT).as_posix()
+    for package in ("protocol", "draft_worker", "target_worker", "orchestrator")
+    for module in (ROOT / package).rglob("__init__.py")
+)
+
+
+@pytest.mark.parametrize("module", PACKAGES)
+def test_every_package_says_what_lives_there(module: str):
+    assert ast.get_docstring(ast.parse((ROOT / module).read_text(encoding="utf-8")))
 
 
 def test_the_folders_in_the_architecture_exist():
