@@ -1,4 +1,1 @@
-"""Tests what a pipeline promises to survive, with real processes and real faults.
-
-Injects faults only into processes that it started.
-"""
+"""Tests of the promises about faults, with real processes and real faults, and figures of the outcome."""

@@ -1,4 +1,1 @@
-"""One drill a file: a promise, the faults that test it, the figures of the result.
-
-A drill returns its outcome and prints nothing.
-"""
+"""The drills, a file for each process that fails: promises, faults, figures."""
