@@ -1,4 +1,4 @@
-"""Orders and reports of processes that are not workers, declarations, and fingerprints of shared files.
+"""Arguments and reports of processes that are not workers, and fingerprints of the files that processes share.
 
-Plain data. Runs nothing.
+Plain data; nothing here runs a process.
 """
