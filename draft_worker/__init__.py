@@ -1,4 +1,4 @@
-"""The draft: grows token trees ahead of the target, in its own process.
+"""The draft worker: grows token trees ahead of the target, in a process of its own.
 
 Imports neither the target worker nor the orchestrator.
 """

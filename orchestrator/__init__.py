@@ -1,4 +1,7 @@
-"""The orchestrator: keeps the speculation cache, starts the workers, serves clients."""
+"""The orchestrator: runs the state machine with its speculation caches, starts the workers, serves clients.
+
+Imports neither worker, and no MLX except in the bench's own processes. The names below are the Python interface.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -25,7 +28,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when they are first used: a command must be ready for Ctrl-C before it imports much."""
+    """Imports a name when it is first used: a command must handle Ctrl-C before it imports much."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
 """What the processes share: messages, transport, KV in shared memory, token trees, sampling, MLX inference.
 
-Imports nothing of the other three packages. A thing belongs here only if two of them use it.
+Imports none of the other three packages. Code belongs here only if two of them use it.
 """

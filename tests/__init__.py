@@ -1,0 +1,1 @@
+"""Tests as laws, in folders that mirror the packages."""

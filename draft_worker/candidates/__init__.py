@@ -1,4 +1,4 @@
-"""From a draft's logits to candidate tokens: ranking, selection without a sort, noise drawn ahead of need.
+"""From a draft's logits to candidate tokens: ranking, selection without a sort, prefetched noise.
 
-Nothing here knows trees, KV or messages.
+Knows no trees, KV or messages.
 """

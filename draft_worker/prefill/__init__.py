@@ -1,4 +1,4 @@
-"""The prefill worker: reads prompts in place of the target and hands their KV on, in its own process.
+"""The prefill worker: prefills prompts in place of the target and offers their KV, in a process of its own.
 
-It drafts nothing.
+Grows no token trees.
 """

@@ -1,4 +1,4 @@
-"""What other programs import: Pipeline, Client, AsyncClient, SamplingParams.
+"""The Python interface for other programs: Pipeline, Client, AsyncClient, SamplingParams.
 
 Prints nothing.
 """

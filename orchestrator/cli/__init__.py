@@ -1,4 +1,4 @@
-"""The command line: options, settings, text for people. The only package that prints.
+"""The command line: options, settings, text for users. The only package that prints.
 
-One command a file in `commands`.
+Each command is one file in `commands`.
 """

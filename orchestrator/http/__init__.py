@@ -1,4 +1,4 @@
-"""The HTTP server: a client of the pipeline, in a process of its own beside the orchestrator's.
+"""The HTTP server: a client of the pipeline, in a process beside the orchestrator's.
 
-What all APIs share is here; each API has a folder of its own.
+The code that all APIs share is here; each API has a folder of its own. Nothing here decides on tokens.
 """

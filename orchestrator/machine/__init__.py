@@ -1,4 +1,4 @@
-"""What this machine has: checkpoints, converted drafts, device profiles, hardware facts, addresses.
+"""Facts about this machine: checkpoints, converted drafts, device profiles, hardware, addresses.
 
 Starts no pipeline.
 """

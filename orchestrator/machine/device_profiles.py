@@ -100,10 +100,12 @@ def parse_profile(content: str, origin: str) -> DeviceProfile:
     try:
         profile = msgspec.convert(tomllib.loads(content), DeviceProfile)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise InputError(f"Profile {origin} can't be used: {error}. See orchestrator/profiles for examples.") from error
+        raise InputError(
+            f"Profile {origin} can't be used: {error}. See orchestrator/machine/profiles for examples."
+        ) from error
     flaw = next(_flaws(profile), None)
     if flaw is not None:
-        raise InputError(f"Profile {origin} can't be used: {flaw}. See orchestrator/profiles for examples.")
+        raise InputError(f"Profile {origin} can't be used: {flaw}. See orchestrator/machine/profiles for examples.")
     return profile
 
 

@@ -1,4 +1,4 @@
 """The orchestrator process around the pure core: the event loop, clients, sessions, recording.
 
-The only layer with sockets and clocks.
+Adds sockets, clocks and processes to the core, and decides nothing about requests itself.
 """

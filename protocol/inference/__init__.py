@@ -1,4 +1,4 @@
-"""Token trees through stock mlx-lm models in one forward: positions, masks, layer caches.
+"""A token tree through an unchanged mlx-lm model in one forward: positions, masks, layer caches.
 
-Nothing here knows sampling, messages or time.
+Knows no sampling, messages or time.
 """

@@ -1,4 +1,4 @@
-"""Keys and values outside a forward: shared-memory arenas, blocks between machines, sharing of prefixes.
+"""KV outside a forward: shared-memory arenas, blocks between machines, prefix caches and their sharing.
 
-Nothing here imports MLX: rows are numpy arrays.
+Imports no MLX: rows are numpy arrays.
 """

@@ -1,4 +1,4 @@
-"""Every message that crosses a process border, one struct each, with bounds on every field.
+"""Every message between processes, one struct each, with bounds on every field.
 
-A frame is decoded against the one union that its direction allows. Nothing here knows sockets, models or clocks.
+A frame is decoded into the one union that its direction allows. Knows no sockets, models or clocks.
 """

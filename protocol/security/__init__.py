@@ -1,4 +1,4 @@
-"""Who may connect from another machine: keys, pinned keys, the ZAP authenticator, files that only their owner reads.
+"""Which machines may connect: keys, pinned keys, the ZAP authenticator, files that only their owner can read.
 
-Nothing here knows messages or models.
+Knows no messages or models.
 """

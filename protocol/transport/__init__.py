@@ -1,4 +1,4 @@
-"""Bytes between processes: the codec, ZeroMQ sockets with every limit set, addresses.
+"""Bytes between processes: the codec, and ZeroMQ sockets with every limit set.
 
-Nothing here knows what a message means.
+Knows no message's meaning.
 """

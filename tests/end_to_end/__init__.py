@@ -1,0 +1,1 @@
+"""Whole pipelines of real processes: tokens, kills, remote workers, clients over HTTP."""

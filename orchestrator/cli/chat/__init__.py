@@ -1,4 +1,4 @@
 """`launch-pipeline chat`: a conversation in the terminal.
 
-Knows the pipeline only as a client.
+Uses the pipeline only as a client does.
 """

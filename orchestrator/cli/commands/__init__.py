@@ -1,1 +1,4 @@
-"""One file a command: options in, a call of the layer below, text out."""
+"""One file for each command: options in, a call of the layers below, text out.
+
+The work itself is in the layers below.
+"""

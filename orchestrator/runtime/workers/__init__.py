@@ -1,4 +1,4 @@
-"""All workers of a pipeline: its own processes, and those that attach from other machines.
+"""All workers of a pipeline: its own processes, and the remote workers that attach from other machines.
 
-Yields the core's events; knows no requests.
+Yields the core's events. Knows no requests.
 """

@@ -1,1 +1,4 @@
-"""Lends a worker of this machine to a pipeline on another one, and finds such pipelines."""
+"""Lends a worker of this machine to a pipeline on another machine, and finds such pipelines.
+
+Knows no requests.
+"""

@@ -1,1 +1,4 @@
-"""Measures what this machine takes for a pair of models, in its own worker processes. `calibrate` is the way in."""
+"""Measures this machine's times for a pair of models, in worker processes of its own. `calibrate` is the entry point.
+
+Predicts nothing.
+"""

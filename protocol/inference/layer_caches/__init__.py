@@ -1,4 +1,7 @@
-"""Implementations of `LayerCache`, a module each. A new module of this package registers itself."""
+"""Implementations of `LayerCache`, one module each. A new module of this package registers itself.
+
+An implementation knows one layer of one sequence; no trees, no messages.
+"""
 
 from functools import cache
 from importlib import import_module

@@ -1,1 +1,4 @@
-"""The same requests to `launch-pipeline serve` and to `mlx_lm.server`, side by side."""
+"""Sends the same requests to `launch-pipeline serve` and to `mlx_lm.server`, and compares the answers.
+
+Measures no speed.
+"""

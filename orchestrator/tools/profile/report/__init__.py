@@ -1,1 +1,4 @@
-"""A profile as tables, an HTML page, a timeline and a Perfetto trace."""
+"""A profile as tables, an HTML page, a timeline and a Perfetto trace.
+
+Measures nothing.
+"""
