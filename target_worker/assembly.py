@@ -33,11 +33,11 @@ def assembled(setup: WorkerSetup) -> TargetWorker:
         architecture=model.architecture,
         vocabulary=model.vocabulary,
         context=model.context,
-        tokenizer=tokenizer_fingerprint(folder),
+        tokenizer_fingerprint=tokenizer_fingerprint(folder),
         device=device(),
         pid=os.getpid(),
         kv=exchange and exchange.form,
-        weights=exchange.fingerprint if exchange else "",
+        model_fingerprint=exchange.fingerprint if exchange else "",
     )
     engine = TargetEngine(model, setup.prefill_chunk, exchange)
     return TargetWorker(engine, time.perf_counter, introduction, Pacer(setup.pace), setup.prefix_cache << 20)
