@@ -1,4 +1,4 @@
-"""What processes that are not workers are told and what they report, and fingerprints of the files they share.
+"""Arguments and reports of processes that are not workers, and fingerprints of the files that processes share.
 
-Plain data; nothing here runs anything.
+Plain data; nothing here runs a process.
 """
