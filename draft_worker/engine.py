@@ -46,7 +46,7 @@ def introduction(role: Role, engine: LoadedModel) -> Hello:
         architecture=engine.architecture,
         vocabulary=engine.vocabulary,
         context=engine.context,
-        tokenizer=engine.tokenizer,
+        tokenizer_fingerprint=engine.tokenizer,
         device=engine.device,
         pid=os.getpid(),
     )

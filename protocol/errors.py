@@ -1,9 +1,9 @@
-"""Errors that reach a person: each says whose fault it is and what to do next."""
+"""Errors that reach the user: each says whose fault it is and what to do next."""
 
 from typing import Literal
 
 Blame = Literal["input", "pipeline"]
-"""Whose fault an error is: that of what was asked for, or that of the pipeline."""
+"""The cause of an error: the user's input, or the pipeline."""
 
 
 class PipelineError(Exception):
@@ -11,7 +11,7 @@ class PipelineError(Exception):
 
 
 class InputError(PipelineError):
-    """What was asked for is wrong: a path, a parameter, a mismatched pair of models."""
+    """The user's input is wrong: a path, a parameter, a mismatched pair of models."""
 
 
 class WireError(PipelineError):
@@ -23,5 +23,5 @@ def blame_of(error: PipelineError) -> Blame:
 
 
 def blaming(blame: Blame, text: str) -> PipelineError:
-    """The error that `blame_of` and `str` were taken from, on the other side of a border."""
+    """The inverse of `blame_of` and `str`, for the receiving side of a connection."""
     return InputError(text) if blame == "input" else PipelineError(text)

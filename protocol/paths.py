@@ -1,4 +1,4 @@
-"""Where this program keeps what it can make again, and what it can't."""
+"""The folders and files of this program: cache, keys, configuration."""
 
 import os
 import sys
@@ -6,26 +6,26 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """A folder of this user's, by the system's own custom. It need not exist yet."""
+    """This user's cache folder, by the system's convention. It need not exist yet."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "launch-pipeline"
-    return _by_custom("XDG_CACHE_HOME", ".cache")
+    return _by_convention("XDG_CACHE_HOME", ".cache")
 
 
 def keys_folder() -> Path:
-    """The same for this machine's keys, and for those of other machines that it knows."""
+    """The folder of this machine's keys and of the known keys of other machines. It need not exist yet."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "launch-pipeline" / "keys"
-    return _by_custom("XDG_CONFIG_HOME", ".config") / "keys"
+    return _by_convention("XDG_CONFIG_HOME", ".config") / "keys"
 
 
 def config_file() -> Path:
-    """Where this user's own settings are looked for, on macOS too: people write it by hand."""
-    return _by_custom("XDG_CONFIG_HOME", ".config") / "config.toml"
+    """The user's configuration file; on macOS too in ~/.config, since users write it by hand."""
+    return _by_convention("XDG_CONFIG_HOME", ".config") / "config.toml"
 
 
-def _by_custom(variable: str, default: str) -> Path:
+def _by_convention(variable: str, default: str) -> Path:
     given = os.environ.get(variable, "")
-    # The custom's own rule: a relative path there is to be ignored.
+    # The convention's rule: a relative path is ignored.
     home = Path(given) if given.startswith("/") else Path.home() / default
     return home / "launch-pipeline"

@@ -1,11 +1,11 @@
-"""Which process a number means: ids are used again, start times are not. Knows Linux's /proc and macOS's ps."""
+"""Start times of processes, which identify them: process ids are reused. Knows Linux's /proc and macOS's ps."""
 
 import subprocess
 from pathlib import Path
 
 
 def start_time(pid: int) -> str | None:
-    """When process `pid` began, in units only good for comparing on this machine; None if it has ended.
+    """When process `pid` began, in a form that can only be compared on this machine; None if it has ended.
 
     A killed process that its parent has not yet collected counts as ended.
     """

@@ -1,4 +1,4 @@
-"""The target: verifies token trees and adds one token of its own, in its own process.
+"""The target worker, a process of its own: verifies token trees and adds one token of its own to each.
 
 Imports neither the draft worker nor the orchestrator.
 """

@@ -8,14 +8,14 @@ from protocol.worker.process import WorkerSetup, serve
 
 def main() -> int:
     setup = WorkerSetup.from_arguments()
-    return serve(setup, lambda: _built(setup))
+    return serve(setup, lambda: _build(setup))
 
 
-def _built(setup: WorkerSetup) -> Worker:
-    # Imported only now that the parent's end would be noticed.
-    from target_worker.assembly import assembled
+def _build(setup: WorkerSetup) -> Worker:
+    # A slow import: `serve` notices the end of the parent process meanwhile.
+    from target_worker.assembly import build
 
-    return assembled(setup)
+    return build(setup)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A target worker from its set-up. Importing this takes a second: MLX and mlx-lm."""
+"""Builds a target worker from its set-up. The import takes a second: MLX and mlx-lm."""
 
 import os
 import time
@@ -14,38 +14,38 @@ from protocol.worker.pacing import Pacer
 from protocol.worker.process import WorkerSetup
 from target_worker.device import device, wire
 from target_worker.engine import TargetEngine
-from target_worker.tensor_parallel.ranks import leading
+from target_worker.tensor_parallel.ranks import load_leading_model
 from target_worker.worker import TargetWorker
 
 
-def assembled(setup: WorkerSetup) -> TargetWorker:
+def build(setup: WorkerSetup) -> TargetWorker:
     """Loads the model. Raises InputError for one that can't be served."""
     if setup.engine != "mlx":
         raise InputError(f"The target has no engine named {setup.engine!r}: choose mlx.")
     folder = Path(setup.model)
-    model = TreeModel.load(folder) if setup.hosts is None else leading(folder, setup.hosts)
+    model = TreeModel.load(folder) if setup.hosts is None else load_leading_model(folder, setup.hosts)
     wire()
     exchange = _exchange(setup, model)
-    introduction = Hello(
+    hello = Hello(
         role="target",
         engine="mlx",
         model=str(folder),
         architecture=model.architecture,
         vocabulary=model.vocabulary,
         context=model.context,
-        tokenizer=tokenizer_fingerprint(folder),
+        tokenizer_fingerprint=tokenizer_fingerprint(folder),
         device=device(),
         pid=os.getpid(),
         kv=exchange and exchange.form,
-        weights=exchange.fingerprint if exchange else "",
+        model_fingerprint=exchange.fingerprint if exchange else "",
     )
     engine = TargetEngine(model, setup.prefill_chunk, exchange)
-    return TargetWorker(engine, time.perf_counter, introduction, Pacer(setup.pace), setup.prefix_cache << 20)
+    return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace), setup.prefix_cache << 20)
 
 
 def _exchange(setup: WorkerSetup, model: TreeModel) -> KvExchange | None:
     if setup.owner is None or model.layout is None or setup.hosts is not None:
-        # A divided model's KV lies in slices on all ranks: none of them has what an arena holds.
+        # Each rank of a divided model holds a slice of the KV, and an arena needs all of it.
         return None
     fingerprint = model_fingerprint(Path(setup.model))
     return KvExchange(model.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner)

@@ -1,11 +1,11 @@
-"""The device that MLX computes on: its name, and weights that stay in its memory."""
+"""The device that MLX computes on: its name, and wiring of the weights in its memory."""
 
 import mlx.core as mx
 
 _HEADROOM = 4 << 30
-"""Bytes wired beyond the weights, for KV. More would starve the rest of the machine."""
-_KEPT_BUFFERS = 1 << 30
-"""Bytes of freed buffers that MLX may hold on to."""
+"""Bytes wired beyond the weights, for KV. More would leave too little memory to the rest of the machine."""
+_FREED_BUFFERS = 1 << 30
+"""Bytes of freed buffers that MLX may keep for reuse."""
 
 
 def device() -> str:
@@ -21,4 +21,4 @@ def wire() -> None:
         return
     recommended = int(mx.device_info()["max_recommended_working_set_size"])
     mx.set_wired_limit(min(recommended, mx.get_active_memory() + _HEADROOM))
-    mx.set_cache_limit(_KEPT_BUFFERS)
+    mx.set_cache_limit(_FREED_BUFFERS)

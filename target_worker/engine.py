@@ -16,9 +16,8 @@ from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.sampling.logits_processors import LogitsProcessors
 from protocol.sampling.sampler import Noise
 from protocol.speculation.token_tree import node_id
-from target_worker.kv.adoption import Adoption, adopt
 from target_worker.kv.checkpoint import KvCheckpoint
-from target_worker.kv.target_kv import TargetKv
+from target_worker.kv.target_kv import Adoption, TargetKv, adopt
 from target_worker.verification.coupled import Acceptance, coupled
 from target_worker.verification.likelihood import likelihoods
 from target_worker.verification.proposed_tree import ProposedTree
@@ -76,7 +75,7 @@ class TargetEngine:
     def _continued(self, found: Found[TargetKv], start: Start) -> KvCheckpoint | None:
         """Another sequence's checkpoint, if nothing in its arena is of other tokens."""
         theirs = found.kv.checkpoint
-        if theirs is not None and found.exclusive and theirs.covered <= found.tokens and not theirs.given_up:
+        if theirs is not None and found.exclusive and theirs.covered <= found.tokens and not theirs.closed:
             return theirs
         return self._checkpoint(start.adopt.tokens if start.adopt else 0)
 

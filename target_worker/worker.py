@@ -1,4 +1,4 @@
-"""The target's side of the conversation: messages in, messages out. Pure over its engine and clock."""
+"""The target worker: messages in, messages out. Pure, given its engine and clock."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -31,29 +31,32 @@ log = logging.getLogger(__name__)
 
 
 class TargetWorker:
-    """Serves any number of sequences. A verification runs as soon as it is read; in between, committed KV is
-    saved to shared memory a slice at a time, and prompts are evaluated a chunk at a time, in turns."""
+    """Serves any number of sequences.
+
+    A verification runs as soon as its message is read. Between verifications, committed KV is saved to shared memory a
+    slice at a time, and prompts are evaluated a chunk at a time, in turns.
+    """
 
     def __init__(
         self,
         engine: TargetEngine,
         clock: Callable[[], float],
-        introduction: Hello,
+        hello: Hello,
         pacer: Pacer | None = None,
         prefix_cache: int = 0,
     ) -> None:
-        """`prefix_cache`: bytes of KV of ended sequences; 0 lets no sequence profit from another."""
+        """`prefix_cache`: bytes of KV of ended sequences; 0 turns off sharing between sequences."""
         self._engine = engine
         self._pacer = pacer or Pacer(None)
         self._clock = clock
-        self._introduction = introduction
+        self._hello = hello
         self._sequences: dict[SequenceId, TargetSequence] = {}
         """In the order of their turns to be prefilled."""
         self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, TargetKv.close)
         self._saving: list[SequenceId] = []
 
     def hello(self) -> Hello:
-        return self._introduction
+        return self._hello
 
     def handle(self, message: ToWorker) -> Iterator[FromWorker]:
         match message:
@@ -73,7 +76,7 @@ class TargetWorker:
         return bool(self._saving) or any(sequence.prefilling for sequence in self._sequences.values())
 
     def work(self) -> Iterator[FromWorker]:
-        """Save one slice of a sequence, or evaluate one chunk of the prompt whose turn it is."""
+        """Save one slice of a sequence, or evaluate one chunk of the next prompt."""
         if self._saving:
             yield from self._save(self._saving.pop(0))
             return
@@ -91,7 +94,7 @@ class TargetWorker:
             yield self._prefilled(sequence)
 
     def _prefilled(self, sequence: TargetSequence) -> Prefilled:
-        self._note_unsaved(sequence)
+        self._queue_save(sequence)
         return Prefilled(
             sequence.start.sequence,
             sequence.round,
@@ -102,7 +105,7 @@ class TargetWorker:
             self._pacer.take(),
         )
 
-    def _note_unsaved(self, sequence: TargetSequence) -> None:
+    def _queue_save(self, sequence: TargetSequence) -> None:
         id = sequence.start.sequence
         if sequence.unsaved and id not in self._saving:
             self._saving.append(id)
@@ -118,22 +121,22 @@ class TargetWorker:
             log.warning("sequence %d is not saved: %s", id, error)
             sequence.checkpoint.close()
             return
-        self._note_unsaved(sequence)
+        self._queue_save(sequence)
         if saved is not None:
             yield KvOffer(id, saved.name, saved.tokens, sequence.checkpoint.size, self._clock() - began)
 
     def _release(self, name: str) -> None:
-        for kv in (*(sequence.kv for sequence in self._sequences.values()), *self._prefix_sharing.ended):
+        for kv in (*(sequence.kv for sequence in self._sequences.values()), *self._prefix_sharing.cached):
             if kv.checkpoint is not None:
                 kv.checkpoint.release(name)
 
     def _start(self, start: Start) -> Iterator[FromWorker]:
-        held = self._sequences.get(start.sequence)
-        if held is not None and held.start == start and held.round == start.round:
-            if not held.prefilling:
-                yield self._prefilled(held)
+        earlier = self._sequences.get(start.sequence)
+        if earlier is not None and earlier.start == start and earlier.round == start.round:
+            if not earlier.prefilling:
+                yield self._prefilled(earlier)
             return
-        self._forget(start.sequence)
+        self._remove(start.sequence)
         if refusal := self._refusal(start):
             yield Fault("refused", refusal, start.sequence)
             return
@@ -143,10 +146,10 @@ class TargetWorker:
             yield Fault("refused", plain(str(error)), start.sequence)
             return
         began = self._clock()
-        if held is None:
+        if earlier is None:
             sequence = self._engine.open(start, restraint, self._prefix_sharing.find(start.tokens[:-1]))
         else:
-            sequence = self._engine.reopen(held, start, restraint)
+            sequence = self._engine.reopen(earlier, start, restraint)
         sequence.seconds = self._clock() - began if sequence.adopted else 0.0
         self._sequences[start.sequence] = sequence
         if not sequence.prefilling:
@@ -166,60 +169,60 @@ class TargetWorker:
         return None
 
     def _verify(self, trees: Sequence[Verify]) -> Iterator[FromWorker]:
-        """One forward over all trees that there is no other answer to."""
+        """One forward over all trees that need one; the others are answered at once."""
         began = self._clock()
-        asked: dict[SequenceId, Verify] = {}
+        valid: dict[SequenceId, Verify] = {}
         for verify in trees:
-            answer = None if verify.sequence in asked else self._without_forward(verify)
+            answer = None if verify.sequence in valid else self._without_forward(verify)
             if answer is None:
-                # Of two trees of one sequence the last counts.
-                asked[verify.sequence] = verify
+                # Of two trees of one sequence the last one counts.
+                valid[verify.sequence] = verify
             else:
                 yield from answer
-        if not asked:
+        if not valid:
             return
-        proposals = [(self._sequences[id], ProposedTree(verify)) for id, verify in asked.items()]
-        evaluating = self._clock()
+        proposals = [(self._sequences[id], ProposedTree(verify)) for id, verify in valid.items()]
+        forward_began = self._clock()
         walks = self._engine.verify(proposals)
-        self._pacer.forward(evaluating, sum(len(proposal.tokens) for _, proposal in proposals))
+        self._pacer.forward(forward_began, sum(len(proposal.tokens) for _, proposal in proposals))
         seconds = self._clock() - began
         answers = []
-        for verify, (_, proposal), walk in zip(asked.values(), proposals, walks, strict=True):
+        for verify, (_, proposal), walk in zip(valid.values(), proposals, walks, strict=True):
             if isinstance(walk, GrammarError):
                 answers.append(_refused(verify, plain(str(walk))))
                 continue
             path, paced = proposal.path(walk.accepted), self._pacer.take()
             answers.append(Verdict(verify.sequence, verify.round, path, walk.bonus, seconds, paced, walk.likelihoods))
         yield from answers
-        # The verdicts are on their way; tidying up no longer delays anyone.
+        # The verdicts are sent, so the commits delay nothing.
         for (sequence, proposal), walk, answer in zip(proposals, walks, answers, strict=True):
             if isinstance(walk, Acceptance) and isinstance(answer, Verdict):
                 sequence.advance(proposal, walk, answer)
-                self._note_unsaved(sequence)
+                self._queue_save(sequence)
 
     def _without_forward(self, verify: Verify) -> tuple[FromWorker, ...] | None:
-        """What there is to say to a tree that is not to be evaluated; None if it is."""
+        """The answer to a tree that is not to be evaluated, which may be empty; None for a tree that is."""
         sequence = self._sequences.get(verify.sequence)
         if sequence is None:
             return (Fault("lost", "The target does not know this sequence.", verify.sequence),)
         if verify.round < sequence.round:
-            # Asked again, because the answer was lost or slow. Rounds before the last are settled.
+            # Sent again, because the answer was lost or slow. Rounds before the last one need no answer.
             last = sequence.verdict
             return (last,) if last is not None and last.round == verify.round else ()
-        if misfit := _misfit(sequence, verify):
-            return (Fault("lost", misfit, verify.sequence),)
+        if difference := _difference(sequence, verify):
+            return (Fault("lost", difference, verify.sequence),)
         if refusal := flaw(verify, sequence.sampling, self._engine.model.vocabulary, self._engine.model.context):
             return (_refused(verify, refusal),)
         return None
 
     def _end(self, id: SequenceId) -> None:
-        """The sequence has ended: its KV may serve others."""
-        sequence = self._forget(id)
+        """The sequence has ended: other sequences may use its KV."""
+        sequence = self._remove(id)
         if sequence is not None:
             self._prefix_sharing.end(sequence)
 
-    def _forget(self, id: SequenceId) -> TargetSequence | None:
-        """What it saved stays, for others."""
+    def _remove(self, id: SequenceId) -> TargetSequence | None:
+        """Remove a sequence. Its checkpoint stays."""
         if id in self._saving:
             self._saving.remove(id)
         return self._sequences.pop(id, None)
@@ -229,12 +232,12 @@ def _refused(verify: Verify, text: str) -> Fault:
     return Fault("refused", text, verify.sequence, len(verify.tokens) - 1)
 
 
-def _misfit(sequence: TargetSequence, verify: Verify) -> str | None:
-    """How the sequence here and the one in the message differ, if they do."""
+def _difference(sequence: TargetSequence, verify: Verify) -> str | None:
+    """How the sequence differs from the one in the message, as a sentence; None if it does not."""
     if sequence.prefilling:
         return "The target is still prefilling this sequence."
-    here = (sequence.round, sequence.position, sequence.root, sequence.tokens[-1])
-    there = (verify.round, verify.position, verify.root, verify.tokens[0])
-    if here != there:
-        return f"The target is at round {here[0]}, position {here[1]}; the message is for {there[0]}, {there[1]}."
+    held = (sequence.round, sequence.position, sequence.root, sequence.tokens[-1])
+    sent = (verify.round, verify.position, verify.root, verify.tokens[0])
+    if held != sent:
+        return f"The target is at round {held[0]}, position {held[1]}; the message is for {sent[0]}, {sent[1]}."
     return None

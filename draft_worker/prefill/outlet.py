@@ -6,7 +6,8 @@ from typing import Protocol, TypeAlias
 from protocol.kv.arena import LayerRows
 from protocol.kv.blocks import shipments
 from protocol.kv.exchange import KvExchange
-from protocol.messages.worker import KvOffer, Prefill, Shipment
+from protocol.messages.remote import Shipment
+from protocol.messages.worker import KvOffer, Prefill
 
 
 class Outlet(Protocol):
@@ -58,7 +59,7 @@ class RemoteOutlet:
         self._asked = asked
 
     def put(self, begin: int, keys: LayerRows, values: LayerRows) -> Iterable[Shipment]:
-        return shipments(self._asked.sequence, self._asked.question, begin, keys, values)
+        return shipments(self._asked.sequence, self._asked.attempt, begin, keys, values)
 
     def done(self, seconds: float) -> Iterable[KvOffer]:
         return ()

@@ -69,7 +69,7 @@ class PrefillWorker:
 
     def hello(self) -> Hello:
         plain = introduction("prefill", self._engine)
-        return structs.replace(plain, kv=kv_form(self._engine.layout), weights=self._fingerprint)
+        return structs.replace(plain, kv=kv_form(self._engine.layout), model_fingerprint=self._fingerprint)
 
     def handle(self, message: ToWorker) -> Iterable[WorkerReply]:
         match message:

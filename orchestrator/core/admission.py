@@ -1,4 +1,4 @@
-"""Which workers fit together, and which requests they can serve: checks that answer with a sentence. Pure."""
+"""Which workers fit together, and which requests they can serve. Each check returns a sentence or None. Pure."""
 
 from orchestrator.core.events import Request
 from protocol.messages.worker import Hello
@@ -7,7 +7,7 @@ from protocol.messages.worker import Hello
 def mismatch(one: Hello, other: Hello) -> str | None:
     """Why this draft and this target can't be a pair, or None. Padded vocabulary sizes may differ."""
     target, draft = (one, other) if one.role == "target" else (other, one)
-    if draft.tokenizer and draft.tokenizer != target.tokenizer:
+    if draft.tokenizer_fingerprint and draft.tokenizer_fingerprint != target.tokenizer_fingerprint:
         return (
             f"The draft {draft.model} has another tokenizer than the target {target.model}, so its guesses would be "
             "gibberish. Choose a draft of the same model family with --draft, or --draft-engine ngram."
@@ -18,8 +18,8 @@ def mismatch(one: Hello, other: Hello) -> str | None:
 def refusal(request: Request, target: Hello, draft: Hello | None = None) -> str | None:
     """Why these workers can't serve a request, or None.
 
-    A draft falls silent at its last position, which costs no token. Only a converted draft whose context the prompt
-    exceeds is an error, because the user chose that context.
+    A draft that reaches its last position sends no more growth, which costs no token. Only a prompt longer than the
+    context of a converted draft is an error, because the user chose that context.
     """
     length = len(request.tokens)
     if draft is not None and draft.engine == "coreml" and length >= draft.context:

@@ -1,4 +1,4 @@
-"""What the runtime must do, in this order, after the state machine has taken an event."""
+"""What the runtime must do, in this order, after an event of the state machine."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -21,12 +21,12 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Hand these tokens to the client: they are committed for good."""
+    """Send these committed tokens to the client."""
 
     sequence: SequenceId
     tokens: tuple[int, ...]
     hit: bool | None = None
-    """Whether the next speculation was there already; None under a strategy without a speculation cache."""
+    """Whether the round is a hit; None under a strategy without a speculation cache."""
     likelihoods: tuple[Likelihood, ...] = ()
     """One for each token, if the request asked for log-probabilities."""
 
@@ -50,7 +50,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """A worker answers no more although its process lives: kill it and start another."""
+    """A worker does not answer although its process lives: kill the process and start another one."""
 
     role: Role
     incarnation: int
@@ -59,7 +59,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """A worker can't serve here, and another start would not help. The text says why and what to do."""
+    """A worker can't serve here, and a restart would not help. The text says why and what to do."""
 
     role: Role
     incarnation: int

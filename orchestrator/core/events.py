@@ -1,4 +1,4 @@
-"""What happens to the state machine. Plain facts; the runtime makes them from messages, clocks and processes."""
+"""Inputs of the state machine. The runtime makes these facts from messages, clocks and processes."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -15,7 +15,7 @@ class Request:
     tokens: tuple[int, ...]
     sampling: Sampling
     max_tokens: int
-    ends: frozenset[int] = frozenset()
+    eos_tokens: frozenset[int] = frozenset()
     """End-of-sequence tokens: the first one generated is the last token."""
 
 
@@ -43,8 +43,8 @@ class WorkerUp:
 
     incarnation: int
     hello: Hello
-    guest: bool = False
-    """It runs on another machine: it may help, but no request is refused because of it."""
+    remote: bool = False
+    """The worker runs on another machine: no request is refused because of it."""
 
 
 @dataclass(frozen=True, slots=True)

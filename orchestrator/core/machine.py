@@ -1,7 +1,7 @@
 """The orchestrator's state machine: one event and the time in, commands out.
 
-It knows no sockets, clocks, processes or randomness; the same events at the same times give the same commands. It owns
-the promise that a request's tokens are the target's own, whatever workers do.
+It knows no sockets, clocks, processes or randomness; the same events at the same times give the same commands. It
+guarantees that a request's tokens are the target's own, whatever workers do.
 """
 
 from typing import Literal, assert_never
@@ -17,22 +17,22 @@ from orchestrator.core.phases import AWAITING_TARGET, Phase, Trigger
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.response_timeouts import Remedy, ResponseTimeouts
 from orchestrator.core.scheduler import Scheduler
-from orchestrator.core.sequence import Sequence, truncated
+from orchestrator.core.sequence import Sequence
 from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import Role, SequenceId
-from protocol.messages.worker import Fault, Forest, Grow, Hello, KvOffer, Prefilled, Stop, Verdict, Verify
+from protocol.messages.worker import Fault, Forest, Grow, Hello, KvOffer, Prefilled, Stop, Verdict
 
 
 class Machine:
-    """All requests of one pipeline. One round of the target serves all of them that are ready for it."""
+    """All requests of one pipeline. One forward of the target serves all of them that are ready."""
 
     def __init__(self, options: Options, profile: str = "") -> None:
-        """`profile`: name of the device whose pace the workers keep to, if any."""
+        """`profile`: name of the device profile that paces the workers, if there is one."""
         self._profile = profile
         self.strategy = STRATEGIES[options.strategy](options)
         self.sequences: dict[SequenceId, Sequence] = {}
         self.stale = 0
-        """Messages that were not acted on: another life, an old round, an unknown sequence."""
+        """Messages that were ignored: of an incarnation that is gone, of an old round, of an unknown sequence."""
         self._workers = WorkerRegistry()
         self._scheduler = Scheduler(self.strategy, options.concurrent, options.turn)
         self._timeouts = ResponseTimeouts(self.sequences, self._workers)
@@ -63,17 +63,17 @@ class Machine:
 
     def workers(self) -> list[tuple[int, Hello, bool]]:
         """Each worker that is up: its incarnation, its Hello, and whether it runs on another machine."""
-        return self._workers.everyone()
+        return self._workers.workers()
 
     @property
     def under_verification(self) -> frozenset[SequenceId]:
         """Sequences whose trees are in the target's present forward."""
-        return self._scheduler.unanswered
+        return self._scheduler.under_verification
 
     def deadline(self) -> float | None:
-        """When the next Tick is due at the latest; None if nothing is waited for."""
-        due = (self._timeouts.deadline(), self._scheduler.wake_at, self.prefills.deadline())
-        return min((at for at in due if at is not None), default=None)
+        """When the next Tick is due at the latest; None if no Tick is needed."""
+        times = (self._timeouts.deadline(), self._scheduler.wake_at, self.prefills.deadline())
+        return min((time for time in times if time is not None), default=None)
 
     # Requests ---------------------------------------------------------------------------------
 
@@ -97,30 +97,20 @@ class Machine:
     def _forget(self, sequence: Sequence, now: float) -> list[Command]:
         del self.sequences[sequence.id]
         successor = self._scheduler.remove(sequence.id)
-        return [*self._stop(sequence), *self._admit(successor, now)]
+        return [*self._stop(sequence), *([] if successor is None else self._admit(successor, now))]
 
     def _stop(self, sequence: Sequence) -> list[Command]:
         """End a sequence on all workers."""
-        released = self.prefills.sequence_ended(sequence)
+        releases = self.prefills.sequence_ended(sequence)
         stops: list[Command] = [
             SendMessage(role, Stop(sequence.id)) for role in ("target", "prefill") if role in self._workers
         ]
-        return [*stops, *released, *self.drafts.sequence_ended(sequence.id)]
+        return [*stops, *releases, *self.drafts.sequence_ended(sequence.id)]
 
-    def _admit(self, id: SequenceId | None, now: float) -> list[Command]:
-        """A request got a place."""
-        if id is None:
-            return []
+    def _admit(self, id: SequenceId, now: float) -> list[Command]:
+        """Start a request that got a place."""
         self.sequences[id].enter(Trigger.ADMIT)
         return self._start(self.sequences[id], now)
-
-    def _preempt(self, sequence: Sequence, tokens: int, now: float) -> list[Command]:
-        """After so many more tokens: make room for a waiting request if this one's turn is over."""
-        successor = self._scheduler.preempt(sequence.id, tokens)
-        if successor is None:
-            return []
-        sequence.preempt()
-        return [*self._stop(sequence), *self._admit(successor, now)]
 
     # Workers ----------------------------------------------------------------------------------
 
@@ -135,10 +125,10 @@ class Machine:
             case "target":
                 commands: list[Command] = []
                 for draft, text in self._workers.target_mismatches(event.hello).items():
-                    gone = self._on_worker_down(WorkerDown("draft", draft), now)
-                    commands += [Dismiss("draft", draft, text), *gone]
+                    commands.append(Dismiss("draft", draft, text))
+                    commands += self._on_worker_down(WorkerDown("draft", draft), now)
                 self._workers.add(event, now)
-                return [*commands, *(command for one in self._running() for command in self._start(one, now))]
+                return [*commands, *(command for sequence in self._running() for command in self._start(sequence, now))]
 
     def _on_draft_up(self, event: WorkerUp, now: float) -> list[Command]:
         text = self._workers.draft_mismatch(event.hello)
@@ -164,7 +154,7 @@ class Machine:
                 return []
 
     def _start(self, sequence: Sequence, now: float) -> list[Command]:
-        """Start a sequence on the target, if there is one, and on the drafts that are in use."""
+        """Start a sequence on the target, if one is up, and on the drafts that are in use."""
         target = self._workers.target
         if target is None:
             return []
@@ -178,7 +168,7 @@ class Machine:
     # Messages ---------------------------------------------------------------------------------
 
     def _on_arrived(self, event: Arrived, now: float) -> list[Command]:
-        if not self._workers.heard(event, now):
+        if not self._workers.note_message(event, now):
             return self._drop()
         match event.role, event.message:
             case "target", Verdict() as verdict:
@@ -186,16 +176,16 @@ class Machine:
             case "target", Prefilled() as prefilled:
                 return self._on_prefilled(prefilled, now)
             case "draft", Grow() as growth:
-                useful = self.drafts.grew(event.incarnation, growth, now)
+                useful = self.drafts.merge_growth(event.incarnation, growth, now)
                 return self._schedule(now) if useful else self._drop()
             case "draft", KvOffer() as offer:
-                self.drafts.offered(event.incarnation, offer)
+                self.drafts.add_arena(event.incarnation, offer)
                 return []
             case "draft", Prefilled() as adopted:
-                self.drafts.adopted(event.incarnation, adopted)
+                self.drafts.note_adoption(event.incarnation, adopted)
                 return []
             case "target" | "prefill" as role, KvOffer() as offer:
-                return self.prefills.offered(role, self.sequences.get(offer.sequence), offer, now)
+                return self.prefills.add_arena(role, self.sequences.get(offer.sequence), offer, now)
             case _, Fault() as fault:
                 return self._on_fault(event.role, event.incarnation, fault, now)
             case _:
@@ -209,46 +199,43 @@ class Machine:
             return self._drop()
         sequence.prefilled(now)
         sequence.stats.prefill_seconds += message.seconds
-        sequence.stats.pace(message.paced)
-        sequence.stats.decoding(now)
+        sequence.stats.add_paced(message.paced)
+        sequence.stats.begin_decoding(now)
         return [*self._schedule(now), *self.prefills.prefilled(sequence, message)]
 
     def _on_verdict(self, verdict: Verdict, now: float) -> list[Command]:
         sequence = self.sequences.get(verdict.sequence)
-        if sequence is None or verdict.bonus >= self._workers.vocabulary or not sequence.answered_by(verdict):
+        if sequence is None or verdict.bonus >= self._workers.vocabulary or not sequence.is_answered_by(verdict):
             return self._drop()
-        tree = sequence.outstanding
-        assert tree is not None
-        width = self._scheduler.answered(sequence.id, now)
-        sequence.learn(verdict)
-        sequence.stats.pace(verdict.paced)
+        width = self._scheduler.verdict_arrived(sequence.id, now)
+        chosen = sequence.observe(verdict)
         if width is not None:
             sequence.estimates.target.observe(width, verdict.seconds)
         if len(self.sequences) == 1:
-            # Rounds of several requests overlap and tell nothing about one.
-            sequence.record_overhead(verdict, now)
-        last = truncated(sequence.request, sequence.chosen(verdict), sequence.remaining)
-        sequence.stats.tokens(len(last.tokens), now)
-        if last.reason is not None:
-            sequence.tokens += last.tokens
-            emit = Emit(sequence.id, tuple(last.tokens), likelihoods=verdict.likelihoods[: len(last.tokens)])
-            return [emit, *self._finish(sequence, last.reason, now), *self._schedule(now)]
-        return self._commit(sequence, last.tokens, verdict, tree, now)
+            # Rounds of several requests overlap, so their times do not show the overhead of one.
+            sequence.observe_overhead(verdict, now)
+        tokens, reason = sequence.truncated(chosen)
+        sequence.stats.add_tokens(len(tokens), now)
+        if reason is not None:
+            sequence.tokens += tokens
+            emit = Emit(sequence.id, tuple(tokens), likelihoods=verdict.likelihoods[: len(tokens)])
+            return [emit, *self._finish(sequence, reason, now), *self._schedule(now)]
+        return self._commit(sequence, tokens, verdict, now)
 
-    def _commit(
-        self, sequence: Sequence, tokens: list[int], verdict: Verdict, tree: Verify, now: float
-    ) -> list[Command]:
-        """Go on: the target first, then the drafts, then the client."""
-        waited = sequence.waited
-        outcome = sequence.commit(tokens, now)
-        sequence.stats.outcome(outcome.hit)
-        sequence.estimates.hits.observe(outcome.fan, outcome.guessed)
-        commands = self._preempt(sequence, len(tokens), now)
+    def _commit(self, sequence: Sequence, tokens: list[int], verdict: Verdict, now: float) -> list[Command]:
+        """Commit `tokens` and go on: the target first, then the drafts, then the client."""
+        verified, waited = sequence.outstanding, sequence.waited
+        assert verified is not None
+        hit = sequence.commit(tokens, now)
+        commands: list[Command] = []
+        successor = self._scheduler.preempt(sequence.id, len(tokens))
+        if successor is not None:
+            sequence.preempt()
+            commands += [*self._stop(sequence), *self._admit(successor, now)]
         commands += self._schedule(now)
         if sequence.phase is not Phase.WAITING:
-            commands += self.drafts.follow(sequence, tokens, tree, waited, outcome.hit, now)
-        hit = outcome.hit if self.strategy.caches else None
-        commands.append(Emit(sequence.id, tuple(tokens), hit, verdict.likelihoods))
+            commands += self.drafts.follow(sequence, tokens, len(verified.tokens), waited, hit, now)
+        commands.append(Emit(sequence.id, tuple(tokens), hit if self.strategy.caches else None, verdict.likelihoods))
         return commands
 
     def _on_fault(self, role: Role, incarnation: int, fault: Fault, now: float) -> list[Command]:
@@ -258,14 +245,14 @@ class Machine:
         if role == "prefill":
             return self.prefills.worker_failed(sequence.id, now)
         if role == "draft":
-            return [*self.drafts.failed(incarnation, fault, sequence, now), *self._schedule(now)]
+            return [*self.drafts.on_fault(incarnation, fault, sequence, now), *self._schedule(now)]
         stale = bool(fault.nodes) and not sequence.verifying_tree
         if stale or sequence.phase not in AWAITING_TARGET:
-            # A tree that was sent twice may be refused twice; the second refusal is about nothing any more.
+            # A tree that was sent twice may be refused twice; the second refusal has no tree any more.
             return self._drop()
-        self._scheduler.settle(sequence.id)
+        self._scheduler.expect_no_verdict(sequence.id)
         if fault.kind == "refused" and fault.nodes:
-            # The prompt was accepted, so it is the tree that the target refuses: the draft grows nonsense.
+            # The target accepted the prompt, so it refuses the tree: the draft grows invalid nodes.
             commands = self.drafts.tree_refused(sequence, now) if sequence.refuse_tree(now) else []
             return [*commands, *self._schedule(now)]
         if fault.kind == "refused":
@@ -281,15 +268,15 @@ class Machine:
     def _on_tick(self, now: float) -> list[Command]:
         commands: list[Command] = []
         overdue = self._timeouts.overdue(now)
-        replacement = self._timeouts.silent_target(now) if overdue else None
-        if replacement is not None:
-            return [replacement, *self.prefills.tick(now)]
+        replace = self._timeouts.silent_target(now) if overdue else None
+        if replace is not None:
+            return [replace, *self.prefills.tick(now)]
         for sequence, remedy in overdue:
             match remedy:
                 case Remedy.SEND_AGAIN:
                     commands.append(self.prefills.resend(sequence))
-                case Remedy.START_ANEW:
-                    self._scheduler.settle(sequence.id)
+                case Remedy.RESTART:
+                    self._scheduler.expect_no_verdict(sequence.id)
                     commands += self._start(sequence, now)
         return [*commands, *self.prefills.tick(now), *self._schedule(now)]
 
@@ -298,8 +285,8 @@ class Machine:
         return [sequence for sequence in self.sequences.values() if sequence.phase is not Phase.WAITING]
 
     def _schedule(self, now: float) -> list[Command]:
-        """Begin the target's next round, if there is one to begin."""
-        if "target" not in self._workers:
+        """Begin the target's next round, if a sequence is ready for one."""
+        if self._workers.target is None:
             return []
         trees = self._scheduler.schedule(self.sequences, now)
         for tree in trees:

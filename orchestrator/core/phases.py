@@ -6,21 +6,21 @@
        │                     └──▶ DELEGATED ──start sent─┘                    │ └──── tree refused ─────┘
        └──────────────────────────────────── preempted ───────────────────────┘
 
-A start may be sent again in every phase with a place: a target that lost the sequence is told it anew.
+A Start may be sent again in every phase with a place: a target that lost the sequence gets another Start.
 """
 
 from enum import Enum, auto
 
 
 class Phase(Enum):
-    """Where a sequence stands with the target."""
+    """What the target does for a sequence."""
 
     WAITING = auto()
-    """It has no place among the running requests."""
+    """The sequence has no place among the running requests."""
     ADMITTED = auto()
-    """It has a place, and the target that is up, if one is, was not told of it."""
+    """The sequence has a place, and the target that is up, if one is, was sent no Start."""
     DELEGATED = auto()
-    """A prefill worker evaluates the prompt; the target was not told of it."""
+    """A prefill worker evaluates the prompt; the target was sent no Start."""
     PREFILLING = auto()
     """The target was sent a Start and has not answered."""
     READY = auto()
@@ -56,14 +56,7 @@ TRANSITIONS: dict[tuple[Phase, Trigger], Phase] = {
     (Phase.VERIFYING, Trigger.TREE_REFUSED): Phase.READY,
     (Phase.READY, Trigger.PREEMPT): Phase.WAITING,
 }
-"""Every transition there is; any other one is a defect of the state machine."""
+"""All transitions; any other one is a defect of the state machine."""
 
 AWAITING_TARGET = (Phase.PREFILLING, Phase.VERIFYING)
-"""Phases in which the target owes an answer."""
-
-
-def next_phase(phase: Phase, trigger: Trigger) -> Phase:
-    """The phase after `trigger`. Raises AssertionError for a transition that is not in the table."""
-    following = TRANSITIONS.get((phase, trigger))
-    assert following is not None, f"no transition from {phase.name} by {trigger.name}"
-    return following
+"""Phases in which the target has to answer."""

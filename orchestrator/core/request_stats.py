@@ -9,9 +9,9 @@ import msgspec
 from protocol.messages.client import Pace, Statistics
 from protocol.messages.worker import Paced
 
-_OVERHEADS_KEPT = 4096
+_MAX_OVERHEADS = 4096
 TOLERATED_OVERRUNS = 0.01
-"""Share of all forwards; with more of them the figures are this machine's and not the device's."""
+"""Share of all forwards. With more overruns the figures are this machine's and not the device's."""
 
 
 @dataclass(slots=True)
@@ -30,59 +30,55 @@ class RequestStats:
     accepted: Counter[int] = field(default_factory=Counter)
     """By depth below the root (1 is the first draft token)."""
     tried: Counter[int] = field(default_factory=Counter)
-    """Rounds in which the node above was accepted and had a child under verification, by depth."""
+    """By depth: rounds in which the node above was accepted and had a child under verification."""
     target_seconds: float = 0.0
     draft_seconds: float = 0.0
     evaluated: int = 0
     adopted: int = 0
-    """Tokens whose KV the target took over."""
+    """Tokens whose KV the target adopted."""
     prefill_seconds: float = 0.0
     paced: Paced = field(default_factory=Paced)
     """What both workers report of keeping to a device's pace."""
     overheads: list[float] = field(default_factory=list)
 
-    def decoding(self, now: float) -> None:
-        """The target is ready for the first round; what it waits for from here on counts as decoding."""
+    def begin_decoding(self, now: float) -> None:
+        """The target is ready for the first round: later waits of the target count as decoding."""
         if self.decode_began_at is None:
             self.decode_began_at = now
 
-    def round(self, accepted: int, tried: int, seconds: float) -> None:
-        """A verdict: `accepted` draft tokens; the path could have been accepted `tried` deep."""
+    def add_round(self, accepted: int, tried: int, seconds: float) -> None:
+        """Count a verdict with `accepted` draft tokens, of which at most `tried` could have been accepted."""
         self.rounds += 1
         self.target_seconds += seconds
         self.accepted.update(range(1, accepted + 1))
         self.tried.update(range(1, tried + 1))
 
-    def outcome(self, hit: bool) -> None:
-        self.hit_chances += 1
-        self.hits += hit
-
-    def growth(self, evaluated: int, seconds: float) -> None:
-        """The draft evaluated nodes for this request; before decoding it was not in anybody's way."""
+    def add_growth(self, evaluated: int, seconds: float) -> None:
+        """Count nodes that the draft evaluated for this request. Its time counts only while the request is decoded."""
         self.evaluated += evaluated
         if self.decode_began_at is not None:
             self.draft_seconds += seconds
 
-    def pace(self, paced: Paced | None) -> None:
-        """Forwards that were, or should have been, as slow as a device's."""
+    def add_paced(self, paced: Paced | None) -> None:
+        """Count forwards of a paced worker."""
         if paced is not None:
             self.paced += paced
 
-    def overhead(self, seconds: float) -> None:
-        if len(self.overheads) < _OVERHEADS_KEPT:
+    def add_overhead(self, seconds: float) -> None:
+        if len(self.overheads) < _MAX_OVERHEADS:
             self.overheads.append(max(0.0, seconds))
 
-    def tokens(self, count: int, now: float) -> None:
-        """`count` more tokens left for the client."""
+    def add_tokens(self, count: int, now: float) -> None:
+        """Count `count` tokens that are emitted to the client."""
         self.generated += count
         self.last_token_at = now
         if self.first_token_at is None:
             self.first_token_at = now
 
     def statistics(self, now: float, drafting: bool, caching: bool, profile: str = "") -> Statistics:
-        """The figures so far; `drafting` and `caching` say which rates mean anything under the strategy.
+        """The figures so far. `drafting`: the strategy has an acceptance rate; `caching`: it has a hit rate.
 
-        `profile`: the device whose pace the workers were to keep to, if any.
+        `profile`: name of the device profile that paces the workers, if there is one.
         """
         end = self.last_token_at or now
         first = self.first_token_at or now
@@ -113,18 +109,18 @@ def without_surplus(statistics: Statistics, surplus: int) -> Statistics:
     """The statistics of a request whose last `surplus` tokens a stop string cut off after they were counted."""
     if surplus <= 0:
         return statistics
-    kept = max(0, statistics.generated_tokens - surplus)
-    share = kept / statistics.generated_tokens
+    generated = max(0, statistics.generated_tokens - surplus)
+    share = generated / statistics.generated_tokens
     return msgspec.structs.replace(
         statistics,
-        generated_tokens=kept,
+        generated_tokens=generated,
         tokens_per_second=share * statistics.tokens_per_second,
         tokens_per_round=share * statistics.tokens_per_round,
     )
 
 
 def pace_of(profile: str, paced: Paced) -> Pace:
-    """The verdict on a paced run."""
+    """How well the forwards kept to the pace of the device profile."""
     return Pace(
         profile=profile,
         forwards=paced.forwards,

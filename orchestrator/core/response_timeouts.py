@@ -1,4 +1,4 @@
-"""Answers that the target owes: when to send a message again, start the sequence anew, or replace the target. Pure."""
+"""Overdue answers of the target: when to send a message again, restart the sequence, or replace the target. Pure."""
 
 from collections.abc import Mapping
 from enum import Enum, auto
@@ -12,20 +12,20 @@ from protocol.messages.base import SequenceId
 _ANSWER_SECONDS = 5.0
 """After this long without an answer the message is sent again; the target's answers are idempotent."""
 _MAX_RESENDS = 2
-"""Then the sequence is started anew: the target may be at another round than the orchestrator."""
+"""After so many resends of a tree the sequence is restarted: the target may be at another round."""
 _SILENCE_SECONDS = 60.0
-"""A target that owes an answer and sends nothing at all for this long is replaced."""
+"""A target whose answer is overdue and that sends no message at all for this long is replaced."""
 
 
 class Remedy(Enum):
     """What to do about an answer that is overdue."""
 
     SEND_AGAIN = auto()
-    START_ANEW = auto()
+    RESTART = auto()
 
 
 class ResponseTimeouts:
-    """Timeouts of the target that is up, if one is."""
+    """Timeouts of the target's answers; none while no target is up."""
 
     def __init__(self, sequences: Mapping[SequenceId, Sequence], workers: WorkerRegistry) -> None:
         self._sequences = sequences
@@ -36,12 +36,12 @@ class ResponseTimeouts:
         return min((sequence.sent_at + _ANSWER_SECONDS for sequence in self._awaiting()), default=None)
 
     def overdue(self, now: float) -> list[tuple[Sequence, Remedy]]:
-        """Sequences whose answer is overdue, with the remedy; their timeout begins again."""
+        """Sequences whose answer is overdue, each with the remedy. Their timeouts begin again."""
         late = [sequence for sequence in self._awaiting() if now >= sequence.sent_at + _ANSWER_SECONDS]
         return [(sequence, _remedy(sequence, now)) for sequence in late]
 
     def silent_target(self, now: float) -> Replace | None:
-        """The command that replaces the target, if it was silent for too long."""
+        """The command that replaces the target, if the target was silent for too long."""
         silence = self._workers.silence("target", now) if "target" in self._workers else 0.0
         if silence <= _SILENCE_SECONDS:
             return None
@@ -58,5 +58,5 @@ class ResponseTimeouts:
 def _remedy(sequence: Sequence, now: float) -> Remedy:
     sequence.sent_at = now
     sequence.resends += 1
-    hopeless = sequence.resends > _MAX_RESENDS and sequence.phase is Phase.VERIFYING
-    return Remedy.START_ANEW if hopeless else Remedy.SEND_AGAIN
+    restart = sequence.resends > _MAX_RESENDS and sequence.phase is Phase.VERIFYING
+    return Remedy.RESTART if restart else Remedy.SEND_AGAIN

@@ -1,4 +1,4 @@
-"""When a worker that died is started again: with backoff, and not for ever. Pure."""
+"""When a worker that died is restarted: with backoff, and at most twice a minute. Pure."""
 
 from collections import deque
 
@@ -9,13 +9,13 @@ _BACKOFF = (0.0, 0.5, 2.0)
 
 
 class RestartPolicy:
-    """The circuit breaker of one role: open after three deaths within a minute."""
+    """The circuit breaker of one role: it opens after three deaths within a minute."""
 
     def __init__(self) -> None:
         self._deaths: deque[float] = deque()
 
     def died(self, now: float) -> float | None:
-        """A worker died: seconds to wait before the next start, or None to give up."""
+        """A worker died: seconds to wait before the restart, or None for no restart."""
         self._deaths.append(now)
         while self._deaths[0] < now - _WINDOW:
             self._deaths.popleft()

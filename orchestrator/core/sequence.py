@@ -1,20 +1,18 @@
-"""One request in progress: its committed tokens, its speculation, and where it stands with the target. Pure."""
+"""One request in progress: its committed tokens, its speculation, and its phase with the target. Pure."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.core.events import Request
-from orchestrator.core.phases import Phase, Trigger, next_phase
+from orchestrator.core.phases import TRANSITIONS, Phase, Trigger
 from orchestrator.core.policy.decision import SequenceView
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.request_stats import RequestStats
 from orchestrator.core.speculation import Speculation
-from orchestrator.core.speculation_cache import CommitOutcome, SpeculationCache
-from protocol.messages.base import MAX_ENDS, NodeId, SequenceId
+from protocol.messages.base import MAX_EOS_TOKENS, NodeId, SequenceId
 from protocol.messages.plans import GrowthPlan
 from protocol.messages.worker import KvReference, Reroot, Start, Verdict, Verify
 from protocol.speculation.prompt_lookup import PromptLookup
-from protocol.speculation.token_tree import Node, flatten, node_id
+from protocol.speculation.token_tree import Node, TokenTree, flatten, node_id
 
 _SUFFIX = 8
 """Tokens of context handed to prompt lookup; its longest n-gram is shorter."""
@@ -38,7 +36,7 @@ class Sequence:
         self.outstanding: Verify | None = None
         """The tree under verification."""
         self.sent_at = now
-        """When the target was last sent something that it has to answer."""
+        """When the target was last sent a message that it has to answer."""
         self.resends = 0
         """How often the outstanding tree was sent again."""
         self.prefill_deadline = now
@@ -46,22 +44,22 @@ class Sequence:
         self.prefilled_arena = ""
         """Name of the arena that a prefill worker last offered for this sequence."""
         self.adopting: KvReference | None = None
-        """What the last Start to the target named for adoption."""
+        """The arena that the last Start to the target named for adoption."""
         self.ready_since = now
         """When the present root became known."""
         self.waited = 0.0
-        """Seconds of this round that were spent waiting for growth on purpose."""
+        """Seconds that the present round was delayed to wait for growth."""
         self._max_tokens = request.max_tokens
         self._lookup = PromptLookup()
         self._lookup.extend(self.tokens)
-        self._sent: dict[NodeId, Node] = {}
+        self._verified_nodes: dict[NodeId, Node] = {}
         """Nodes under verification."""
         self._verified = self.speculation
         """The speculation whose tree is under verification, or was last."""
 
     @property
-    def cache(self) -> SpeculationCache:
-        return self.speculation.cache
+    def tree(self) -> TokenTree:
+        return self.speculation.tree
 
     @property
     def estimates(self) -> Estimates:
@@ -85,8 +83,10 @@ class Sequence:
     # Phases -----------------------------------------------------------------------------------
 
     def enter(self, trigger: Trigger) -> None:
-        """Move to the phase that follows. Raises AssertionError for a transition that does not exist."""
-        self.phase = next_phase(self.phase, trigger)
+        """Move to the phase that follows. Raises AssertionError for a transition that is not in the table."""
+        following = TRANSITIONS.get((self.phase, trigger))
+        assert following is not None, f"no transition from {self.phase.name} by {trigger.name}"
+        self.phase = following
 
     def preempt(self) -> None:
         """Give up the place, between two rounds."""
@@ -116,18 +116,18 @@ class Sequence:
         self.ready_since = now
 
     def refuse_tree(self, now: float) -> bool:
-        """The target refused the tree under verification: go on by plain decoding if it was the present draft's.
+        """The target refused the tree under verification. Returns whether the present draft grew that tree.
 
-        Returns whether it was.
+        If it did, the sequence goes on by plain decoding.
         """
         self.enter(Trigger.TREE_REFUSED)
-        blamed = self._verified is self.speculation
-        if blamed:
-            self.speculation.distrust()
+        present = self._verified is self.speculation
+        if present:
+            self.speculation.refuse()
         self.outstanding = None
-        self._sent = {}
+        self._verified_nodes = {}
         self.ready_since = now
-        return blamed
+        return present
 
     # Messages ---------------------------------------------------------------------------------
 
@@ -136,19 +136,19 @@ class Sequence:
     ) -> Start:
         """The Start that serves this sequence from its committed tokens.
 
-        A draft's names the growth plan and the target's vocabulary, a target's what it may adopt.
+        A draft's Start names the growth plan and the target's vocabulary, and both may name an arena to adopt.
         """
         return Start(
             sequence=self.id,
             round=self.round,
             tokens=tuple(self.tokens),
-            root=self.cache.root.id,
+            root=self.tree.root.id,
             sampling=self.request.sampling,
             vocabulary=vocabulary,
             plan=plan,
             adopt=adopt,
-            prompt=len(self.request.tokens),
-            ends=tuple(sorted(self.request.ends))[:MAX_ENDS],
+            prompt_tokens=len(self.request.tokens),
+            eos_tokens=tuple(sorted(self.request.eos_tokens))[:MAX_EOS_TOKENS],
         )
 
     def reroot_message(self, tokens: list[int], missed: bool, plan: GrowthPlan | None) -> Reroot:
@@ -158,7 +158,7 @@ class Sequence:
             round=self.round,
             position=self.position - len(tokens),
             tokens=tuple(tokens),
-            root=self.cache.root.id,
+            root=self.tree.root.id,
             missed=missed,
             plan=plan,
         )
@@ -174,31 +174,32 @@ class Sequence:
         speculation = speculation or self.speculation
         # The bonus takes one of the remaining tokens, so only the others can be drafted.
         return SequenceView(
-            cache=speculation.cache,
+            tree=speculation.tree,
             estimates=speculation.estimates,
             now=now,
             ready_since=self.ready_since,
             grown_at=speculation.grown_at,
-            room=0 if speculation.plain else self.remaining - 1,
+            room=0 if speculation.root_only else self.remaining - 1,
             drafting=speculation.drafting,
             lag=speculation.lag(self.ready_since),
             draft_ready_at=speculation.ready_at,
-            guess=self._lookup_chain,
+            lookup=self._lookup_chain,
         )
 
     def verify(self, nodes: list[Node], now: float) -> Verify:
         """Put `nodes` under verification."""
-        tokens, parents = flatten(self.cache.root, nodes)
-        self._sent = {node.id: node for node in nodes}
-        rejecting = self.request.sampling.verification == "rejection"
+        root = self.tree.root
+        tokens, parents = flatten(root, nodes)
+        self._verified_nodes = {node.id: node for node in nodes}
+        rejection = self.request.sampling.verification == "rejection"
         self.outstanding = Verify(
             sequence=self.id,
             round=self.round,
-            root=self.cache.root.id,
+            root=root.id,
             position=self.position,
             tokens=tokens,
             parents=parents,
-            distributions=self.cache.distributions(nodes) if rejecting else (),
+            distributions=self.speculation.distributions(nodes) if rejection else (),
         )
         self._verified = self.speculation
         self.enter(Trigger.SEND_TREE)
@@ -207,7 +208,7 @@ class Sequence:
         self.resends = 0
         return self.outstanding
 
-    def answered_by(self, verdict: Verdict) -> bool:
+    def is_answered_by(self, verdict: Verdict) -> bool:
         """Whether the verdict answers the outstanding tree.
 
         Its path must run from the root through nodes that were sent, and it must hold the log-probabilities that the
@@ -218,44 +219,60 @@ class Sequence:
         if len(verdict.likelihoods) != (0 if self.request.sampling.logprobs is None else len(verdict.path) + 1):
             return False
         # By id, since the tree may be another draft's by now.
-        parent = self.cache.root.id
+        parent = self.tree.root.id
         for id in verdict.path:
-            node = self._sent.get(id)
+            node = self._verified_nodes.get(id)
             if node is None or node.parent is None or node.parent.id != parent:
                 return False
             parent = id
         return True
 
-    def learn(self, verdict: Verdict) -> None:
-        """Compare what was believed along the verdict's path with what the target chose."""
-        chosen = self.chosen(verdict)
-        self.speculation.learn(chosen)
-        self._learn_lookup(chosen)
-        verified = {node.parent.id for node in self._sent.values() if node.parent is not None}
-        end = verdict.path[-1] if verdict.path else self.cache.root.id
-        # The path could have gone one deeper where its end had a child under verification.
-        self.stats.round(len(verdict.path), len(verdict.path) + (end in verified), verdict.seconds)
+    def observe(self, verdict: Verdict) -> list[int]:
+        """Compare what was believed with what the target chose. Returns the accepted tokens and the bonus token."""
+        nodes = self._verified_nodes
+        chosen = [*(nodes[id].token for id in verdict.path), verdict.bonus]
+        self.speculation.observe(chosen)
+        # Prompt lookup is calibrated by its first guess, whether or not that was verified.
+        for token, claimed in self._lookup.continuations(self.tokens[-_SUFFIX:], 1):
+            self.estimates.lookup.observe(claimed, 0, token == chosen[0])
+        parents = {node.parent.id for node in nodes.values() if node.parent is not None}
+        end = verdict.path[-1] if verdict.path else self.tree.root.id
+        # One more token could have been accepted where the end of the path had a child under verification.
+        self.stats.add_round(len(verdict.path), len(verdict.path) + (end in parents), verdict.seconds)
+        self.stats.add_paced(verdict.paced)
+        return chosen
 
-    def record_overhead(self, verdict: Verdict, now: float) -> None:
-        """Note what this round took beyond the forward and the wait on purpose."""
+    def observe_overhead(self, verdict: Verdict, now: float) -> None:
+        """Note what this round took beyond the target's forward and the wait for growth."""
         seconds = max(0.0, now - self.ready_since - self.waited - verdict.seconds)
-        self.stats.overhead(seconds)
+        self.stats.add_overhead(seconds)
         self.estimates.hop.observe(seconds)
 
-    def chosen(self, verdict: Verdict) -> list[int]:
-        """The accepted tokens and the bonus."""
-        return [*(self._sent[id].token for id in verdict.path), verdict.bonus]
+    def truncated(self, tokens: list[int]) -> tuple[list[int], Literal["stop", "length"] | None]:
+        """`tokens` up to the first end-of-sequence token, and no more than may still be generated.
 
-    def commit(self, tokens: list[int], now: float) -> CommitOutcome:
-        """Move the root to the last of `tokens`."""
+        With them the finish reason, if they are the last tokens of the request.
+        """
+        remaining = self.remaining
+        tokens = tokens[:remaining]
+        for index, token in enumerate(tokens):
+            if token in self.request.eos_tokens:
+                return tokens[: index + 1], "stop"
+        return tokens, "length" if len(tokens) >= remaining else None
+
+    def commit(self, tokens: list[int], now: float) -> bool:
+        """Move the root to the last of `tokens`. Returns whether that is a hit."""
         self.enter(Trigger.COMMIT)
         self.tokens += tokens
         self._lookup.extend(tokens)
         self.round += 1
         self.outstanding = None
-        self._sent = {}
+        self._verified_nodes = {}
         self.ready_since = now
-        return self.speculation.advance(tokens, self.round, now)
+        hit = self.speculation.advance(tokens, self.round, now)
+        self.stats.hit_chances += 1
+        self.stats.hits += hit
+        return hit
 
     def _lookup_chain(self, leaf: Node, limit: int) -> list[tuple[int, float]]:
         """At most `limit` guesses (token, believed probability) by prompt lookup, one after the other behind `leaf`."""
@@ -274,25 +291,3 @@ class Sequence:
             guesses.append((token, self.estimates.lookup(claimed, 0)))
             suffix.append(token)
         return guesses
-
-    def _learn_lookup(self, chosen: list[int]) -> None:
-        """Calibrate prompt lookup by its first guess, whether or not it was sent."""
-        guesses = self._lookup.continuations(self.tokens[-_SUFFIX:], 1)
-        if guesses:
-            self.estimates.lookup.observe(guesses[0][1], 0, guesses[0][0] == chosen[0])
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """Tokens that may leave, and the finish reason if they are the last ones."""
-
-    tokens: list[int]
-    reason: Literal["stop", "length"] | None
-
-
-def truncated(request: Request, tokens: list[int], remaining: int) -> Truncation:
-    """`tokens` up to the first end-of-sequence token, and at most `remaining` of them."""
-    for index, token in enumerate(tokens[:remaining]):
-        if token in request.ends:
-            return Truncation(tokens[: index + 1], "stop")
-    return Truncation(tokens[:remaining], "length" if len(tokens) >= remaining else None)

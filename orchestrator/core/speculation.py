@@ -1,75 +1,101 @@
-"""What one draft grew below the root of one sequence, and what its guesses were worth. Pure."""
+"""The speculation cache of one draft for one sequence: its token tree, and what its guesses were worth. Pure."""
 
 import math
 from collections.abc import Sequence
 
 from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.speculation_cache import CommitOutcome, SpeculationCache
 from protocol.messages.base import NodeId
+from protocol.messages.plans import Distribution
 from protocol.messages.worker import Grow
-from protocol.speculation.token_tree import Node
+from protocol.speculation.token_tree import Node, TokenTree
 
+_MAX_NODES = 1 << 13
+"""Twice what any plan keeps. It bounds the memory, and the time of a commit, whatever a draft sends."""
+_MAX_CHILDREN = 256
+"""Children of one node: four times what any plan asks for. The search for the most probable path visits all of them."""
 _MIN_MEASURED_PREFILL = 64
-"""A shorter prefill is too fast to tell the draft's speed."""
+"""Tokens. A shorter prefill is too fast to measure the draft's speed."""
 _MAX_MISSES = 64
-"""Rounds that are remembered of a draft that is far behind."""
+"""Missed rounds that are remembered of a draft that is far behind."""
 
 
 class Speculation:
-    """The growth of one draft for one sequence.
+    """What one draft grew below the root of one sequence.
 
-    No two drafts share one: measurements belong to one draft, and children are sampled from one draft's
-    distributions, as rejection sampling needs.
+    No two drafts share a Speculation: measurements belong to one draft, and children are sampled from one draft's
+    distributions, as rejection sampling needs. Nodes keep their ids when the root moves, so growth may arrive late,
+    twice or out of order.
     """
 
     def __init__(self, root: NodeId, token: int, position: int, estimates: Estimates, wanted: bool, now: float) -> None:
-        """`root` is the `token` at this absolute position; nothing is known below it. `wanted`: see the attribute."""
-        self.cache = SpeculationCache(root, token, position)
+        """`root` is the `token` at this absolute position; the tree is empty. `wanted`: see the attribute."""
+        self.tree = TokenTree(root, token, position)
         self.estimates = estimates
         self.grown_at = now
-        """When the last growth arrived, or the draft was started."""
+        """When the last growth arrived, or when the draft was started."""
         self.wanted = wanted
         """The strategy uses a draft, and the draft has not refused this sequence."""
         self.drafting = False
         """The draft was started on this sequence and is not silent."""
         self.ready_at = now
-        """When the draft will have prefilled what it was started with; infinite if that is unknown."""
+        """When the draft will have prefilled the tokens of its Start; infinite if that is unknown."""
+        self.root_only = False
+        """The target refused this draft's tree: only the root may be verified."""
         self._prefill: tuple[int, float] | None = None
-        """Tokens of the prefill under way and when it began; None after the first growth."""
-        self.plain = False
-        """Nothing but the root may be verified."""
-        self._missed: dict[int, float] = {}
-        """When a round began with a miss, for rounds below whose root the draft has yet to grow."""
+        """Tokens of the prefill in progress and when it began; None after the first growth."""
+        self._missed_at: dict[int, float] = {}
+        """When a round began with a miss, for rounds below whose root the draft has not grown yet."""
+        self._distributions: dict[NodeId, Distribution] = {}
 
     def start(self, tokens: int, now: float) -> None:
-        """The draft was sent a Start that makes it prefill so many tokens."""
+        """The draft was sent a Start and has to prefill `tokens` tokens."""
         self.drafting = True
         self.grown_at = now
         self.ready_at = now + tokens * self.estimates.prefill.get(math.inf)
         self._prefill = (tokens, now)
 
-    def prefills(self, tokens: int) -> None:
-        """The draft prefills only so many tokens, because it has the KV of the others."""
+    def shorten_prefill(self, tokens: int) -> None:
+        """The draft prefills only `tokens` tokens, because it has the KV of the others."""
         if self._prefill is not None:
             self._prefill = tokens, self._prefill[1]
 
     def merge(self, growth: Grow, vocabulary: int, now: float) -> None:
-        """Take in what the draft grew, without tokens from `vocabulary` on."""
-        self.cache.merge(growth, self.estimates.calibration, vocabulary)
+        """Add what the draft grew, as far as there is room, without tokens from `vocabulary` on.
+
+        A node whose parent is not in the tree is left out.
+        """
+        tree, calibration = self.tree, self.estimates.calibration
+        for parent_id, token, claimed in zip(growth.parents, growth.tokens, growth.probabilities, strict=True):
+            parent = tree.get(parent_id)
+            if (
+                parent is not None
+                and token < vocabulary
+                and len(tree) < _MAX_NODES
+                and len(parent.children) < _MAX_CHILDREN
+            ):
+                tree.add(parent, token, claimed, calibration(claimed, len(parent.children)))
+        for distribution in growth.distributions:
+            if distribution.node in tree:
+                self._distributions[distribution.node] = distribution
         if growth.evaluated:
-            # A draft may claim any time, but its step began after the growth before: that bounds what is waited for.
+            # A draft may claim any time, but its step began after the growth before: that bounds the time.
             seconds = min(growth.seconds, now - self.grown_at)
             self.estimates.step.observe(seconds)
-            self.estimates.growth.observe(growth.joint or growth.evaluated, seconds)
+            self.estimates.growth.observe(growth.forward_nodes or growth.evaluated, seconds)
             self._observe_prefill(seconds, now)
             self._observe_recovery(growth.round, now)
         self.grown_at = now
         self.drafting = True
 
-    def learn(self, tokens: Sequence[int]) -> None:
+    def distributions(self, nodes: Sequence[Node]) -> tuple[Distribution, ...]:
+        """The draft distributions that `nodes` were sampled from, where they are known."""
+        parents = (node.parent.id for node in nodes if node.parent is not None)
+        return tuple(self._distributions[parent] for parent in parents if parent in self._distributions)
+
+    def observe(self, tokens: Sequence[int]) -> None:
         """Compare what was believed with the `tokens` that the target chose below the root."""
-        self.estimates.usefulness.observe(None if self.cache.empty else tokens[0] in self.cache.root.children)
-        node: Node | None = self.cache.root
+        node: Node | None = self.tree.root
+        self.estimates.usefulness.observe(tokens[0] in node.children if node.children else None)
         for token in tokens:
             if node is None:
                 return
@@ -79,12 +105,19 @@ class Speculation:
                 self.estimates.acceptance.observe(float(node.main_child.token == token))
             node = node.children.get(token)
 
-    def advance(self, tokens: Sequence[int], round: int, now: float) -> CommitOutcome:
-        """Move the root to the last of `tokens`, where `round` begins."""
-        outcome = self.cache.advance(tokens)
-        if not outcome.hit and len(self._missed) < _MAX_MISSES:
-            self._missed[round] = now
-        return outcome
+    def advance(self, tokens: Sequence[int], round: int, now: float) -> bool:
+        """Commit `tokens`; the last one, the bonus, becomes the root of `round`. Returns whether that is a hit."""
+        end = self.tree.root
+        for token in tokens[:-1]:
+            end = end.children.get(token) or self.tree.add(end, token, 1.0)
+        self.estimates.hits.observe(len(end.children), tokens[-1] in end.children)
+        self.tree.advance(tokens)
+        if self._distributions:
+            self._distributions = {node: q for node, q in self._distributions.items() if node in self.tree}
+        hit = bool(self.tree.root.children)
+        if not hit and len(self._missed_at) < _MAX_MISSES:
+            self._missed_at[round] = now
+        return hit
 
     def lag(self, since: float) -> float:
         """Seconds by which the draft was behind when the present round began, at `since`; 0 if it was not.
@@ -92,11 +125,11 @@ class Speculation:
         Growth comes in order: a draft that has not grown below an earlier missed root needs at least as long again to
         grow below the present one.
         """
-        return since - min(self._missed.values(), default=since)
+        return since - min(self._missed_at.values(), default=since)
 
-    def distrust(self) -> None:
+    def refuse(self) -> None:
         """The target refuses what this draft grows."""
-        self.plain = True
+        self.root_only = True
         self.drafting = self.wanted = False
 
     def _observe_prefill(self, step: float, now: float) -> None:
@@ -105,13 +138,13 @@ class Speculation:
             return
         tokens, since = self._prefill
         self._prefill, self.ready_at = None, now
-        # Rounds that missed during the prefill tell nothing about how fast the draft recovers from a miss.
-        self._missed.clear()
+        # Misses during the prefill do not show how fast the draft recovers from a miss.
+        self._missed_at.clear()
         if tokens >= _MIN_MEASURED_PREFILL:
             self.estimates.prefill.observe(max(0.0, now - since - step) / tokens)
 
     def _observe_recovery(self, round: int, now: float) -> None:
         """Measure the time from a miss to the first growth below the root of `round`."""
-        if round in self._missed:
-            self.estimates.recovery.observe(now - self._missed[round])
-        self._missed = {later: began for later, began in self._missed.items() if later > round}
+        if round in self._missed_at:
+            self.estimates.recovery.observe(now - self._missed_at[round])
+        self._missed_at = {later: began for later, began in self._missed_at.items() if later > round}

@@ -1,4 +1,4 @@
-"""Which workers are up, in which life, and when each was last heard. Pure."""
+"""Which workers are up, in which incarnation, and when each last sent a message. Pure."""
 
 from dataclasses import dataclass
 
@@ -12,37 +12,32 @@ from protocol.messages.worker import Hello
 class _Worker:
     incarnation: int
     hello: Hello
-    guest: bool
-    heard_at: float
+    remote: bool
+    last_message_at: float
 
 
 class WorkerRegistry:
     """At most one target and one prefill worker, and any number of drafts."""
 
     def __init__(self) -> None:
+        self.target: Hello | None = None
+        """Hello of the target that is up."""
+        self.vocabulary = 0
+        """Size of the target's vocabulary; 0 without a target."""
         self._workers: dict[tuple[Role, int], _Worker] = {}
 
     def __contains__(self, role: Role) -> bool:
-        return any(present == role for present, _ in self._workers)
-
-    @property
-    def target(self) -> Hello | None:
-        return next((worker.hello for worker in self._of("target")), None)
+        return self.target is not None if role == "target" else bool(self._of(role))
 
     @property
     def chosen_draft(self) -> Hello | None:
         """The only draft, if the user chose it; None if it runs on another machine or there are several."""
         drafts = self._of("draft")
-        return drafts[0].hello if len(drafts) == 1 and not drafts[0].guest else None
+        return drafts[0].hello if len(drafts) == 1 and not drafts[0].remote else None
 
-    @property
-    def vocabulary(self) -> int:
-        """The target's; 0 without a target."""
-        return 0 if self.target is None else self.target.vocabulary
-
-    def everyone(self) -> list[tuple[int, Hello, bool]]:
+    def workers(self) -> list[tuple[int, Hello, bool]]:
         """Each worker that is up: its incarnation, its Hello, and whether it runs on another machine."""
-        return [(worker.incarnation, worker.hello, worker.guest) for worker in self._workers.values()]
+        return [(worker.incarnation, worker.hello, worker.remote) for worker in self._workers.values()]
 
     def draft_mismatch(self, draft: Hello) -> str | None:
         """Why this draft can't work with the target that is up, as a sentence, or None."""
@@ -57,25 +52,32 @@ class WorkerRegistry:
         role = event.hello.role
         if role != "draft":
             self._workers = {key: worker for key, worker in self._workers.items() if key[0] != role}
-        self._workers[role, event.incarnation] = _Worker(event.incarnation, event.hello, event.guest, now)
+        self._workers[role, event.incarnation] = _Worker(event.incarnation, event.hello, event.remote, now)
+        self._note_target()
 
     def remove(self, event: WorkerDown) -> bool:
-        """Whether this worker was up."""
-        return self._workers.pop((event.role, event.incarnation), None) is not None
+        """Remove a worker. Returns whether it was up."""
+        removed = self._workers.pop((event.role, event.incarnation), None)
+        self._note_target()
+        return removed is not None
 
-    def heard(self, event: Arrived, now: float) -> bool:
-        """Whether the message comes from a worker that is up."""
+    def note_message(self, event: Arrived, now: float) -> bool:
+        """Note the time of a message. Returns whether it comes from a worker that is up."""
         worker = self._workers.get((event.role, event.incarnation))
         if worker is not None:
-            worker.heard_at = now
+            worker.last_message_at = now
         return worker is not None
 
     def silence(self, role: Role, now: float) -> float:
-        """Seconds since the worker of a role was last heard."""
-        return now - self._of(role)[0].heard_at
+        """Seconds since the last message of the worker of a role."""
+        return now - self._of(role)[0].last_message_at
 
     def incarnation(self, role: Role) -> int:
         return self._of(role)[0].incarnation
+
+    def _note_target(self) -> None:
+        self.target = next((worker.hello for worker in self._of("target")), None)
+        self.vocabulary = 0 if self.target is None else self.target.vocabulary
 
     def _of(self, role: Role) -> list[_Worker]:
         return [worker for key, worker in self._workers.items() if key[0] == role]

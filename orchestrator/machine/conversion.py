@@ -40,7 +40,7 @@ def _reports(process: subprocess.Popen[bytes], words: IO[bytes]) -> Generator[Pr
     for line in process.stdout:
         report: ConversionReport = msgspec.json.decode(line, type=ConversionReport)
         if isinstance(report, Failed):
-            raise (InputError if report.asked_wrong else PipelineError)(report.text)
+            raise (InputError if report.input_error else PipelineError)(report.text)
         yield report
         if isinstance(report, Finished):
             return

@@ -1,29 +1,29 @@
-"""What a process that converts a model for Core ML is told, and what it says. Plain types; knows no Core ML."""
+"""Arguments and reports of a process that converts a model for Core ML. Plain types; knows no Core ML."""
 
 from typing import Literal, TypeAlias
 
 import msgspec
 
 FOLDER_MODEL = "model.mlpackage"
-"""What makes a folder a converted model."""
+"""A folder with this package is a converted model."""
 FOLDER_FACTS = "package.json"
-"""Says in a converted folder what the package says of itself, for who can't read packages."""
+"""Facts about the package, for processes that can't read packages."""
 FORMAT = 2
-"""Of a converted model's folder; another one is converted again."""
+"""Of a converted model's folder; a folder of another format is converted again."""
 
 WeightKind: TypeAlias = Literal["fp16", "int8", "4bit"]
-"""As they are; with one scale an output channel; with a palette of sixteen numbers an output channel."""
+"""Unchanged; with one scale per output channel; with a palette of sixteen numbers per output channel."""
 CacheKind: TypeAlias = Literal["io", "state"]
-"""Who holds the KV: the host, passing it in and out, or Core ML, as the model's state."""
+"""Where the KV is held: by the host, as inputs and outputs, or by Core ML, as the model's state."""
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the user may choose about a conversion."""
 
     widths: tuple[int, ...] = (1, 8, 32)
-    """Tokens that one call evaluates; a function each."""
+    """Tokens that one call evaluates; each width is a function of its own."""
     context: int | None = None
-    """KV slots; None for 2048, or what the model knows if that is less."""
+    """KV slots; None for 2048, or for the model's context if that is less."""
     weights: WeightKind = "fp16"
     cache: CacheKind = "io"
 
@@ -37,7 +37,7 @@ class ConversionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """Of what FOLDER_FACTS says, what a process that starts a draft has to know."""
+    """The part of FOLDER_FACTS that a process needs to start a draft."""
 
     source: str
     """Folder or id of the model that was converted."""
@@ -45,7 +45,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress", forbid_unknown_fields=True):
-    """`done` of `total` steps; `stage` names the one that now begins."""
+    """`done` of `total` steps are done; `stage` names the step that begins."""
 
     stage: str
     done: int
@@ -53,13 +53,13 @@ class Progress(msgspec.Struct, frozen=True, tag="progress", forbid_unknown_field
 
 
 class LintFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One breach of one rule of the Neural Engine."""
+    """One violation of a rule of the Neural Engine."""
 
     severity: Literal["error", "warning"]
-    """error: it leaves the Neural Engine, or Core ML refuses it; warning: it costs, or only some systems take it."""
+    """error: runs off the Neural Engine, or Core ML refuses it; warning: slower, or only some systems accept it."""
     rule: str
     function: str
-    """Empty where the whole package is meant."""
+    """Empty for the whole package."""
     where: str
     """An operation, value or file."""
     reason: str
@@ -80,11 +80,11 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", forbid
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=True):
-    """The end of one that did not, in a sentence for the user."""
+    """The end of a conversion that failed, with a sentence for the user."""
 
     text: str
-    asked_wrong: bool
-    """Whether what was asked for is the cause, rather than the machine."""
+    input_error: bool
+    """The user's input is the cause, not the machine."""
 
 
 ConversionReport: TypeAlias = Progress | Finished | Failed

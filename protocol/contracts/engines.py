@@ -1,8 +1,8 @@
-"""Which engines there are, by the names that options and workers know them by. Imports no engine.
+"""The engines by name, as options and workers use the names. Imports no engine.
 
 A draft engine is a module of draft_worker.engines with a literal constant `ENGINE = EngineDeclaration(...)` and a
-function `load(setup: WorkerSetup) -> Engine`. The module's name is the engine's. Nothing else registers it: the
-declaration is read from the module's source, since the orchestrator must not import the draft worker.
+function `load(setup: WorkerSetup) -> Engine`. The module's name is the engine's name. No other registration is needed:
+the declaration is read from the module's source, since the orchestrator must not import the draft worker.
 """
 
 import ast
@@ -23,23 +23,23 @@ NO_DRAFT = "none"
 """The orchestrator starts no draft worker."""
 
 TargetEngineName = Literal["mlx", "none"]
-"""none: a target of another machine is waited for."""
+"""none: the pipeline waits for a target of another machine."""
 
 PrefillEngineName = Literal["none", "mlx", "coreml", "guest"]
-"""What reads prompts in a process of its own; guest: one of another machine, which is trusted with the text."""
+"""The engine of the prefill worker; guest: a prefill worker of another machine, which sees the prompts."""
 
 DraftModel: TypeAlias = Literal["checkpoint", "package", "none"]
-"""What an engine drafts with: a model's folder as it is, a Core ML package converted from it, or no model."""
+"""The model of an engine: a checkpoint's folder, a Core ML package converted from it, or none."""
 
 
 class EngineDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a draft engine's module says of it."""
+    """Declaration of a draft engine, in its module."""
 
     help: str
     """One line for the command line."""
     model: DraftModel
     hidden: bool = False
-    """Only measurements use it; the command line does not offer it."""
+    """The command line does not offer it; only measurements use it."""
 
 
 @cache
@@ -51,7 +51,7 @@ def draft_engines() -> Mapping[DraftEngineName, EngineDeclaration]:
 
 
 def offered_engines() -> dict[DraftEngineName, EngineDeclaration]:
-    """Those that the command line offers."""
+    """The engines that the command line offers."""
     return {name: engine for name, engine in draft_engines().items() if not engine.hidden}
 
 
@@ -63,12 +63,12 @@ def draft_engine(name: DraftEngineName) -> EngineDeclaration:
 
 
 def draft_model(name: DraftEngineName) -> DraftModel:
-    """What the engine `name` drafts with; NO_DRAFT needs no model either. Raises InputError as `draft_engine` does."""
+    """The kind of model of engine `name`, "none" for NO_DRAFT. Raises InputError as `draft_engine` does."""
     return "none" if name == NO_DRAFT else draft_engine(name).model
 
 
 def declared_engines(folder: Path) -> Mapping[DraftEngineName, EngineDeclaration]:
-    """The modules in `folder` that declare an engine; one without a literal declaration is no engine."""
+    """The engines that the modules in `folder` declare. A module without a literal declaration is no engine."""
     found = {file.stem: _declaration(file) for file in sorted(folder.glob("*.py"))}
     return MappingProxyType({name: engine for name, engine in found.items() if engine is not None})
 

@@ -1,6 +1,6 @@
-"""What a process that examines a converted model on its device is told, and what it says. Plain types.
+"""Arguments and reports of a process that examines a converted model on its device. Plain types.
 
-Each stage is a process of its own: a device's compiler or driver may crash or hang whoever calls it.
+Each stage is a process of its own: a device's compiler or driver may crash or hang the process that calls it.
 """
 
 from typing import Literal, TypeAlias
@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 Stage: TypeAlias = Literal["golden", "predict", "plan"]
-"""The executor's answers to a file; the device's answers, many times; where the device would run what."""
+"""golden: the executor's logits, to a file; predict: the device's logits, many times; plan: where operations run."""
 RuntimeName: TypeAlias = Literal["coreml", "executor"]
 Units: TypeAlias = Literal["CPU_AND_NE", "CPU_ONLY"]
 
@@ -20,7 +20,7 @@ class ExaminationOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Of the converted model."""
     stage: Stage
     golden: str
-    """File of the executor's answers: written by the golden stage, read by the predict stage."""
+    """File of the executor's logits: written by the golden stage, read by the predict stage."""
     runtime: RuntimeName = "coreml"
     units: Units = "CPU_AND_NE"
     predicts: int = 300
@@ -31,10 +31,10 @@ class Agreed(msgspec.Struct, frozen=True, tag="agreed", forbid_unknown_fields=Tr
 
     width: int
     deviation: float | None
-    """Root mean square of the difference, in standard deviations of the executor's logits; None if the device's
-    are not even numbers."""
+    """Root mean square of the difference, in standard deviations of the executor's logits; None if the device's logits
+    are not finite."""
     same: float
-    """Share of tokens with the same favourite."""
+    """Share of tokens with the same most probable token."""
 
 
 class Predicted(msgspec.Struct, frozen=True, tag="predicted", forbid_unknown_fields=True):
@@ -53,7 +53,7 @@ class Timed(msgspec.Struct, frozen=True, tag="timed", forbid_unknown_fields=True
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed", forbid_unknown_fields=True):
-    """Where Core ML says it would run a function's operations."""
+    """Where Core ML would run a function's operations, by its own report."""
 
     function: str
     operations: int
@@ -62,15 +62,15 @@ class Placed(msgspec.Struct, frozen=True, tag="placed", forbid_unknown_fields=Tr
     cost: float
     """Their share of the function's estimated cost."""
     elsewhere: dict[str, int]
-    """The others, counted by kind."""
+    """The other operations, counted by kind."""
 
 
 class Written(msgspec.Struct, frozen=True, tag="written", forbid_unknown_fields=True):
-    """The golden stage is over."""
+    """The golden stage has ended."""
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken", forbid_unknown_fields=True):
-    """The stage can't be carried out; why, in a sentence."""
+    """The stage has failed, with a sentence that says why."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""One measured number, from a process that measures to one that reports. Plain data."""
+"""One measured number, sent from a measuring process to a reporting one. Plain data."""
 
 import msgspec
 
@@ -10,8 +10,8 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: float
     unit: str
     limit: float | None = None
-    """What it should not exceed, where that was decided beforehand."""
+    """The highest acceptable value, if there is one."""
 
     @property
-    def kept(self) -> bool:
+    def within_limit(self) -> bool:
         return self.limit is None or self.value <= self.limit

@@ -1,4 +1,4 @@
-"""Which weights a KV arena was computed with, as one hash that is cheap to take. Knows safetensors' first bytes."""
+"""A hash of a model's weights that is cheap to compute. Knows the beginning of safetensors files."""
 
 import hashlib
 from pathlib import Path
@@ -15,7 +15,7 @@ def model_fingerprint(folder: Path) -> str:
     """SHA-256 (64 hex digits) over config.json and, for every weight file, its name, size, header and samples.
 
     The header of a safetensors file is an 8-byte length and JSON with every tensor's name, type, shape and place.
-    Samples from evenly spaced places tell apart models that differ in nothing else, such as fine-tunes.
+    Evenly spaced samples distinguish models whose files differ in nothing else, such as fine-tunes.
     Raises InputError if the folder can't be read.
     """
     digest = hashlib.sha256()

@@ -1,6 +1,6 @@
-"""What was found out about this machine's Neural Engine and one converted model, and where that is kept.
+"""The outcome of an examination of this machine's Neural Engine with a converted model, and the file that records it.
 
-Knows no Core ML: one process examines, another reads the verdict.
+Knows no Core ML: one process examines, another reads the outcome.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _SAMPLE_BYTES = 1 << 16
 
 
 class ExaminedSystem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a verdict is about. After an update of the system or of the model it is to be found out anew."""
+    """The system and the model that an examination holds for. After an update of either, a new one is needed."""
 
     system: str
     """The build of the operating system."""
@@ -59,7 +59,7 @@ def package_fingerprint(folder: Path) -> str:
 
 
 def recorded(place: ExaminedSystem) -> EngineVerdict | None:
-    """The verdict of an earlier examination, if there is one that can be read."""
+    """The outcome of an earlier examination, if a readable one is recorded."""
     try:
         verdict = msgspec.json.decode(_file(place).read_bytes(), type=EngineVerdict)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -68,7 +68,7 @@ def recorded(place: ExaminedSystem) -> EngineVerdict | None:
 
 
 def record(verdict: EngineVerdict) -> Path:
-    """Keep a verdict; returns the file."""
+    """Record an outcome. Returns the file."""
     file = _file(verdict.place)
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(".new")

@@ -1,4 +1,4 @@
-"""The hosts among which a target is divided, and whether a model can be. Pure save for reading two files."""
+"""The hosts among which a target is divided, and whether a model can be divided. Pure but for reading two files."""
 
 import json
 import re
@@ -14,10 +14,10 @@ from protocol.errors import InputError
 EXAMPLE = '[["10.0.0.1:5711"], ["10.0.0.2:5711"]]'
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*):(?P<port>[0-9]{1,5})")
 _FIRST_PORT = 32_323
-"""mlx.distributed_config leaves ports out; mlx.launch counts up from here, and so do we."""
+"""mlx.distributed_config writes no ports; mlx.launch counts up from this one, and so does this program."""
 _LAST_PORT = (1 << 16) - 1
-_MOST_HOSTS = 64
-_MOST_BYTES = 1 << 20
+_MAX_HOSTS = 64
+_MAX_BYTES = 1 << 20
 _DIVIDED = {
     "num_attention_heads": "attention heads",
     "num_key_value_heads": "key-value heads",
@@ -28,13 +28,13 @@ _DIVIDED = {
 
 
 class TargetHosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank's addresses ("host:port", one a cable) at its index; the first address of the first is where all meet."""
+    """Addresses by rank ("host:port", one for each cable). The ranks meet at the first address of rank 0."""
 
     addresses: tuple[tuple[str, ...], ...]
     devices: tuple[tuple[str | tuple[str, ...] | None, ...], ...] = ()
-    """RDMA devices from each rank to each, where the file names them: for JACCL."""
+    """RDMA devices from each rank to each other one, if the file names them: for JACCL."""
     silence: float = 10.0
-    """Seconds without a sign of life after which a rank counts as lost."""
+    """Seconds without a heartbeat after which a rank counts as lost."""
 
     @property
     def ranks(self) -> int:
@@ -46,7 +46,7 @@ class TargetHosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return all(_is_local(address) for addresses in self.addresses for address in addresses)
 
     def apart(self, index: int) -> "TargetHosts":
-        """The same hosts with ports that neither these nor those of another index use."""
+        """The same hosts with other ports; no two values of `index` share a port."""
         ports = [host_and_port(address)[1] for addresses in self.addresses for address in addresses]
         shift = index * (max(ports) - min(ports) + 1)
         if max(ports) + shift > _LAST_PORT:
@@ -57,14 +57,14 @@ class TargetHosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that a process of rank 1 or more is told at its start, as the last argument, in JSON."""
+    """The last argument of a process of rank 1 or more, in JSON."""
 
     hosts: TargetHosts
     rank: int
     model: str
     """Folder of the model."""
-    life: int | None = None
-    """A socket shared with the parent; its end of file means that the parent is gone."""
+    parent_socket: int | None = None
+    """A socket shared with the parent process. Its end of file means that the parent has ended."""
 
     @classmethod
     def from_arguments(cls) -> "RankSetup":
@@ -86,16 +86,16 @@ def read_hosts(path: Path) -> TargetHosts:
     in which "silence" may be given too. Raises InputError saying what is wrong with it."""
     try:
         with path.open("rb") as file:
-            data: Any = json.loads(file.read(_MOST_BYTES))
+            data: Any = json.loads(file.read(_MAX_BYTES))
     except OSError as error:
         raise InputError(f"The hosts file {path} can't be read ({error.strerror}): write {EXAMPLE} to it.") from error
     except ValueError as error:
         raise _wrong(path, f"is no JSON ({error})") from error
-    given = data if isinstance(data, dict) else {"hosts": data}
-    listed = given.get("hosts")
-    if not isinstance(listed, list) or not 2 <= len(listed) <= _MOST_HOSTS:
-        raise _wrong(path, f"must list 2 to {_MOST_HOSTS} hosts")
-    silence = given.get("silence", 10.0)
+    settings = data if isinstance(data, dict) else {"hosts": data}
+    listed = settings.get("hosts")
+    if not isinstance(listed, list) or not 2 <= len(listed) <= _MAX_HOSTS:
+        raise _wrong(path, f"must list 2 to {_MAX_HOSTS} hosts")
+    silence = settings.get("silence", 10.0)
     if not isinstance(silence, int | float) or not 2.0 <= silence <= 600.0:
         raise _wrong(path, "must have from 2 to 600 seconds as its silence")
     ports = iter(range(_FIRST_PORT, _LAST_PORT + 1))
@@ -114,7 +114,7 @@ def require_divisible(folder: Path, ranks: int) -> None:
     whole = {words: count for words, count in counts.items() if isinstance(count, int) and count > 0}
     for words, count in whole.items():
         if count % ranks:
-            fitting = [str(n) for n in range(2, _MOST_HOSTS + 1) if not any(each % n for each in whole.values())]
+            fitting = [str(n) for n in range(2, _MAX_HOSTS + 1) if not any(each % n for each in whole.values())]
             advice = f"use {' or '.join(fitting)}" if fitting else "it has to stay on one"
             raise InputError(f"The target in {folder} has {count} {words}, which {ranks} hosts can't share: {advice}.")
 

@@ -1,4 +1,4 @@
-"""What a tokenizer's ids mean, as one hash. Knows tokenizer.json's form, and no model."""
+"""A hash of a tokenizer's ids and their texts. Knows the form of tokenizer.json, and no model."""
 
 import hashlib
 from pathlib import Path
@@ -11,7 +11,7 @@ from protocol.errors import InputError
 def tokenizer_fingerprint(folder: Path) -> str:
     """SHA-256 (64 hex digits) over every token's id and text and over the merges of `folder`/tokenizer.json.
 
-    Equal for a draft and a target whose ids mean the same text. What does not change that is left out:
+    Equal for a draft and a target whose ids mean the same text. Not included is what does not change that:
     padded rows of a model's vocabulary, the order of entries, the spelling of merges ("a b" or ["a", "b"]),
     and whether a special token stands in the vocabulary or only among the added tokens.
 

@@ -1,7 +1,7 @@
 """Trees of several sequences in one forward: the weights are read once, attention runs sequence by sequence.
 
-A third seam makes that possible: the models of mlx-lm call `scaled_dot_product_attention` by a name in their
-module, and the function behind it is wrapped. Knows no messages, sampling or time.
+The models of mlx-lm call `scaled_dot_product_attention` by a name in their module, and this module wraps the function
+behind that name. Knows no messages, sampling or time.
 """
 
 import sys
@@ -14,11 +14,11 @@ import mlx.core as mx
 from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind
 from protocol.inference.tree_sequence import TreeSequence
 
-_SEAM = "scaled_dot_product_attention"
+_ATTENTION = "scaled_dot_product_attention"
 
 
 class ForwardPart(NamedTuple):
-    """What one sequence evaluates: the arguments of its `TreeSequence.evaluate`."""
+    """One sequence's part of a forward: the arguments of its `TreeSequence.evaluate`."""
 
     sequence: TreeSequence
     tokens: Sequence[int]
@@ -26,14 +26,14 @@ class ForwardPart(NamedTuple):
 
 
 def can_join(attentions: Iterable[Any]) -> bool:
-    """Make attention of these classes take `JointCache`s; whether that is possible."""
+    """Let attention of these classes accept a `JointCache`. Returns whether that is possible."""
     modules = [sys.modules[type(attention).__module__] for attention in attentions]
-    if not all(callable(getattr(module, _SEAM, None)) for module in modules):
+    if not all(callable(getattr(module, _ATTENTION, None)) for module in modules):
         return False
     for module in modules:
-        inner = getattr(module, _SEAM)
+        inner = getattr(module, _ATTENTION)
         if not isinstance(inner, _JointAttention):
-            setattr(module, _SEAM, _JointAttention(inner))
+            setattr(module, _ATTENTION, _JointAttention(inner))
     return True
 
 
@@ -50,7 +50,7 @@ def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.arr
 
 
 class JointCache:
-    """One layer's caches of several sequences, whose tokens stand behind one another in the forward."""
+    """One layer's caches of several sequences, whose tokens are concatenated in the forward."""
 
     def __init__(self, parts: Sequence[LayerCache], lengths: Sequence[int], positions: mx.array) -> None:
         self.offset = ForwardShape(0, positions, None)
@@ -58,16 +58,16 @@ class JointCache:
         self._parts = parts
         self._lengths = lengths
         self._fetched: list[tuple[Any, Any]] = []
-        """Keys and values of each part, from the forward's write on."""
+        """Keys and values of each part, after `update_and_fetch`."""
 
     def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
-        """None: every sequence has its own."""
+        """None: every sequence has its own mask."""
         if window_size is not None:
             raise ValueError("sliding windows are not supported")
         return None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write (1, heads, L, size) where each sequence keeps its own; `attend` reads it there."""
+        """Write (1, heads, L, size) to the cache of each sequence, from which `attend` reads."""
         divided = zip(_divided(keys, self._lengths, 2), _divided(values, self._lengths, 2), strict=True)
         self._fetched = [part.update_and_fetch(*each) for part, each in zip(self._parts, divided, strict=True)]
         return keys, values

@@ -10,7 +10,7 @@ MaskKind: TypeAlias = mx.array | Literal["causal"] | None
 
 
 class ForwardShape(NamedTuple):
-    """What one forward looks like from inside a model."""
+    """Slots, positions and mask of one forward."""
 
     begin: int
     """Slot of its first token."""
@@ -28,19 +28,19 @@ class RowForm(NamedTuple):
 
 
 class LayerCache(ABC):
-    """What one layer holds of one sequence's tokens. It replaces mlx-lm's cache of that layer.
+    """The KV of one sequence in one layer. It replaces mlx-lm's cache of that layer.
 
     The sequence gives every token a slot, in the order of evaluation: a forward of L tokens writes the slots
-    [forward.begin, forward.begin + L). A slot that no mask shows any more is dead. The cache is not told which
-    slots are dead: `move` removes them, or a later forward overwrites them. Slot numbers are the same in all layers.
+    [forward.begin, forward.begin + L). A slot that no later mask shows is dead. The cache does not know which slots are
+    dead: `move` removes them, or a later forward overwrites them. Slot numbers are the same in all layers.
 
-    So an implementation must be able to answer a forward from any subset of the slots before it. One that folds
-    tokens into a state (recurrent layers) or drops old tokens (a ring buffer) has to hold enough per slot for that.
-    Keys and values need not lie in rows: an implementation whose slots have no rows of their own states no
-    `row_form`, and its sequences are not exported or adopted.
+    So an implementation must be able to serve a forward from any subset of the slots before it. One that folds tokens
+    into a state (recurrent layers) or drops old tokens (a ring buffer) has to hold enough per slot for that. Keys and
+    values need not lie in rows: an implementation whose slots have no rows of their own has no `row_form`, and its
+    sequences are not exported or adopted.
 
-    An implementation is constructed with the mlx-lm cache that it replaces, which states the layer's sizes.
-    Beside the three members below it has whatever else mlx-lm's layers ask of that class (`bits`, for example).
+    An implementation is constructed with the mlx-lm cache that it replaces, which has the layer's sizes. Beside the
+    three members below it has the other attributes of that class that mlx-lm's layers read (`bits`, for example).
     """
 
     def __init__(self, stock: Any) -> None:
@@ -70,7 +70,7 @@ class LayerCache(ABC):
     @property
     @abstractmethod
     def arrays(self) -> list[mx.array]:
-        """All that is held, computed or not; empty before the first forward."""
+        """All arrays of the cache, computed or not; empty before the first forward."""
 
     @property
     def memory(self) -> int:
@@ -79,7 +79,7 @@ class LayerCache(ABC):
 
     @abstractmethod
     def move(self, begin: int, slots: mx.array) -> None:
-        """Bring the contents of `slots` (ascending) to the slots from `begin` on."""
+        """Move the contents of `slots` (ascending) to the slots from `begin` on."""
 
     @abstractmethod
     def copy(self, slots: int) -> Self:
@@ -88,7 +88,7 @@ class LayerCache(ABC):
     @property
     @abstractmethod
     def row_form(self) -> RowForm | None:
-        """The form of `rows`, once there are some; None if keys and values differ in it or have no rows."""
+        """The form of `rows`, after the first forward; None if keys and values differ in it or have no rows."""
 
     @abstractmethod
     def rows(self, slots: slice | mx.array) -> tuple[mx.array, mx.array]:
@@ -96,8 +96,8 @@ class LayerCache(ABC):
 
     @abstractmethod
     def adopt(self, keys: mx.array, values: mx.array) -> None:
-        """In an empty cache: take over (1, heads, slots, size) as the contents of the first slots. Slots that no
-        token has yet are room to grow."""
+        """In an empty cache: use (1, heads, slots, size) as the contents of the first slots. Slots without a token are
+        room to grow."""
 
 
 LAYER_CACHES: dict[type, Callable[[Any], LayerCache]] = {}

@@ -1,7 +1,7 @@
-"""Which KV slot holds what: committed tokens, live tree rows, dead rows. Pure numpy; knows no model.
+"""The contents of KV slots: committed tokens, live tree rows, dead rows. Pure numpy; knows no model.
 
-Tokens are written to slots in the order they are evaluated. Attention does not care where a key lies,
-only whether the mask shows it, so a dropped row costs nothing until many slots are dead.
+Tokens are written to slots in the order of evaluation. Attention depends on the mask and not on the order of the keys,
+so a dropped row costs little until many slots are dead.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ class Move(NamedTuple):
 
 
 class SlotTable:
-    """The slots of one sequence. Row numbers are never reused; what a caller must not do is asserted."""
+    """The slots of one sequence. Row numbers are never reused. Misuse by the caller is asserted against."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -40,7 +40,7 @@ class SlotTable:
         self.committed = 0
         self.next_row = 0
         self._rows: dict[int, TreeRow] = {}
-        self._shown = np.zeros(256, dtype=bool)
+        self._visible = np.zeros(256, dtype=bool)
         """Slots of committed tokens, which every row sees. They ascend with the tokens' positions."""
         self._last = -1
         """Slot of the last committed token."""
@@ -57,14 +57,14 @@ class SlotTable:
     def committed_slots(self, begin: int, end: int) -> npt.NDArray[np.int64]:
         """Slots of the committed tokens from index `begin` to `end`, ascending."""
         assert 0 <= begin <= end <= self.committed
-        return np.flatnonzero(self._shown[: self.size])[begin:end]
+        return np.flatnonzero(self._visible[: self.size])[begin:end]
 
     def append(self, count: int) -> None:
         """`count` committed tokens take the next slots. There must be no rows and no dead slots."""
         assert not self._rows, "rows must be dropped before more tokens are committed"
         assert not self.dead, "dead slots must be compacted before more tokens are committed"
         self._reserve(self.size + count)
-        self._shown[self.size : self.size + count] = True
+        self._visible[self.size : self.size + count] = True
         self.size += count
         self.committed += count
         self._last = self.size - 1
@@ -76,7 +76,7 @@ class SlotTable:
         added = []
         for parent in parents:
             parent = self._tip if parent == PREFIX else parent
-            assert parent == self._tip or parent in self._rows, f"row {parent} is not there to be continued"
+            assert parent == self._tip or parent in self._rows, f"row {parent} does not exist"
             position = self.committed if parent == self._tip else self._rows[parent].position + 1
             row = TreeRow(self.size, parent, position)
             self._rows[self.next_row] = row
@@ -98,17 +98,17 @@ class SlotTable:
             if row.parent >= first:
                 seen[index] = seen[row.parent - first]
             else:
-                seen[index] = self._shown[: self.size]
+                seen[index] = self._visible[: self.size]
                 seen[index, list(self._path(row.parent))] = True
             seen[index, row.slot] = True
         return seen
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
-        """Commit the rows of `path` in order, keep those in `surviving`, forget the others."""
+        """Commit the rows of `path` in order, keep those in `surviving`, drop the others."""
         for number in path:
             row = self._rows.pop(number)
             assert row.parent == self._tip, "a committed path must continue the committed tokens"
-            self._shown[row.slot] = True
+            self._visible[row.slot] = True
             self._last, self._tip = row.slot, number
             self.committed += 1
         self._rows = {number: self._rows[number] for number in sorted(surviving)}
@@ -119,34 +119,34 @@ class SlotTable:
     def copy(self) -> "SlotTable":
         """Another table with the same committed tokens in the same slots, and without rows."""
         other = SlotTable()
-        other._shown = self._shown.copy()
+        other._visible = self._visible.copy()
         other.size, other.committed, other._last = self.size, self.committed, self._last
         other.truncate(self.committed)
         return other
 
     def truncate(self, length: int) -> None:
-        """Forget committed tokens from index `length` on, and all rows."""
+        """Drop committed tokens from index `length` on, and all rows."""
         assert 0 <= length <= self.committed
-        self._last = int(np.flatnonzero(self._shown[: self.size])[length - 1]) if length else -1
+        self._last = int(np.flatnonzero(self._visible[: self.size])[length - 1]) if length else -1
         self._rows = {}
         self._tip = PREFIX
         self.committed = length
         self.size = self._last + 1
-        self._shown[self.size :] = False
+        self._visible[self.size :] = False
 
     def compact(self) -> Move:
-        """Close the gaps that dead slots left; the caller must move the contents accordingly."""
-        begin = int(np.argmin(self._shown[: self.size]))
-        alive = self._shown[begin : self.size].copy()
+        """Close the gaps of dead slots. The caller must move the contents accordingly."""
+        begin = int(np.argmin(self._visible[: self.size]))
+        alive = self._visible[begin : self.size].copy()
         alive[[row.slot - begin for row in self._rows.values()]] = True
         slots = np.flatnonzero(alive) + begin
         new = np.full(self.size, -1)
         new[slots] = np.arange(begin, begin + len(slots))
         new[:begin] = np.arange(begin)
         self._rows = {number: row._replace(slot=int(new[row.slot])) for number, row in self._rows.items()}
-        shown = self._shown[slots]
-        self._shown[begin:] = False
-        self._shown[begin : begin + len(slots)] = shown
+        visible = self._visible[slots]
+        self._visible[begin:] = False
+        self._visible[begin : begin + len(slots)] = visible
         self._last = int(new[self._last]) if self.committed else -1
         self.size = begin + len(slots)
         return Move(begin, slots)
@@ -159,5 +159,5 @@ class SlotTable:
             number = row.parent
 
     def _reserve(self, size: int) -> None:
-        if size > len(self._shown):
-            self._shown = np.concatenate([self._shown, np.zeros(size, dtype=bool)])
+        if size > len(self._visible):
+            self._visible = np.concatenate([self._visible, np.zeros(size, dtype=bool)])

@@ -1,7 +1,7 @@
-"""Token trees through a stock mlx-lm model in one forward. Knows nothing of messages, sampling or time.
+"""Evaluates token trees with a stock mlx-lm model in one forward. Knows no messages, sampling or time.
 
-Two seams make that possible without touching a model's code: each attention's rope is wrapped so that
-it takes a position per token, and the cache it is given answers with the tree's mask.
+The model's code is unchanged: each attention's rope is wrapped so that it takes a position per token, and the cache
+that the model gets returns the tree's mask.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +22,14 @@ from protocol.kv.arena_header import ArenaLayout
 from protocol.messages.base import MAX_CONTEXT
 
 _TOLERANCE = 0.1
-"""Mean deviation of tree logits from path logits that is still rounding, in standard deviations of the logits."""
+"""Largest mean deviation of tree logits from path logits that rounding explains, in standard deviations."""
 
 
 class TreeModel:
     """An mlx-lm model whose sequences evaluate token trees. Sequences are independent of one another.
 
-    `vocabulary` is the width of its logits, `context` the most positions it knows, `layout` that of an
-    arena for so many positions, or None if no arena can hold its KV.
+    `vocabulary` is the width of its logits, `context` its most positions, `layout` that of an arena for so many
+    positions, or None if no arena can hold its KV.
     Raises InputError for a model whose attention or caches can't hold a tree.
     """
 
@@ -43,20 +43,20 @@ class TreeModel:
         for attention in self._attentions():
             if not isinstance(attention.rope, PositionedRope):
                 attention.rope = PositionedRope(attention.rope)
-        self.vocabulary, self.layout = self._prove()
-        self.joins = self._prove_joint()
+        self.vocabulary, self.layout = self._validate_tree()
+        self.joins = self._validate_joint()
         """One forward can evaluate several sequences."""
 
     @classmethod
     def load(cls, folder: Path, divide: Callable[[Any], None] | None = None) -> Self:
         """The model in a folder of config.json and model*.safetensors; code in the folder is never run.
 
-        `divide` may leave this process a share of the network, before weights are read.
+        `divide` may reduce the network to this process's share, before weights are read.
         """
         try:
             model, _ = load_model(folder, lazy=True, trust_remote_code=False)
             if mx.default_device() == mx.Device(mx.cpu):
-                # A processor has fast kernels for float32 alone; quantized products are many times slower.
+                # A CPU has fast kernels for float32 alone; quantized products are many times slower.
                 model = dequantize_model(model)
                 model.set_dtype(mx.float32)
             if divide is not None:
@@ -101,10 +101,10 @@ class TreeModel:
             raise self._refusal("its config.json states no max_position_embeddings")
         return min(stated, MAX_CONTEXT)
 
-    def _prove(self) -> tuple[int, ArenaLayout | None]:
+    def _validate_tree(self) -> tuple[int, ArenaLayout | None]:
         """Compare a fork of three tokens with its two paths; the width of the logits and the KV's layout.
 
-        An architecture may use positions or masks in ways the seams can't see: better refused than wrong.
+        An architecture may use positions or masks in other ways. Such a model is refused: its logits would be wrong.
         """
         try:
             sequence = self.sequence()
@@ -118,13 +118,13 @@ class TreeModel:
             raise self._refusal(f"it uses positions or masks in its own way: {_reason(error)}") from error
         return fork.shape[-1], sequence.layout(self.context)
 
-    def _prove_joint(self) -> bool:
-        """Compare a joint forward of two forks with one alone. Without it, sequences are evaluated in turns."""
+    def _validate_joint(self) -> bool:
+        """Compare a joint forward of two forks with a forward of one. If it fails, sequences are evaluated in turns."""
         if not can_join(self._attentions()):
             return False
         fork = (0, 1, 2), (PREFIX, 0, 0)
         alone = self.sequence().evaluate(*fork)
-        # One forward after the other, as ranks that share a model must have it.
+        # One forward after the other: ranks that share a model must run them in the same order.
         mx.eval(alone)
         try:
             joint = evaluate_together(self.network, [ForwardPart(self.sequence(), *fork) for _ in range(2)])

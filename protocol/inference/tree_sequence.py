@@ -1,4 +1,4 @@
-"""One sequence's KV in MLX: prefill, evaluate trees, keep what the target accepted.
+"""One sequence's KV in MLX: prefill, evaluate trees, commit accepted rows.
 
 Knows no sampling, and no kind of layer cache.
 """
@@ -18,7 +18,7 @@ from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
 
 _DEAD_SLOTS = 64
-"""Dead slots that are cheaper to close up than to attend past."""
+"""So many dead slots are cheaper to remove than to attend past."""
 _ELEMENT_TYPES = {
     mx.float16: ElementType.FLOAT16,
     mx.bfloat16: ElementType.BFLOAT16,
@@ -30,13 +30,13 @@ class TreeSequence:
     """Committed tokens and, behind them, a tree of evaluated rows that may or may not be committed."""
 
     copyable = True
-    """All of its KV is here."""
+    """Another sequence can begin with a copy of the KV."""
 
     def __init__(self, network: Any) -> None:
-        """Raises LookupError, with the reason, if a layer of the network needs a cache that is not there."""
+        """Raises LookupError, with the reason, if a layer of the network needs a cache that is not implemented."""
         self._network = network
         self.caches = [layer_cache(stock) for stock in make_prompt_cache(network)]
-        """One a layer."""
+        """One for each layer."""
         self._table = SlotTable()
 
     @property
@@ -79,7 +79,7 @@ class TreeSequence:
         return self._logits(tokens)
 
     def begin(self, parents: Sequence[int]) -> ForwardShape:
-        """Make rows for a forward, which every layer's cache is now ready for; see `evaluate`."""
+        """Add rows for a forward and prepare every layer's cache for it; see `evaluate`."""
         rows = self._table.add(parents)
         if self._table.continues(rows):
             return self._prepare(ForwardShape(rows[0].slot, None, "causal" if len(rows) > 1 else None))
@@ -88,20 +88,20 @@ class TreeSequence:
         return self._prepare(ForwardShape(rows[0].slot, positions, mx.array(mask)))
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
-        """Commit the rows of `path` in order, keep those in `surviving`, forget the others.
+        """Commit the rows of `path` in order, keep those in `surviving`, drop the others.
 
-        The ancestors of what survives must be in `path` or survive. Row numbers stay valid.
+        The ancestors of surviving rows must be in `path` or survive. Row numbers stay valid.
         """
         self._table.keep(path, surviving)
         if self._table.dead >= _DEAD_SLOTS:
             self._compact()
 
     def truncate(self, length: int) -> None:
-        """Forget committed tokens behind the first `length`, and all rows."""
+        """Drop committed tokens behind the first `length`, and all rows."""
         self._table.truncate(length)
 
     def copy(self, length: int) -> "TreeSequence":
-        """Another sequence with the KV of the first `length` committed tokens, of which there are some."""
+        """Another sequence with the KV of the first `length` committed tokens; `length` is positive."""
         other = TreeSequence(self._network)
         other._table = self._table.copy()
         other.truncate(length)
@@ -110,7 +110,7 @@ class TreeSequence:
         return other
 
     def layout(self, capacity: int) -> ArenaLayout | None:
-        """The arena that holds `capacity` rows of this sequence, which has some; None if no arena can."""
+        """Layout of an arena for `capacity` rows of this sequence, after a forward; None if no arena can hold them."""
         forms = {cache.row_form for cache in self.caches}
         form = forms.pop()
         if forms or form is None or form.element not in _ELEMENT_TYPES:
@@ -120,7 +120,7 @@ class TreeSequence:
     def export(self, begin: int, end: int) -> tuple[LayerRows, LayerRows]:
         """Keys and values of committed tokens [begin, end), in the tokens' order.
 
-        They may be views: they hold until the next evaluation, which is slower while they live.
+        They may be views: they are valid until the next evaluation, which is slower while they exist.
         """
         assert begin < end
         slots = self._table.committed_slots(begin, end)
@@ -131,15 +131,15 @@ class TreeSequence:
         return rows[: len(keys)], rows[len(keys) :]
 
     def adopt(
-        self, keys: Sequence[NDArray[Any]], values: Sequence[NDArray[Any]], tokens: int, kind: ElementType
+        self, keys: Sequence[NDArray[Any]], values: Sequence[NDArray[Any]], tokens: int, element: ElementType
     ) -> None:
-        """Take over the KV of `tokens` committed tokens; the sequence must be empty.
+        """Adopt the KV of `tokens` committed tokens; the sequence must be empty.
 
         Rows behind them, if the arrays have more, are room to grow into. The arrays are copied.
         """
         assert not self._table.size
         for cache, layer_keys, layer_values in zip(self.caches, keys, values, strict=True):
-            cache.adopt(_to_mlx(layer_keys, kind), _to_mlx(layer_values, kind))
+            cache.adopt(_to_mlx(layer_keys, element), _to_mlx(layer_values, element))
         self._table.append(tokens)
 
     def _prepare(self, forward: ForwardShape) -> ForwardShape:
@@ -165,15 +165,15 @@ def _to_numpy(rows: Sequence[mx.array]) -> LayerRows:
     """(heads, rows, size) of each (1, heads, rows, size), as views of its own memory where that is possible;
     bfloat16 as its bits.
 
-    As long as a view lives, MLX copies its array before it writes to it: let go of them soon.
+    While a view exists, MLX copies its array before it writes to it: drop the views soon.
     """
     plain = [array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in rows]
     mx.eval(plain)
     return [np.asarray(array)[0] for array in plain]
 
 
-def _to_mlx(rows: NDArray[Any], kind: ElementType) -> mx.array:
+def _to_mlx(rows: NDArray[Any], element: ElementType) -> mx.array:
     """A copy, (1, heads, rows, size). The rows may be part of a bigger array."""
     # MLX takes an array with gaps element by element; numpy closes the gaps faster.
     array = mx.array(np.ascontiguousarray(rows[None]))
-    return array.view(mx.bfloat16) if kind is ElementType.BFLOAT16 else array
+    return array.view(mx.bfloat16) if element is ElementType.BFLOAT16 else array

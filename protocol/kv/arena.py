@@ -1,7 +1,7 @@
-"""Keys and values of one sequence in shared memory, so that another process can go on from them.
+"""The KV arena: keys and values of one sequence in shared memory, which another process can adopt.
 
-One writer at a time. Knows no model and no cache class, only arrays; see `arena_header` for the
-format and `segments` for the memory's life.
+One writer at a time. Knows arrays only, no model and no cache class; see `arena_header` for the format and `segments`
+for the lifetime of the memory.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from protocol.kv.arena_checksum import ArenaChecksum
 from protocol.kv.arena_header import (
     HEADER_BYTES,
     ArenaDamaged,
@@ -45,8 +45,8 @@ class Arena:
     def create(cls, layout: ArenaLayout, *, fingerprint: str, epoch: int, owner: int | None = None) -> "Arena":
         """A new arena without committed tokens, at its full size.
 
-        `owner` is the process whose end makes it garbage (default: this one), for instance the
-        orchestrator, so that it outlives the worker that writes it.
+        `owner` is the process after whose end the arena is unlinked (default: this one). If that is the orchestrator,
+        the arena outlives the worker that writes it.
         """
         header = ArenaHeader(layout, epoch, model_key(fingerprint), committed=0, checksum=0)
         name, memory = create_segment(layout.segment_bytes, owner)
@@ -55,16 +55,16 @@ class Arena:
 
     @classmethod
     def attach(cls, name: str) -> "Arena":
-        """An existing arena as it describes itself. Raises ArenaError or SegmentError; reads no K or V."""
+        """An existing arena, unchecked except for its header. Raises ArenaError or SegmentError; reads no K or V."""
         memory = open_segment(name)
         return cls(name, memory, decode_header(memory[:HEADER_BYTES], len(memory)))
 
     @classmethod
     def adopt(cls, name: str, layout: ArenaLayout, *, fingerprint: str, epoch: int, tokens: int = 0) -> "Arena":
-        """An existing arena, to be relied on: raises ArenaError unless it is what the caller expects, and whole.
+        """An existing arena, checked: raises ArenaError unless it is what the caller expects, and whole.
 
-        It may be of another capacity than `layout`, but must hold at least `tokens` committed tokens.
-        Raises SegmentError if there is none of this name.
+        Its capacity may differ from that of `layout`, but it must hold at least `tokens` committed tokens.
+        Raises SegmentError if no segment has this name.
         """
         arena = cls.attach(name)
         try:
@@ -92,13 +92,13 @@ class Arena:
 
     @property
     def committed(self) -> int:
-        """Tokens committed when this process last looked: at attach or at its own last commit."""
+        """Committed tokens, as of this process's attach or its own last commit."""
         return self._header.committed
 
     def write_rows(self, start: int, keys: Sequence[NDArray[Any]], values: Sequence[NDArray[Any]]) -> None:
-        """Put rows from token `start` on; one array (kv heads, rows, head size) a layer, of the arena's dtype.
+        """Write rows from token `start` on: one array (kv heads, rows, head size) for each layer, of the arena's dtype.
 
-        They count for nothing until committed. Committed rows can't be overwritten: commit fewer first.
+        No reader uses them until they are committed. Committed rows can't be overwritten: commit fewer first.
         """
         assert len(keys) == len(values) == self.layout.layers
         stop = start + keys[0].shape[1]
@@ -109,7 +109,7 @@ class Arena:
                 half[layer, :, start:stop] = rows
 
     def commit(self, length: int) -> None:
-        """Declare the first `length` tokens whole, or forget those behind it."""
+        """Make the first `length` tokens the committed ones."""
         assert 0 <= length <= self.layout.capacity
         if length < self._checksum.length:
             self._checksum = ArenaChecksum()
@@ -119,16 +119,16 @@ class Arena:
         self._memory[: len(encoded)] = encoded
 
     def close(self) -> None:
-        """Let go of the memory, once the caller's own views of it are gone too. The segment lives on."""
+        """Unmap the memory, once the caller's own views of it are gone too. The segment stays."""
         self.keys = self.values = np.empty(0)
         try:
             self._memory.close()
         except BufferError:
-            # A view is still in use; the mapping ends with it.
+            # A view is still in use; the memory is unmapped with it.
             return
 
     def unlink(self) -> None:
-        """Remove the segment's name: nobody can attach any more, and the memory goes with its last user."""
+        """Remove the segment's name: no process can attach any more, and the memory is freed after its last use."""
         unlink_segment(self.name)
 
     def _view(self, offset: int) -> NDArray[Any]:
@@ -158,3 +158,30 @@ class Arena:
             )
         if self._checksum.extend(self.keys, self.values, self.committed) != self._header.checksum:
             raise ArenaDamaged(f"KV arena {self.name} is torn (its checksum is wrong): prefill again.")
+
+
+class ArenaChecksum:
+    """XXH3 over the first rows of each (layer, kv head) stripe of K and of V; it grows with the committed tokens.
+
+    A stripe's rows are contiguous, so hashing takes about as long as reading the memory. The checksum does not depend
+    on how many rows were added at a time.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        """Rows hashed so far, of every stripe."""
+        self._stripes: list[xxhash.xxh3_64] = []
+
+    def extend(self, keys: NDArray[Any], values: NDArray[Any], length: int) -> int:
+        """The 64-bit checksum of the first `length` rows of two (layers, kv heads, capacity, head size)
+        arrays, whose first `self.length` rows were hashed before. Without rows it is 0."""
+        assert length >= self.length
+        if not length:
+            return 0
+        stripes = [stripe for half in (keys, values) for layer in half for stripe in layer]
+        self._stripes = self._stripes or [xxhash.xxh3_64() for _ in stripes]
+        for stripe, hashed in zip(stripes, self._stripes, strict=True):
+            hashed.update(stripe[self.length : length].data)
+        self.length = length
+        digests = np.array([hashed.intdigest() for hashed in self._stripes], dtype=np.uint64)
+        return xxhash.xxh3_64_intdigest(digests.data)

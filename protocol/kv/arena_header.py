@@ -1,6 +1,6 @@
-"""The first page of a KV arena: which model's keys and values it holds, how many, and whether they are whole.
+"""The first page of a KV arena: the model, the layout, the number of committed tokens and their checksum.
 
-Pure: bytes in, facts out. Every number is bounded before anything is built from it.
+Pure. Every number is checked against its bound before it is used.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ class ArenaError(PipelineError):
 
 
 class ArenaDamaged(ArenaError):
-    """The bytes are not a whole arena: foreign, torn by a crash, or hostile."""
+    """The bytes are no whole arena: of another format, torn by a crash, or hostile."""
 
 
 class ArenaMismatch(ArenaError):
@@ -84,15 +84,15 @@ class ArenaLayout:
 
 @dataclass(frozen=True, slots=True)
 class ArenaHeader:
-    """All that an arena says of itself."""
+    """The contents of the first page."""
 
     layout: ArenaLayout
     epoch: int
-    """The life of the pipeline it was written in; in [0, 2^64)."""
+    """The pipeline run in which the arena was written; in [0, 2^64)."""
     model: bytes
     """32 bytes; see `model_key`."""
     committed: int
-    """Tokens, from the first, whose keys and values are whole."""
+    """The first so many tokens have whole keys and values."""
     checksum: int
     """XXH3 of the committed tokens' keys and values; see ArenaChecksum."""
 

@@ -1,4 +1,4 @@
-"""KV between machines: where a block belongs is a message, its bytes are a raw frame behind it."""
+"""KV between machines: a message says where a block belongs, and a raw frame behind it holds the bytes."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,8 @@ import numpy as np
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout
 from protocol.messages.base import WireSequence
-from protocol.messages.worker import MAX_PAYLOAD, KvBlock, KvForm, Shipment
+from protocol.messages.remote import MAX_PAYLOAD, KvBlock, Shipment
+from protocol.messages.worker import KvForm
 
 
 def kv_form(layout: ArenaLayout) -> KvForm:
@@ -15,14 +16,14 @@ def kv_form(layout: ArenaLayout) -> KvForm:
 
 
 def row_bytes(form: KvForm, element_bytes: int) -> int:
-    """Of one token in one layer's keys, or values."""
+    """Bytes of one token in one layer's keys, or equally its values."""
     return form.kv_heads * form.head_size * element_bytes
 
 
 def shipments(
-    sequence: WireSequence, question: int, begin: int, keys: LayerRows, values: LayerRows
+    sequence: WireSequence, attempt: int, begin: int, keys: LayerRows, values: LayerRows
 ) -> Iterator[Shipment]:
-    """The blocks of one or more rows; `keys` and `values` are (kv heads, rows, head size) a layer."""
+    """The blocks of one or more rows; `keys` and `values` hold (kv heads, rows, head size) for each layer."""
     layers = [*keys, *values]
     heads, count, size = layers[0].shape
     most = max(1, MAX_PAYLOAD // (heads * size * layers[0].dtype.itemsize))
@@ -30,4 +31,4 @@ def shipments(
         stop = min(count, start + most)
         for layer, rows in enumerate(layers):
             payload = np.ascontiguousarray(rows[:, start:stop]).tobytes()
-            yield Shipment(KvBlock(sequence, question, begin + start, stop - start, layer), payload)
+            yield Shipment(KvBlock(sequence, attempt, begin + start, stop - start, layer), payload)

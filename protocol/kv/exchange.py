@@ -1,6 +1,6 @@
-"""The arenas of one model in one life of the pipeline: made with room to grow, adopted only if they are its own.
+"""The arenas of one model in one run of the pipeline: created with room to grow, adopted only after a check.
 
-Knows no sequences and no messages but the reference.
+Knows no sequences, and of messages only KvForm and KvReference.
 """
 
 from dataclasses import replace
@@ -10,15 +10,15 @@ from protocol.kv.arena_header import ArenaLayout
 from protocol.kv.blocks import kv_form
 from protocol.messages.worker import KvForm, KvReference
 
-_ROOM = 512
-"""Tokens beyond those that are known, at least."""
+_MIN_ROOM = 512
+"""Fewest tokens of room to grow."""
 
 
 class KvExchange:
-    """What a process has to know to share KV with others of its pipeline."""
+    """Creates and adopts arenas, for a process that shares KV with others of its pipeline."""
 
     def __init__(self, layout: ArenaLayout, *, fingerprint: str, epoch: int, owner: int) -> None:
-        """`layout` with the model's context as capacity; `owner` is the process whose end makes arenas garbage."""
+        """`layout` has the model's context as capacity; `owner` is the process after whose end arenas are unlinked."""
         self._layout = layout
         self.fingerprint = fingerprint
         self._epoch = epoch
@@ -30,7 +30,7 @@ class KvExchange:
 
     def create(self, tokens: int) -> Arena:
         """A new arena for `tokens` tokens and half as many again, at least 512. Raises SegmentError."""
-        capacity = min(self._layout.capacity, tokens + max(_ROOM, tokens // 2))
+        capacity = min(self._layout.capacity, tokens + max(_MIN_ROOM, tokens // 2))
         layout = replace(self._layout, capacity=capacity)
         return Arena.create(layout, fingerprint=self.fingerprint, epoch=self._epoch, owner=self._owner)
 

@@ -1,4 +1,4 @@
-"""KV of sequences that have ended, in a worker's own memory, for sequences that begin alike. Pure; knows no model."""
+"""The prefix cache: KV of ended sequences in a worker's memory, for sequences with the same prefix. Pure."""
 
 import itertools
 from collections import OrderedDict
@@ -26,12 +26,12 @@ Kv = TypeVar("Kv", bound=ReusableKv)
 
 
 class Found(NamedTuple, Generic[Kv]):
-    """KV whose first `tokens` tokens are the wanted ones."""
+    """KV whose first `tokens` tokens are the requested ones."""
 
     kv: Kv
     tokens: int
     exclusive: bool
-    """It belongs to the caller; otherwise it stays in use and the caller has to copy it."""
+    """The caller owns the KV. Otherwise it stays in use and the caller has to copy it."""
 
 
 class _CacheEntry(NamedTuple, Generic[Kv]):
@@ -61,7 +61,7 @@ class PrefixCache(Generic[Kv]):
         return sum(entry.size for entry in self._entries.values())
 
     def add(self, kv: Kv, tokens: Sequence[int]) -> None:
-        """Take over the KV of `tokens`; the caller must not use it any more."""
+        """Add the KV of `tokens`. The caller must not use it any more."""
         size = kv.memory
         if len(tokens) < MIN_SHARED_TOKENS or not 0 < size <= self._limit:
             self._close(kv)
@@ -77,11 +77,11 @@ class PrefixCache(Generic[Kv]):
             self._evict(next(iter(self._entries)))
 
     def take(self, tokens: Sequence[int], least: int = MIN_SHARED_TOKENS) -> Found[Kv] | None:
-        """The entry that shares the longest prefix with `tokens`, if that has `least` tokens; of several the most
-        recently used.
+        """The entry that shares the longest prefix with `tokens`, if that has `least` tokens. Of several entries the
+        most recently used one.
 
-        An entry that holds many more tokens stays, to be copied. One that can't be copied is then taken only if
-        fewer tokens are lost than gained.
+        An entry that holds many more tokens stays, to be copied. One that can't be copied is then taken only if fewer
+        tokens are lost than gained.
         """
         shared = self._index.longest(tokens)
         if shared.tokens < least:

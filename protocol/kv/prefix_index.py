@@ -1,7 +1,7 @@
-"""Which of many token sequences share the longest prefix with another one. Pure; knows not what the sequences are for.
+"""Finds the token sequences that share the longest prefix with another one. Pure; knows no KV.
 
-A radix tree (Morrison 1968, PATRICIA) over tokens: an edge holds a run of tokens, and what sequences have in common
-is held once. A sequence ends at a node; its path from the root spells it.
+A radix tree (Morrison 1968, PATRICIA) over tokens: an edge holds a run of tokens, and a common prefix is stored once.
+A sequence ends at a node; the edges from the root to that node are its tokens.
 """
 
 from array import array
@@ -16,17 +16,17 @@ _CODE = "i"
 
 
 class SharedPrefix(NamedTuple, Generic[Name]):
-    """The longest prefix that is held, and all whose sequences begin with it, in no order that means anything."""
+    """The length of the longest stored prefix, and the names of all sequences that begin with it, unordered."""
 
     tokens: int
     names: list[Name]
 
 
 class PrefixIndex(Generic[Name]):
-    """Append-only token sequences by name. All costs are in tokens handed in, whatever else is held."""
+    """Append-only token sequences by name. Each call takes time linear in its own tokens, whatever else is stored."""
 
     def __init__(self) -> None:
-        self._top: _Node[Name] = _Node(array(_CODE), None)
+        self._root: _Node[Name] = _Node(array(_CODE), None)
         self._ends: dict[Name, _Node[Name]] = {}
 
     def __contains__(self, name: Name) -> bool:
@@ -34,69 +34,69 @@ class PrefixIndex(Generic[Name]):
 
     @property
     def stored(self) -> int:
-        """Tokens in memory; what is shared counts once."""
-        return sum(len(node.edge) for node in self._top.family())
+        """Tokens in memory; a shared prefix counts once."""
+        return sum(len(node.edge) for node in self._root.subtree())
 
     def extend(self, name: Name, tokens: Sequence[int]) -> None:
-        """Append to the sequence of this name; one that is not held begins with them."""
-        before = self._ends.get(name, self._top)
+        """Append to the sequence of this name; a new name begins a sequence."""
+        before = self._ends.get(name, self._root)
         before.names.pop(name, None)
         end = self._end_of(before, array(_CODE, tokens))
         end.names[name] = None
         self._ends[name] = end
-        self._tidy(before)
+        self._prune(before)
 
     def remove(self, name: Name) -> None:
-        """Forget this sequence."""
+        """Remove this sequence."""
         end = self._ends.pop(name)
         del end.names[name]
-        self._tidy(end)
+        self._prune(end)
 
     def longest(self, tokens: Sequence[int]) -> SharedPrefix[Name]:
-        """What shares most with `tokens`; nothing shares a prefix of no tokens."""
-        wanted, at, node = array(_CODE, tokens), 0, self._top
-        while at < len(wanted) and (child := node.children.get(wanted[at])) is not None:
-            common = _common(child.edge, wanted, at)
+        """The sequences that share the longest prefix with `tokens`. No sequence shares an empty prefix."""
+        given, at, node = array(_CODE, tokens), 0, self._root
+        while at < len(given) and (child := node.children.get(given[at])) is not None:
+            common = _common(child.edge, given, at)
             node, at = child, at + common
             if common < len(child.edge):
                 break
-        return SharedPrefix(at, [name for each in node.family() for name in each.names] if at else [])
+        return SharedPrefix(at, [name for each in node.subtree() for name in each.names] if at else [])
 
     def covered(self, name: Name) -> bool:
-        """Whether another sequence begins with all of this one."""
+        """Whether another sequence begins with all tokens of this one."""
         end = self._ends[name]
         return bool(end.children) or len(end.names) > 1
 
     def begins(self, name: Name, tokens: Sequence[int]) -> bool:
         """Whether `tokens` begin with this sequence, or are it."""
-        edges = [node.edge for node in self._ends[name].line()]
-        held = array(_CODE)
+        edges = [node.edge for node in self._ends[name].path_to_root()]
+        stored = array(_CODE)
         for edge in reversed(edges):
-            held += edge
-        return held == array(_CODE, tokens[: len(held)])
+            stored += edge
+        return stored == array(_CODE, tokens[: len(stored)])
 
     def _end_of(self, node: "_Node[Name]", tokens: "array[int]") -> "_Node[Name]":
-        """The node whose path is that of `node` and `tokens`; made if there is none."""
+        """The node behind `node` by `tokens`, created if it does not exist."""
         at = 0
         while at < len(tokens):
             child = node.children.get(tokens[at])
             if child is None:
-                return self._grown(node, tokens[at:])
+                return self._extended(node, tokens[at:])
             common = _common(child.edge, tokens, at)
             node, at = (child if common == len(child.edge) else child.split(common)), at + common
         return node
 
-    def _grown(self, node: "_Node[Name]", tokens: "array[int]") -> "_Node[Name]":
-        if node is not self._top and not node.children and not node.names:
-            # Its only sequence goes on: so does its edge.
+    def _extended(self, node: "_Node[Name]", tokens: "array[int]") -> "_Node[Name]":
+        if node is not self._root and not node.children and not node.names:
+            # The node has no other sequence, so its edge is extended.
             node.edge += tokens
             return node
         child: _Node[Name] = _Node(tokens, node)
         node.children[tokens[0]] = child
         return child
 
-    def _tidy(self, node: "_Node[Name]") -> None:
-        """Nodes exist only where sequences end or part."""
+    def _prune(self, node: "_Node[Name]") -> None:
+        """Remove nodes where no sequence ends and none diverge."""
         while node.parent is not None and not node.names and len(node.children) < 2:
             parent = node.parent
             if node.children:
@@ -106,8 +106,16 @@ class PrefixIndex(Generic[Name]):
             node = parent
 
 
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the longest common prefix of two token sequences."""
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return index
+    return min(len(one), len(other))
+
+
 class _Node(Generic[Name]):
-    """The run of tokens that leads here from the parent; only the root has none."""
+    """A node with the run of tokens from its parent, which is empty for the root alone."""
 
     __slots__ = ("children", "edge", "names", "parent")
 
@@ -117,18 +125,18 @@ class _Node(Generic[Name]):
         self.children: dict[int, _Node[Name]] = {}
         """By the first token of their edges."""
         self.names: dict[Name, None] = {}
-        """Sequences that end here; a dict, since the order of a set of strings differs from process to process."""
+        """Sequences that end here. A dict, since the order of a set of strings differs between processes."""
 
-    def family(self) -> "Iterator[_Node[Name]]":
-        """This node and all below it."""
-        waiting: list[_Node[Name]] = [self]
-        while waiting:
-            node = waiting.pop()
+    def subtree(self) -> "Iterator[_Node[Name]]":
+        """This node and all nodes below it."""
+        stack: list[_Node[Name]] = [self]
+        while stack:
+            node = stack.pop()
             yield node
-            waiting += node.children.values()
+            stack += node.children.values()
 
-    def line(self) -> "Iterator[_Node[Name]]":
-        """This node and those above it, the root last."""
+    def path_to_root(self) -> "Iterator[_Node[Name]]":
+        """This node and all nodes above it, the root last."""
         node: _Node[Name] | None = self
         while node is not None:
             yield node
@@ -144,7 +152,7 @@ class _Node(Generic[Name]):
         return upper
 
     def join_child(self) -> None:
-        """Give way to the only child, whose edge takes this one's tokens."""
+        """Replace this node by its only child, whose edge gets this node's tokens."""
         assert self.parent is not None
         (child,) = self.children.values()
         child.edge, child.parent = self.edge + child.edge, self.parent
@@ -152,7 +160,7 @@ class _Node(Generic[Name]):
 
 
 def _common(edge: "array[int]", tokens: "array[int]", at: int) -> int:
-    """Tokens that `edge` shares with `tokens` from `at` on; by halves, since comparing runs is fast."""
+    """Tokens that `edge` shares with `tokens` from `at` on. A binary search, since comparing whole runs is fast."""
     low, high = 0, min(len(edge), len(tokens) - at)
     if edge[:high] == tokens[at : at + high]:
         return high

@@ -1,21 +1,20 @@
-"""What the sequences of a worker share: the KV of common prefixes, and the order in which prompts are prefilled.
+"""Shares the KV of common prefixes between a worker's sequences, and orders their prefills accordingly.
 
-Pure; knows no model and no messages' flow. The KV stays in the worker's process and ends with it.
+Pure; knows no model and no message flow. The KV never leaves the worker's process.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from protocol.common_prefix import common_prefix
 from protocol.kv.prefix_cache import Found, Kv, PrefixCache, ReusableKv
-from protocol.kv.prefix_index import MIN_SHARED_TOKENS
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS, common_prefix
 from protocol.messages.base import SequenceId
 
 _Kv = TypeVar("_Kv", bound=ReusableKv, covariant=True)
 
 
 class LiveSequence(Protocol[_Kv]):
-    """A sequence that is being served, as far as sharing goes."""
+    """What prefix sharing reads of a live sequence."""
 
     @property
     def kv(self) -> _Kv: ...
@@ -27,40 +26,40 @@ class LiveSequence(Protocol[_Kv]):
 
     @property
     def prefilled(self) -> int:
-        """How many of them, from the first on, have KV."""
+        """Number of the first tokens that have KV."""
         ...
 
 
 class _Leader(NamedTuple):
-    """Another sequence that prefills the first `shared` tokens."""
+    """An earlier sequence that prefills the first `shared` tokens."""
 
     id: SequenceId
     shared: int
 
 
 class PrefixSharing(Generic[Kv]):
-    """No token is evaluated twice if another sequence, live or ended, holds the KV of the same prefix."""
+    """Avoids that a token is evaluated whose prefix another sequence, live or ended, has evaluated."""
 
     def __init__(self, live: Mapping[SequenceId, LiveSequence[Kv]], limit: int, close: Callable[[Kv], None]) -> None:
-        """`live`: the worker's own table of its sequences. `limit`: bytes of KV of ended sequences; 0 turns all
-        sharing off. `close` is called for KV that is not needed any more."""
+        """`live`: the worker's table of its sequences. `limit`: bytes of KV of ended sequences; 0 turns sharing off.
+        `close` is called for KV that is not needed any more."""
         self._live = live
         self._limit = limit
         self._close = close
         self._cache: PrefixCache[Kv] = PrefixCache(limit, close)
         self._leaders: dict[SequenceId, _Leader | None] = {}
-        """The one that each waits for, of all that have something to prefill, in the order in which they came."""
+        """By sequence with tokens to prefill, in the order of arrival: the sequence that it waits for."""
 
     @property
-    def ended(self) -> Iterator[Kv]:
-        """KV of sequences that have ended."""
+    def cached(self) -> Iterator[Kv]:
+        """KV of ended sequences."""
         return iter(self._cache)
 
     def find(self, tokens: Sequence[int], held: int = 0) -> Found[Kv] | None:
-        """The KV that shares the longest prefix with `tokens`, if that is MIN_SHARED_TOKENS more than `held`.
+        """The KV that shares the longest prefix with `tokens`, if that has MIN_SHARED_TOKENS more than `held`.
 
-        The KV of an ended sequence is preferred, since it may need no copy, unless a live one shares
-        MIN_SHARED_TOKENS more.
+        The KV of an ended sequence is preferred, since it may need no copy, unless a live one shares MIN_SHARED_TOKENS
+        more.
         """
         if not self._limit:
             return None
@@ -69,25 +68,24 @@ class PrefixSharing(Generic[Kv]):
         best = max(live, key=lambda found: found.tokens, default=None)
         most = 0 if best is None else best.tokens
         least = held + MIN_SHARED_TOKENS
-        ended = self._cache.take(tokens, max(least, most - MIN_SHARED_TOKENS + 1))
-        return best if ended is None and most >= least else ended
+        cached = self._cache.take(tokens, max(least, most - MIN_SHARED_TOKENS + 1))
+        return best if cached is None and most >= least else cached
 
     def end(self, sequence: LiveSequence[Kv]) -> None:
-        """The sequence is served no more: its KV may serve others."""
+        """The sequence has ended: others may use its KV."""
         if self._limit:
             self._cache.add(sequence.kv, sequence.prefix[: sequence.prefilled])
         else:
             self._close(sequence.kv)
 
     def next_prefill(self, waiting: Sequence[SequenceId]) -> tuple[SequenceId, Found[Kv] | None]:
-        """The sequence to prefill next, and the KV that it waited for, if it did.
+        """The sequence to prefill next, and the KV that it waited for, if it waited.
 
-        `waiting`: all live sequences that have something to prefill, one at least, in the order of their turns. One
-        whose prompt begins like that of another one, which came earlier, passes until that one has prefilled what
-        they share.
+        `waiting`: all live sequences with tokens to prefill, at least one, in the order of their turns. A sequence
+        waits while an earlier one prefills the prefix that both share.
         """
         self._update_leaders(waiting)
-        id = next(id for id in waiting if not self._passes(id))
+        id = next(id for id in waiting if not self._waits(id))
         waited = self._leaders[id] is not None
         self._leaders[id] = None
         sequence = self._live[id]
@@ -96,19 +94,19 @@ class PrefixSharing(Generic[Kv]):
     def _update_leaders(self, waiting: Sequence[SequenceId]) -> None:
         for id, leader in self._leaders.items():
             if leader is not None and leader.id not in waiting:
-                # If it comes back it may wait for this one, and two must not wait for each other.
+                # If the leader prefills again it may wait for this one, and two must not wait for each other.
                 self._leaders[id] = leader._replace(shared=0)
         self._leaders = {id: leader for id, leader in self._leaders.items() if id in waiting}
         for id in waiting:
             if id not in self._leaders:
                 self._leaders[id] = self._leader(self._live[id])
 
-    def _passes(self, id: SequenceId) -> bool:
+    def _waits(self, id: SequenceId) -> bool:
         leader = self._leaders[id]
         return leader is not None and leader.shared > 0 and self._live[leader.id].prefilled < leader.shared
 
     def _leader(self, sequence: LiveSequence[Kv]) -> _Leader | None:
-        """The earlier one that is going to prefill most of what this one would."""
+        """The earlier sequence that will prefill the longest shared prefix, if waiting for it pays."""
         if not self._limit:
             return None
         prefix = sequence.prefix
@@ -119,5 +117,5 @@ class PrefixSharing(Generic[Kv]):
 
 
 def shared_tokens(sequence: LiveSequence[ReusableKv], tokens: Sequence[int]) -> int:
-    """How many of `tokens`, from the first on, the sequence has KV of."""
+    """Number of the first of `tokens` that the sequence has KV of."""
     return min(common_prefix(sequence.prefix, tokens), sequence.prefilled)

@@ -1,9 +1,9 @@
-"""Shared-memory segments that no crash leaks: each has a file naming its owner. Knows nothing of what they hold.
+"""Shared-memory segments that no crash leaks: each has a file that names its owner. Knows nothing of their contents.
 
 POSIX shared memory outlives every process, and macOS can't list it. So a file in a private folder is
 written before a segment exists and removed after it is gone; `sweep` unlinks what a dead owner left.
-The standard library's SharedMemory class is passed over because before Python 3.13 its resource
-tracker unlinks a segment that other processes still use.
+The standard library's SharedMemory class is not used, because before Python 3.13 its resource tracker unlinks a
+segment that other processes still use.
 """
 
 import _posixshmem
@@ -75,7 +75,7 @@ def open_segment(name: str) -> mmap.mmap:
 
 
 def unlink_segment(name: str) -> None:
-    """Remove the name; the memory is freed when the last process lets go. A name already gone is fine."""
+    """Remove the name; the memory is freed when the last process unmaps it. No error if the name does not exist."""
     assert is_segment_name(name)
     with contextlib.suppress(FileNotFoundError):
         _posixshmem.shm_unlink("/" + name)
@@ -87,7 +87,7 @@ def stale_segments() -> list[str]:
     folder = _folder()
     _require_private(folder)
     entries = (entry for entry in folder.glob(f"{_PREFIX}*") if is_segment_name(entry.name))
-    # Asking is a process of its own on macOS, and most segments have the same owner.
+    # On macOS `start_time` runs a process, and most segments have the same owner.
     started = cache(start_time)
     return sorted(entry.name for entry in entries if not _owner_lives(entry, started))
 
@@ -101,10 +101,10 @@ def sweep() -> list[str]:
 
 
 def unlink_owned() -> None:
-    """Unlink every segment that this process owns, whoever made it."""
-    mine = _Owner(os.getpid(), start_time(os.getpid()) or "")
+    """Unlink every segment that this process owns, also those that other processes created."""
+    owner = _Owner(os.getpid(), start_time(os.getpid()) or "")
     for entry in _folder().glob(f"{_PREFIX}*"):
-        if is_segment_name(entry.name) and _owner(entry) == mine:
+        if is_segment_name(entry.name) and _owner(entry) == owner:
             unlink_segment(entry.name)
 
 
@@ -117,8 +117,8 @@ def is_segment_name(name: str) -> bool:
 def free_shared_memory() -> int | None:
     """Bytes that a new segment may take, or None where the system sets no limit of its own (macOS).
 
-    What existing segments were promised and have not yet touched counts as taken: whoever touches memory
-    that is not there is killed.
+    Pages of existing segments that no process has touched yet count as used: the system kills a process that touches
+    a page for which no memory is left.
     """
     if not _LINUX_MEMORY.is_dir():
         return None
@@ -170,7 +170,7 @@ def _register(name: str, owner: int) -> None:
 
 @cache
 def _beginning(owner: int) -> str:
-    """Remembered, since a process owns many segments and no other one gets its number while it lives."""
+    """Cached, since a process owns many segments, and no other process gets its id while it lives."""
     started = start_time(owner)
     if started is None:
         raise SegmentError(f"Process {owner}, which was to own a shared-memory segment, has ended.")
@@ -186,7 +186,7 @@ def _owner_lives(entry: Path, started: Callable[[int], str | None]) -> bool:
 
 
 def _owner(entry: Path) -> _Owner | None:
-    """Whom an entry names; None if it is broken."""
+    """The owner that an entry names; None if the entry is broken."""
     try:
         return msgspec.json.decode(entry.read_bytes(), type=_Owner)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""What every message is made of: types with bounds, and the two base structs. Knows no message."""
+"""Types with bounds for the fields of messages, and the two base structs. Knows no message."""
 
 from typing import Annotated, Literal, NewType, TypeAlias
 
@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 VERSION = 2
-"""Raised whenever a struct here changes its meaning; peers of another version are refused."""
+"""Raised whenever the meaning of a message changes. Peers of another version are refused."""
 MAX_CONTEXT = 1 << 20
 """Most tokens a Start may carry."""
 MAX_NODES = 1024
@@ -14,15 +14,15 @@ MAX_NODES = 1024
 MAX_TREES = 64
 """Most trees of one Forest."""
 MAX_SUPPORT = 64
-"""Tokens a draft distribution may put its mass on in rejection mode."""
+"""Most tokens of a draft distribution (rejection mode)."""
 MAX_ALTERNATIVES = 20
-"""Tokens whose probabilities may be asked for at each position."""
+"""Most tokens whose log-probabilities a request may ask for at each position."""
 MAX_SCHEMA = 1 << 16
-"""Characters of a JSON schema."""
-MAX_ENDS = 64
-"""End-of-sequence tokens a model may have."""
+"""Most characters of a JSON schema."""
+MAX_EOS_TOKENS = 64
+"""Most end-of-sequence tokens of a model."""
 LEAST_LOG_PROBABILITY = -9999.0
-"""What is less probable is told as this: JSON knows no infinity."""
+"""Lower log-probabilities are sent as this one: JSON has no infinity."""
 SequenceId = NewType("SequenceId", int)
 NodeId = NewType("NodeId", int)
 Token: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -41,11 +41,11 @@ Moment: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Seconds on some process's clock."""
 ShortText: TypeAlias = Annotated[str, Meta(max_length=4096)]
 PlainText: TypeAlias = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\x08\x0b-\x1f\x7f-\x9f]*\Z")]
-"""What a worker says of itself: it ends up in logs and on terminals, so it has no control characters; see `plain`."""
+"""Text of a worker. It is shown in logs and on terminals, so it has no control characters; see `plain`."""
 Vocabulary: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
-"""Four times what any model has: noise is made by the row."""
+"""Four times what any model has. Bounded because noise is computed for whole rows."""
 ArenaName: TypeAlias = Annotated[str, Meta(max_length=23, pattern=r"\Alp-[0-9a-f]{20}\Z")]
-"""A name that `segments.create_segment` gives; nothing else from the wire is ever opened."""
+"""A name that `segments.create_segment` gives. No other name from the wire is ever opened."""
 Role = Literal["draft", "target", "prefill"]
 Verification = Literal["coupled", "rejection"]
 
@@ -60,4 +60,4 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 class MessagePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of what messages are made of."""
+    """Base of the structs inside messages."""

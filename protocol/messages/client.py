@@ -1,4 +1,4 @@
-"""Messages between clients and the orchestrator. Each union at the end names who may say what to whom."""
+"""Messages between clients and the orchestrator. The unions at the end list the messages of each direction."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -21,20 +21,20 @@ class Submit(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """End a request; what was generated so far is answered with Done."""
+    """End a request. The answer is Done, with the statistics of what was generated so far."""
 
     request: ShortText
 
 
 class Inquire(Message, frozen=True):
-    """Ask for the pipeline's State; answered now and again when it becomes ready or fails."""
+    """Request the PipelineState. The answer comes at once, and again when the pipeline becomes ready or fails."""
 
 
 class PipelineState(Message, frozen=True):
     """What a client needs to know before it submits."""
 
     session: ShortText
-    """The pipeline's own folder: no two pipelines have the same."""
+    """The pipeline's own folder, which identifies the pipeline."""
     ready: bool
     failure: ShortText | None
     blame: Blame
@@ -44,64 +44,64 @@ class PipelineState(Message, frozen=True):
     context: int
     vocabulary: int
     down: tuple[Role, ...] = ()
-    """Roles that were filled and are not now: the pipeline goes on as well as it can."""
+    """Roles whose worker is down at present. The pipeline continues without it as far as that is possible."""
     lost: int = 0
     """Workers that went down so far; local ones are restarted."""
 
 
 class Output(Message, frozen=True):
-    """More text. A token whose text is still incomplete arrives with the text so far."""
+    """New tokens and their text. The text of a token may be incomplete; its rest follows in a later Output."""
 
     request: ShortText
     text: Annotated[str, Meta(max_length=1 << 20)]
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_NODES)]
     hit: bool | None = None
-    """Whether the next speculation was there already; None where there is no such thing."""
+    """Whether the round was a hit; None under a strategy without a speculation cache."""
     likelihoods: Likelihoods = ()
-    """Of each of the tokens, if they were asked for."""
+    """One for each token, if the request asks for log-probabilities."""
 
 
 class Pace(MessagePart, frozen=True, kw_only=True):
-    """How well a run kept to the pace of the device that it stands for."""
+    """How well a paced run kept to its device profile."""
 
     profile: ShortText
     forwards: int
     overruns: int
     """Forwards whose real work took longer than the device would."""
     stretch: float
-    """Seconds beyond the device's, late awakenings included, as a share of the device's."""
+    """Time beyond the device's, late awakenings included, as a share of the device's time."""
     valid: bool
-    """At most 1% of the forwards overran; figures of an invalid run say nothing of the device."""
+    """At most 1% of the forwards overran. Figures of an invalid run do not describe the device."""
 
 
 class Statistics(MessagePart, frozen=True, kw_only=True):
-    """Figures of one request. Rates are None where the strategy has no such thing."""
+    """Figures of one request. A rate that does not exist under the strategy is None."""
 
     prompt_tokens: int
     generated_tokens: int
     elapsed: float
     """Seconds from the request's arrival to its last token."""
     time_to_first_token: float
-    """Seconds from the request's arrival to the first token's departure."""
+    """Seconds from the request's arrival until the first token was sent."""
     tokens_per_second: float
     """Generated tokens divided by the seconds from the end of prefilling to the last token."""
     rounds: int
     tokens_per_round: float
     hit_rate: float | None
-    """Share of rounds whose root had an evaluated child at the moment of its verdict."""
+    """Share of verdicts that were hits: the new root already had children in the tree."""
     acceptance_rate: float | None
     """Share of accepted tokens among those whose parent was accepted and had a child verified."""
     acceptance_by_depth: tuple[float, ...]
     target_busy: float
     draft_busy: float
     wasted_draft_share: float | None
-    """Share of evaluated draft nodes that led to no accepted token."""
+    """Share of evaluated draft nodes that were not accepted."""
     overhead_per_round: float
-    """Median seconds between one verdict's compute end and the next verify's compute begin."""
+    """Median seconds from the end of one target forward to the begin of the next one."""
     adopted_tokens: int = 0
-    """Tokens whose KV the target took over instead of evaluating them, restarts included."""
+    """Tokens whose KV the target adopted instead of evaluating them, restarts included."""
     prefill_seconds: float = 0.0
-    """Seconds that the target evaluated tokens before the first root and, after restarts, later ones."""
+    """Seconds of the target's prefills: of the prompt and, after restarts, of later tokens."""
     pace: Pace | None = None
     """Of a paced run."""
 
@@ -113,11 +113,11 @@ class Done(Message, frozen=True):
     finish_reason: Literal["stop", "length", "cancelled"]
     statistics: Statistics
     stop: ShortText | None = None
-    """The stop string that ended it; None for the model's own end."""
+    """The stop string that ended the request; None if it ended for another reason."""
 
 
 class Refused(Message, frozen=True):
-    """The request can't be served; nothing of it remains."""
+    """The request can't be served and has ended."""
 
     request: ShortText
     text: ShortText

@@ -1,4 +1,4 @@
-"""How a draft is to grow a token tree, and what it drew tokens from: parts of messages."""
+"""Growth plans, and the distributions that a draft sampled from: parts of messages."""
 
 from typing import Annotated, TypeAlias
 
@@ -15,7 +15,7 @@ class BestFirst(MessagePart, frozen=True, tag="best_first"):
 
 
 class Chain(MessagePart, frozen=True, tag="chain"):
-    """Grow one chain of `depth` tokens under the root, then rest."""
+    """Grow one chain of `depth` tokens below the root, then pause."""
 
     depth: Annotated[int, Meta(ge=1, le=256)]
 
@@ -36,7 +36,7 @@ GrowthPlan: TypeAlias = BestFirst | Chain | FanOut
 
 
 class Distribution(MessagePart, frozen=True):
-    """The draft distribution that the children of `node` were drawn from (rejection mode)."""
+    """The draft distribution that the children of `node` were sampled from (rejection mode)."""
 
     node: WireNode
     tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_SUPPORT)]

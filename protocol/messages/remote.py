@@ -1,108 +1,134 @@
-"""Messages by which workers of other machines are let in, and by which a pipeline's owner looks after them.
+"""Messages of remote workers, and of the commands by which a pipeline's owner manages them.
 
-Knows no keys but their text. Decoded against the unions at the end, as those of `messages` are.
+Knows keys as text only. The unions at the end list the messages of each direction.
 """
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta
 
-from protocol.messages.base import Message, MessagePart, Role, Seconds, ShortText
+from protocol.messages.base import Count, Message, MessagePart, Role, Round, Seconds, ShortText, WireSequence
 from protocol.messages.client import Refused
-from protocol.messages.worker import FromWorker, KvBlock
+from protocol.messages.worker import FromWorker
+
+MAX_PAYLOAD = 1 << 19
+"""Bytes of a block's raw frame. CURVE adds to them, and the sum has to stay below a worker's largest frame."""
 
 PublicKey: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\Z")]
 """A CURVE key in Z85."""
-GuestName: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
-GuestLife: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
-"""One life of a worker, by a number that the guest chose."""
+RemoteName: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+WorkerLife: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
+"""Number of one process of a remote worker; its machine chose it."""
 WorkerStatus = Literal["loading", "ready", "active", "on trial", "standby"]
-"""Of an attached worker: before its Hello; a target in use; a draft by what was decided between several."""
+"""Of an attached worker. "loading": no Hello yet; "ready": a target or prefill worker in use; else a draft's status."""
 
 
-# Guests to the server ----------------------------------------------------------------------------
+# Remote machines to the server -------------------------------------------------------------------
 
 
 class Join(Message, frozen=True):
-    """By whoever holds the one-time keys of a join line: from now on admit this key, under this name if it is free."""
+    """Sent with the one-time keys of a join line: admit this key from now on, under this name if it is free."""
 
-    name: GuestName
+    name: RemoteName
     public: PublicKey
 
 
 class Attach(Message, frozen=True):
-    """By a guest with its own keys: a stamp is wanted for one life of a worker."""
+    """Sent with the machine's own keys: request a stamp for one worker process."""
 
     role: Role
-    life: GuestLife
+    life: WorkerLife
 
 
 class Leave(Message, frozen=True):
-    """That life has ended."""
+    """That worker process has ended."""
 
-    life: GuestLife
+    life: WorkerLife
 
 
-# The server to guests ----------------------------------------------------------------------------
+class KvBlock(Message, frozen=True):
+    """From a remote prefill worker: rows of one layer's keys or values, for an arena of the orchestrator.
+
+    Blocks arrive in order: some rows of every layer's keys, then of every layer's values, then the next rows.
+    """
+
+    sequence: WireSequence
+    attempt: Round
+    """That of the Prefill."""
+    begin: Count
+    """Index of the first row's token."""
+    rows: Annotated[int, Meta(ge=1, le=MAX_PAYLOAD)]
+    layer: Annotated[int, Meta(ge=0, lt=2048)]
+    """The keys of all layers come before the values of all layers."""
+
+
+class Shipment(NamedTuple):
+    """A block and its bytes: (kv heads, rows, head size) of the arena's element type."""
+
+    block: KvBlock
+    payload: bytes
+
+
+# The server to remote machines -------------------------------------------------------------------
 
 
 class Joined(Message, frozen=True):
     """The key is pinned, under this name."""
 
-    name: GuestName
+    name: RemoteName
 
 
 class Welcome(Message, frozen=True):
-    """The stamp for that life; its worker says Hello with it, on a connection of its own with the same keys."""
+    """The stamp for that worker process, which sends Hello with it, on a connection of its own with the same keys."""
 
-    life: GuestLife
+    life: WorkerLife
     epoch: int
     incarnation: int
 
 
 class StatusUpdate(Message, frozen=True):
-    """How a guest's worker is doing, every few seconds."""
+    """Status of a remote worker, sent every few seconds."""
 
-    life: GuestLife
+    life: WorkerLife
     status: WorkerStatus
     round_trip: Seconds | None
 
 
-# The owner's commands and the pipeline -----------------------------------------------------------
+# The owner's commands ----------------------------------------------------------------------------
 
 
 class ListWorkers(Message, frozen=True):
-    """Who is at work?"""
+    """Request the list of workers."""
 
 
 class Invite(Message, frozen=True):
-    """A new join line is wanted."""
+    """Request a new join line."""
 
 
 class Revoke(Message, frozen=True):
-    """Let this guest go, and never in again."""
+    """Detach this machine's workers and admit it never again."""
 
     name: ShortText
 
 
 class WorkerEntry(MessagePart, frozen=True, kw_only=True):
-    """One worker, or a guest who may come and has none."""
+    """One worker, or a machine that is admitted and has no worker attached."""
 
     name: ShortText
-    """The guest's; "local" for our own processes."""
+    """The machine's name; "local" for the pipeline's own processes."""
     role: Role | None
     engine: ShortText = ""
     model: ShortText = ""
     device: ShortText = ""
     status: WorkerStatus | Literal["gone"]
     round_trip: Seconds | None = None
-    """The shortest of the last few; None where nobody measured one."""
+    """The shortest of the last few; None if none was measured."""
     clock_offset: Annotated[float, Meta(ge=-1e12, le=1e12)] | None = None
-    """Seconds that its clock is ahead of the orchestrator's, give or take half the round trip."""
+    """Seconds by which the worker's clock is ahead of the orchestrator's, accurate to half the round trip."""
 
 
 class Workers(Message, frozen=True):
-    """Answer to Roll and Revoke."""
+    """Answer to ListWorkers and Revoke."""
 
     workers: Annotated[tuple[WorkerEntry, ...], Meta(max_length=1024)]
 
@@ -112,7 +138,7 @@ class Invitation(Message, frozen=True):
 
     line: ShortText
     seconds: Seconds
-    """How long it can be used."""
+    """How long the join line is valid."""
 
 
 FromGuest: TypeAlias = FromWorker | KvBlock | Join | Attach | Leave

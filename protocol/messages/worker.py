@@ -1,12 +1,12 @@
-"""Messages between the orchestrator and its workers. Each union at the end names who may say what to whom."""
+"""Messages between the orchestrator and its workers. The unions at the end list the messages of each direction."""
 
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
 from protocol.messages.base import (
     MAX_CONTEXT,
-    MAX_ENDS,
+    MAX_EOS_TOKENS,
     MAX_NODES,
     MAX_TREES,
     ArenaName,
@@ -30,9 +30,6 @@ from protocol.messages.base import (
 from protocol.messages.plans import Distribution, GrowthPlan
 from protocol.messages.sampling import Likelihoods, Sampling
 
-MAX_PAYLOAD = 1 << 19
-"""Bytes of the raw frame. CURVE adds to them, and the whole has to stay under a worker's largest frame."""
-
 
 class KvReference(MessagePart, frozen=True):
     """The KV of a sequence's first `tokens` tokens lies in this arena."""
@@ -42,7 +39,7 @@ class KvReference(MessagePart, frozen=True):
 
 
 class KvForm(MessagePart, frozen=True):
-    """What a model's keys, and equally its values, are like; see ArenaLayout."""
+    """Shape and element type of a model's keys, and equally of its values; see ArenaLayout."""
 
     layers: Annotated[int, Meta(ge=1, le=1024)]
     kv_heads: Annotated[int, Meta(ge=1, le=1024)]
@@ -52,15 +49,15 @@ class KvForm(MessagePart, frozen=True):
 
 
 class Paced(MessagePart, frozen=True, kw_only=True):
-    """Forwards of one worker that were held to a device's pace."""
+    """Forwards of a worker that a device profile paces."""
 
     forwards: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     overruns: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     """Forwards whose real work took longer than the device would."""
     seconds: Seconds = 0.0
-    """What the device would have taken for all of them."""
+    """Time that the device would have taken for all forwards."""
     excess: Seconds = 0.0
-    """What they took beyond that, late awakenings included."""
+    """Time beyond that, late awakenings included."""
 
     def __add__(self, other: "Paced") -> "Paced":
         return Paced(
@@ -75,7 +72,7 @@ class Paced(MessagePart, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True):
-    """A worker that has loaded its model introduces itself."""
+    """A worker has loaded its model."""
 
     role: Role
     engine: PlainText
@@ -83,38 +80,39 @@ class Hello(Message, frozen=True):
     architecture: PlainText
     vocabulary: Vocabulary
     context: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
-    tokenizer: PlainText
+    tokenizer_fingerprint: PlainText
+    """Empty if the worker's tokens are always the target's."""
     device: PlainText
     pid: Annotated[int, Meta(ge=0, lt=1 << 32)]
     kv: KvForm | None = None
-    """Of a target or prefill worker whose KV can be handed on."""
-    weights: PlainText = ""
-    """Its model's fingerprint, then."""
+    """From a target or prefill worker whose KV can be adopted."""
+    model_fingerprint: PlainText = ""
+    """Of the weights that this KV is computed with; empty without `kv`."""
 
 
 class Prefilled(Message, frozen=True):
     """The target holds the KV of every committed token before the root of `round`.
 
-    From a draft only after a Start that named an arena: what came of it.
+    A draft sends it only after a Start that named an arena, to report the adoption.
     """
 
     sequence: WireSequence
     round: Round
     tokens: Count
-    """Tokens that were evaluated for it (0 when all were already there)."""
+    """Tokens that were evaluated for it (0 if all of them had KV)."""
     seconds: Seconds
     adopted: Count = 0
     """Tokens whose KV came from the arena that the Start named."""
     warning: PlainText = ""
-    """Why that arena could not be used, if it could not: its tokens were evaluated instead."""
+    """Why that arena could not be adopted; empty if it could. Its tokens were evaluated instead."""
     paced: Paced | None = None
 
 
 class KvOffer(Message, frozen=True):
-    """An arena holds the KV of a sequence's first `tokens` tokens, for whoever starts with them.
+    """An arena holds the KV of a sequence's first `tokens` tokens, for adoption by other sequences.
 
-    From a target: its checkpoint, as of now. From a prefill worker: all that Prefill asked for. From a draft:
-    its own cache, for its next life; nobody else can use it.
+    A target offers its present checkpoint. A prefill worker offers the KV of all tokens of a Prefill. A draft offers
+    its own cache, which only its next incarnation can adopt.
     """
 
     sequence: WireSequence
@@ -123,7 +121,7 @@ class KvOffer(Message, frozen=True):
     size: Annotated[int, Meta(ge=1, le=1 << 44)]
     """Bytes of shared memory that the arena takes."""
     seconds: Seconds
-    """Time spent on it since the last offer of this sequence."""
+    """Time spent on the arena since the last offer of this sequence."""
 
 
 class Grow(Message, frozen=True):
@@ -132,28 +130,28 @@ class Grow(Message, frozen=True):
 
     sequence: WireSequence
     round: Round
-    """The draft's root when the step began; its nodes may outlive that root."""
+    """The round of the draft's root when the step began. The nodes may survive that root."""
     parents: Nodes
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_NODES)]
     probabilities: Annotated[tuple[Probability, ...], Meta(max_length=MAX_NODES)]
-    """Conditional on the parent, as the draft believes."""
+    """Conditional on the parent, as the draft claims."""
     evaluated: Count
     """Nodes that the draft's forward evaluated in this step (0 for a repeated publication)."""
     seconds: Seconds
-    joint: Count = 0
-    """Nodes of the whole forward, if it grew the trees of several sequences."""
+    forward_nodes: Count = 0
+    """Nodes of the whole forward, if it grew the trees of several sequences; else 0."""
     distributions: Annotated[tuple[Distribution, ...], Meta(max_length=MAX_NODES)] = ()
     paced: Paced | None = None
-    """Of a paced worker: all its forwards since its last message; the same in a Verdict and a Prefilled."""
+    """From a paced worker: all its forwards since its last message that has this field."""
 
     def __post_init__(self) -> None:
-        # msgspec turns this into a ValidationError where the message comes from elsewhere.
+        # msgspec turns this into a ValidationError when it decodes a message.
         if not len(self.parents) == len(self.tokens) == len(self.probabilities):
             raise ValueError("parents, tokens and probabilities of a Grow must be equally long")
 
 
 class Verdict(Message, frozen=True):
-    """What the target kept of a token tree, and the one token it added."""
+    """The target's answer to a Verify: the accepted path of the token tree, and the bonus token."""
 
     sequence: WireSequence
     round: Round
@@ -164,19 +162,19 @@ class Verdict(Message, frozen=True):
     """From the target's receipt of the Verify to the sending of this."""
     paced: Paced | None = None
     likelihoods: Likelihoods = ()
-    """Of the path's tokens and of the bonus, if the sampling asks for them."""
+    """Of the path's tokens and of the bonus, if the sampling asks for log-probabilities."""
 
 
 class Fault(Message, frozen=True):
-    """A worker can't do what it was told, or can't go on at all."""
+    """A worker can't carry out a message, or can't go on at all."""
 
     kind: Literal["lost", "fatal", "refused"]
-    """lost: the sequence is unknown or out of step here, send Start; refused: this sequence can't be
-    served; fatal: the worker ends."""
+    """lost: the sequence is unknown or at another round here, send Start; refused: this sequence, or this tree, can't
+    be served; fatal: the worker ends."""
     text: PlainText
     sequence: WireSequence | None = None
     nodes: Annotated[int, Meta(ge=0, le=MAX_NODES)] | None = None
-    """Of a tree that a target refuses: how many it has below its root. None: not a tree was refused."""
+    """If a target refuses a tree: the tree's nodes below the root. None if no tree is refused."""
 
 
 class Pong(Message, frozen=True):
@@ -184,37 +182,14 @@ class Pong(Message, frozen=True):
 
     sent: Moment
     clock: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
-    """Nanoseconds on the worker's clock, the one of its spans; 0 from a worker that tells none."""
-
-
-class KvBlock(Message, frozen=True):
-    """By a prefill worker of another machine: rows of one layer's keys or values, for an arena there.
-
-    Blocks come in order: all layers of some rows, keys of every layer and then values, before the next rows.
-    """
-
-    sequence: WireSequence
-    question: Round
-    """Of the Prefill that it answers."""
-    begin: Count
-    """Token that the first row belongs to."""
-    rows: Annotated[int, Meta(ge=1, le=MAX_PAYLOAD)]
-    layer: Annotated[int, Meta(ge=0, lt=2048)]
-    """Keys of all layers first."""
-
-
-class Shipment(NamedTuple):
-    """A block and its bytes, (kv heads, rows, head size) of the arena's element type."""
-
-    block: KvBlock
-    payload: bytes
+    """Nanoseconds on the worker's clock, which its spans use; 0 from a worker without spans."""
 
 
 # The orchestrator to workers ---------------------------------------------------------------------
 
 
 class Start(Message, frozen=True):
-    """Serve this sequence from here on; its last token is the root."""
+    """Serve this sequence; its last token is the root."""
 
     sequence: WireSequence
     round: Round
@@ -224,33 +199,32 @@ class Start(Message, frozen=True):
     plan: GrowthPlan | None = None
     """How to grow; None for a target."""
     vocabulary: Vocabulary | None = None
-    """The target's, for a draft: tokens at or above it are never drafted. None if it is the draft's own."""
+    """For a draft: the target's vocabulary size. Tokens at or above it are never drafted. None if it is the draft's."""
     adopt: KvReference | None = None
-    """Where a target, or a draft that was restarted, finds the KV of the first tokens, so that it need not evaluate
-    them."""
-    prompt: Count = 0
-    """How many of the tokens are the prompt: the others were generated."""
-    ends: Annotated[tuple[Token, ...], Meta(max_length=MAX_ENDS)] = ()
-    """End-of-sequence tokens: what a grammar allows when it is fulfilled."""
+    """An arena with the KV of the first tokens, which a target or a restarted draft may adopt."""
+    prompt_tokens: Count = 0
+    """How many of the tokens are the prompt. The others were generated."""
+    eos_tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_EOS_TOKENS)] = ()
+    """End-of-sequence tokens: a grammar allows them once it is fulfilled."""
 
 
 class Prefill(Message, frozen=True):
-    """Evaluate these tokens and offer their KV."""
+    """Evaluate these tokens and offer their KV, for a prefill worker."""
 
     sequence: WireSequence
     tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_CONTEXT)]
-    question: Round = 0
-    """Comes back with every block of a worker that sends its KV over a network."""
+    attempt: Round = 0
+    """A worker that sends its KV over a network repeats it in every KvBlock."""
 
 
 class KvRelease(Message, frozen=True):
-    """This arena is given up: let go of it, and keep no other one for its sequence."""
+    """This arena is unlinked: close it, and write no other arena for its sequence."""
 
     name: ArenaName
 
 
 class Reroot(Message, frozen=True):
-    """The target spoke: `tokens` (accepted, then bonus) follow the old root at `position`."""
+    """A verdict was committed: `tokens` (accepted, then bonus) follow the old root at `position`."""
 
     sequence: WireSequence
     round: Round
@@ -258,7 +232,7 @@ class Reroot(Message, frozen=True):
     tokens: TreeTokens
     root: WireNode
     missed: bool
-    """The cache has no child of the new root: publish what there is again."""
+    """The orchestrator's tree has no child of the new root: publish the draft's nodes again."""
     plan: GrowthPlan | None = None
     """A new plan, or None to keep the present one."""
 
@@ -278,26 +252,26 @@ class Verify(Message, frozen=True):
 
 
 class Forest(Message, frozen=True):
-    """Evaluate the trees of several sequences in one forward. Each of them is answered as though it stood alone."""
+    """Evaluate the trees of several sequences in one forward. Each tree is answered like a Verify."""
 
     trees: Annotated[tuple[Verify, ...], Meta(min_length=2, max_length=MAX_TREES)]
-    """One a sequence."""
+    """At most one for each sequence."""
 
 
 class Stop(Message, frozen=True):
-    """Forget this sequence."""
+    """End this sequence."""
 
     sequence: WireSequence
 
 
 class Ping(Message, frozen=True):
-    """Are you there? `sent` comes back unchanged."""
+    """Heartbeat. The Pong repeats `sent`."""
 
     sent: Moment
 
 
 class Shutdown(Message, frozen=True):
-    """End in good order."""
+    """End the worker process."""
 
 
 FromWorker: TypeAlias = Hello | Prefilled | KvOffer | Grow | Verdict | Fault | Pong

@@ -29,8 +29,8 @@ class LogitsProcessors:
     @classmethod
     def at(cls, start: Start, grammars: Grammars) -> "LogitsProcessors":
         """Of a sequence that is served from `start` on. Raises GrammarError."""
-        wanted, generated = start.sampling.grammar, start.tokens[start.prompt :]
-        state = None if wanted is None else grammars.open(wanted, start.ends, generated)
+        wanted, generated = start.sampling.grammar, start.tokens[start.prompt_tokens :]
+        state = None if wanted is None else grammars.open(wanted, start.eos_tokens, generated)
         return cls(start.sampling, state, generated)
 
     @property

@@ -9,19 +9,19 @@ from protocol.messages.plans import BestFirst
 from protocol.speculation.evaluated_tree import EvaluatedTree, GrowthStep
 from protocol.speculation.token_tree import Node
 
-MAX_ALIVE = 2048
-"""Nodes of one sequence, root included: bounds memory and the time a re-root takes."""
-FLOOR = 1e-6
-"""Path probability below which a node is not worth a forward."""
-_LOG_FLOOR = math.log(FLOOR)
-MOST_FORCED = 8
-"""Tokens that must follow one another are told so many at a time."""
+MAX_TREE_NODES = 2048
+"""Nodes of one sequence, root included. It bounds the memory and the time that a new root takes."""
+MIN_PATH_PROBABILITY = 1e-6
+"""A node with a lower path probability is not worth a forward."""
+_MIN_LOG_PATH = math.log(MIN_PATH_PROBABILITY)
+_MAX_FORCED_TOKENS = 8
+"""Longest chain of forced tokens that one step adds at one node."""
 Forced: TypeAlias = Callable[[Node], int | None]
-"""The one token that may follow a node, if there is only one."""
+"""The only token that may follow a node; None if several may."""
 
 
 class BestFirstGrowth:
-    """The `width` most probable open nodes a step, `fan` children each; what must follow them needs no step."""
+    """A step evaluates the `width` most probable open nodes, with `fan` children each. Forced tokens need no step."""
 
     def __init__(self, evaluated: EvaluatedTree, plan: BestFirst, forced: Forced | None = None) -> None:
         self._evaluated = evaluated
@@ -31,21 +31,21 @@ class BestFirstGrowth:
         heapq.heapify(self._heap)
 
     def choose(self) -> GrowthStep | None:
-        """Takes the chosen nodes off the frontier: ask once, then evaluate them."""
+        """Removes the chosen nodes from the open ones: call it once, then evaluate them."""
         tree = self._evaluated.tree
-        room = (MAX_ALIVE - len(tree)) // self._plan.fan
-        least = tree.root.log_path + _LOG_FLOOR
+        room = (MAX_TREE_NODES - len(tree)) // self._plan.fan
+        least = tree.root.log_path + _MIN_LOG_PATH
         nodes: list[Node] = []
         while len(nodes) < min(self._plan.width, room) and self._heap and -self._heap[0][0] >= least:
             nodes.append(heapq.heappop(self._heap)[-1])
         return GrowthStep(nodes, self._plan.fan) if nodes else None
 
-    def publish(self, fresh: Sequence[Node]) -> list[Node]:
-        children = [child for node in fresh for child in self._evaluated.adopt(node, self._plan.fan)]
+    def publish(self, evaluated: Sequence[Node]) -> list[Node]:
+        children = [child for node in evaluated for child in self._evaluated.add_children(node, self._plan.fan)]
         if self._forced is not None:
             root = self._evaluated.tree.root
-            likely = heapq.nlargest(self._plan.width, children, key=lambda child: child.log_path)
-            for node in likely if root.children else [root]:
+            best = heapq.nlargest(self._plan.width, children, key=lambda child: child.log_path)
+            for node in best if root.children else [root]:
                 children += self._chain(node, self._forced)
         for child in children:
             if self._evaluated.is_open(child):
@@ -53,9 +53,9 @@ class BestFirstGrowth:
         return children
 
     def _chain(self, node: Node, forced: Forced) -> list[Node]:
-        """New nodes for the tokens that must follow `node`."""
+        """New nodes for the forced tokens behind `node`."""
         chain: list[Node] = []
-        while len(chain) < MOST_FORCED and self._evaluated.is_open(node):
+        while len(chain) < _MAX_FORCED_TOKENS and self._evaluated.is_open(node):
             token = forced(node)
             if token is None or token in node.children:
                 break
@@ -65,5 +65,5 @@ class BestFirstGrowth:
 
 
 def _entry(node: Node) -> tuple[float, int, int, Node]:
-    """Parents before children that must follow them."""
+    """Sorts parents before their forced children, which have the same path probability."""
     return (-node.log_path, node.depth, node.id, node)

@@ -1,11 +1,11 @@
-"""What an engine says of one evaluated node: which tokens may follow. Knows no tree and no model."""
+"""An engine's result for one evaluated node: the tokens that may follow it. Knows no tree and no model."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class Support(NamedTuple):
-    """The distribution that a main child was drawn from (rejection mode): aligned, summing to 1."""
+    """The distribution that a main child was sampled from (rejection mode). Both fields are equally long; sum 1."""
 
     tokens: Sequence[int]
     probabilities: Sequence[float]
@@ -15,7 +15,7 @@ class Candidates(NamedTuple):
     """Tokens that may follow a node, the main one first, the others by falling probability.
 
     Probabilities are conditional on the node. In coupled mode the main one is the most probable; in
-    rejection mode it is the one drawn from `support`.
+    rejection mode it is the one sampled from `support`.
     """
 
     tokens: Sequence[int]

@@ -7,14 +7,14 @@ from protocol.messages.plans import Chain, FanOut
 from protocol.speculation.evaluated_tree import EvaluatedTree, GrowthStep
 from protocol.speculation.token_tree import Node
 
-MAX_ALIVE = 4096
-"""Nodes of one sequence; a plan that wants more rests there."""
-_SPARE = 2
-"""Candidates looked up for each that is planned: the next plan may want more at a node evaluated under this one."""
+MAX_TREE_NODES = 4096
+"""Nodes of one sequence. Growth pauses there, whatever the plan asks for."""
+_CANDIDATES_PER_GUESS = 2
+"""Candidates kept for each planned guess: the next plan may ask for more at a node evaluated under this one."""
 
 
 class ChainGrowth:
-    """The main chain under the root, one node a step, then rest."""
+    """The main chain below the root, one node a step, then a pause."""
 
     def __init__(self, evaluated: EvaluatedTree, plan: Chain) -> None:
         self._evaluated = evaluated
@@ -24,8 +24,8 @@ class ChainGrowth:
         tip = _open_tip(self._evaluated, self._evaluated.tree.root, self._depth)
         return None if tip is None else GrowthStep([tip[1]], limit=1)
 
-    def publish(self, fresh: Sequence[Node]) -> list[Node]:
-        return [child for node in fresh for child in self._evaluated.adopt(node, 1)]
+    def publish(self, evaluated: Sequence[Node]) -> list[Node]:
+        return [child for node in evaluated for child in self._evaluated.add_children(node, 1)]
 
 
 class FanOutGrowth:
@@ -38,28 +38,30 @@ class FanOutGrowth:
         self._fan = plan.fan[: plan.depth + 1] + (0,) * (plan.depth + 1 - len(plan.fan))
 
     def choose(self) -> GrowthStep | None:
-        if len(self._evaluated.tree) >= MAX_ALIVE:
+        if len(self._evaluated.tree) >= MAX_TREE_NODES:
             return None
         tips = list(self._tips())[:MAX_NODES]
         if not tips:
             return None
         fans = [self._fan[position] for position, _ in tips] if self._plan.saguaro < 1.0 else ()
-        return GrowthStep([node for _, node in tips], _SPARE * max(self._fan) + 1, self._plan.saguaro, fans)
+        return GrowthStep(
+            [node for _, node in tips], _CANDIDATES_PER_GUESS * max(self._fan) + 1, self._plan.saguaro, fans
+        )
 
-    def publish(self, fresh: Sequence[Node]) -> list[Node]:
-        """Chains first, then the guesses, as soon as the main chain has been evaluated to its end."""
+    def publish(self, evaluated: Sequence[Node]) -> list[Node]:
+        """Chains first, then the bonus guesses, once the main chain has been evaluated to its end."""
         chain = self._chain()
         last = chain[self._plan.depth] if len(chain) > self._plan.depth else None
-        published = [child for node in fresh if node is not last for child in self._evaluated.adopt(node, 1)]
+        published = [child for node in evaluated if node is not last for child in self._evaluated.add_children(node, 1)]
         chain = self._chain()
         if not any(self._evaluated.is_open(node) for node in chain):
             for position, node in enumerate(chain):
-                own = 1 if position < self._plan.depth else 0
-                published += self._evaluated.adopt(node, own + self._fan[position])
+                chained = 1 if position < self._plan.depth else 0
+                published += self._evaluated.add_children(node, chained + self._fan[position])
         return published
 
     def _tips(self) -> Iterator[tuple[int, Node]]:
-        """Nodes to evaluate next with their position in their chain: the main chain's, else all guesses'."""
+        """The open node of the main chain, else those of all guesses' chains, each with its position in its chain."""
         chain = self._chain()
         tip = _open_tip(self._evaluated, chain[0], self._plan.depth + 1)
         if tip is not None:
@@ -77,7 +79,7 @@ class FanOutGrowth:
 
 
 def _guesses(chain: Sequence[Node]) -> Iterator[Node]:
-    """Children of the chain's nodes that are not of the chain."""
+    """Children of the chain's nodes that are not in the chain themselves."""
     for node, following in zip(chain, [*chain[1:], None], strict=True):
         for child in node.children.values():
             if child is not following:

@@ -1,4 +1,4 @@
-"""A token tree, the nodes to evaluate next and what the draft said of those evaluated. Pure; knows no plan."""
+"""A token tree with the candidates of its evaluated nodes. Pure; knows no plan."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ class GrowthStep(NamedTuple):
 
     nodes: Sequence[Node]
     limit: int
-    """Candidates wanted of each node."""
+    """Candidates of each node that the engine returns."""
     saguaro: float = 1.0
     """Factor on the probabilities of each node's `fans` best tokens (rejection mode)."""
     fans: Sequence[int] = ()
@@ -22,11 +22,11 @@ class GrowthStep(NamedTuple):
 
 
 class EvaluatedTree:
-    """The tree holds what was published; the candidates kept here may be published later."""
+    """The tree holds published nodes. Candidates may become nodes later."""
 
     def __init__(self, tree: TokenTree, horizon: int, calibration: Calibration) -> None:
-        """`horizon`: nodes at this absolute position and beyond are never evaluated. `calibration` says what
-        the draft's claims are worth, and learns it from what the target committed."""
+        """`horizon`: nodes at this absolute position and beyond are never evaluated. `calibration` corrects the draft's
+        claims, and observes what the target commits."""
         self.tree = tree
         self._calibration = calibration
         self.candidates: dict[NodeId, Candidates] = {}
@@ -39,32 +39,32 @@ class EvaluatedTree:
     def record(self, nodes: Iterable[Node], candidates: Iterable[Candidates]) -> None:
         self.candidates.update((node.id, found) for node, found in zip(nodes, candidates, strict=True))
 
-    def adopt(self, node: Node, count: int) -> list[Node]:
-        """Make the first `count` candidates of an evaluated node its children; returns the new ones."""
+    def add_children(self, node: Node, count: int) -> list[Node]:
+        """Add the first `count` candidates of an evaluated node as its children. Returns the new nodes."""
         found = self.candidates.get(node.id)
         if found is None:
             return []
         best = enumerate(zip(found.tokens[:count], found.probabilities, strict=False))
         return [
-            self.tree.add(node, token, chance, self._calibration(chance, rank))
-            for rank, (token, chance) in best
+            self.tree.add(node, token, probability, self._calibration(probability, rank))
+            for rank, (token, probability) in best
             if token not in node.children
         ]
 
     def advance(self, tokens: Sequence[int]) -> list[Node]:
-        """Move the root along `tokens`; returns the committed nodes, old root first."""
-        self._learn(tokens)
+        """Move the root along `tokens`. Returns the committed nodes, old root first."""
+        self._observe(tokens)
         committed = self.tree.advance(tokens)
         self.candidates = {id: found for id, found in self.candidates.items() if self.tree.get(id) is not None}
         return committed
 
-    def _learn(self, tokens: Sequence[int]) -> None:
-        """Compare what was guessed at the evaluated nodes of a committed path with what the target said."""
+    def _observe(self, tokens: Sequence[int]) -> None:
+        """Compare the candidates of the committed path's evaluated nodes with the committed tokens."""
         node: Node | None = self.tree.root
         for token in tokens:
             if node is None or node.id not in self.candidates:
                 return
             found = self.candidates[node.id]
-            for rank, (guess, chance) in enumerate(zip(found.tokens, found.probabilities, strict=True)):
-                self._calibration.observe(chance, rank, guess == token)
+            for rank, (guess, probability) in enumerate(zip(found.tokens, found.probabilities, strict=True)):
+                self._calibration.observe(probability, rank, guess == token)
             node = node.children.get(token)

@@ -14,13 +14,13 @@ from protocol.speculation.token_tree import Node, TokenTree
 
 
 class TreeGrowth:
-    """One sequence's tree under one plan: `next_step`, evaluate it, `expand`, again; `advance` between."""
+    """One sequence's tree under one plan: repeat `next_step`, evaluate it, `expand`. `advance` moves the root."""
 
     def __init__(
         self, tree: TokenTree, plan: GrowthPlan, horizon: int, calibration: Calibration, forced: Forced | None = None
     ) -> None:
-        """`horizon`: the first absolute position whose node is never evaluated. `forced` knows of nodes of this tree
-        what must follow them."""
+        """`horizon`: the first absolute position whose node is never evaluated. `forced`: the forced token behind a
+        node of this tree."""
         self.tree = tree
         self._evaluated = EvaluatedTree(tree, horizon, calibration)
         self._plan = plan
@@ -34,19 +34,19 @@ class TreeGrowth:
         return self._evaluated.candidates
 
     def next_step(self) -> GrowthStep | None:
-        """What to evaluate now; None in a lull. The same until `expand` or `advance`."""
+        """The nodes to evaluate next; None while the growth pauses. The same until `expand` or `advance`."""
         if self._next is None:
             self._next = self._rule.choose()
         return self._next
 
     def expand(self, step: GrowthStep, candidates: Sequence[Candidates]) -> list[Node]:
-        """Take what the engine said of the step's nodes; returns the new nodes, siblings together."""
+        """Take the engine's candidates of the step's nodes. Returns the new nodes, siblings together."""
         self._next = None
         self._evaluated.record(step.nodes, candidates)
         return self._rule.publish(step.nodes)
 
     def advance(self, tokens: Sequence[int], plan: GrowthPlan | None = None) -> list[Node]:
-        """Move the root along `tokens`, perhaps under a new plan; returns committed nodes, old root first."""
+        """Move the root along `tokens`, under a new plan if one is given. Returns committed nodes, old root first."""
         committed = self._evaluated.advance(tokens)
         self._plan = plan or self._plan
         self._rule = _rule(self._plan, self._evaluated, self._forced)
@@ -54,7 +54,7 @@ class TreeGrowth:
         return committed
 
     def publish(self) -> list[Node]:
-        """After `advance`: nodes that the plan wants by now and that need no forward."""
+        """After `advance`: new nodes of the plan that need no forward."""
         return self._rule.publish(())
 
     def surviving(self) -> Iterator[Node]:
@@ -66,12 +66,12 @@ class TreeGrowth:
 
 
 class _Rule(Protocol):
-    """A plan at work on a tree; made anew whenever the root moves."""
+    """A plan applied to a tree; a new one is made whenever the root moves."""
 
     def choose(self) -> GrowthStep | None: ...
 
-    def publish(self, fresh: Sequence[Node]) -> list[Node]:
-        """Add to the tree what the plan wants now that `fresh` is evaluated; returns it."""
+    def publish(self, evaluated: Sequence[Node]) -> list[Node]:
+        """Add the plan's nodes to the tree, now that the nodes `evaluated` have candidates. Returns the new nodes."""
         ...
 
 

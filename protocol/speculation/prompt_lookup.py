@@ -1,4 +1,4 @@
-"""Guesses from repetition: what followed the last few tokens before. Pure; knows no model and no tree."""
+"""Prompt lookup: guesses the token that followed the last few tokens earlier in the text. Pure; knows no tree."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
@@ -23,7 +23,7 @@ class PromptLookup:
         return len(self._tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Read more text: score what would have been guessed, then learn it."""
+        """Append tokens to the text. Each is compared with the guesses for it, then indexed."""
         for token in tokens:
             self._score(token)
             for gram in _suffixes(self._tokens, self._max_ngram):
@@ -32,18 +32,18 @@ class PromptLookup:
             self._tokens.append(token)
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens behind `length`. Reads the rest again: O(length)."""
+        """Remove the tokens behind `length`. Indexes the rest again: O(length)."""
         if length < len(self._tokens):
-            kept = self._tokens[:length]
+            tokens = self._tokens[:length]
             self._clear()
-            self.extend(kept)
+            self.extend(tokens)
 
     def continuations(self, suffix: Sequence[int], limit: int) -> list[tuple[int, float]]:
         """At most `limit` (token, probability) that may follow `suffix`, by falling probability.
 
-        From the longest run of last tokens that occurred before: the more frequent a follower the
-        better, then the more recent. Its share is scaled by how often followers of a run of that length
-        held what came next, add-one smoothed: (right + 1) / (tried + 2).
+        Uses the longest run of last tokens that occurred before. Its followers are ranked by frequency, then by
+        recency. A follower's share is scaled by how often the followers of a run of that length contained the next
+        token, add-one smoothed: (right + 1) / (tried + 2).
         """
         found = self._match(suffix)
         if found is None:
@@ -51,7 +51,7 @@ class PromptLookup:
         length, followers = found
         confidence = (self._right[length] + 1) / (self._tried[length] + 2)
         total = sum(followers.values())
-        # A follower moves to the end whenever it is seen, and sorting is stable.
+        # A follower moves to the end whenever it occurs, and sorting is stable.
         latest_first = list(followers.items())[::-1]
         ranked = sorted(latest_first, key=lambda follower: -follower[1])
         return [(token, confidence * count / total) for token, count in ranked[:limit]]

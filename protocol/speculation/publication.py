@@ -12,11 +12,11 @@ from protocol.speculation.token_tree import Node
 
 
 class StepCost(NamedTuple):
-    """Of the growth step that found the nodes, as in a Grow."""
+    """Cost of the growth step that added the nodes, as in a Grow."""
 
     evaluated: int = 0
     seconds: float = 0.0
-    joint: int = 0
+    forward_nodes: int = 0
 
 
 def growth_messages(
@@ -26,9 +26,9 @@ def growth_messages(
     candidates: Mapping[NodeId, Candidates],
     cost: StepCost,
 ) -> Iterator[Grow]:
-    """The nodes as one Grow, or as several where they are too many; the cost is told with the first.
+    """The nodes as one Grow, or as several if they exceed its bound. The first Grow has the cost.
 
-    A step that found nothing is a Grow too: it says that the draft has spoken.
+    A step that added no node is a Grow too: it shows that the draft is not silent.
     """
     for start in range(0, max(1, len(nodes)), MAX_NODES):
         part = nodes[start : start + MAX_NODES]
@@ -41,13 +41,13 @@ def growth_messages(
             probabilities=tuple(node.probability for node in part),
             evaluated=cost.evaluated if start == 0 else 0,
             seconds=cost.seconds if start == 0 else 0.0,
-            joint=cost.joint if start == 0 else 0,
+            forward_nodes=cost.forward_nodes if start == 0 else 0,
             distributions=tuple(_distributions(parents, candidates)),
         )
 
 
 def _distributions(parents: Sequence[NodeId], candidates: Mapping[NodeId, Candidates]) -> Iterator[Distribution]:
-    """What each parent's main child was drawn from, once a parent."""
+    """The distribution that each parent's main child was sampled from, once for each parent."""
     for parent, _ in groupby(parents):
         found = candidates.get(parent)
         if found is not None and found.support is not None:

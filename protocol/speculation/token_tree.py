@@ -1,4 +1,4 @@
-"""A prefix tree of what may follow the last committed token. Pure; shared by cache and draft."""
+"""The token tree: a prefix tree of guesses behind the last committed token. Pure."""
 
 import heapq
 import math
@@ -11,7 +11,7 @@ _MASK = (1 << 63) - 1
 
 
 def node_id(parent: NodeId, token: int) -> NodeId:
-    """63-bit content address of the path `parent` + `token`: the same path has the same id everywhere.
+    """63-bit content address of the path `parent` + `token`: the same path has the same id in every process.
 
     A multiply-xorshift mix after splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
     """
@@ -31,7 +31,7 @@ class Node:
     probability: float
     """Conditional on the parent, as its draft claims."""
     log_path: float
-    """Sum of believed log probabilities since the sequence began; only differences mean anything."""
+    """Sum of believed log probabilities since the sequence began. Only differences have a meaning."""
     depth: int
     """Absolute position in the sequence."""
     children: "dict[int, Node]" = field(default_factory=dict)
@@ -78,24 +78,24 @@ class TokenTree:
         return math.exp(min(0.0, node.log_path - self.root.log_path))
 
     def advance(self, tokens: Sequence[int]) -> list[Node]:
-        """Commit the root and `tokens` but the last, which becomes the new root; drop what leaves the path.
+        """Commit the root and `tokens` but the last, which becomes the new root. Drop all nodes not below it.
 
-        Returns the newly committed nodes, old root first. Nodes that were not there are made. What is
-        dropped or committed loses its `parent`.
+        Returns the newly committed nodes, old root first. Missing nodes are created. Dropped and committed nodes lose
+        their `parent`.
         """
         committed = []
         node = self.root
         for token in tokens:
             committed.append(node)
             node = node.children.get(token) or self.add(node, token, 1.0)
-        kept = {node.id: node for node in _subtree(node)}
+        surviving = {node.id: node for node in _subtree(node)}
         for id, dropped in self._nodes.items():
-            if id not in kept:
-                # Workers run without garbage collection: a cycle of parent and child would stay for ever.
+            if id not in surviving:
+                # Workers run without garbage collection: a cycle of parent and child would never be freed.
                 dropped.parent = None
         node.parent = None
         self.root = node
-        self._nodes = kept
+        self._nodes = surviving
         return committed
 
     def best(self) -> Iterator[Node]:

@@ -12,7 +12,7 @@ import zmq
 
 from protocol.errors import InputError, WireError
 from protocol.messages.base import Message
-from protocol.messages.worker import KvBlock, Shipment
+from protocol.messages.remote import KvBlock, Shipment
 from protocol.security.addresses import Endpoint, endpoint, require_local
 from protocol.security.guard import ZAP_DOMAIN, Guard
 from protocol.security.keys import KeyPair

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Protocol, TypeAlias
 
-from protocol.messages.worker import FromWorker, Hello, Shipment, ToWorker
+from protocol.messages.remote import Shipment
+from protocol.messages.worker import FromWorker, Hello, ToWorker
 
 WorkerReply: TypeAlias = FromWorker | Shipment
 

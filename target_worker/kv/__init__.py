@@ -1,4 +1,4 @@
 """A target sequence's KV and shared memory: checkpoints written, arenas adopted.
 
-Knows no requests and no messages' flow.
+Knows no requests and no message flow.
 """

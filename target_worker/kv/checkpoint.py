@@ -5,31 +5,27 @@ from protocol.kv.arena import Arena
 from protocol.kv.exchange import KvExchange
 from protocol.messages.worker import KvReference
 
-_LEAST = 32
-"""Tokens that are worth an arena: fewer are prefilled in the time that it takes."""
-_EVERY = 64
+_MIN_TOKENS = 32
+"""Fewest tokens that are saved: fewer are prefilled in the time that a save takes."""
+_INTERVAL = 64
 """Committed tokens from one save to the next."""
 _SLICE = 128
-"""Tokens copied at once: a verification that arrives meanwhile waits no longer than that."""
+"""Tokens copied at once. A verification that arrives meanwhile waits for one slice at most."""
 
 
 class KvCheckpoint:
     """One arena at a time, filled a slice at a time; a bigger one when it is full."""
 
     def __init__(self, exchange: KvExchange, covered: int = 0) -> None:
-        """`covered`: tokens of this sequence whose KV lies in an arena of somebody else."""
+        """`covered`: tokens of this sequence whose KV another arena holds already."""
         self.covered = covered
-        """Tokens whose KV lies in some arena."""
+        """Tokens whose KV some arena holds."""
         self._exchange = exchange
         self._arena: Arena | None = None
         self._goal = 0
-        """Tokens that the save in progress will hold; 0 when none is."""
-        self._given_up = False
-
-    @property
-    def given_up(self) -> bool:
+        """Tokens that the save in progress will cover; 0 if none is in progress."""
+        self.closed = False
         """Nothing will be saved any more."""
-        return self._given_up
 
     @property
     def size(self) -> int:
@@ -38,11 +34,11 @@ class KvCheckpoint:
 
     def due(self, committed: int) -> bool:
         """Whether a sequence of so many committed tokens has something to save."""
-        enough = _EVERY if self.covered else _LEAST
-        return not self._given_up and (self._goal > 0 or committed - self.covered >= enough)
+        enough = _INTERVAL if self.covered else _MIN_TOKENS
+        return not self.closed and (self._goal > 0 or committed - self.covered >= enough)
 
     def save(self, cache: TreeSequence) -> KvReference | None:
-        """Copy the next slice; where it lies, once the arena holds more than was covered before.
+        """Copy the next slice. Returns the arena once it holds more tokens than were covered before.
 
         Raises SegmentError if there is no memory for it.
         """
@@ -59,13 +55,13 @@ class KvCheckpoint:
         return KvReference(arena.name, end)
 
     def release(self, name: str) -> None:
-        """The orchestrator has no use for the arena of this name: make no other one if it is ours."""
+        """The orchestrator unlinks this arena: if it is this checkpoint's, save nothing more."""
         if self._arena is not None and self._arena.name == name:
             self.close()
 
     def close(self) -> None:
-        """Save nothing more. What was offered stays, for others."""
-        self._given_up = True
+        """Save nothing more. The offered arena stays, for other sequences."""
+        self.closed = True
         if self._arena is not None:
             self._arena.close()
             self._arena = None

@@ -1,13 +1,24 @@
-"""A target sequence's KV, which outlives the sequence in the prefix cache. Knows no tokens."""
+"""A target sequence's KV: its first tokens may be adopted from an arena, and it may outlive the sequence.
+
+Knows no requests.
+"""
 
 from typing import NamedTuple
 
+from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
+from protocol.kv.arena_header import ArenaError
+from protocol.kv.exchange import KvExchange
+from protocol.kv.segments import SegmentError
+from protocol.messages.worker import KvReference
 from target_worker.kv.checkpoint import KvCheckpoint
+
+_ROOM_SHARE = 16
+"""One row of room to grow for so many adopted rows, so that the next few tokens need no new array."""
 
 
 class TargetKv(NamedTuple):
-    """In this process's memory, and in shared memory if it is saved there."""
+    """A sequence's KV in this process's memory and, if it is saved there, in shared memory."""
 
     cache: TreeSequence
     checkpoint: KvCheckpoint | None
@@ -21,7 +32,7 @@ class TargetKv(NamedTuple):
         return self.cache.copyable
 
     def first(self, length: int, exclusive: bool) -> TreeSequence:
-        """The KV of the first `length` tokens: this one itself if the caller has it exclusively, or a copy."""
+        """The KV of the first `length` tokens: this KV itself if it is the caller's exclusively, else a copy."""
         if not exclusive:
             return self.cache.copy(length)
         self.cache.truncate(length)
@@ -31,3 +42,28 @@ class TargetKv(NamedTuple):
         """Save nothing more."""
         if self.checkpoint is not None:
             self.checkpoint.close()
+
+
+class Adoption(NamedTuple):
+    """The KV of `tokens` tokens that a new sequence begins with. Without tokens, `warning` says why."""
+
+    cache: TreeSequence
+    tokens: int = 0
+    warning: str = ""
+
+
+def adopt(model: TreeModel, exchange: KvExchange | None, reference: KvReference) -> Adoption:
+    """Copy an arena's rows. An arena that can't be adopted gives a warning and costs a prefill."""
+    cache = model.sequence()
+    if exchange is None:
+        return Adoption(cache, warning="This target shares no KV: prefill again.")
+    try:
+        arena = exchange.adopt(reference)
+    except (ArenaError, SegmentError) as error:
+        return Adoption(cache, warning=str(error))
+    rows = min(arena.layout.capacity, reference.tokens + reference.tokens // _ROOM_SHARE)
+    keys, values = list(arena.keys[:, :, :rows]), list(arena.values[:, :, :rows])
+    cache.adopt(keys, values, reference.tokens, arena.layout.dtype)
+    del keys, values
+    arena.close()
+    return Adoption(cache, reference.tokens)

@@ -1,4 +1,4 @@
-"""A target divided among ranks: how they meet, what rank 0 tells the others, how a lost rank is noticed.
+"""A target divided among ranks: how they meet, the commands of rank 0, how a lost rank is noticed.
 
-Only rank 0 knows requests; the others know forwards.
+Only rank 0 knows requests; the other ranks run forwards.
 """

@@ -1,6 +1,6 @@
-"""What rank 0 tells the other ranks to do, and its bytes. Knows no model and opens no sockets.
+"""Commands of rank 0 to the other ranks, and their bytes. Knows no model and opens no sockets.
 
-A call is named after the method of `TreeSequence` or `TreeModel` that every rank runs with the same arguments.
+A command is named after the method of `TreeSequence` or `TreeModel` that every rank runs with the same arguments.
 """
 
 import socket
@@ -26,7 +26,7 @@ class EvaluateCommand(msgspec.Struct, frozen=True, tag="evaluate", array_like=Tr
 
 
 class EvaluateTogetherCommand(msgspec.Struct, frozen=True, tag="evaluate_together", array_like=True):
-    """All of it in one forward."""
+    """All parts in one forward."""
 
     parts: tuple[EvaluateCommand, ...]
 
@@ -55,20 +55,20 @@ RankCommand: TypeAlias = (
 _DECODER = msgspec.msgpack.Decoder(RankCommand)
 
 
-def encoded(call: RankCommand) -> bytes:
-    body = msgspec.msgpack.encode(call)
+def encoded(command: RankCommand) -> bytes:
+    body = msgspec.msgpack.encode(command)
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
 def received(connection: socket.socket) -> RankCommand:
-    """The next call. Raises EOFError when the other end is gone, WireError for what is no call."""
+    """The next command. Raises EOFError if the other end is closed, WireError for bytes that are no command."""
     length = int.from_bytes(_exactly(connection, _LENGTH_BYTES), "big")
     if length > _MOST_BYTES:
-        raise WireError(f"Rank 0 announced a call of {length:,} bytes; at most {_MOST_BYTES:,} are allowed.")
+        raise WireError(f"Rank 0 announced a command of {length:,} bytes; at most {_MOST_BYTES:,} are allowed.")
     try:
         return _DECODER.decode(_exactly(connection, length))
     except msgspec.MsgspecError as error:
-        raise WireError(f"Rank 0 sent something that is no call ({error}).") from error
+        raise WireError(f"Rank 0 sent bytes that are no command ({error}).") from error
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

@@ -11,18 +11,18 @@ from protocol.worker.process import die_with_parent
 from protocol.worker.replay import settle
 
 REFUSED = 2
-"""Exit code for what another try would not mend."""
-_AFTERTHOUGHT = 2.0
-"""Seconds before a rank ends that can't load its model, so that rank 0, which can't either, says why first."""
+"""Exit code for an error that a restart would not remove."""
+_END_DELAY = 2.0
+"""Seconds before a rank that can't load its model ends, so that rank 0, which can't load it either, reports first."""
 
 
 def main() -> int:
     setup = RankSetup.from_arguments()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    if setup.life is not None:
-        die_with_parent(setup.life)
-    # Imported only now that the parent's end would be noticed: MLX takes a second.
+    if setup.parent_socket is not None:
+        die_with_parent(setup.parent_socket)
+    # MLX takes a second to import. From here on this process notices the end of its parent meanwhile.
     from target_worker.device import wire
     from target_worker.tensor_parallel.ranks import serve_rank
 
@@ -30,18 +30,18 @@ def main() -> int:
         wire()
         settle()
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         sys.stderr.write(f"Rank {setup.rank}: {text}.\n")
         sys.stderr.flush()
 
     try:
-        serve_rank(setup, ready=ready, say=say)
+        serve_rank(setup, ready=ready, report=report)
     except InputError as error:
-        say(str(error).rstrip("."))
-        time.sleep(_AFTERTHOUGHT)
+        report(str(error).rstrip("."))
+        time.sleep(_END_DELAY)
         return REFUSED
     except (EOFError, OSError, RuntimeError) as error:
-        say(f"the other ranks are gone ({str(error) or 'end of file'})")
+        report(f"the other ranks are gone ({str(error) or 'end of file'})")
     return 1
 
 

@@ -1,85 +1,96 @@
-"""The ranks of a sharded target as processes, from start to end. Knows no tokens."""
+"""The ranks of a sharded target as processes: start, MLX's group, loading, heartbeats, end. Knows no tokens.
+
+A collective with a peer that was stopped, or whose cable was pulled, blocks for ever. So a thread on each side, which
+no collective blocks, sends a byte a second and reads the other side's bytes.
+"""
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import msgspec
 
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.target_hosts import RankSetup, TargetHosts, require_divisible
-from protocol.errors import PipelineError
+from protocol.errors import InputError, PipelineError
 from protocol.inference.tree_model import TreeModel
-from target_worker.tensor_parallel.group import connect, divided
-from target_worker.tensor_parallel.heartbeat import start_heartbeat
 from target_worker.tensor_parallel.rank_commands import RankCommand, received
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
 from target_worker.tensor_parallel.sharded_model import LeadingModel, follow
 
+_CONNECT_SECONDS = 30.0
+_HEARTBEAT_SECONDS = 1.0
+_PARENT_SOCKETS: list[socket.socket] = []
+"""This process's ends of the socket pairs with its children: open for as long as this process lives."""
 
-def leading(folder: Path, hosts: TargetHosts) -> LeadingModel:
-    """Rank 0's share of the model, with all other ranks at its command; those of this machine are started.
+
+def load_leading_model(folder: Path, hosts: TargetHosts) -> LeadingModel:
+    """Rank 0's share of the model, with connections to all other ranks. Starts the ranks of this machine.
 
     Raises InputError for a model that can't be divided and for hosts that can't meet. Ends the process if a rank
-    is lost, now or later: MLX can't replace one, so all of them start anew.
+    is lost, now or later: MLX can't replace a rank, so all of them restart.
     """
     require_divisible(folder, hosts.ranks)
-    children = [_started(RankSetup(hosts=hosts, rank=rank, model=str(folder))) for rank in _local_ranks(hosts)]
+    children = [_start_rank(RankSetup(hosts=hosts, rank=rank, model=str(folder))) for rank in _local_ranks(hosts)]
     peers = meet(hosts, model_fingerprint(folder), lambda: _require_alive(children))
     for peer in peers:
-        start_heartbeat(peer.pulse, hosts.silence, _end_because(f"Rank {peer.rank} ({hosts.addresses[peer.rank][0]})"))
-    with _together():
+        start_heartbeat(
+            peer.heartbeat, hosts.silence, _end_process(f"Rank {peer.rank} ({hosts.addresses[peer.rank][0]})")
+        )
+    with _rank_loss_ends_process():
         model = LeadingModel.load(folder, divided(connect(hosts, 0)))
     model.lead(peers)
     return model
 
 
-def serve_rank(setup: RankSetup, ready: Callable[[], None], say: Callable[[str], None]) -> None:
-    """Another rank's life: wait for rank 0, load this rank's share, do as told. Ends with rank 0, by EOFError.
+def serve_rank(setup: RankSetup, ready: Callable[[], None], report: Callable[[str], None]) -> None:
+    """Serve as another rank: wait for rank 0, load this rank's share, run its commands. Ends with rank 0, by EOFError.
 
     `ready` is called when the model is loaded. Raises InputError if the ranks don't belong together.
     """
     hosts, folder = setup.hosts, Path(setup.model)
     require_divisible(folder, hosts.ranks)
-    say(f"waiting for rank 0 at {hosts.addresses[0][0]}")
+    report(f"waiting for rank 0 at {hosts.addresses[0][0]}")
     peer = join(hosts, setup.rank, model_fingerprint(folder))
-    start_heartbeat(peer.pulse, hosts.silence, _end_because("Rank 0"))
-    say("loading")
-    with _together():
+    start_heartbeat(peer.heartbeat, hosts.silence, _end_process("Rank 0"))
+    report("loading")
+    with _rank_loss_ends_process():
         model = TreeModel.load(folder, divided(connect(hosts, setup.rank)))
     ready()
-    say("at work")
-    follow(model, _calls(peer))
+    report("at work")
+    follow(model, _commands(peer))
 
 
-def _calls(peer: Peer) -> Iterator[RankCommand]:
+def _commands(peer: Peer) -> Iterator[RankCommand]:
     while True:
-        yield received(peer.calls)
+        yield received(peer.commands)
 
 
 def _local_ranks(hosts: TargetHosts) -> range:
     return range(1, hosts.ranks) if hosts.local else range(0)
 
 
-def _started(setup: RankSetup) -> subprocess.Popen[bytes]:
-    """A rank as a child, in our process group, on our cores, with our log. It ends when this process does."""
+def _start_rank(setup: RankSetup) -> subprocess.Popen[bytes]:
+    """A rank as a child in this process's group, on the same cores, with the same log. It ends with this process."""
     ours, theirs = socket.socketpair()
-    _LIVES.append(ours)
+    _PARENT_SOCKETS.append(ours)
     with theirs:
-        setup = msgspec.structs.replace(setup, life=theirs.fileno())
+        setup = msgspec.structs.replace(setup, parent_socket=theirs.fileno())
         return subprocess.Popen(
             [sys.executable, "-m", "target_worker.tensor_parallel.rank_process", msgspec.json.encode(setup).decode()],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
         )
-
-
-_LIVES: list[socket.socket] = []
-"""Our ends of the children's life sockets: open for as long as this process lives."""
 
 
 def _require_alive(children: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -89,20 +100,75 @@ def _require_alive(children: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 @contextlib.contextmanager
-def _together() -> Iterator[None]:
-    """A collective that fails while a model loads is the loss of a rank, not the model's fault."""
+def _rank_loss_ends_process() -> Iterator[None]:
+    """A collective that fails while a model loads means that a rank was lost, and ends this process."""
     try:
         yield
     except RuntimeError as error:
-        _end_because("Another rank")(f"was lost ({error})")
+        _end_process("Another rank")(f"was lost ({error})")
 
 
-def _end_because(who: str) -> Callable[[str], None]:
-    """Ends this process from any thread, whatever the others are blocked in."""
+def _end_process(subject: str) -> Callable[[str], None]:
+    """A function that ends this process from any thread, even while other threads are blocked."""
 
-    def end(what: str) -> None:
-        sys.stderr.write(f"{who} {what}: all ranks start anew.\n")
+    def end(event: str) -> None:
+        sys.stderr.write(f"{subject} {event}: all ranks start anew.\n")
         sys.stderr.flush()
         os._exit(1)
 
     return end
+
+
+def connect(hosts: TargetHosts, rank: int) -> mx.distributed.Group:
+    """MLX's group of all ranks. All ranks must call this at the same time. Raises RuntimeError if it fails."""
+    jaccl = bool(hosts.devices) and mx.distributed.is_available("jaccl")
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        file.write(msgspec.json.encode(hosts.devices if jaccl else hosts.addresses))
+        file.flush()
+        os.environ["MLX_RANK"] = str(rank)
+        os.environ["MLX_JACCL_COORDINATOR"] = hosts.addresses[0][0]
+        os.environ["MLX_IBV_DEVICES" if jaccl else "MLX_HOSTFILE"] = file.name
+        # This call holds the interpreter's lock: only the kernel can end it if a rank has died since the rendezvous.
+        signal.setitimer(signal.ITIMER_REAL, _CONNECT_SECONDS)
+        try:
+            return mx.distributed.init(backend="jaccl" if jaccl else "ring", strict=True)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def divided(group: mx.distributed.Group) -> Callable[[Any], None]:
+    """A function that divides a network among the ranks of `group`, before its weights are read."""
+
+    def divide(network: Any) -> None:
+        if not callable(getattr(network, "shard", None)):
+            raise InputError(
+                f"mlx-lm can't divide a model of type {network.args.model_type} among hosts: "
+                "choose a Llama, Qwen2 or Qwen3 model, or leave --target-hosts out."
+            )
+        network.shard(group)
+
+    return divide
+
+
+def start_heartbeat(connection: socket.socket, silence: float, lost: Callable[[str], object]) -> None:
+    """Exchange heartbeats from now on. `lost` is called once, when the other side ends or is silent."""
+    threading.Thread(target=_exchange_heartbeats, args=(connection, silence, lost), daemon=True).start()
+
+
+def _exchange_heartbeats(connection: socket.socket, silence: float, lost: Callable[[str], object]) -> None:
+    last_heard = time.monotonic()
+    due = last_heard
+    connection.settimeout(_HEARTBEAT_SECONDS / 2)
+    with contextlib.suppress(OSError):
+        while (now := time.monotonic()) - last_heard < silence:
+            if now >= due:
+                connection.sendall(b".")
+                due = now + _HEARTBEAT_SECONDS
+            with contextlib.suppress(TimeoutError):
+                if not connection.recv(1024):
+                    break
+                last_heard = time.monotonic()
+        else:
+            lost(f"gave no sign of life for {silence:g} s")
+            return
+    lost("has ended")

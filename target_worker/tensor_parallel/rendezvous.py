@@ -1,8 +1,9 @@
-"""Where the ranks of a sharded target find one another before MLX connects them. Knows no model.
+"""How the ranks of a sharded target meet before MLX connects them. Knows no model.
 
-MLX's own meeting blocks the whole interpreter until the last rank is there, so that no death pipe and no signal
-would be heard. Here rank 0 listens at its address from the hosts file, the others dial it, and only when all are
-there the port is left to MLX. Nothing is authenticated, neither here nor by MLX: only for a wire that is trusted.
+MLX's own rendezvous blocks the whole interpreter until the last rank has connected, so the process would notice
+neither a signal nor the end of its parent. Here rank 0 listens at its address from the hosts file, the others connect
+to it, and MLX gets the port only when all ranks are present. Neither this nor MLX authenticates anything: for trusted
+networks only.
 """
 
 import socket
@@ -16,71 +17,71 @@ import msgspec
 from protocol.contracts.target_hosts import TargetHosts, host_and_port
 from protocol.errors import InputError
 
-_VERSION = 1
-_PATIENCE = 120.0
+_VERSION = 2
+_MEETING_SECONDS = 120.0
 """Seconds that rank 0 waits for the others."""
 _GREETING_SECONDS = 2.0
-"""A connection that says nothing for so long is nobody of ours."""
-_LOOK_SECONDS = 0.1
+"""A connection without a greeting for so long is not a rank's."""
+_POLL_SECONDS = 0.1
 _LONGEST_LINE = 4096
 _WAIT, _GO = b"wait\n", b"go\n"
 
 
 class Greeting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first line that a rank says on each of its two connections."""
+    """The first line that a rank sends on each of its two connections."""
 
     version: int
     rank: int
     ranks: int
     model: str
     """Fingerprint of the weights."""
-    use: Literal["calls", "pulse"]
+    use: Literal["commands", "heartbeat"]
 
 
 class Peer(NamedTuple):
-    """Another rank: what it is told to do goes through `calls`, signs of life through `pulse`."""
+    """Connections to another rank."""
 
     rank: int
-    calls: socket.socket
-    pulse: socket.socket
+    commands: socket.socket
+    heartbeat: socket.socket
 
 
 def meet(hosts: TargetHosts, model: str, check: Callable[[], None]) -> list[Peer]:
-    """Rank 0: the others, once all are there. `check` is called again and again and may raise.
+    """For rank 0: the other ranks, once all are present. `check` is called repeatedly and may raise.
 
-    Raises InputError for an address that can't be listened at, for a rank with another model, and after two
-    minutes without all ranks.
+    Raises InputError for an address at which rank 0 can't listen, for a rank with another model, and if a rank is
+    missing after two minutes.
     """
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _MEETING_SECONDS
     present: dict[tuple[int, str], socket.socket] = {}
     with _listening(hosts.addresses[0][0]) as listener:
         while len(present) < 2 * (hosts.ranks - 1):
             check()
             if time.monotonic() > deadline:
                 raise _missing(hosts, {rank for rank, _ in present})
-            arrival = _arrival(listener)
-            if arrival is not None:
-                greeting, connection = arrival
+            accepted = _accepted(listener)
+            if accepted is not None:
+                greeting, connection = accepted
                 _require_fitting(greeting, connection, hosts, model)
                 present[greeting.rank, greeting.use] = connection
-            present = {key: each for key, each in present.items() if _told(each, _WAIT)}
+            present = {key: each for key, each in present.items() if _send(each, _WAIT)}
     for connection in present.values():
-        _told(connection, _GO)
-    return [Peer(rank, present[rank, "calls"], present[rank, "pulse"]) for rank in range(1, hosts.ranks)]
+        _send(connection, _GO)
+    return [Peer(rank, present[rank, "commands"], present[rank, "heartbeat"]) for rank in range(1, hosts.ranks)]
 
 
 def join(hosts: TargetHosts, rank: int, model: str) -> Peer:
-    """Another rank: its connections to rank 0, once all are there. Raises InputError if rank 0 refuses,
-    ConnectionError if it goes away meanwhile, TimeoutError if it falls silent."""
-    greeting = Greeting(_VERSION, rank, hosts.ranks, model, "calls")
-    calls = _dialled(hosts, greeting)
-    # A refusal comes on the first connection: nobody may listen any more for the second.
-    _await(calls, _WAIT, hosts.silence)
-    pulse = _dialled(hosts, msgspec.structs.replace(greeting, use="pulse"))
-    for connection in (calls, pulse):
+    """For another rank: its connections to rank 0, once all ranks are present. Raises InputError if rank 0 refuses,
+    ConnectionError if rank 0 ends meanwhile, TimeoutError if rank 0 is silent."""
+    greeting = Greeting(_VERSION, rank, hosts.ranks, model, "commands")
+    commands = _connected(hosts, greeting)
+    # A refusal arrives on the first connection; rank 0 may not listen any more for the second.
+    _await(commands, _WAIT, hosts.silence)
+    heartbeat = _connected(hosts, msgspec.structs.replace(greeting, use="heartbeat"))
+    for connection in (commands, heartbeat):
         _await(connection, _GO, hosts.silence)
         connection.settimeout(None)
-    return Peer(0, calls, pulse)
+    return Peer(0, commands, heartbeat)
 
 
 def _listening(address: str) -> socket.socket:
@@ -91,12 +92,12 @@ def _listening(address: str) -> socket.socket:
             f"Rank 0 can't listen at {address} ({error.strerror}): end what uses that port, "
             "or give this machine's own address first in the hosts file."
         ) from error
-    listener.settimeout(_LOOK_SECONDS)
+    listener.settimeout(_POLL_SECONDS)
     return listener
 
 
-def _arrival(listener: socket.socket) -> tuple[Greeting, socket.socket] | None:
-    """Who has dialled, if anybody of ours."""
+def _accepted(listener: socket.socket) -> tuple[Greeting, socket.socket] | None:
+    """The next connection with a rank's greeting, if there is one."""
     with suppress(OSError):
         connection, _ = listener.accept()
         connection.settimeout(_GREETING_SECONDS)
@@ -109,7 +110,7 @@ def _arrival(listener: socket.socket) -> tuple[Greeting, socket.socket] | None:
 
 
 def _require_fitting(greeting: Greeting, connection: socket.socket, hosts: TargetHosts, model: str) -> None:
-    """Both sides are told if a rank does not belong here: the user sees one of them."""
+    """Refuse a rank that does not belong here. Both sides get the reason, since the user sees one of them."""
     refusal = ""
     if greeting.version != _VERSION or greeting.ranks != hosts.ranks or not 0 < greeting.rank < hosts.ranks:
         refusal = "has another hosts file or version than rank 0: give all ranks the same."
@@ -117,13 +118,13 @@ def _require_fitting(greeting: Greeting, connection: socket.socket, hosts: Targe
         refusal = "has another target model than rank 0: copy the same folder to every host."
     if refusal:
         text = f"Rank {greeting.rank} {refusal}"
-        _told(connection, f"{text}\n".encode())
+        _send(connection, f"{text}\n".encode())
         connection.close()
         raise InputError(text)
 
 
-def _told(connection: socket.socket, line: bytes) -> bool:
-    """Say it; whether the other side is still there."""
+def _send(connection: socket.socket, line: bytes) -> bool:
+    """Send a line. Returns whether the other side is still connected."""
     try:
         connection.sendall(line)
     except OSError:
@@ -133,7 +134,7 @@ def _told(connection: socket.socket, line: bytes) -> bool:
     return True
 
 
-def _dialled(hosts: TargetHosts, greeting: Greeting) -> socket.socket:
+def _connected(hosts: TargetHosts, greeting: Greeting) -> socket.socket:
     while True:
         try:
             connection = socket.create_connection(host_and_port(hosts.addresses[0][0]), _GREETING_SECONDS)
@@ -141,11 +142,11 @@ def _dialled(hosts: TargetHosts, greeting: Greeting) -> socket.socket:
             connection.sendall(msgspec.json.encode(greeting) + b"\n")
             return connection
         except OSError:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
 
 def _await(connection: socket.socket, awaited: bytes, silence: float) -> None:
-    """Read up to this line. Raises InputError for what is neither it nor a word to wait."""
+    """Read until this line arrives. Raises InputError with any other line than it and _WAIT."""
     connection.settimeout(silence)
     while (line := _line(connection)) != awaited:
         if line != _WAIT:
@@ -153,7 +154,7 @@ def _await(connection: socket.socket, awaited: bytes, silence: float) -> None:
 
 
 def _line(connection: socket.socket) -> bytes:
-    """One line with its end. Raises ConnectionError when there is none."""
+    """One line with its end. Raises ConnectionError if there is none."""
     line = bytearray()
     while not line.endswith(b"\n"):
         part = connection.recv(1)
@@ -167,6 +168,6 @@ def _missing(hosts: TargetHosts, present: set[int]) -> InputError:
     absent = [rank for rank in range(1, hosts.ranks) if rank not in present]
     where = ", ".join(f"rank {rank} ({hosts.addresses[rank][0]})" for rank in absent)
     return InputError(
-        f"The target's {where} did not come within {_PATIENCE:.0f} s: run `launch-pipeline target-rank "
+        f"The target's {where} did not come within {_MEETING_SECONDS:.0f} s: run `launch-pipeline target-rank "
         f"--hosts FILE --rank {absent[0] if absent else 1} --target FOLDER` there, with the same files."
     )

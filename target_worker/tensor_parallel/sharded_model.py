@@ -1,8 +1,8 @@
 """A target divided among ranks by mlx-lm's tensor parallelism: all of them run the same forwards together.
 
-Rank 0 is the target worker that everybody else knows. Before it runs a method of one of its sequences it tells the
-other ranks to run the same one; the tokens, the tree and the path that was kept all come from it, so that nobody
-else samples and no rank can come to another conclusion. Knows no messages of the pipeline.
+Rank 0 is the target worker. Before it runs a method of one of its sequences, it commands the other ranks to run the
+same method. Tokens, trees and accepted paths all come from rank 0: no other rank samples, so no rank can choose other
+tokens. Knows no messages of the pipeline.
 """
 
 import itertools
@@ -31,75 +31,75 @@ SendCommand = Callable[[RankCommand], None]
 
 
 class LeadingModel(TreeModel):
-    """Rank 0's model. Its sequences are led once `lead` was called; what comes before, every rank does by itself."""
+    """Rank 0's model. After `lead`, its sequences send commands; before, every rank runs the same forwards."""
 
-    _tell: SendCommand | None = None
+    _send: SendCommand | None = None
 
     def lead(self, peers: Sequence[Peer]) -> None:
-        self._tell = lambda call: tell(peers, call)
+        self._send = lambda command: send_all(peers, command)
         self.numbers = itertools.count(1)
 
     def sequence(self) -> TreeSequence:
-        if self._tell is None:
+        if self._send is None:
             return super().sequence()
-        return LeadingSequence(self.network, self._tell, next(self.numbers))
+        return LeadingSequence(self.network, self._send, next(self.numbers))
 
     def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
-        if self._tell is None or len(parts) == 1 or not self.joins:
+        if self._send is None or len(parts) == 1 or not self.joins:
             return super().evaluate_together(parts)
-        self._tell(EvaluateTogetherCommand(tuple(_evaluate(*part) for part in parts)))
+        self._send(EvaluateTogetherCommand(tuple(_evaluate(*part) for part in parts)))
         logits = super().evaluate_together(parts)
         mx.eval(logits)
         return logits
 
 
 class LeadingSequence(TreeSequence):
-    """Every rank evaluates its part of it. KV is not exported, adopted or copied: it lies in slices everywhere."""
+    """Every rank evaluates its share. Its KV is never exported, adopted or copied: each rank has a slice of it."""
 
     copyable = False
 
-    def __init__(self, network: Any, tell: SendCommand, number: int) -> None:
+    def __init__(self, network: Any, send: SendCommand, number: int) -> None:
         super().__init__(network)
-        self._tell = tell
+        self._send = send
         self.number = number
-        """What all ranks know it by."""
-        # Whoever lets go of a sequence need not know that it is one of these.
-        weakref.finalize(self, tell, CloseCommand(number)).atexit = False
+        """Number of this sequence on all ranks."""
+        # The engine that drops a sequence does not know that other ranks hold it too.
+        weakref.finalize(self, send, CloseCommand(number)).atexit = False
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        self._tell(PrefillCommand(self.number, tuple(tokens)))
+        self._send(PrefillCommand(self.number, tuple(tokens)))
         super().prefill(tokens)
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
-        self._tell(_evaluate(self, tokens, parents))
+        self._send(_evaluate(self, tokens, parents))
         logits = super().evaluate(tokens, parents)
-        # The ranks stay in step only if all of one forward's collectives run before those of the next.
+        # The ranks stay in step only if all collectives of one forward run before those of the next.
         mx.eval(logits)
         return logits
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         assert not tuple(surviving), "a target keeps no rows beside the path"
-        self._tell(KeepCommand(self.number, tuple(path)))
+        self._send(KeepCommand(self.number, tuple(path)))
         super().keep(path, ())
 
     def truncate(self, length: int) -> None:
-        self._tell(TruncateCommand(self.number, length))
+        self._send(TruncateCommand(self.number, length))
         super().truncate(length)
 
 
-def follow(model: TreeModel, calls: Iterable[RankCommand]) -> None:
-    """Another rank's work: what rank 0 tells, in its order."""
+def follow(model: TreeModel, commands: Iterable[RankCommand]) -> None:
+    """For another rank: run the commands of rank 0 in their order."""
     sequences: dict[int, TreeSequence] = {}
-    for call in calls:
-        if isinstance(call, CloseCommand):
-            sequences.pop(call.sequence, None)
+    for command in commands:
+        if isinstance(command, CloseCommand):
+            sequences.pop(command.sequence, None)
             continue
-        if isinstance(call, EvaluateTogetherCommand):
-            parts = [ForwardPart(sequences[part.sequence], part.tokens, part.parents) for part in call.parts]
+        if isinstance(command, EvaluateTogetherCommand):
+            parts = [ForwardPart(sequences[part.sequence], part.tokens, part.parents) for part in command.parts]
             mx.eval(model.evaluate_together(parts))
             continue
-        sequence = sequences.setdefault(call.sequence, model.sequence())
-        match call:
+        sequence = sequences.setdefault(command.sequence, model.sequence())
+        match command:
             case PrefillCommand(tokens=tokens):
                 sequence.prefill(tokens)
             case EvaluateCommand(tokens=tokens, parents=parents):
@@ -115,8 +115,8 @@ def _evaluate(sequence: TreeSequence, tokens: Sequence[int], parents: Sequence[i
     return EvaluateCommand(sequence.number, tuple(tokens), tuple(parents))
 
 
-def tell(peers: Sequence[Peer], call: RankCommand) -> None:
-    """Let all other ranks run the same call."""
-    frame = encoded(call)
+def send_all(peers: Sequence[Peer], command: RankCommand) -> None:
+    """Send a command to all other ranks."""
+    frame = encoded(command)
     for peer in peers:
-        peer.calls.sendall(frame)
+        peer.commands.sendall(frame)

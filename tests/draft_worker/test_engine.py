@@ -129,7 +129,7 @@ def test_without_a_joint_forward_sequences_are_evaluated_in_turns():
 def test_an_engine_without_a_model_works_with_any_tokens():
     hello = DraftWorker(PlainEngine(), float).hello()
 
-    assert (hello.engine, hello.model, hello.tokenizer, hello.device) == ("plain", "", "", "cpu")
+    assert (hello.engine, hello.model, hello.tokenizer_fingerprint, hello.device) == ("plain", "", "", "cpu")
     assert hello.vocabulary >= 1 << 20
 
 

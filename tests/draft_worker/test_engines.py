@@ -117,7 +117,7 @@ def test_trees_grown_together_are_those_that_grow_alone(engine: MlxEngine):
             alone += [reply for reply in worker.work() if isinstance(reply, Grow)]
         assert [(reply.parents, reply.tokens) for reply in mine] == [(reply.parents, reply.tokens) for reply in alone]
         np.testing.assert_allclose(mine[-1].probabilities, alone[-1].probabilities, rtol=1e-3)
-    assert sum(reply.joint > reply.evaluated for reply in replies) >= 9, "most steps grew three trees"
+    assert sum(reply.forward_nodes > reply.evaluated for reply in replies) >= 9, "most steps grew three trees"
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED, REJECTION])
@@ -181,7 +181,7 @@ def test_the_demo_draft_introduces_itself():
     hello = DraftWorker(MlxEngine.load(DEMO), lambda: 0.0).hello()
 
     assert (hello.engine, hello.architecture, hello.vocabulary, hello.context) == ("mlx", "llama", 4096, 2048)
-    assert hello.tokenizer == tokenizer_fingerprint(DEMO)
+    assert hello.tokenizer_fingerprint == tokenizer_fingerprint(DEMO)
 
 
 # N-grams -------------------------------------------------------------------------------------------

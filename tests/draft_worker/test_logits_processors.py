@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TreeModel:
 
 
 def start(sampling: Sampling, tokens: tuple[int, ...] = PROMPT, round: int = 0) -> Start:
-    return Start(ONE, round, tokens, ROOT, sampling, PLAN, prompt=len(PROMPT), ends=(END,))
+    return Start(ONE, round, tokens, ROOT, sampling, PLAN, prompt_tokens=len(PROMPT), eos_tokens=(END,))
 
 
 def main_path(tree: TokenTree) -> list[Node]:

@@ -98,7 +98,7 @@ class Asking:
         self.coming = expected(model.folder, sampling)[0]
         self.tokens, self.root, self.round = list(tokens), ROOT, 0
         self.told: list[Likelihood] = []
-        begin = Start(SequenceId(1), 0, tuple(tokens), ROOT, sampling, prompt=len(PROMPT), ends=(END,))
+        begin = Start(SequenceId(1), 0, tuple(tokens), ROOT, sampling, prompt_tokens=len(PROMPT), eos_tokens=(END,))
         self.begun = answers(self.worker, begin)
 
     def tree(self) -> tuple[list[int], list[int]]:
@@ -228,7 +228,9 @@ def test_nobody_pays_for_log_probabilities_that_were_not_asked_for(model: TreeMo
 @pytest.mark.parametrize("grammar", [Grammar('{"type": "nonsense"}'), Grammar("{")])
 def test_a_grammar_that_can_not_be_had_is_refused_at_the_start(model: TreeModel, grammar: Grammar):
     worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
-    start = Start(SequenceId(1), 0, PROMPT, ROOT, Sampling(grammar=grammar), prompt=len(PROMPT), ends=(END,))
+    start = Start(
+        SequenceId(1), 0, PROMPT, ROOT, Sampling(grammar=grammar), prompt_tokens=len(PROMPT), eos_tokens=(END,)
+    )
     (fault,) = answers(worker, start)
 
     assert isinstance(fault, Fault)
@@ -247,7 +249,9 @@ def test_a_grammar_that_turns_out_too_much_is_refused_then_and_harms_nobody(
     for sequence in (1, 2):
         if sequence == 2:
             monkeypatch.setattr("protocol.sampling.grammar._limits", strict)
-        start = Start(SequenceId(sequence), 0, said, ROOT, SAMPLINGS["grammar"], prompt=len(PROMPT), ends=(END,))
+        start = Start(
+            SequenceId(sequence), 0, said, ROOT, SAMPLINGS["grammar"], prompt_tokens=len(PROMPT), eos_tokens=(END,)
+        )
         answers(worker, start)
     trees = [Verify(SequenceId(id), 0, ROOT, len(said) - 1, said[-1:], (-1,)) for id in (1, 2)]
 

@@ -28,10 +28,10 @@ def main() -> int:
     try:
         _say(output, _carry_out(order, output))
     except PipelineError as error:
-        return _fail(output, str(error), asked_wrong=isinstance(error, InputError))
+        return _fail(output, str(error), input_error=isinstance(error, InputError))
     except OSError as error:
         text = f"{order.destination} could not be written ({error}): make room, or name another folder."
-        return _fail(output, text, asked_wrong=False)
+        return _fail(output, text, input_error=False)
     return 0
 
 
@@ -57,8 +57,8 @@ def _counted(file: ProgramFile, function: str) -> dict[str, int]:
     return dict(Counter(kind for kind in kinds if kind not in EXPANSIONS).most_common())
 
 
-def _fail(output: TextIO, text: str, asked_wrong: bool) -> int:
-    _say(output, Failed(text, asked_wrong))
+def _fail(output: TextIO, text: str, input_error: bool) -> int:
+    _say(output, Failed(text, input_error))
     return 1
 
 

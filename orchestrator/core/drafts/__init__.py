@@ -1,4 +1,4 @@
 """All drafts of a pipeline: which one is active, which one is on trial, what outlives a draft's process. Pure.
 
-Whatever happens here changes speed, never tokens.
+Nothing here changes tokens, only speed.
 """

@@ -1,4 +1,4 @@
-"""Which of several drafts is active, which one is on trial beside it, and which ones stand by. Pure.
+"""Which of several drafts is active, which one is on trial beside it, and which ones are standbys. Pure.
 
 The outcome changes speed, never tokens.
 """
@@ -9,11 +9,11 @@ from typing import Literal
 
 MAX_DRAFTS = 16
 _GAIN = 1.05
-"""A draft on trial must be this much faster to become active. A trial flatters the draft on trial: it goes on growing
-while the active one pays for its own misses."""
+"""A draft on trial must be this much faster to become active. A trial favours the draft on trial: it goes on growing
+while the active draft pays for its own misses."""
 _FIRST_PAUSE = 256
 _LONGEST_PAUSE = 8192
-"""Rounds until a draft that lost a trial gets the next one, because texts and links change; doubled each time."""
+"""Rounds until a draft that lost a trial gets the next one, since texts and links change. Doubled after each loss."""
 
 DraftStatus = Literal["active", "on trial", "standby"]
 
@@ -22,33 +22,33 @@ DraftStatus = Literal["active", "on trial", "standby"]
 class _Candidate:
     rating: float | None = None
     """Decoding speed with this draft, relative to the others' ratings; 0 after a failure, None until it is known."""
-    due: int = 0
-    """The round from which it may be tried."""
+    trial_from: int = 0
+    """The round from which it may be on trial."""
     pause: int = _FIRST_PAUSE
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Known to be of use, then unknown, then failed."""
+        """Rated drafts before unrated ones, and those before failed ones."""
         if self.rating is None:
             return 1, 0.0
         return (2, self.rating) if self.rating > 0.0 else (0, 0.0)
 
 
 class Election:
-    """Drafts are named by their incarnations.
+    """Drafts are identified by their incarnations.
 
-    The first draft becomes active at once. Any later one is tried beside it first, so that a bad draft never slows
-    decoding down.
+    The first draft becomes active at once. Any later draft is on trial first, so that a bad draft never slows decoding
+    down.
     """
 
     def __init__(self) -> None:
         self.active: int | None = None
         self.on_trial: int | None = None
         self._candidates: dict[int, _Candidate] = {}
-        """In order of arrival."""
+        """In the order in which they came up."""
         self._rounds = 0
         self._first_ratio: float | None = None
-        """The ratio by which the active draft won its trial, while its predecessor is tried beside it in turn."""
+        """The ratio by which the active draft won its trial, while its predecessor is on trial in return."""
 
     @property
     def full(self) -> bool:
@@ -63,24 +63,24 @@ class Election:
         return {id: self._status(id) for id in self._candidates}
 
     def draft_up(self, id: int) -> None:
-        self._candidates[id] = _Candidate(due=self._rounds)
+        self._candidates[id] = _Candidate(trial_from=self._rounds)
         if self.active is None:
-            self._appoint(id)
+            self._activate(id)
         self._begin_trial()
 
     def draft_down(self, id: int) -> None:
-        """A draft died, was given up, or was revoked."""
+        """A draft's process ended, or the draft was detached or revoked."""
         self._candidates.pop(id, None)
         if id in (self.active, self.on_trial):
             self._first_ratio = None
         if self.on_trial == id:
             self.on_trial = None
         if self.active == id:
-            self._succeed()
+            self._activate_best()
         self._begin_trial()
 
     def active_failed(self) -> bool:
-        """The active draft is silent, or grows what the target refuses. Returns whether another one replaced it."""
+        """The active draft is silent, or the target refuses its growth. Returns whether another draft became active."""
         assert self.active is not None
         failed = self._candidates[self.active]
         others = (candidate for candidate in self._candidates.values() if candidate is not failed)
@@ -88,23 +88,23 @@ class Election:
             return False
         failed.rating = 0.0
         self._first_ratio = None
-        self._put_off(failed)
-        self._succeed()
+        self._postpone_trial(failed)
+        self._activate_best()
         self._begin_trial()
         return True
 
-    def round_over(self) -> None:
-        """A sequence has moved on."""
+    def round_committed(self) -> None:
+        """A sequence has committed a round."""
         self._rounds += 1
         self._begin_trial()
 
-    def trial_over(self, ratio: float) -> None:
+    def trial_ended(self, ratio: float) -> None:
         """With the draft on trial, decoding is `ratio` times as fast as with the active one."""
         assert self.active is not None
         assert self.on_trial is not None
         incumbent, challenger = self._candidates[self.active], self._candidates[self.on_trial]
         if self._first_ratio is not None:
-            # Both trials flattered the draft on trial alike, so that their quotient tells which one is better.
+            # Both trials favoured the draft on trial alike, so their quotient shows which draft is faster.
             ratio = math.sqrt(ratio / self._first_ratio)
             self._first_ratio = None
             change = ratio > 1.0
@@ -115,7 +115,7 @@ class Election:
         if change:
             self.active, self.on_trial = self.on_trial, self.active
         if self._first_ratio is None:
-            self._put_off(incumbent if change else challenger)
+            self._postpone_trial(incumbent if change else challenger)
             self.on_trial = None
             self._begin_trial()
 
@@ -124,22 +124,22 @@ class Election:
             return "active"
         return "on trial" if id == self.on_trial else "standby"
 
-    def _succeed(self) -> None:
-        """The best of the other drafts becomes active; the first to arrive among equals."""
+    def _activate_best(self) -> None:
+        """The best of the other drafts becomes active; of equal ones the first that came up."""
         others = [id for id in self._candidates if id != self.active]
         self.active = None
         if others:
-            self._appoint(max(others, key=lambda id: self._candidates[id].rank))
+            self._activate(max(others, key=lambda id: self._candidates[id].rank))
 
-    def _appoint(self, id: int) -> None:
+    def _activate(self, id: int) -> None:
         self.active = id
         if self.on_trial == id:
             self.on_trial = None
-        appointed = self._candidates[id]
-        appointed.rating = appointed.rating or 1.0
+        activated = self._candidates[id]
+        activated.rating = activated.rating or 1.0
 
-    def _put_off(self, candidate: _Candidate) -> None:
-        candidate.due = self._rounds + candidate.pause
+    def _postpone_trial(self, candidate: _Candidate) -> None:
+        candidate.trial_from = self._rounds + candidate.pause
         candidate.pause = min(2 * candidate.pause, _LONGEST_PAUSE)
 
     def _begin_trial(self) -> None:
@@ -147,7 +147,7 @@ class Election:
             self.on_trial = self._next()
 
     def _next(self) -> int | None:
-        """The draft whose trial has been due for longest."""
-        waiting = [id for id in self._candidates if id not in (self.active, self.on_trial)]
-        due = [id for id in waiting if self._candidates[id].due <= self._rounds]
-        return min(due, key=lambda id: self._candidates[id].due, default=None)
+        """The draft whose trial has been due for longest; None if none is due."""
+        standbys = [id for id in self._candidates if id not in (self.active, self.on_trial)]
+        due = [id for id in standbys if self._candidates[id].trial_from <= self._rounds]
+        return min(due, key=lambda id: self._candidates[id].trial_from, default=None)

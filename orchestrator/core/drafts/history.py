@@ -1,4 +1,4 @@
-"""What outlives a draft's process: what was measured of the draft, and the arenas that it left. Pure."""
+"""What outlives a draft's process: the measurements of the draft, and the arenas that it wrote. Pure."""
 
 from orchestrator.core.commands import Command, Release
 from orchestrator.core.events import Request
@@ -16,14 +16,14 @@ class DraftHistory:
         """`base`: the history whose measurements of the target are shared."""
         self.arenas = DraftArenas()
         kinds = {"greedy": Estimates(), "sampled": Estimates()} if base is None else base._kinds
-        self._kinds = {kind: known.with_another_draft() for kind, known in kinds.items()}
+        self._kinds = {kind: estimates.with_another_draft() for kind, estimates in kinds.items()}
 
     def estimates(self, request: Request) -> Estimates:
         return self._kinds["greedy" if request.sampling.temperature == 0 else "sampled"]
 
 
 class DraftHistories:
-    """A draft that comes back goes on with its history: same engine, same model, device of the same name.
+    """A draft with the same engine, model and device name as an earlier one continues the earlier draft's history.
 
     Two such drafts that are up at the same time share nothing.
     """
@@ -36,7 +36,7 @@ class DraftHistories:
 
     @property
     def warnings(self) -> int:
-        """Arenas that drafts, present or absent, refused to rely on."""
+        """Arenas that drafts, present or absent, could not adopt."""
         return sum(history.arenas.warnings for history in (*self._present, *self._absent.values()))
 
     def take(self, hello: Hello) -> DraftHistory:
@@ -45,10 +45,10 @@ class DraftHistories:
         self._present.append(history)
         return history
 
-    def give_back(self, hello: Hello, history: DraftHistory) -> list[Command]:
-        """The draft is gone."""
+    def store(self, hello: Hello, history: DraftHistory) -> list[Command]:
+        """Store the history of a draft that is gone. Returns commands that unlink unused arenas."""
         self._present.remove(history)
-        commands = history.arenas.draft_gone()
+        commands = history.arenas.draft_down()
         evicted = self._absent.pop(_identity(hello), None)
         self._absent[_identity(hello)] = history
         if evicted is None and len(self._absent) > _MAX_ABSENT:
@@ -61,58 +61,58 @@ class DraftHistories:
 
 
 class DraftArenas:
-    """Where a draft left the KV of live sequences, so that its next life goes on from there.
+    """Arenas with a draft's KV of live sequences, which the draft's next incarnation can adopt.
 
-    A draft's arenas are its own while it lives; they serve another sequence when one ends. Those of live sequences
-    outlive it; the others are unlinked with it.
+    While the draft is up, it reuses the arena of an ended sequence for another one. When the draft is gone, the arenas
+    of live sequences stay and the others are unlinked.
     """
 
     def __init__(self) -> None:
         self.warnings = 0
-        """Arenas that the draft refused to rely on."""
-        self._offered: dict[SequenceId, KvReference] = {}
-        """Offered by the present life."""
-        self._left: dict[SequenceId, KvReference] = {}
-        """Left by earlier lives."""
+        """Arenas that the draft could not adopt."""
+        self._present: dict[SequenceId, KvReference] = {}
+        """Arenas of the present incarnation."""
+        self._adoptable: dict[SequenceId, KvReference] = {}
+        """Arenas of earlier incarnations, not adopted yet."""
         self._names: set[str] = set()
-        """All that were offered and not unlinked."""
+        """Names of all arenas that were offered and not unlinked."""
 
-    def offered(self, offer: KvOffer, live: bool) -> None:
-        """Take in an offer; `live`: its sequence has not ended yet."""
+    def add(self, offer: KvOffer, live: bool) -> None:
+        """Add an offered arena; `live`: its sequence has not ended yet."""
         self._names.add(offer.name)
         if live:
-            self._offered[offer.sequence] = KvReference(offer.name, offer.tokens)
+            self._present[offer.sequence] = KvReference(offer.name, offer.tokens)
 
-    def draft_gone(self) -> list[Command]:
-        """Keep what live sequences can go on from."""
-        self._left |= self._offered
-        self._offered = {}
-        kept = {reference.name for reference in self._left.values()}
-        unused = sorted(self._names - kept)
-        self._names &= kept
+    def draft_down(self) -> list[Command]:
+        """Keep the arenas of live sequences. Returns commands that unlink the others."""
+        self._adoptable |= self._present
+        self._present = {}
+        used = {reference.name for reference in self._adoptable.values()}
+        unused = sorted(self._names - used)
+        self._names &= used
         return [Release(name) for name in unused]
 
-    def take(self, sequence: SequenceId) -> KvReference | None:
-        """What an earlier life left of a sequence, for the present one to adopt."""
-        reference = self._left.pop(sequence, None)
+    def adopt(self, sequence: SequenceId) -> KvReference | None:
+        """The arena of an earlier incarnation that the present one is to adopt for this sequence."""
+        reference = self._adoptable.pop(sequence, None)
         if reference is not None:
-            self._offered[sequence] = reference
+            self._present[sequence] = reference
         return reference
 
-    def adopted(self, message: Prefilled) -> None:
-        """The draft tells what came of an adoption. An arena that it could not use is unlinked when the draft goes."""
+    def note_adoption(self, message: Prefilled) -> None:
+        """The draft has answered an adoption. An arena that it could not adopt is unlinked when the draft is gone."""
         if message.warning:
             self.warnings += 1
-            self._offered.pop(message.sequence, None)
+            self._present.pop(message.sequence, None)
 
     def clear(self) -> list[Command]:
-        """No further life can go on from here."""
-        self._offered, self._left = {}, {}
-        return self.draft_gone()
+        """No further incarnation can adopt these arenas. Returns commands that unlink them."""
+        self._present, self._adoptable = {}, {}
+        return self.draft_down()
 
     def sequence_ended(self, sequence: SequenceId) -> None:
-        self._offered.pop(sequence, None)
-        self._left.pop(sequence, None)
+        self._present.pop(sequence, None)
+        self._adoptable.pop(sequence, None)
 
 
 def _identity(hello: Hello) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""All drafts of one pipeline: which sequences each serves, whose growth counts, which one takes over. Pure."""
+"""All drafts of one pipeline: which sequences each one serves, and how the election is carried out. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,16 +11,16 @@ from orchestrator.core.drafts.history import DraftHistories, DraftHistory
 from orchestrator.core.drafts.trial import Trial, TrialSequence
 from orchestrator.core.events import Request, WorkerUp
 from orchestrator.core.phases import Phase
-from orchestrator.core.policy.decision import Strategy, patience
+from orchestrator.core.policy.decision import Strategy, growth_timeout
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import SequenceId
-from protocol.messages.worker import Fault, Grow, Hello, KvOffer, Prefilled, Stop, Verify
+from protocol.messages.worker import Fault, Grow, Hello, KvOffer, Prefilled, Stop
 
 _PREFILL_SECONDS = 10.0
-"""A draft that prefills sends nothing for a while; after so long it counts as silent all the same."""
+"""After so long without growth, a draft that prefills counts as silent too."""
 
 
 @dataclass(slots=True)
@@ -28,15 +28,15 @@ class _Draft:
     hello: Hello
     history: DraftHistory
     started: dict[SequenceId, int] = field(default_factory=dict)
-    """Sequences it serves, and the round of the Start that it was sent."""
+    """Sequences that the draft serves, each with the round of its Start."""
     prefilling: set[SequenceId] = field(default_factory=set)
-    """Those of them for which no growth has come yet."""
+    """Those of them for which no growth has arrived yet."""
     late_since: float | None = None
-    """When the target had use for growth that this draft has not sent."""
+    """When a round missed below whose root this draft has sent no growth yet."""
 
 
 class DraftPool:
-    """One draft is active; at most one more is on trial beside it; the others serve no sequence."""
+    """One draft is active and at most one is on trial: these are in use. The others serve no sequence."""
 
     def __init__(self, strategy: Strategy, sequences: Mapping[SequenceId, Sequence], workers: WorkerRegistry) -> None:
         self._strategy = strategy
@@ -47,7 +47,7 @@ class DraftPool:
         self._drafts: dict[int, _Draft] = {}
         self._trial: Trial | None = None
         self._active: int | None = None
-        """The draft whose growth the sequences hold."""
+        """The draft whose speculations the sequences hold."""
 
     @property
     def full(self) -> bool:
@@ -55,7 +55,7 @@ class DraftPool:
 
     @property
     def warnings(self) -> int:
-        """Arenas that a draft refused to rely on."""
+        """Arenas that a draft could not adopt."""
         return self._histories.warnings
 
     def statuses(self) -> dict[int, DraftStatus]:
@@ -65,7 +65,7 @@ class DraftPool:
         """The estimates that a new sequence begins with."""
         return self._history(self._active).estimates(request)
 
-    # Drafts come and go -----------------------------------------------------------------------
+    # Drafts -----------------------------------------------------------------------------------
 
     def draft_up(self, event: WorkerUp, now: float) -> list[Command]:
         commands = self.draft_down(event.incarnation, now)
@@ -74,25 +74,25 @@ class DraftPool:
         return [*commands, *self._apply_election(now)]
 
     def draft_down(self, incarnation: int, now: float) -> list[Command]:
-        """A draft is gone; the best of the others replaces it if it was active."""
+        """A draft is gone. If it was active, the best of the others becomes active."""
         draft = self._drafts.pop(incarnation, None)
         if draft is None:
             return []
         self._election.draft_down(incarnation)
-        return [*self._histories.give_back(draft.hello, draft.history), *self._apply_election(now)]
+        return [*self._histories.store(draft.hello, draft.history), *self._apply_election(now)]
 
     def tree_refused(self, sequence: Sequence, now: float) -> list[Command]:
-        """The target refused what the active draft grew for this sequence."""
+        """The target refused a tree that the active draft grew."""
         if self._active is None:
             return []
         if self._election.active_failed():
             return self._apply_election(now)
         return self._stop(self._active, sequence.id)
 
-    # Sequences come, move on and go -----------------------------------------------------------
+    # Sequences ------------------------------------------------------------------------------
 
     def begin(self, sequence: Sequence, now: float) -> list[Command]:
-        """Start a sequence that the target serves on the drafts that are in use, unless that was done."""
+        """Start a sequence that has a place on the drafts in use that do not serve it yet."""
         if sequence.phase is Phase.WAITING:
             return []
         return [
@@ -102,23 +102,23 @@ class DraftPool:
         ]
 
     def round_sent(self, sequence: Sequence, now: float) -> None:
-        """The target has begun a round."""
-        if self._trial is not None and not self._alone:
+        """The target was sent a tree of this sequence."""
+        if self._trial is not None and not self._single:
             self._trial.round_sent(sequence, now)
 
     def follow(
-        self, sequence: Sequence, tokens: list[int], tree: Verify, waited: float, hit: bool, now: float
+        self, sequence: Sequence, tokens: list[int], width: int, waited: float, hit: bool, now: float
     ) -> list[Command]:
-        """The verdict on `tree`, which waited so long for growth, has moved the root by `tokens`: the drafts follow."""
+        """The drafts follow a round that committed `tokens`, verified `width` tokens and waited for growth."""
         if self._active is None:
             return []
         commands = self._reroot(self._active, sequence.speculation, sequence, tokens, hit, now)
         if self._trial is not None:
             speculation = self._trial.sequences[sequence.id].speculation
             estimates = sequence.estimates
-            seconds = estimates.target(len(tree.tokens)) + estimates.hop.get(0.0) + (waited if self._alone else 0.0)
-            found = self._trial.follow(sequence, tokens, seconds, now, self._alone)
-            commands += self._reroot(self._trial.incarnation, speculation, sequence, tokens, found, now)
+            seconds = estimates.target(width) + estimates.hop.get(0.0) + (waited if self._single else 0.0)
+            trial_hit = self._trial.follow(sequence, tokens, seconds, now, self._single)
+            commands += self._reroot(self._trial.incarnation, speculation, sequence, tokens, trial_hit, now)
         return [*commands, *self._reconsider(sequence, now)]
 
     def sequence_ended(self, sequence: SequenceId) -> list[Command]:
@@ -129,8 +129,8 @@ class DraftPool:
 
     # Messages of drafts -----------------------------------------------------------------------
 
-    def grew(self, incarnation: int, growth: Grow, now: float) -> bool:
-        """Merge growth; whether it was of any use."""
+    def merge_growth(self, incarnation: int, growth: Grow, now: float) -> bool:
+        """Merge growth into the draft's speculation. Returns False for growth that was ignored."""
         sequence = self._sequences.get(growth.sequence)
         if sequence is None or incarnation not in self._in_use():
             return False
@@ -141,17 +141,17 @@ class DraftPool:
         draft.late_since = None
         draft.prefilling.discard(growth.sequence)
         if growth.distributions and sequence.request.sampling.verification != "rejection":
-            # Nothing will ask for them, and they are the largest part of what a draft can send.
+            # Only rejection verification reads them, and they are the largest part of what a draft can send.
             growth = structs.replace(growth, distributions=())
         speculation.merge(growth, self._workers.vocabulary, now)
         if incarnation == self._active:
-            sequence.stats.growth(growth.evaluated, growth.seconds)
-            sequence.stats.pace(growth.paced)
+            sequence.stats.add_growth(growth.evaluated, growth.seconds)
+            sequence.stats.add_paced(growth.paced)
         elif self._trial is not None:
-            self._trial.grew(sequence, now, self._alone)
+            self._trial.growth_merged(sequence, now, self._single)
         return True
 
-    def failed(self, incarnation: int, fault: Fault, sequence: Sequence, now: float) -> list[Command]:
+    def on_fault(self, incarnation: int, fault: Fault, sequence: Sequence, now: float) -> list[Command]:
         """A draft has lost a sequence, or can't serve it."""
         draft = self._drafts[incarnation]
         if incarnation not in self._in_use() or sequence.id not in draft.started:
@@ -161,25 +161,23 @@ class DraftPool:
         speculation = self._speculation(incarnation, sequence, now)
         speculation.drafting = False
         speculation.wanted = speculation.wanted and fault.kind == "lost"
-        # Once a round is enough for a draft that loses the sequence again and again.
+        # At most one Start a round, even if the draft loses the sequence again and again.
         return self._start(incarnation, speculation, sequence, now) if started < sequence.round else []
 
-    def offered(self, incarnation: int, offer: KvOffer) -> None:
-        """A draft keeps a sequence's KV in an arena that its next life can adopt."""
-        self._drafts[incarnation].history.arenas.offered(offer, live=offer.sequence in self._sequences)
+    def add_arena(self, incarnation: int, offer: KvOffer) -> None:
+        """A draft keeps a sequence's KV in an arena that its next incarnation can adopt."""
+        self._drafts[incarnation].history.arenas.add(offer, live=offer.sequence in self._sequences)
 
-    def adopted(self, incarnation: int, message: Prefilled) -> None:
-        """What a draft need not prefill because KV was there, or why it has to."""
-        self._drafts[incarnation].history.arenas.adopted(message)
+    def note_adoption(self, incarnation: int, message: Prefilled) -> None:
+        """A draft has adopted an arena, or could not and prefills the tokens."""
+        self._drafts[incarnation].history.arenas.note_adoption(message)
         sequence = self._sequences.get(message.sequence)
         if sequence is not None and incarnation == self._active:
-            sequence.speculation.prefills(message.tokens)
-
-    # ------------------------------------------------------------------------------------------
+            sequence.speculation.shorten_prefill(message.tokens)
 
     @property
-    def _alone(self) -> bool:
-        """There is one request. Rounds of several overlap: what one of them waits is no loss."""
+    def _single(self) -> bool:
+        """There is one request. Rounds of several requests overlap, so the wait of one costs the others nothing."""
         return len(self._sequences) == 1
 
     @property
@@ -196,66 +194,67 @@ class DraftPool:
         return self._histories.without_draft if incarnation is None else self._drafts[incarnation].history
 
     def _speculation(self, incarnation: int, sequence: Sequence, now: float) -> Speculation:
-        """What a draft in use grows for a sequence."""
+        """The speculation of a draft in use for a sequence."""
         if self._trial is not None and incarnation == self._trial.incarnation:
             return self._trial_sequence(self._trial, sequence, now).speculation
         return sequence.speculation
 
     def _trial_sequence(self, trial: Trial, sequence: Sequence, now: float) -> TrialSequence:
-        known = trial.sequences.get(sequence.id)
-        if known is None:
-            # Where nothing has been verified yet, both drafts begin with the prompt.
-            known = TrialSequence(self._fresh(trial.incarnation, sequence, now), compared=sequence.stats.rounds == 0)
-            trial.sequences[sequence.id] = known
-        return known
+        trial_sequence = trial.sequences.get(sequence.id)
+        if trial_sequence is None:
+            speculation = self._new_speculation(trial.incarnation, sequence, now)
+            # Before the first verdict, both drafts begin with the prompt.
+            trial_sequence = TrialSequence(speculation, compared=sequence.stats.rounds == 0)
+            trial.sequences[sequence.id] = trial_sequence
+        return trial_sequence
 
-    def _fresh(self, incarnation: int, sequence: Sequence, now: float) -> Speculation:
+    def _new_speculation(self, incarnation: int, sequence: Sequence, now: float) -> Speculation:
         estimates = self._history(incarnation).estimates(sequence.request)
         return Speculation(
-            sequence.cache.root.id, sequence.tokens[-1], sequence.position, estimates, self._strategy.drafts, now
+            sequence.tree.root.id, sequence.tokens[-1], sequence.position, estimates, self._strategy.drafts, now
         )
 
     def _apply_election(self, now: float) -> list[Command]:
-        """Hand over, stop and start as the election's outcome asks for."""
-        active, challenger = self._election.active, self._election.on_trial
+        """Follow the election: hand sequences over, start the drafts in use, stop the others."""
+        active, on_trial = self._election.active, self._election.on_trial
         grown = {} if self._trial is None else {self._trial.incarnation: self._trial.sequences}
         changed = active != self._active
         if changed:
             if self._active is not None:
                 grown[self._active] = {
-                    one.id: TrialSequence(one.speculation, compared=True) for one in self._sequences.values()
+                    id: TrialSequence(sequence.speculation, compared=True) for id, sequence in self._sequences.items()
                 }
             self._active = active
-            ready = {} if active is None else grown.get(active, {})
+            own = {} if active is None else grown.get(active, {})
             for sequence in self._sequences.values():
-                self._hand_over(sequence, ready.get(sequence.id), now)
-        if challenger is None:
+                self._hand_over(sequence, own.get(sequence.id), now)
+        if on_trial is None:
             self._trial = None
-        elif changed or self._trial is None or self._trial.incarnation != challenger:
-            self._trial = Trial(challenger, self._strategy, grown.get(challenger))
+        elif changed or self._trial is None or self._trial.incarnation != on_trial:
+            self._trial = Trial(on_trial, self._strategy, grown.get(on_trial))
         commands = [command for sequence in self._sequences.values() for command in self.begin(sequence, now)]
         unused = [id for id in self._drafts if id not in self._in_use()]
         started = [(id, sequence) for id in unused for sequence in self._drafts[id].started]
         return [*commands, *(stop for id, sequence in started for stop in self._stop(id, sequence))]
 
-    def _hand_over(self, sequence: Sequence, ready: TrialSequence | None, now: float) -> None:
-        """Go on with what the new active draft has grown so far. Without a draft, the old growth is still good."""
+    def _hand_over(self, sequence: Sequence, own: TrialSequence | None, now: float) -> None:
+        """Give the sequence the new active draft's speculation, `own` if it exists; without a draft, keep the tree."""
         if self._active is None:
             sequence.speculation.drafting = False
-        elif ready is not None:
-            sequence.speculation = ready.speculation
+        elif own is not None:
+            sequence.speculation = own.speculation
         else:
-            sequence.speculation = self._fresh(self._active, sequence, now)
+            sequence.speculation = self._new_speculation(self._active, sequence, now)
 
     def _start(self, id: int, speculation: Speculation, sequence: Sequence, now: float) -> list[Command]:
         draft, vocabulary = self._drafts[id], self._workers.vocabulary
-        unwanted = not speculation.wanted or speculation.estimates.usefulness.resting
+        unwanted = not speculation.wanted or speculation.estimates.usefulness.paused
         if not vocabulary or unwanted or sequence.id in draft.started:
             return []
         draft.started[sequence.id] = sequence.round
         draft.prefilling.add(sequence.id)
         plan = self._strategy.plan(speculation.estimates, self._sharing)
-        adopt = draft.history.arenas.take(sequence.id)
+        adopt = draft.history.arenas.adopt(sequence.id)
         speculation.start(len(sequence.tokens) - (adopt.tokens if adopt else 0), now)
         return [SendMessage("draft", sequence.start_message(plan, vocabulary, adopt), id)]
 
@@ -269,7 +268,7 @@ class DraftPool:
         self, id: int, speculation: Speculation, sequence: Sequence, tokens: list[int], hit: bool, now: float
     ) -> list[Command]:
         draft = self._drafts[id]
-        if speculation.estimates.usefulness.resting:
+        if speculation.estimates.usefulness.paused:
             speculation.drafting = False
             return self._stop(id, sequence.id)
         if sequence.id not in draft.started:
@@ -284,16 +283,16 @@ class DraftPool:
         assert self._active is not None
         before = self._active, self._election.on_trial
         outcome = None if self._trial is None else self._trial.outcome(self._election.contested)
-        self._election.round_over()
+        self._election.round_committed()
         if self._silent(self._drafts[self._active], sequence, now):
             self._election.active_failed()
         elif outcome is not None:
-            self._election.trial_over(outcome)
+            self._election.trial_ended(outcome)
         after = self._election.active, self._election.on_trial
         return [] if before == after else self._apply_election(now)
 
     def _silent(self, draft: _Draft, sequence: Sequence, now: float) -> bool:
         if draft.late_since is None:
             return False
-        limit = _PREFILL_SECONDS if draft.prefilling else patience(sequence.estimates)
+        limit = _PREFILL_SECONDS if draft.prefilling else growth_timeout(sequence.estimates)
         return now - draft.late_since > limit

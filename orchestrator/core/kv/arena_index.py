@@ -12,7 +12,7 @@ from protocol.messages.base import SequenceId
 from protocol.messages.worker import KvOffer, KvReference
 
 _REMEMBERED_NAMES = 1024
-"""Names of unlinked arenas that are remembered: an offer of one of them may still be on its way."""
+"""Names of unlinked arenas that are remembered, since an offer of one of them may still be on its way."""
 
 
 @dataclass(slots=True)
@@ -23,16 +23,17 @@ class _Arena:
     count: int
     size: int
     writer: SequenceId | None
-    """The live sequence that it belongs to."""
-    used: int = 0
+    """The live sequence whose KV it holds; None once that sequence has ended."""
+    last_use: int = 0
     """The index's count of uses when this arena was last offered or found."""
 
 
 class ArenaIndex:
-    """At most `limit` bytes of arenas, beyond those that are being adopted.
+    """At most `limit` bytes of arenas; those that are being adopted are never evicted.
 
-    An arena goes as soon as another one holds all of it, unless a live sequence writes it: of a conversation, the last
-    turn's arena stays. Then the least recently used ones go. A name that was returned is never referred to again.
+    An arena is evicted as soon as another one holds all of its tokens, unless a live sequence writes it: of a
+    conversation, the last turn's arena stays. Beyond the limit the least recently used arenas are evicted. A name that
+    was returned for unlinking is never referred to again.
     """
 
     def __init__(self, limit: int) -> None:
@@ -41,8 +42,8 @@ class ArenaIndex:
         self._index: PrefixIndex[str] = PrefixIndex()
         self._uses = 0
         self._removed_names: OrderedDict[str, None] = OrderedDict()
-        self._lent: dict[SequenceId, str] = {}
-        """The arena that each starting sequence is to adopt, until the target has answered."""
+        self._pinned: dict[SequenceId, str] = {}
+        """By starting sequence: the arena that the target was told to adopt and has not answered for."""
 
     @property
     def size(self) -> int:
@@ -51,25 +52,25 @@ class ArenaIndex:
 
     @property
     def indexed(self) -> int:
-        """Tokens that the index holds."""
+        """Tokens that the index stores."""
         return self._index.stored
 
     def offer(self, offer: KvOffer, tokens: Sequence[int]) -> list[str]:
-        """Take in an arena of a live sequence, which consists of `tokens` (append-only). Returns names to unlink.
+        """Add an arena of a live sequence, whose committed tokens are `tokens`. Returns names to unlink.
 
-        A sequence has one arena, the one that holds more tokens. An arena whose sequence has ended passes to a sequence
-        that begins with all its tokens: the target goes on where the earlier turn of a conversation stopped.
+        A sequence has one arena, the one that holds more tokens. A sequence that begins with all tokens of an ended
+        sequence's arena takes that arena over: the target continues an earlier turn of the conversation.
         """
         if offer.name in self._removed_names:
             return [offer.name]
-        known = self._arenas.get(offer.name)
-        if known is not None and not self._continues(known, tokens, offer.sequence):
+        earlier = self._arenas.get(offer.name)
+        if earlier is not None and not self._continues(earlier, tokens, offer.sequence):
             return []
         count = min(offer.tokens, len(tokens))
         others = [arena for arena in self._of(offer.sequence) if arena.name != offer.name]
         if any(other.count >= count for other in others):
             return self._remove(offer.name)
-        self._hold(offer, tokens, max(count, known.count if known else 0))
+        self._store(offer, tokens, max(count, earlier.count if earlier else 0))
         return [*(name for other in others for name in self._remove(other.name)), *self._evict()]
 
     def find(self, tokens: Sequence[int]) -> KvReference | None:
@@ -81,43 +82,43 @@ class ArenaIndex:
         shared = self._index.longest(tokens[:-1])
         if shared.tokens < MIN_SHARED_TOKENS:
             return None
-        best = max(shared.names, key=lambda name: self._arenas[name].used)
+        best = max(shared.names, key=lambda name: self._arenas[name].last_use)
         self._touch(best)
         return KvReference(best, shared.tokens)
 
-    def lend(self, sequence: SequenceId, reference: KvReference | None) -> None:
+    def pin(self, sequence: SequenceId, reference: KvReference | None) -> None:
         """The Start of this sequence names that arena: keep it until the target has answered."""
-        self._lent.pop(sequence, None)
+        self._pinned.pop(sequence, None)
         if reference is not None:
-            self._lent[sequence] = reference.name
+            self._pinned[sequence] = reference.name
 
-    def returned(self, sequence: SequenceId) -> list[str]:
+    def unpin(self, sequence: SequenceId) -> list[str]:
         """The target has answered the Start of this sequence. Returns names to unlink."""
-        self._lent.pop(sequence, None)
+        self._pinned.pop(sequence, None)
         return self._evict()
 
     def sequence_ended(self, sequence: SequenceId) -> list[str]:
-        """What was saved of the sequence may serve others. Returns names to unlink."""
+        """Other sequences may take over the sequence's arena. Returns names to unlink."""
         for arena in self._of(sequence):
             arena.writer = None
-        return self.returned(sequence)
+        return self.unpin(sequence)
 
     def __contains__(self, name: str) -> bool:
         return name in self._arenas
 
     def drop(self, name: str) -> list[str]:
-        """Forget an arena that turned out to be unusable. Returns names to unlink."""
+        """Remove an arena that the target could not adopt. Returns names to unlink."""
         return self._remove(name) if name in self._arenas else []
 
-    def _continues(self, known: _Arena, tokens: Sequence[int], writer: SequenceId) -> bool:
-        """Whether a sequence may go on writing an arena; never one that another live sequence writes."""
-        if known.writer is not None:
-            return known.writer == writer
-        return self._index.begins(known.name, tokens)
+    def _continues(self, arena: _Arena, tokens: Sequence[int], writer: SequenceId) -> bool:
+        """Whether a sequence may continue an arena; never one that another live sequence writes."""
+        if arena.writer is not None:
+            return arena.writer == writer
+        return self._index.begins(arena.name, tokens)
 
-    def _hold(self, offer: KvOffer, tokens: Sequence[int], count: int) -> None:
-        known = self._arenas.get(offer.name)
-        self._index.extend(offer.name, tokens[known.count if known else 0 : count])
+    def _store(self, offer: KvOffer, tokens: Sequence[int], count: int) -> None:
+        earlier = self._arenas.get(offer.name)
+        self._index.extend(offer.name, tokens[earlier.count if earlier else 0 : count])
         self._arenas[offer.name] = _Arena(offer.name, count, offer.size, offer.sequence)
         self._touch(offer.name)
 
@@ -126,13 +127,15 @@ class ArenaIndex:
 
     def _touch(self, name: str) -> None:
         self._uses += 1
-        self._arenas[name].used = self._uses
+        self._arenas[name].last_use = self._uses
 
     def _evict(self) -> list[str]:
-        """Evict what another arena holds as well, and then the least recently used ones beyond the limit."""
+        """Evict arenas whose tokens another arena holds, and beyond the limit the least recently used ones."""
         removed: list[str] = []
-        lent = set(self._lent.values())
-        by_age = sorted((arena for arena in self._arenas.values() if arena.name not in lent), key=lambda one: one.used)
+        pinned = set(self._pinned.values())
+        by_age = sorted(
+            (arena for arena in self._arenas.values() if arena.name not in pinned), key=lambda arena: arena.last_use
+        )
         for arena in by_age:
             if arena.writer is None and self._index.covered(arena.name):
                 removed += self._remove(arena.name)

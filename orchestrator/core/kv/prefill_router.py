@@ -11,17 +11,18 @@ from protocol.messages.base import Role, SequenceId
 from protocol.messages.worker import KvOffer, KvReference, KvRelease, Prefill, Prefilled, Stop
 
 _TRIALS = 2
-"""Prompts that a prefill worker gets before its speed is judged."""
+"""Prompts that a prefill worker gets before its speed counts as measured."""
 _UNKNOWN_TIMEOUT = 30.0
+"""Seconds, while no speed was measured."""
 _MIN_TIMEOUT = 1.0
 
 
 class PrefillRouter:
-    """All KV that a target can adopt. A shortcut only: whatever is wrong with it costs a prefill, and no token."""
+    """Finds KV that the target can adopt. A shortcut only: any failure here costs a prefill, and no token."""
 
     def __init__(self, options: Options) -> None:
         self.warnings = 0
-        """Arenas that a target refused to rely on."""
+        """Arenas that a target could not adopt."""
         self._arenas = ArenaIndex(options.arena_memory << 20)
         self._costs = PrefillCosts(options.prefill)
         self._worker_up = False
@@ -29,135 +30,136 @@ class PrefillRouter:
         """Sequences whose prompt a prefill worker was sent."""
 
     def begin(self, sequence: Sequence, now: float) -> Command:
-        """Start the target, or send the prompt to the prefill worker first, if there is one and it pays."""
+        """Start the sequence on the target, or first delegate its prompt to the prefill worker if that is faster."""
         reference = self._arenas.find(sequence.tokens)
-        held = 0 if reference is None else reference.tokens
-        if self._worker_up and self._costs.worker_pays(sequence.position, held):
+        adoptable = 0 if reference is None else reference.tokens
+        if self._worker_up and self._costs.worker_pays(sequence.position, adoptable):
             self._delegated[sequence.id] = sequence
             sequence.delegate_prefill(now, now + self._costs.timeout(sequence.position))
             return SendMessage("prefill", Prefill(sequence.id, tuple(sequence.tokens[:-1])))
         return self._start(sequence, now)
 
     def resend(self, sequence: Sequence) -> Command:
-        """Send a target that owes an answer the same message again."""
-        return SendMessage("target", sequence.outstanding or sequence.start_message(adopt=self._lent(sequence)))
+        """Send the target again the message that it has not answered."""
+        return SendMessage("target", sequence.outstanding or sequence.start_message(adopt=self._adoptable(sequence)))
 
-    def offered(self, role: Role, sequence: Sequence | None, offer: KvOffer, now: float) -> list[Command]:
-        """Take in an arena; a prefill worker's may be the one that its sequence waits for."""
+    def add_arena(self, role: Role, sequence: Sequence | None, offer: KvOffer, now: float) -> list[Command]:
+        """Add an offered arena. If a prefill worker offers the KV that the sequence waits for, start the sequence."""
         if sequence is None:
-            # Its sequence ended while the offer was on its way, so the tokens are not known any more.
-            return [] if offer.name in self._arenas else _give_up([offer.name])
+            # The sequence ended while the offer was on its way, so the tokens are not known any more.
+            return [] if offer.name in self._arenas else _release([offer.name])
         awaited = role == "prefill" and self._awaits(sequence.id)
         if awaited:
             del self._delegated[sequence.id]
             sequence.prefilled_arena = offer.name
             self._costs.observe_worker(offer.tokens, now - sequence.sent_at)
-        commands = _give_up(self._arenas.offer(offer, sequence.tokens))
+        commands = _release(self._arenas.offer(offer, sequence.tokens))
         return [*commands, self._start(sequence, now)] if awaited else commands
 
     def prefilled(self, sequence: Sequence, message: Prefilled) -> list[Command]:
-        """The target is ready: learn from its time, and from an arena that it could not use."""
+        """The target is ready: note its time, and the arena that it could not adopt, if there is one."""
         self._costs.observe_target(message.tokens, message.adopted, message.seconds)
         sequence.stats.adopted += message.adopted
-        commands = _give_up(self._arenas.returned(sequence.id))
+        commands = _release(self._arenas.unpin(sequence.id))
         if not message.warning:
             return commands
         self.warnings += 1
         if sequence.adopting is None:
             return commands
         if sequence.adopting.name == sequence.prefilled_arena:
-            self._costs.trusted = False
-        return [*commands, *_give_up(self._arenas.drop(sequence.adopting.name))]
+            self._costs.worker_usable = False
+        return [*commands, *_release(self._arenas.drop(sequence.adopting.name))]
 
     def worker_up(self) -> None:
-        self._worker_up = self._costs.trusted = True
+        self._worker_up = self._costs.worker_usable = True
 
     def worker_down(self, now: float) -> list[Command]:
-        """The prefill worker is gone: the target prefills what it was sent."""
-        self._worker_up = self._costs.trusted = False
+        """The prefill worker is gone: the target prefills the delegated prompts."""
+        self._worker_up = self._costs.worker_usable = False
         return [command for id in list(self._delegated) for command in self.worker_failed(id, now)]
 
     def worker_failed(self, id: SequenceId, now: float) -> list[Command]:
-        """The prefill worker can't serve this sequence: the target prefills it."""
+        """The prefill worker can't serve this sequence: the target prefills the prompt."""
         awaited = self._awaits(id)
         sequence = self._delegated.pop(id, None)
         stop: list[Command] = [SendMessage("prefill", Stop(id))] if self._worker_up else []
         return [*stop, self._start(sequence, now)] if sequence is not None and awaited else []
 
     def deadline(self) -> float | None:
-        """When the prefill worker should have answered."""
+        """When the first answer of the prefill worker is overdue."""
         return min((self._delegated[id].prefill_deadline for id in self._delegated if self._awaits(id)), default=None)
 
     def tick(self, now: float) -> list[Command]:
-        """A prefill worker that is late gets no further prompt."""
-        late = [id for id, sequence in self._delegated.items() if self._awaits(id) and now >= sequence.prefill_deadline]
-        self._costs.trusted = self._costs.trusted and not late
-        return [command for id in late for command in self.worker_failed(id, now)]
+        """Let the target prefill overdue prompts; an overdue prefill worker gets no further prompt."""
+        overdue = [
+            id for id, sequence in self._delegated.items() if self._awaits(id) and now >= sequence.prefill_deadline
+        ]
+        self._costs.worker_usable = self._costs.worker_usable and not overdue
+        return [command for id in overdue for command in self.worker_failed(id, now)]
 
     def sequence_ended(self, sequence: Sequence) -> list[Command]:
         self._delegated.pop(sequence.id, None)
-        return _give_up(self._arenas.sequence_ended(sequence.id))
+        return _release(self._arenas.sequence_ended(sequence.id))
 
     def _awaits(self, id: SequenceId) -> bool:
-        """Whether a sequence still waits for the prefill worker; the loss of the target ends that too."""
+        """Whether a sequence still waits for the prefill worker. It does not after the loss of the target."""
         return id in self._delegated and self._delegated[id].phase is Phase.DELEGATED
 
     def _start(self, sequence: Sequence, now: float) -> Command:
-        reference = self._lent(sequence)
+        reference = self._adoptable(sequence)
         sequence.start_on_target(now, reference)
         return SendMessage("target", sequence.start_message(adopt=reference))
 
-    def _lent(self, sequence: Sequence) -> KvReference | None:
-        """The arena that the target is to adopt; it stays until the target has answered."""
+    def _adoptable(self, sequence: Sequence) -> KvReference | None:
+        """The arena that the target is to adopt, pinned until the target has answered."""
         reference = self._arenas.find(sequence.tokens)
-        self._arenas.lend(sequence.id, reference)
+        self._arenas.pin(sequence.id, reference)
         return reference
 
 
 class PrefillCosts:
-    """Whether a prefill worker pays: seconds a token, as running means over prompts that are long enough to tell."""
+    """Whether a prefill worker pays: running means of seconds per token, over prompts long enough to measure."""
 
     def __init__(self, mode: PrefillMode) -> None:
         self._mode = mode
         self._target = Mean()
         self._worker = Mean()
         self._adoption = Mean()
-        self.trusted = True
-        """The present prefill worker has not failed yet."""
+        self.worker_usable = True
+        """The prefill worker is up and has not failed."""
 
     def observe_target(self, evaluated: int, adopted: int, seconds: float) -> None:
-        """A target was ready after evaluating or adopting so many tokens."""
+        """The target was ready after evaluating and adopting so many tokens."""
         if evaluated >= MIN_SHARED_TOKENS and not adopted:
             self._target.observe(seconds / evaluated)
         elif adopted >= MIN_SHARED_TOKENS and not evaluated:
             self._adoption.observe(seconds / adopted)
 
     def observe_worker(self, tokens: int, seconds: float) -> None:
-        """The prefill worker's offer came so many seconds after the prompt was sent."""
+        """The prefill worker's offer arrived so many seconds after the prompt was sent."""
         if tokens >= MIN_SHARED_TOKENS:
             self._worker.observe(seconds / tokens)
 
-    def worker_pays(self, tokens: int, held: int) -> bool:
-        """Whether to send the prefill worker `tokens` tokens, of which an arena holds the first `held`.
+    def worker_pays(self, tokens: int, adoptable: int) -> bool:
+        """Whether to send the prefill worker `tokens` tokens, of which an arena holds the first `adoptable`.
 
-        The worker begins at the first token, and the target has to adopt what it offers; the target alone would begin
-        behind `held`. Until the target was measured it prefills prompts itself.
+        The worker begins at the first token, and the target has to adopt the offered arena. The target alone adopts
+        `adoptable` tokens and evaluates the others. Until the target was measured it prefills prompts itself.
         """
-        rest = tokens - held
-        if not self.trusted or rest < MIN_SHARED_TOKENS or (self._mode == "auto" and not self._target.count):
+        rest = tokens - adoptable
+        if not self.worker_usable or rest < MIN_SHARED_TOKENS or (self._mode == "auto" and not self._target.count):
             return False
         if self._mode == "always" or self._worker.count < _TRIALS:
             return True
         by_worker = (self._worker.get(0.0) + self._adoption.get(0.0)) * tokens
-        return by_worker < self._target.get(0.0) * rest + self._adoption.get(0.0) * held
+        return by_worker < self._target.get(0.0) * rest + self._adoption.get(0.0) * adoptable
 
     def timeout(self, tokens: int) -> float:
-        """Seconds after which the target prefills the prompt itself: twice what either was measured to need, at least
-        one second."""
-        known = [mean.get(0.0) for mean in (self._target, self._worker) if mean.count]
-        return max(_MIN_TIMEOUT, 2 * max(known) * tokens) if known else _UNKNOWN_TIMEOUT
+        """Seconds after which the target prefills the prompt: twice the slower one's time, at least one second."""
+        measured = [mean.get(0.0) for mean in (self._target, self._worker) if mean.count]
+        return max(_MIN_TIMEOUT, 2 * max(measured) * tokens) if measured else _UNKNOWN_TIMEOUT
 
 
-def _give_up(names: list[str]) -> list[Command]:
-    """The target lets go of an arena before it is unlinked; otherwise the memory would stay until the target ends."""
+def _release(names: list[str]) -> list[Command]:
+    """Unlink arenas. The target closes them first; otherwise their memory would stay in use until the target ends."""
     return [command for name in names for command in (SendMessage("target", KvRelease(name)), Release(name))]

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from heapq import merge
 
 from orchestrator.core.options import Options
-from orchestrator.core.policy.decision import PATIENCE_SECONDS, Decision, SequenceView, VerifyNodes, WaitUntil
+from orchestrator.core.policy.decision import MIN_GROWTH_TIMEOUT, Decision, SequenceView, VerifyNodes, WaitUntil
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.expected_rate import best_counts, with_growth
 from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.speculation.token_tree import Node
 
 _MIN_WIDTH = 4
-"""Nodes of one tree that a growth step evaluates at least, however many trees share the step."""
+"""Fewest nodes of one tree that a growth step evaluates, however many trees share the step."""
 
 
 class Adaptive:
@@ -22,8 +22,9 @@ class Adaptive:
     name, summary = "adaptive", "whatever promises the most tokens a second"
     drafts = caches = True
     _MARGIN = 1.02
-    """Waiting must promise this much more: its gain is an estimate, its cost is certain."""
+    """The expected rate after a wait must be this much higher: its gain is an estimate, its cost is certain."""
     _EXPENSIVE = 1.2
+    """Ratio of step times above which the second half of a step's width is too expensive."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -33,7 +34,7 @@ class Adaptive:
         return BestFirst(max(min(_MIN_WIDTH, width), width // sharing), self._options.draft_fan)
 
     def _width(self, estimates: Estimates) -> int:
-        """Half of `draft_width` if the other half, with the less probable nodes, was measured to be expensive."""
+        """Nodes that a growth step evaluates: half of `draft_width` if the other half was measured to be expensive."""
         full, cost = self._options.draft_width, estimates.growth
         half = max(1, full // 2)
         return half if cost.known and cost(full) > self._EXPENSIVE * cost(half) else full
@@ -42,34 +43,35 @@ class Adaptive:
         return self.decide_together([view])[0]
 
     def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
-        """Verify the most probable nodes of all trees, wherever they are, and the root of each request."""
-        drafted = [_usable(view, self._options.max_verify) for view in views]
-        nodes = [_with_lookup(view, own)[: self._options.max_verify] for view, own in zip(views, drafted, strict=True)]
-        paths = [view.paths(own) for view, own in zip(views, nodes, strict=True)]
+        """Verify the root of each request and the most probable nodes of all trees together."""
+        limit = self._options.max_verify
+        drafted = [_best_nodes(view, limit) for view in views]
+        nodes = [_with_lookup(view, drafts)[:limit] for view, drafts in zip(views, drafted, strict=True)]
+        paths = [view.path_probabilities(candidates) for view, candidates in zip(views, nodes, strict=True)]
         now = best_counts(paths, views[0].estimates.target, views[0].estimates.hop.get(0.0))
-        expected = [self._expected_growth(view, own) for view, own in zip(views, drafted, strict=True)]
+        expected = [self._expected_growth(view, drafts) for view, drafts in zip(views, drafted, strict=True)]
         until = self._wait_until(views, paths, expected, now.rate)
         if until is not None:
             return [WaitUntil(until)] * len(views)
-        return [VerifyNodes(own[:count]) for own, count in zip(nodes, now.nodes, strict=True)]
+        return [VerifyNodes(candidates[:count]) for candidates, count in zip(nodes, now.nodes, strict=True)]
 
     def _expected_growth(self, view: SequenceView, nodes: list[Node]) -> "_ExpectedGrowth | None":
-        """What the next growth should bring, and when; None if there is none to wait for."""
-        estimates = view.estimates
+        """The next growth, if one can be waited for."""
+        estimates, missed = view.estimates, not view.tree.root.children
         if not view.drafting or not estimates.step.count or not estimates.target.known:
             return None
         step = estimates.step.get(0.0)
         # After a miss, the step in flight grows the old root: its rest passes before the new root's step begins.
         recovery = max(estimates.recovery.get(1.5 * step), view.lag)
-        due = view.ready_since + recovery if view.cache.empty else view.grown_at + step
+        due = view.ready_since + recovery if missed else view.grown_at + step
         due = max(due, view.draft_ready_at + step) if view.draft_ready_at > view.now else due
-        # A draft may claim any time for its steps: past the due time no more than the patience is spent on it.
-        give_up = due + min(step, PATIENCE_SECONDS)
+        # A draft may claim any time for its steps, so the wait beyond the due time is bounded.
+        give_up = due + min(step, MIN_GROWTH_TIMEOUT)
         if give_up <= view.now or give_up == math.inf:
             return None
-        paths = view.paths(nodes)
+        paths = view.path_probabilities(nodes)
         open_paths = [path for node, path in zip(nodes, paths, strict=True) if not node.children]
-        if view.cache.empty:
+        if missed:
             open_paths = [1.0]
         later = with_growth(paths, open_paths[: self._width(estimates)], estimates.acceptance.get(0.0))
         return _ExpectedGrowth(due, give_up, later[: self._options.max_verify])
@@ -81,9 +83,9 @@ class Adaptive:
         expected: "list[_ExpectedGrowth | None]",
         rate: float,
     ) -> float | None:
-        """When to stop waiting for the next growth, if waiting promises a higher rate than `rate`; else None.
+        """When to stop waiting for the next growth, if the expected rate after the wait is above `rate`; else None.
 
-        One growth step serves several trees: what is due within half a step of the first is awaited together.
+        One growth step serves several trees: growth that is due within half a step of the first is awaited together.
         """
         growths = [growth for growth in expected if growth is not None]
         if not growths:
@@ -93,8 +95,8 @@ class Adaptive:
         horizon = first + 0.5 * estimates.step.get(0.0)
         awaited = [growth for growth in growths if growth.due <= horizon]
         later = [
-            own if growth is None or growth.due > horizon else growth.paths
-            for own, growth in zip(paths, expected, strict=True)
+            present if growth is None or growth.due > horizon else growth.paths
+            for present, growth in zip(paths, expected, strict=True)
         ]
         wait = max(0.0, max(growth.due for growth in awaited) - now)
         best = best_counts(later, estimates.target, estimates.hop.get(0.0) + wait)
@@ -103,20 +105,21 @@ class Adaptive:
 
 @dataclass(frozen=True, slots=True)
 class _ExpectedGrowth:
-    """Growth to come."""
+    """Growth that the draft owes."""
 
     due: float
+    """When it should arrive."""
     give_up: float
     """When to stop waiting for it."""
     paths: list[float]
-    """Path probabilities of the nodes there may be then, falling."""
+    """Path probabilities of the nodes that the tree should have then, falling."""
 
 
-def _usable(view: SequenceView, limit: int) -> list[Node]:
+def _best_nodes(view: SequenceView, limit: int) -> list[Node]:
     """The `limit` most probable nodes that the request still has room for, parents first."""
-    deepest = view.cache.root.depth + view.room
+    deepest = view.tree.root.depth + view.room
     nodes: list[Node] = []
-    for node in view.cache.tree.best():
+    for node in view.tree.best():
         if len(nodes) == limit:
             break
         if node.depth <= deepest:
@@ -126,6 +129,6 @@ def _usable(view: SequenceView, limit: int) -> list[Node]:
 
 def _with_lookup(view: SequenceView, nodes: list[Node]) -> list[Node]:
     """The draft's nodes with guesses by prompt lookup behind the most probable leaf, by falling path probability."""
-    leaf = next((node for node in nodes or [view.cache.root] if not node.children), None)
+    leaf = next((node for node in nodes or [view.tree.root] if not node.children), None)
     lookup = [] if leaf is None else view.lookup_chain(leaf)
     return list(merge(nodes, lookup, key=lambda node: -node.log_path))

@@ -1,32 +1,32 @@
 """What a strategy may look at, and what it may decide, when the target is ready for a sequence. Pure."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.speculation_cache import SpeculationCache
 from protocol.messages.plans import GrowthPlan
-from protocol.speculation.token_tree import Node
+from protocol.speculation.token_tree import Node, TokenTree, node_id
 
-PATIENCE_SECONDS = 0.2
-"""A draft that owes growth and sends none for so long is given up for this round: together with a forward of the target
-that is a pause of at most 250 ms."""
-_PATIENCE_STEPS = 8
-_MAX_PATIENCE_SECONDS = 2.0
-"""Whatever time a draft claims for its steps."""
+MIN_GROWTH_TIMEOUT = 0.2
+"""Seconds. The least time that a strategy waits for growth that is due: together with a forward of the target that is
+a pause of at most 250 ms."""
+_MAX_GROWTH_TIMEOUT = 2.0
+"""Seconds, whatever time a draft claims for its steps."""
+_TIMEOUT_STEPS = 8
 _MAX_LOOKUP_TOKENS = 4
 """Longest chain of guesses by prompt lookup."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyNodes:
-    """Verify these nodes, parents first; none is plain decoding."""
+    """Verify these nodes, parents first; no node is plain decoding."""
 
     nodes: list[Node]
-    gave_up: bool = False
-    """The draft should have delivered by now and did not."""
+    draft_silent: bool = False
+    """Growth of the draft is overdue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ Decision: TypeAlias = VerifyNodes | WaitUntil
 class SequenceView:
     """What a strategy may look at when the target is ready for a sequence. Times are the orchestrator's."""
 
-    cache: SpeculationCache
+    tree: TokenTree
     estimates: Estimates
     now: float
     ready_since: float
@@ -58,17 +58,23 @@ class SequenceView:
     """Seconds by which the draft was behind when the root became known."""
     draft_ready_at: float
     """When the draft has prefilled the prompt; infinite if that is unknown."""
-    guess: Callable[[Node, int], list[tuple[int, float]]]
-    """A chain of at most so many guesses by prompt lookup behind a node, each with its believed probability."""
+    lookup: Callable[[Node, int], list[tuple[int, float]]]
+    """A chain of at most so many guesses by prompt lookup behind a node, each a token and its believed probability."""
 
-    def paths(self, nodes: Sequence[Node]) -> list[float]:
+    def path_probabilities(self, nodes: Sequence[Node]) -> list[float]:
         """The path probability of each node."""
-        return [self.cache.tree.path_probability(node) for node in nodes]
+        return [self.tree.path_probability(node) for node in nodes]
 
     def lookup_chain(self, leaf: Node) -> list[Node]:
-        """Guesses behind `leaf` by prompt lookup: they cost no forward of a draft."""
-        limit = min(_MAX_LOOKUP_TOKENS, self.cache.root.depth + self.room - leaf.depth)
-        return self.cache.loose_chain(leaf, self.guess(leaf, limit))
+        """Guesses behind `leaf` by prompt lookup. They are no nodes of the tree, since no draft grew them."""
+        limit = min(_MAX_LOOKUP_TOKENS, self.tree.root.depth + self.room - leaf.depth)
+        nodes: list[Node] = []
+        parent = leaf
+        for token, belief in self.lookup(leaf, limit):
+            log_path = parent.log_path + math.log(belief)
+            parent = Node(node_id(parent.id, token), parent, token, belief, log_path, parent.depth + 1)
+            nodes.append(parent)
+        return nodes
 
 
 class Strategy(Protocol):
@@ -78,9 +84,9 @@ class Strategy(Protocol):
     summary: str
     """A few words for the help of the command line."""
     drafts: bool
-    """It uses a draft."""
+    """The strategy uses a draft."""
     caches: bool
-    """The draft works while the target verifies, so that rounds can be hits or misses."""
+    """The draft works while the target verifies, so that a round is a hit or a miss."""
 
     def __init__(self, options: Options) -> None: ...
 
@@ -91,10 +97,10 @@ class Strategy(Protocol):
     def decide(self, view: SequenceView) -> Decision: ...
 
     def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
-        """Decide for requests whose trees can share one forward of the target, a decision each."""
+        """One decision for each of the requests, whose trees can share one forward of the target."""
         ...
 
 
-def patience(estimates: Estimates) -> float:
-    """Seconds after which a silent draft that owes growth is not waited for."""
-    return min(_MAX_PATIENCE_SECONDS, max(PATIENCE_SECONDS, _PATIENCE_STEPS * estimates.step.get(0.0)))
+def growth_timeout(estimates: Estimates) -> float:
+    """Seconds after which growth that is due is not waited for any more."""
+    return min(_MAX_GROWTH_TIMEOUT, max(MIN_GROWTH_TIMEOUT, _TIMEOUT_STEPS * estimates.step.get(0.0)))

@@ -1,4 +1,4 @@
-"""Running estimates of what steps cost and how often guesses come true. Pure; fed by events."""
+"""Running estimates of step times and of how often guesses are right. Pure; updated by events."""
 
 import math
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ class Mean:
 
 
 class WidthCost:
-    """Seconds of one forward over L tokens, for any L, from those that were seen.
+    """Seconds of one forward over L tokens, for any L, from observed forwards.
 
-    A line through decayed sums, its slope drawn to a prior while widths hardly vary, plus what each
-    width was measured to differ from the line (kernels switch at some widths).
+    A weighted least-squares line with decaying weights. While widths hardly vary, a prior pulls its slope. Each width
+    adds its measured mean deviation from the line, since kernels switch at some widths.
     """
 
     PRIOR_SLOPE = 0.03
@@ -46,27 +46,27 @@ class WidthCost:
         return self._weight > 0.0
 
     def observe(self, width: int, seconds: float) -> None:
-        """A forward of `width` tokens took `seconds`; one far off the estimate is held to three times it."""
+        """A forward of `width` tokens took `seconds`; an outlier counts as three times the estimate."""
         if self._weight > 3.0:
             seconds = min(seconds, self._OUTLIER * self(width))
-        keep = self._DECAY
-        self._weight = keep * self._weight + 1.0
-        self._width = keep * self._width + width
-        self._seconds = keep * self._seconds + seconds
-        self._width_squared = keep * self._width_squared + width * width
-        self._product = keep * self._product + width * seconds
+        decay = self._DECAY
+        self._weight = decay * self._weight + 1.0
+        self._width = decay * self._width + width
+        self._seconds = decay * self._seconds + seconds
+        self._width_squared = decay * self._width_squared + width * width
+        self._product = decay * self._product + width * seconds
         self._residuals.setdefault(width, Mean(window=64)).observe(seconds - self._line(width))
 
     def __call__(self, width: int) -> float:
         """Expected seconds for `width` tokens. Without any observation: 1 plus the prior slope."""
-        if not self.known:
+        if not self._weight:
             return 1.0 + self.PRIOR_SLOPE * (width - 1)
         line = self._line(width)
         residual = self._residuals.get(width)
         if residual is None:
             return line
-        trust = min(residual.count, 64) / (min(residual.count, 64) + 8)
-        return max(0.5 * line, line + trust * residual.get(0.0))
+        weight = min(residual.count, 64) / (min(residual.count, 64) + 8)
+        return max(0.5 * line, line + weight * residual.get(0.0))
 
     def _line(self, width: int) -> float:
         mean_width = self._width / self._weight
@@ -88,7 +88,7 @@ class HitModel:
     _misses: dict[int, float] = field(default_factory=dict)
 
     def observe(self, fan: int, hit: bool) -> None:
-        """A bonus token was (not) among `fan` guesses. One guess tells nothing about r."""
+        """The bonus token was (not) among `fan` guesses. A single guess is no evidence about r."""
         if fan < 2:
             return
         for counts in (self._hits, self._misses):
@@ -117,35 +117,37 @@ class HitModel:
 
 @dataclass(slots=True)
 class Usefulness:
-    """Lets a draft rest that never guesses right: its work only takes memory bandwidth from the target."""
+    """Pauses a draft that never guesses right: its work only takes memory bandwidth from the target."""
 
-    _BARREN_ROUNDS = 32
-    _LONGEST_REST = 256
-    """Rounds. The first rest is as long as it takes to see that a draft is barren, each further one twice as long."""
-    _barren: int = 0
-    _rest: int = _BARREN_ROUNDS
-    _left: int = 0
+    _MAX_WRONG_ROUNDS = 32
+    _MAX_PAUSE = 256
+    """Rounds. The first pause is as long as _MAX_WRONG_ROUNDS, each further one twice as long."""
+    _wrong_rounds: int = 0
+    """In a row."""
+    _next_pause: int = _MAX_WRONG_ROUNDS
+    _paused_rounds: int = 0
+    """Rounds until the present pause ends; 0 if the draft is not paused."""
 
     @property
-    def resting(self) -> bool:
-        return self._left > 0
+    def paused(self) -> bool:
+        return self._paused_rounds > 0
 
     def observe(self, guessed: bool | None) -> None:
-        """A round is over; `guessed`: the target's next token was among the guesses, None if there were none."""
-        if self._left:
-            self._left -= 1
+        """A round ended; `guessed`: the target's next token was among the guesses, None if there were none."""
+        if self._paused_rounds:
+            self._paused_rounds -= 1
         elif guessed:
-            self._barren, self._rest = 0, self._BARREN_ROUNDS
+            self._wrong_rounds, self._next_pause = 0, self._MAX_WRONG_ROUNDS
         elif guessed is not None:
-            self._barren += 1
-            if self._barren >= self._BARREN_ROUNDS:
-                self._barren, self._left = 0, self._rest
-                self._rest = min(2 * self._rest, self._LONGEST_REST)
+            self._wrong_rounds += 1
+            if self._wrong_rounds >= self._MAX_WRONG_ROUNDS:
+                self._wrong_rounds, self._paused_rounds = 0, self._next_pause
+                self._next_pause = min(2 * self._next_pause, self._MAX_PAUSE)
 
 
 @dataclass(slots=True)
 class Estimates:
-    """What was measured so far, for all sequences of one kind of sampling."""
+    """Measurements of one draft with the target, for all sequences that are sampled, or for all greedy ones."""
 
     target: WidthCost = field(default_factory=WidthCost)
     hop: Mean = field(default_factory=Mean)
@@ -153,21 +155,23 @@ class Estimates:
     step: Mean = field(default_factory=Mean)
     """Seconds of one growth step."""
     growth: WidthCost = field(default_factory=WidthCost)
-    """Of one growth step."""
+    """Seconds of one growth step by its nodes."""
     prefill: Mean = field(default_factory=Mean)
-    """Seconds of the draft's prefill a token."""
+    """Seconds of the draft's prefill per token."""
     recovery: Mean = field(default_factory=Mean)
-    """Seconds from a miss to the first growth of the draft below the new root: the rest of a step in flight,
-    a step, and the way there and back."""
+    """Seconds from a miss to the first growth of the draft below the new root: the rest of the step in progress, one
+    more step, and a round trip."""
     calibration: Calibration = field(default_factory=Calibration)
+    """Of the draft's claims."""
     lookup: Calibration = field(default_factory=Calibration)
+    """Of the claims of prompt lookup."""
     acceptance: Mean = field(default_factory=lambda: Mean(window=128, value=0.6, count=8))
     """a: the draft's main child of an accepted node is the target's choice. Begins as eight observations of 0.6."""
     hits: HitModel = field(default_factory=HitModel)
     usefulness: Usefulness = field(default_factory=Usefulness)
 
     def with_another_draft(self) -> "Estimates":
-        """Nothing is known yet of that draft; what belongs to the target is one and the same."""
+        """Estimates of another draft with the same target: the target's part is shared, the draft's is empty."""
         return Estimates(target=self.target, hop=self.hop, lookup=self.lookup)
 
 

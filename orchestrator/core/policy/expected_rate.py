@@ -49,9 +49,9 @@ def best_counts(probabilities: Sequence[Sequence[float]], cost: ForwardCost, ove
 
 
 def with_growth(probabilities: Sequence[float], open_paths: Sequence[float], acceptance: float) -> list[float]:
-    """Path probabilities as they may be after one growth step.
+    """Path probabilities expected after one growth step.
 
-    `open_paths` are the path probabilities of the nodes that the step expands; each is taken to get one child that is
-    accepted with probability `acceptance`.
+    `open_paths` are the path probabilities of the nodes that the step expands. The estimate gives each of them one
+    child, which is accepted with probability `acceptance`.
     """
     return sorted([*probabilities, *(path * acceptance for path in open_paths)], reverse=True)

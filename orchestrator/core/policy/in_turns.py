@@ -2,15 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import islice
 
 from orchestrator.core.options import Options
-from orchestrator.core.policy.decision import Decision, SequenceView, VerifyNodes, WaitUntil, patience
+from orchestrator.core.policy.decision import Decision, SequenceView, VerifyNodes, WaitUntil, growth_timeout
 from orchestrator.core.policy.estimates import Estimates
 from protocol.messages.plans import Chain, GrowthPlan
 
 
 class IndependentRequests(ABC):
-    """A strategy by which each request decides for itself, whatever else is in the round."""
+    """A strategy that decides for each request alone, whatever other requests share the forward."""
 
     @abstractmethod
     def decide(self, view: SequenceView) -> Decision: ...
@@ -52,13 +53,13 @@ class Sequential(IndependentRequests):
 
 
 def await_chain(view: SequenceView, depth: int) -> Decision:
-    """Verify the draft's chain of `depth` tokens once it is there; give up on a silent draft."""
+    """Verify the draft's chain of `depth` tokens once it has grown; do not wait longer for a silent draft."""
     depth = min(depth, view.room)
-    chain = view.cache.chain(depth)
+    chain = list(islice(view.tree.main_chain(), depth))
     if len(chain) >= depth or not view.drafting:
         return VerifyNodes(chain)
-    limit = patience(view.estimates)
-    # Growth prolongs the wait, but by no more than the chain's steps take: a draft may grow without end beside it.
+    limit = growth_timeout(view.estimates)
+    # Growth prolongs the wait, but by no more than the chain's steps take: a draft may grow other nodes without end.
     longest = limit + depth * view.estimates.step.get(0.0)
     until = min(max(view.grown_at, view.ready_since) + limit, view.ready_since + longest)
-    return WaitUntil(until) if view.now < until else VerifyNodes(chain, gave_up=True)
+    return WaitUntil(until) if view.now < until else VerifyNodes(chain, draft_silent=True)

@@ -16,7 +16,7 @@ from protocol.speculation.token_tree import Node
 
 
 class PublishedSsd(IndependentRequests):
-    """On a hit, verify the chain that is there; on a miss, fall back as `Options.fallback` says."""
+    """On a hit, verify the chain in the tree; on a miss, fall back as `Options.fallback` says."""
 
     name, summary = "ssd", "the published parallel algorithm"
     drafts = caches = True
@@ -32,7 +32,7 @@ class PublishedSsd(IndependentRequests):
         return FanOut(options.draft_tokens, tuple(min(MAX_SUPPORT, guesses) for guesses in fan), options.saguaro)
 
     def decide(self, view: SequenceView) -> Decision:
-        missed = view.cache.empty
+        missed = not view.tree.root.children
         if not missed or self._options.fallback == "neural":
             return await_chain(view, self._options.draft_tokens)
         if self._options.fallback == "fast":
@@ -40,7 +40,7 @@ class PublishedSsd(IndependentRequests):
         return self._fall_back(view)
 
     def _fall_back(self, view: SequenceView) -> Decision:
-        """After a miss: draft K tokens just in time, or go on with prompt lookup, by the higher expected rate."""
+        """After a miss: wait for K draft tokens or use prompt lookup, whichever has the higher expected rate."""
         depth, estimates = min(self._options.draft_tokens, view.room), view.estimates
         acceptance = estimates.acceptance.get(0.0)
         chain = [acceptance ** (k + 1) for k in range(depth)]
@@ -51,9 +51,9 @@ class PublishedSsd(IndependentRequests):
         return await_chain(view, depth) if ready and just_in_time > rate else VerifyNodes(nodes)
 
     def _lookup(self, view: SequenceView) -> tuple[list[Node], float]:
-        """The guesses by prompt lookup that are worth verifying, and their expected rate; none is plain decoding."""
-        chain = view.lookup_chain(view.cache.root)
-        best = best_count(view.paths(chain), view.estimates.target, view.estimates.hop.get(0.0))
+        """The guesses by prompt lookup that are worth verifying, and their rate. No guess is plain decoding."""
+        chain = view.lookup_chain(view.tree.root)
+        best = best_count(view.path_probabilities(chain), view.estimates.target, view.estimates.hop.get(0.0))
         return chain[: best.nodes], best.rate
 
 

@@ -109,7 +109,7 @@ class TelemetryRecorder:
     def _asks(self, verify: Verify) -> None:
         sequence = self._machine.sequences.get(verify.sequence)
         if sequence is not None:
-            self._asked[verify.sequence] = verify, verification_snapshot(verify, sequence.cache.tree, self._text)
+            self._asked[verify.sequence] = verify, verification_snapshot(verify, sequence.tree, self._text)
 
     def _judge(self, event: Arrived, verdict: Verdict, emit: Emit, now: float) -> None:
         asked = self._asked.pop(verdict.sequence, None)

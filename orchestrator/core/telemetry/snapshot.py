@@ -34,7 +34,7 @@ _PHASES: Mapping[Phase, Literal["waiting", "prefilling", "ready", "verifying"]] 
 def snapshot(sequence: Sequence, text: Callable[[int], str]) -> RequestSnapshot:
     """`text` of a single token."""
     stats, estimates = sequence.stats, sequence.estimates
-    drawing = _Drawing(sequence.cache.tree, text)
+    drawing = _Drawing(sequence.tree, text)
     asked = drawing.asked(sequence.outstanding) if sequence.outstanding is not None else ()
     drawing.fill()
     tail = sequence.tokens[-_TAIL:]
@@ -48,7 +48,7 @@ def snapshot(sequence: Sequence, text: Callable[[int], str]) -> RequestSnapshot:
         prompt=max(0, len(tail) - (len(sequence.tokens) - len(sequence.request.tokens))),
         tree=drawing.branches(),
         asked=asked,
-        nodes=len(sequence.cache.tree),
+        nodes=len(sequence.tree),
         prompt_tokens=stats.prompt_tokens,
         adopted=stats.adopted,
         prefill=stats.prefill_seconds,

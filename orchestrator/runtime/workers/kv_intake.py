@@ -15,12 +15,13 @@ from protocol.kv.arena_header import ArenaLayout, ElementType
 from protocol.kv.blocks import row_bytes
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId
-from protocol.messages.worker import MAX_PAYLOAD, Fault, Hello, KvBlock, KvForm, KvOffer, Prefill
+from protocol.messages.remote import MAX_PAYLOAD, KvBlock
+from protocol.messages.worker import Fault, Hello, KvForm, KvOffer, Prefill
 
 
 @dataclass(slots=True)
 class _Unfinished:
-    question: int
+    attempt: int
     arena: Arena
     rows: int = 0
     """Of the blocks that are under way."""
@@ -49,7 +50,7 @@ class KvIntake:
         target = self._target
         if target is None or target.kv is None:
             return "The target of this pipeline takes no keys and values from others: attach a draft instead."
-        if worker.weights != target.weights:
+        if worker.model_fingerprint != target.model_fingerprint:
             return (
                 f"The prefill worker's model ({worker.model}) is not the target's ({target.model}): "
                 "give --target the same files, byte for byte."
@@ -64,7 +65,7 @@ class KvIntake:
         return None
 
     def ask(self, message: Prefill) -> Prefill | Fault:
-        """The question as it goes to the worker, and an arena for the answer; or why it can't be asked."""
+        """The attempt as it goes to the worker, and an arena for the answer; or why it can't be asked."""
         self.end(message.sequence)
         assert self._target is not None
         assert self._target.kv is not None
@@ -73,18 +74,18 @@ class KvIntake:
         if layout.segment_bytes + sum(one.arena.layout.segment_bytes for one in self._open.values()) > self._limit:
             return Fault("refused", "This prompt's KV is larger than --arena-memory.", message.sequence)
         try:
-            arena = Arena.create(layout, fingerprint=self._target.weights, epoch=self._epoch)
+            arena = Arena.create(layout, fingerprint=self._target.model_fingerprint, epoch=self._epoch)
         except SegmentError as error:
             return Fault("refused", str(error), message.sequence)
-        question = next(self._questions)
-        self._open[message.sequence] = _Unfinished(question, arena)
-        return structs.replace(message, question=question)
+        attempt = next(self._questions)
+        self._open[message.sequence] = _Unfinished(attempt, arena)
+        return structs.replace(message, attempt=attempt)
 
     def take(self, block: KvBlock, payload: bytes) -> KvOffer | Fault | None:
         """Put a block in its place; the offer when it was the last one. A block that is none of those asked for is
         dropped, and one out of order ends its prompt: what is missing would never come."""
         unfinished = self._open.get(block.sequence)
-        if unfinished is None or unfinished.question != block.question:
+        if unfinished is None or unfinished.attempt != block.attempt:
             self.dropped += 1
             return None
         if not _fits(unfinished, block, payload):

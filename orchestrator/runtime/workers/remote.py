@@ -29,6 +29,7 @@ from protocol.messages.remote import (
     Invite,
     Join,
     Joined,
+    KvBlock,
     Leave,
     Revoke,
     StatusUpdate,
@@ -37,7 +38,7 @@ from protocol.messages.remote import (
     Workers,
     WorkerStatus,
 )
-from protocol.messages.worker import Fault, Hello, KvBlock, KvOffer, Pong, Prefill, Shutdown, Stop, ToWorker
+from protocol.messages.worker import Fault, Hello, KvOffer, Pong, Prefill, Shutdown, Stop, ToWorker
 from protocol.security.addresses import endpoint
 from protocol.security.guard import INVITATION_SECONDS, Guard
 from protocol.security.keys import JoinLine, own_keys
@@ -202,7 +203,7 @@ class RemoteWorkers:
                     self.dismiss(worker.incarnation, mismatch)
                 elif not known:
                     log.info("worker up", role=hello.role, guest=worker.name, model=hello.model, device=hello.device)
-                    yield WorkerUp(worker.incarnation, hello, guest=True)
+                    yield WorkerUp(worker.incarnation, hello, remote=True)
                     self._probe(worker)
             case Fault(kind="fatal", text=text):
                 self._refuse(worker.control, PipelineError(text or "The worker ended without a word."))

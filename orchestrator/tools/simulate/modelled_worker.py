@@ -44,7 +44,7 @@ def modelled_hello(role: Role, context: int = CONTEXT) -> Hello:
         architecture="none",
         vocabulary=VOCABULARY,
         context=context,
-        tokenizer="",
+        tokenizer_fingerprint="",
         device="none",
         pid=1,
     )

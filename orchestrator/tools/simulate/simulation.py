@@ -143,7 +143,7 @@ class Simulation:
         tokens: list[int] = []
         for position in range(len(request.tokens), len(request.tokens) + request.max_tokens):
             tokens.append(self.language.token(request.sampling.seed, position))
-            if tokens[-1] in request.ends:
+            if tokens[-1] in request.eos_tokens:
                 break
         return tokens
 

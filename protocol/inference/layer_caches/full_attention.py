@@ -15,7 +15,7 @@ _GROWTH = 256
 
 @layer_cache_for(KVCache)
 class FullAttentionCache(LayerCache):
-    """Two arrays (1, heads, slots, size). A slot's row is its token's keys, or values."""
+    """Two arrays (1, heads, slots, size). A slot's row holds the keys, or values, of its token."""
 
     def __init__(self, stock: KVCache) -> None:
         super().__init__(stock)
@@ -46,7 +46,7 @@ class FullAttentionCache(LayerCache):
 
     def copy(self, slots: int) -> Self:
         other = copy(self)
-        # An array written to in place would change under both: each has its own.
+        # Arrays are written in place, so each cache needs its own.
         other.keys = mx.contiguous(self.keys[..., :slots, :])
         other.values = mx.contiguous(self.values[..., :slots, :])
         return other
@@ -63,14 +63,14 @@ class FullAttentionCache(LayerCache):
         self.keys, self.values = keys, values
 
 
-def _written(held: mx.array | None, new: mx.array, begin: int, end: int) -> mx.array:
-    """`held` with `new` at [begin, end) of axis 2, grown by whole steps where it is too short."""
-    capacity = 0 if held is None else held.shape[2]
-    grown = held
-    if held is None or end > capacity:
+def _written(old: mx.array | None, new: mx.array, begin: int, end: int) -> mx.array:
+    """`old` with `new` at [begin, end) of axis 2, grown by whole steps where it is too short."""
+    capacity = 0 if old is None else old.shape[2]
+    grown = old
+    if old is None or end > capacity:
         batch, heads, _, size = new.shape
         more = mx.zeros((batch, heads, -(-end // _GROWTH) * _GROWTH - capacity, size), new.dtype)
-        grown = more if held is None else mx.concatenate([held, more], axis=2)
+        grown = more if old is None else mx.concatenate([old, more], axis=2)
     assert grown is not None
     grown[..., begin:end, :] = new
     return grown

@@ -31,8 +31,8 @@ def test_a_figure_above_its_limit_is_marked():
     Console(file=text, force_terminal=True, width=200).print(table([over, under]))
     marked = [line for line in text.getvalue().splitlines() if "\x1b[31m" in line]
 
-    assert not over.kept
-    assert under.kept
+    assert not over.within_limit
+    assert under.within_limit
     assert len(marked) == 1
     assert "slow" in marked[0]
     assert to_json([over])["figures"][0]["limit"] == 0.2

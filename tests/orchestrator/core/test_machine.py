@@ -201,7 +201,7 @@ def test_a_draft_with_another_tokenizer_is_dismissed_with_a_sentence():
     simulation = ScriptedSimulation()
     simulation.start("target")
     draft = simulation.build("draft")
-    draft.hello = replace(draft.hello, tokenizer="other")
+    draft.hello = replace(draft.hello, tokenizer_fingerprint="other")
     simulation.attach(draft)
 
     (dismissed,) = simulation.commands

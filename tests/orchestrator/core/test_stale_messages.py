@@ -44,7 +44,7 @@ def stale_event(simulation: ScriptedSimulation, source: random.Random) -> Arrive
     target, draft = simulation.own["target"], simulation.own["draft"]
     old = source.randrange(sequence.round)
     path = tuple(NodeId(source.getrandbits(62)) for _ in range(source.randrange(1, 4)))
-    growth = Grow(LIVE, old, (sequence.cache.root.id,), (3,), (0.9,), 1, 0.01)
+    growth = Grow(LIVE, old, (sequence.tree.root.id,), (3,), (0.9,), 1, 0.01)
     verdict = Verdict(LIVE, old, (), 3, 0.01)
     return source.choice(
         (
@@ -76,7 +76,7 @@ def test_stale_messages_change_nothing_and_are_counted():
 
 def test_growth_that_comes_again_in_any_order_adds_no_node_and_asks_for_nothing():
     simulation, source = in_the_middle(), random.Random(6)
-    tree = simulation.machine.sequences[LIVE].cache.tree
+    tree = simulation.machine.sequences[LIVE].tree
     nodes = sorted(node.id for node in tree)
     known = [node for node in tree if node.parent is not None]
     for _ in range(MANY // 10):

@@ -131,7 +131,7 @@ def test_what_an_ended_sequence_held_belongs_to_the_one_that_goes_on_with_it():
     worker.end(0)
 
     assert worker.start(1, range(140)) == (kv, 100, True)
-    assert list(worker.sharing.ended) == []
+    assert list(worker.sharing.cached) == []
 
 
 def test_what_a_live_sequence_holds_is_copied():
@@ -154,7 +154,7 @@ def test_an_ended_sequence_is_preferred_to_a_live_one_that_shares_little_more(li
     found = worker.sharing.find(range(200))
     assert found is not None
     assert (found.kv is ended) == from_ended
-    assert list(worker.sharing.ended) == ([] if from_ended else [ended])
+    assert list(worker.sharing.cached) == ([] if from_ended else [ended])
 
 
 def test_a_few_tokens_more_are_not_worth_it():

@@ -8,7 +8,7 @@ from hypothesis import strategies as some
 
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
-from protocol.speculation.best_first import FLOOR, MAX_ALIVE
+from protocol.speculation.best_first import MAX_TREE_NODES, MIN_PATH_PROBABILITY
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.growth import TreeGrowth
@@ -171,7 +171,7 @@ def test_best_first_takes_the_most_probable_open_nodes():
 def test_best_first_stops_at_the_node_cap():
     grower = Grower(BestFirst(width=16, fan=4)).rest()
 
-    assert MAX_ALIVE - 4 < len(grower.tree) <= MAX_ALIVE
+    assert MAX_TREE_NODES - 4 < len(grower.tree) <= MAX_TREE_NODES
 
 
 def test_best_first_goes_on_when_a_re_root_makes_room():
@@ -187,7 +187,7 @@ def test_best_first_leaves_what_is_too_unlikely():
     grower = Grower(BestFirst(width=1, fan=2))
     step = grower.growth.next_step()
     assert step is not None
-    grower.growth.expand(step, [Candidates([1, 2], [FLOOR / 2, FLOOR / 4])])
+    grower.growth.expand(step, [Candidates([1, 2], [MIN_PATH_PROBABILITY / 2, MIN_PATH_PROBABILITY / 4])])
 
     assert grower.growth.next_step() is None
 
@@ -196,7 +196,7 @@ def test_what_was_too_unlikely_is_evaluated_once_it_is_the_root():
     grower = Grower(BestFirst(width=1, fan=2))
     step = grower.growth.next_step()
     assert step is not None
-    grower.growth.expand(step, [Candidates([1, 2], [FLOOR / 2, FLOOR / 4])])
+    grower.growth.expand(step, [Candidates([1, 2], [MIN_PATH_PROBABILITY / 2, MIN_PATH_PROBABILITY / 4])])
     grower.advance([2])
     grower.step()
 

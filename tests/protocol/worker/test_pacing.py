@@ -220,12 +220,12 @@ def test_a_paced_draft_reports_the_device_s_seconds_for_all_it_evaluated():
 
 @pytest.mark.parametrize(("overruns", "valid"), [(0, True), (2, True), (3, False)])
 def test_a_run_with_more_than_one_overrun_in_a_hundred_is_invalid(overruns: int, valid: bool):
-    tally = RequestStats(0.0, 5)
-    tally.pace(Paced(forwards=150, overruns=overruns, seconds=10.0, excess=0.1))
-    tally.pace(Paced(forwards=50, seconds=10.0, excess=0.1))
-    tally.pace(None)
+    stats = RequestStats(0.0, 5)
+    stats.add_paced(Paced(forwards=150, overruns=overruns, seconds=10.0, excess=0.1))
+    stats.add_paced(Paced(forwards=50, seconds=10.0, excess=0.1))
+    stats.add_paced(None)
 
-    pace = tally.statistics(1.0, True, True, "m4").pace
+    pace = stats.statistics(1.0, True, True, "m4").pace
 
     assert pace is not None
     assert (pace.profile, pace.forwards, pace.overruns, pace.valid) == ("m4", 200, overruns, valid)

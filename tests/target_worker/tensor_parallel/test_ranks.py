@@ -14,10 +14,7 @@ import pytest
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError, WireError
 from protocol.inference.joint_forward import ForwardPart
-from target_worker.tensor_parallel import heartbeat as pulse
-from target_worker.tensor_parallel import rank_commands as calls
-from target_worker.tensor_parallel import rendezvous
-from target_worker.tensor_parallel.heartbeat import start_heartbeat
+from target_worker.tensor_parallel import ranks, rendezvous
 from target_worker.tensor_parallel.rank_commands import (
     CloseCommand,
     EvaluateCommand,
@@ -26,7 +23,10 @@ from target_worker.tensor_parallel.rank_commands import (
     PrefillCommand,
     RankCommand,
     TruncateCommand,
+    encoded,
+    received,
 )
+from target_worker.tensor_parallel.ranks import start_heartbeat
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
 from target_worker.tensor_parallel.sharded_model import LeadingModel, follow
 from tests.support.tiny_models import network, tree_model
@@ -53,16 +53,16 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield one, other
 
 
-def _patiently() -> None:
+def _no_check() -> None:
     pass
 
 
-# What they are told ---------------------------------------------------------------------------
+# Commands ------------------------------------------------------------------------------------
 
 
-def test_calls_arrive_as_they_were_told_and_end_with_the_teller(pair: tuple[socket.socket, socket.socket]):
+def test_commands_arrive_as_they_were_sent_and_end_with_the_sender(pair: tuple[socket.socket, socket.socket]):
     here, there = pair
-    told: list[RankCommand] = [
+    commands: list[RankCommand] = [
         PrefillCommand(1, tuple(range(5000))),
         EvaluateCommand(1, (7, 8), (-1, 40)),
         EvaluateTogetherCommand((EvaluateCommand(1, (7,), (-1,)), EvaluateCommand(2, (8, 9), (-1, 3)))),
@@ -70,24 +70,24 @@ def test_calls_arrive_as_they_were_told_and_end_with_the_teller(pair: tuple[sock
         TruncateCommand(2, 0),
         CloseCommand(1),
     ]
-    for call in told:
-        here.sendall(calls.encoded(call))
+    for command in commands:
+        here.sendall(encoded(command))
     here.close()
 
-    assert [calls.received(there) for _ in told] == told
+    assert [received(there) for _ in commands] == commands
     with pytest.raises(EOFError):
-        calls.received(there)
+        received(there)
 
 
 @pytest.mark.parametrize("frame", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x02\xc1\xc1", b"\x00\x00\x00\x01\x07"])
-def test_what_is_no_call_is_refused(frame: bytes, pair: tuple[socket.socket, socket.socket]):
+def test_bytes_that_are_no_command_are_refused(frame: bytes, pair: tuple[socket.socket, socket.socket]):
     pair[0].sendall(frame)
 
     with pytest.raises(WireError):
-        calls.received(pair[1])
+        received(pair[1])
 
 
-def test_a_rank_that_does_as_told_holds_what_rank_0_holds(pair: tuple[socket.socket, socket.socket]):
+def test_a_rank_that_runs_the_commands_holds_the_kv_of_rank_0(pair: tuple[socket.socket, socket.socket]):
     leader = LeadingModel(network())
     leader.lead([Peer(1, pair[0], pair[0])])
     sequence = leader.sequence()
@@ -102,7 +102,7 @@ def test_a_rank_that_does_as_told_holds_what_rank_0_holds(pair: tuple[socket.soc
     del released, sequence
     pair[0].close()
 
-    told = list(_told(pair[1]))
+    commands = list(_received_commands(pair[1]))
     follower = tree_model()
     seen: list[mx.array] = []
     evaluate = type(follower.sequence()).evaluate
@@ -111,10 +111,10 @@ def test_a_rank_that_does_as_told_holds_what_rank_0_holds(pair: tuple[socket.soc
             "protocol.inference.tree_sequence.TreeSequence.evaluate",
             lambda self, tokens, parents: seen.append(evaluate(self, tokens, parents)) or seen[-1],
         )
-        follow(follower, told)
+        follow(follower, commands)
 
     assert mx.array_equal(seen[-1], expected).item()
-    assert told[-2:] == [CloseCommand(2), CloseCommand(1)]
+    assert commands[-2:] == [CloseCommand(2), CloseCommand(1)]
 
 
 def test_all_ranks_evaluate_several_sequences_in_one_forward(pair: tuple[socket.socket, socket.socket]):
@@ -127,15 +127,15 @@ def test_all_ranks_evaluate_several_sequences_in_one_forward(pair: tuple[socket.
     del one, other
     pair[0].close()
 
-    told = list(_told(pair[1]))
+    commands = list(_received_commands(pair[1]))
     follower = tree_model()
     seen: list[mx.array] = []
     together = follower.evaluate_together
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(follower, "evaluate_together", lambda parts: seen.extend(together(parts)) or seen)
-        follow(follower, told)
+        follow(follower, commands)
 
-    assert [type(call) for call in told] == [
+    assert [type(command) for command in commands] == [
         PrefillCommand,
         PrefillCommand,
         EvaluateTogetherCommand,
@@ -145,15 +145,15 @@ def test_all_ranks_evaluate_several_sequences_in_one_forward(pair: tuple[socket.
     assert [mx.array_equal(*logits).item() for logits in zip(seen, expected, strict=True)] == [True, True]
 
 
-# How they meet --------------------------------------------------------------------------------
+# Rendezvous -----------------------------------------------------------------------------------
 
 
-def test_the_ranks_meet_in_any_order_and_whoever_leaves_may_come_again(hosts: TargetHosts):
+def test_the_ranks_meet_in_any_order_and_a_rank_may_connect_again(hosts: TargetHosts):
     with ThreadPoolExecutor() as pool:
         second = pool.submit(join, hosts, 2, "model")
-        leader = pool.submit(meet, hosts, "model", _patiently)
+        leader = pool.submit(meet, hosts, "model", _no_check)
         first_try = _dial(hosts)
-        first_try.sendall(_greeting(1, "calls"))
+        first_try.sendall(_greeting(1, "commands"))
         assert first_try.recv(5) == b"wait\n"
         first_try.close()
         stranger = _dial(hosts)
@@ -164,13 +164,13 @@ def test_the_ranks_meet_in_any_order_and_whoever_leaves_may_come_again(hosts: Ta
 
     assert [peer.rank for peer in peers] == [1, 2]
     for peer, other in zip(peers, others, strict=True):
-        peer.calls.sendall(b"c")
-        other.pulse.sendall(b"p")
-        assert (other.calls.recv(10), peer.pulse.recv(10)) == (b"c", b"p")
+        peer.commands.sendall(b"c")
+        other.heartbeat.sendall(b"p")
+        assert (other.commands.recv(10), peer.heartbeat.recv(10)) == (b"c", b"p")
     stranger.close()
     for one in (*peers, *others):
-        one.calls.close()
-        one.pulse.close()
+        one.commands.close()
+        one.heartbeat.close()
 
 
 def test_a_rank_with_another_model_is_refused_on_both_sides(hosts: TargetHosts):
@@ -178,18 +178,18 @@ def test_a_rank_with_another_model_is_refused_on_both_sides(hosts: TargetHosts):
     with ThreadPoolExecutor() as pool:
         other = pool.submit(join, two, 1, "fine-tuned")
         with pytest.raises(InputError, match="Rank 1 has another target model than rank 0: copy the same folder"):
-            meet(two, "model", _patiently)
+            meet(two, "model", _no_check)
         with pytest.raises(
             (InputError, ConnectionError), match=r"Rank 1 has another target model|Rank 0 has ended|reset"
         ):
             other.result(60)
 
 
-def test_rank_0_says_who_did_not_come(hosts: TargetHosts, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rendezvous, "_PATIENCE", 0.2)
+def test_rank_0_names_the_missing_ranks(hosts: TargetHosts, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rendezvous, "_MEETING_SECONDS", 0.2)
 
     with pytest.raises(InputError, match=rf"rank 1 \({hosts.addresses[1][0]}\), rank 2 .*target-rank .*--rank 1"):
-        meet(hosts, "model", _patiently)
+        meet(hosts, "model", _no_check)
 
 
 def test_an_address_in_use_is_named(hosts: TargetHosts):
@@ -198,10 +198,10 @@ def test_an_address_in_use_is_named(hosts: TargetHosts):
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(InputError, match=f"can't listen at 127.0.0.1:{port}"),
     ):
-        meet(hosts, "model", _patiently)
+        meet(hosts, "model", _no_check)
 
 
-# How they notice ------------------------------------------------------------------------------
+# Heartbeats -----------------------------------------------------------------------------------
 
 
 def test_a_rank_that_ends_is_noticed_at_once(pair: tuple[socket.socket, socket.socket]):
@@ -220,7 +220,7 @@ def test_a_rank_that_falls_silent_is_noticed_although_nothing_was_closed(pair: t
 
 
 def test_two_ranks_keep_each_other_alive(pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pulse, "_BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(ranks, "_HEARTBEAT_SECONDS", 0.05)
     lost = threading.Event()
     for end in pair:
         start_heartbeat(end, 1.5, lambda _: lost.set())
@@ -228,11 +228,11 @@ def test_two_ranks_keep_each_other_alive(pair: tuple[socket.socket, socket.socke
     assert not lost.wait(2.0)
 
 
-def _told(connection: socket.socket) -> Iterator[RankCommand]:
-    """All calls until the other end closes."""
+def _received_commands(connection: socket.socket) -> Iterator[RankCommand]:
+    """All commands until the other end closes."""
     with suppress(EOFError):
         while True:
-            yield calls.received(connection)
+            yield received(connection)
 
 
 def _dial(hosts: TargetHosts) -> socket.socket:
@@ -245,4 +245,4 @@ def _dial(hosts: TargetHosts) -> socket.socket:
 
 
 def _greeting(rank: int, use: str) -> bytes:
-    return json.dumps({"version": 1, "rank": rank, "ranks": 3, "model": "model", "use": use}).encode() + b"\n"
+    return json.dumps({"version": 2, "rank": rank, "ranks": 3, "model": "model", "use": use}).encode() + b"\n"

@@ -34,7 +34,7 @@ def table(figures: Sequence[Figure]) -> Table:
     for figure in figures:
         limit = "" if figure.limit is None else f"{figure.limit:g} {figure.unit}"
         value = f"{figure.value:.3f} {figure.unit}".strip()
-        rows.add_row(figure.name, value if figure.kept else f"[red]{value}[/red]", limit)
+        rows.add_row(figure.name, value if figure.within_limit else f"[red]{value}[/red]", limit)
     return rows
 
 

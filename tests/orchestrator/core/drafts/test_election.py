@@ -88,9 +88,9 @@ def drafting(machine):
 def speeds_settled(election, speeds, rounds=2000):
     """Let trials end as the drafts' true speeds say."""
     for _ in range(rounds):
-        election.round_over()
+        election.round_committed()
         if election.on_trial is not None:
-            election.trial_over(speeds[election.on_trial] / speeds[election.active])
+            election.trial_ended(speeds[election.on_trial] / speeds[election.active])
     return election.active
 
 
@@ -108,9 +108,9 @@ def test_a_trial_that_flatters_whoever_is_on_it_changes_nothing_for_long():
     election = Election()
     election.draft_up(1)
     election.draft_up(2)
-    election.trial_over(1.1 * 0.97)
+    election.trial_ended(1.1 * 0.97)
     assert election.active == 2
-    election.trial_over(1.1 / 0.97)
+    election.trial_ended(1.1 / 0.97)
 
     assert election.active == 1
     assert election.on_trial is None
@@ -121,10 +121,10 @@ def test_a_lost_trial_is_repeated_ever_more_rarely():
     election.draft_up(1)
     election.draft_up(2)
     for _ in range(10_000):
-        election.round_over()
+        election.round_committed()
         if election.on_trial is not None:
             trials += 1
-            election.trial_over(0.5)
+            election.trial_ended(0.5)
 
     assert 3 <= trials <= 7
 
@@ -168,9 +168,9 @@ def test_someone_drafts_as_long_as_anyone_is_there(happenings):
         elif what == "fail" and present:
             election.active_failed()
         elif what == "judge" and election.on_trial is not None:
-            election.trial_over(0.4 * id)
+            election.trial_ended(0.4 * id)
         elif what == "round":
-            election.round_over()
+            election.round_committed()
         assert set(election.statuses()) == present
         assert (election.active in present) if present else election.active is None
         assert election.on_trial is None or election.on_trial in present - {election.active}
@@ -302,7 +302,7 @@ def test_more_drafts_than_there_is_room_for_are_dismissed_with_a_sentence():
 def test_a_target_dismisses_the_drafts_that_are_no_match_and_stays():
     simulation = ScriptedSimulation()
     mismatch, match = simulation.build("draft"), simulation.build("draft")
-    mismatch.hello = msgspec.structs.replace(mismatch.hello, tokenizer="other")
+    mismatch.hello = msgspec.structs.replace(mismatch.hello, tokenizer_fingerprint="other")
     first, second = simulation.attach(mismatch).incarnation, simulation.attach(match).incarnation
     simulation.start("target")
 

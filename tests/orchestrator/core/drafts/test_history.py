@@ -22,75 +22,75 @@ def offer(sequence: SequenceId, name: str, tokens: int = 40) -> KvOffer:
 
 
 def test_the_next_life_finds_what_the_last_offered():
-    caches = DraftArenas()
-    caches.offered(offer(ONE, A), live=True)
-    caches.offered(offer(ONE, A, 72), live=True)
+    arenas = DraftArenas()
+    arenas.add(offer(ONE, A), live=True)
+    arenas.add(offer(ONE, A, 72), live=True)
 
-    assert caches.draft_gone() == []
-    assert caches.take(ONE) == KvReference(A, 72)
+    assert arenas.draft_down() == []
+    assert arenas.adopt(ONE) == KvReference(A, 72)
 
 
 def test_the_present_life_is_not_told_of_its_own_arenas():
-    caches = DraftArenas()
-    caches.offered(offer(ONE, A), live=True)
+    arenas = DraftArenas()
+    arenas.add(offer(ONE, A), live=True)
 
-    assert caches.take(ONE) is None
+    assert arenas.adopt(ONE) is None
 
 
 def test_a_life_that_ends_before_it_offers_anything_leaves_what_it_took_over():
-    caches = DraftArenas()
-    caches.offered(offer(ONE, A), live=True)
-    caches.draft_gone()
-    caches.take(ONE)
+    arenas = DraftArenas()
+    arenas.add(offer(ONE, A), live=True)
+    arenas.draft_down()
+    arenas.adopt(ONE)
 
-    assert caches.draft_gone() == []
-    assert caches.take(ONE) == KvReference(A, 40)
+    assert arenas.draft_down() == []
+    assert arenas.adopt(ONE) == KvReference(A, 40)
 
 
 def test_arenas_of_sequences_that_are_over_go_with_the_draft():
-    caches = DraftArenas()
-    caches.offered(offer(ONE, A), live=True)
-    caches.offered(offer(TWO, B), live=True)
-    caches.sequence_ended(ONE)
+    arenas = DraftArenas()
+    arenas.add(offer(ONE, A), live=True)
+    arenas.add(offer(TWO, B), live=True)
+    arenas.sequence_ended(ONE)
 
-    assert caches.draft_gone() == [Release(A)]
-    assert caches.take(ONE) is None
-    assert caches.take(TWO) == KvReference(B, 40)
+    assert arenas.draft_down() == [Release(A)]
+    assert arenas.adopt(ONE) is None
+    assert arenas.adopt(TWO) == KvReference(B, 40)
 
 
 def test_an_arena_that_serves_another_sequence_is_that_ones():
-    caches = DraftArenas()
-    caches.offered(offer(ONE, A), live=True)
-    caches.sequence_ended(ONE)
-    caches.offered(offer(TWO, A, 33), live=True)
+    arenas = DraftArenas()
+    arenas.add(offer(ONE, A), live=True)
+    arenas.sequence_ended(ONE)
+    arenas.add(offer(TWO, A, 33), live=True)
 
-    assert caches.draft_gone() == []
-    assert caches.take(TWO) == KvReference(A, 33)
+    assert arenas.draft_down() == []
+    assert arenas.adopt(TWO) == KvReference(A, 33)
 
 
 def test_an_offer_that_comes_after_the_end_of_its_sequence_is_not_forgotten():
-    caches = DraftArenas()
-    caches.offered(offer(ONE, A), live=False)
+    arenas = DraftArenas()
+    arenas.add(offer(ONE, A), live=False)
 
-    assert caches.draft_gone() == [Release(A)]
+    assert arenas.draft_down() == [Release(A)]
 
 
 def test_an_arena_that_was_refused_is_counted_and_given_up():
-    caches = DraftArenas()
-    caches.offered(offer(ONE, A), live=True)
-    caches.draft_gone()
-    caches.take(ONE)
-    caches.adopted(Prefilled(ONE, 3, 40, 0.0, 0, "torn"))
+    arenas = DraftArenas()
+    arenas.add(offer(ONE, A), live=True)
+    arenas.draft_down()
+    arenas.adopt(ONE)
+    arenas.note_adoption(Prefilled(ONE, 3, 40, 0.0, 0, "torn"))
 
-    assert caches.warnings == 1
-    assert caches.draft_gone() == [Release(A)]
+    assert arenas.warnings == 1
+    assert arenas.draft_down() == [Release(A)]
 
 
 def test_an_arena_that_was_taken_over_is_no_warning():
-    caches = DraftArenas()
-    caches.adopted(Prefilled(ONE, 3, 2, 0.0, 38, ""))
+    arenas = DraftArenas()
+    arenas.note_adoption(Prefilled(ONE, 3, 2, 0.0, 38, ""))
 
-    assert caches.warnings == 0
+    assert arenas.warnings == 0
 
 
 # In the machine ------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_what_a_draft_had_read_before_says_nothing_of_how_fast_it_reads():
     machine = drafting()
     machine.step(Submitted(ONE, Request(tuple([7] * 301), Sampling(), 10)), 0.0)
     machine.step(Arrived("draft", 2, Prefilled(ONE, 0, 100, 0.0, 200)), 1.0)
-    root = machine.sequences[ONE].cache.root.id
+    root = machine.sequences[ONE].tree.root.id
     machine.step(Arrived("draft", 2, Grow(ONE, 0, (root,), (3,), (0.5,), evaluated=1, seconds=0.0)), 1.0)
 
     assert machine.sequences[ONE].estimates.prefill.get(0.0) == 1.0 / 100

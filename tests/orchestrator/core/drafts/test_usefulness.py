@@ -53,10 +53,10 @@ def test_rests_grow_up_to_a_limit_and_are_short_again_after_one_right_guess():
     usefulness, rests = Usefulness(), []
 
     def barren_until_rest():
-        while not usefulness.resting:
+        while not usefulness.paused:
             usefulness.observe(False)
         rounds = 0
-        while usefulness.resting:
+        while usefulness.paused:
             usefulness.observe(None)
             rounds += 1
         rests.append(rounds)
@@ -74,4 +74,4 @@ def test_rounds_without_any_guess_say_nothing():
     for _ in range(1000):
         usefulness.observe(None)
 
-    assert not usefulness.resting
+    assert not usefulness.paused

@@ -96,7 +96,7 @@ class Library(RuleBasedStateMachine):
         if self.live():
             id = data.draw(st.sampled_from(self.live()))
             found = self.check(self.sequences[id])
-            self.library.lend(SequenceId(id), found)
+            self.library.pin(SequenceId(id), found)
             self.lent.pop(id, None)
             if found:
                 self.lent[id] = found.name
@@ -106,7 +106,7 @@ class Library(RuleBasedStateMachine):
         if self.lent:
             id = data.draw(st.sampled_from(sorted(self.lent)))
             del self.lent[id]
-            self.give_up(self.library.returned(SequenceId(id)))
+            self.give_up(self.library.unpin(SequenceId(id)))
 
     def check(self, wanted: list[int]) -> KvReference | None:
         found = self.library.find(wanted)

@@ -23,7 +23,7 @@ def growth(token: int, seconds: float) -> Grow:
 
 def view(speculation: Speculation, now: float) -> SequenceView:
     return SequenceView(
-        cache=speculation.cache,
+        tree=speculation.tree,
         estimates=speculation.estimates,
         now=now,
         ready_since=0.0,
@@ -32,7 +32,7 @@ def view(speculation: Speculation, now: float) -> SequenceView:
         drafting=speculation.drafting,
         lag=0.0,
         draft_ready_at=0.0,
-        guess=lambda node, limit: [],
+        lookup=lambda node, limit: [],
     )
 
 

@@ -22,22 +22,9 @@ from orchestrator.tools.simulate.language import VOCABULARY
 from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.errors import WireError
 from protocol.messages.base import NodeId, Role, SequenceId
-from protocol.messages.remote import FromGuest
+from protocol.messages.remote import MAX_PAYLOAD, FromGuest, KvBlock, Shipment
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import (
-    MAX_PAYLOAD,
-    Fault,
-    FromWorker,
-    Grow,
-    Hello,
-    KvBlock,
-    KvOffer,
-    Pong,
-    Prefilled,
-    Shipment,
-    ToWorker,
-    Verdict,
-)
+from protocol.messages.worker import Fault, FromWorker, Grow, Hello, KvOffer, Pong, Prefilled, ToWorker, Verdict
 from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair
 from protocol.speculation.token_tree import node_id
@@ -243,7 +230,7 @@ def lie_to_the_machine(count: int, seed: int) -> tuple[int, int]:
         events: list[Event] = [Arrived(role, incarnation, message) for role, incarnation in roles]
         for event in events:
             machine.step(event, now)
-        assert all(len(sequence.cache.tree) <= 1 << 13 for sequence in machine.sequences.values())
+        assert all(len(sequence.tree) <= 1 << 13 for sequence in machine.sequences.values())
         if ONE not in machine.sequences or number % 500 == 0:
             for role, incarnation in roles:
                 machine.step(WorkerDown(role, incarnation), now)

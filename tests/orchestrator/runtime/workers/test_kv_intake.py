@@ -17,7 +17,8 @@ from orchestrator.runtime.workers.kv_intake import KvIntake
 from protocol.kv.blocks import kv_form, shipments
 from protocol.kv.segments import SegmentError, open_segment
 from protocol.messages.base import SequenceId
-from protocol.messages.worker import MAX_PAYLOAD, Fault, Hello, KvBlock, KvForm, KvOffer, KvReference, Prefill, Shipment
+from protocol.messages.remote import MAX_PAYLOAD, KvBlock, Shipment
+from protocol.messages.worker import Fault, Hello, KvForm, KvOffer, KvReference, Prefill
 from tests.target_worker.kv.test_checkpoint import PROMPT, Talk, exchange, expected, model, start, target
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -33,16 +34,16 @@ def intake(limit: int = 1 << 26, target: Hello = TARGET) -> KvIntake:
 
 
 def asked(taking: KvIntake, tokens: Sequence[int] = PROMPT[:-1]) -> Prefill:
-    question = taking.ask(Prefill(ONE, tuple(tokens)))
-    assert isinstance(question, Prefill)
-    return question
+    attempt = taking.ask(Prefill(ONE, tuple(tokens)))
+    assert isinstance(attempt, Prefill)
+    return attempt
 
 
-def sent(question: Prefill) -> list[Shipment]:
+def sent(attempt: Prefill) -> list[Shipment]:
     """By an honest worker, which reads 32 tokens at a time."""
     ticks = count()
     worker = PrefillWorker(MlxPrefillEngine(model(), "t"), RemoteOutlet, lambda: float(next(ticks)), 32, "m")
-    replies = list(worker.handle(question))
+    replies = list(worker.handle(attempt))
     while worker.has_work:
         replies += worker.work()
     assert all(isinstance(reply, Shipment) for reply in replies)
@@ -114,7 +115,7 @@ def test_what_nobody_asked_for_is_dropped_and_disturbs_nothing():
     taking = intake()
     blocks = sent(asked(taking))
     for block, payload in blocks:
-        for other in (structs.replace(block, sequence=SequenceId(2)), structs.replace(block, question=99)):
+        for other in (structs.replace(block, sequence=SequenceId(2)), structs.replace(block, attempt=99)):
             assert taking.take(other, payload) is None
     answers = [taking.take(*shipment) for shipment in blocks]
     again = [taking.take(*shipment) for shipment in blocks]
@@ -163,7 +164,7 @@ def test_no_more_memory_is_taken_than_the_owner_allowed(registry: Any):
 
 HUGE = structs.replace(TARGET, kv=KvForm(1, 1024, 4096, 3))
 WRONG: dict[str, tuple[Hello, Hello]] = {
-    "is not the target's": (TARGET, structs.replace(TARGET, weights="other")),
+    "is not the target's": (TARGET, structs.replace(TARGET, model_fingerprint="other")),
     "another kind": (TARGET, structs.replace(TARGET, kv=structs.replace(FORM, element=2))),
     "takes no keys": (structs.replace(TARGET, kv=None), TARGET),
     "than a block may have": (HUGE, HUGE),
@@ -183,7 +184,7 @@ def test_a_worker_that_can_not_read_for_this_target_is_told_why(sentence: str, h
 def test_whatever_comes_an_offer_holds_only_what_was_asked_for_in_order(data: st.DataObject):
     """Any blocks in any order, lies among them: no exception, and an offer only when every row has come."""
     taking = intake()
-    question = asked(taking, PROMPT[:6])
+    attempt = asked(taking, PROMPT[:6])
     layers = 2 * kv_form(MlxPrefillEngine(model(), "t").layout).layers
     row = FORM.kv_heads * FORM.head_size * 4
     written: list[tuple[int, int]] = []
@@ -191,7 +192,7 @@ def test_whatever_comes_an_offer_holds_only_what_was_asked_for_in_order(data: st
         begin, rows, layer = data.draw(st.tuples(st.integers(0, 7), st.integers(1, 6), st.integers(0, layers)))
         if data.draw(st.booleans()):
             begin, rows, layer = len(written) // layers * 3, 3, len(written) % layers
-        answer = taking.take(KvBlock(ONE, question.question, begin, rows, layer), bytes(rows * row))
+        answer = taking.take(KvBlock(ONE, attempt.attempt, begin, rows, layer), bytes(rows * row))
         if isinstance(answer, KvOffer):
             return
         if isinstance(answer, Fault):

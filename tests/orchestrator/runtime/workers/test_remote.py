@@ -18,8 +18,8 @@ from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.client import Refused
-from protocol.messages.remote import Attach, Join, Leave, ToGuest, Welcome
-from protocol.messages.worker import Fault, Grow, Hello, KvBlock, KvOffer, Shipment, ToWorker, Verdict
+from protocol.messages.remote import Attach, Join, KvBlock, Leave, Shipment, ToGuest, Welcome
+from protocol.messages.worker import Fault, Grow, Hello, KvOffer, ToWorker, Verdict
 from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair, own_keys
 from protocol.transport.codec import Stamp, encode

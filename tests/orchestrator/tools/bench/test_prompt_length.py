@@ -23,13 +23,13 @@ from protocol.messages.client import Pace, Statistics
 def _statistics(
     *, began: float, ended: float, generated: int, rounds: int, verifying: float, reading: float
 ) -> Statistics:
-    tally = RequestStats(0.0, 128)
-    tally.decoding(began)
-    tally.prefill_seconds = reading
+    stats = RequestStats(0.0, 128)
+    stats.begin_decoding(began)
+    stats.prefill_seconds = reading
     for _ in range(rounds):
-        tally.round(0, 0, verifying / rounds)
-    tally.tokens(generated, ended)
-    return tally.statistics(ended, drafting=False, caching=False)
+        stats.add_round(0, 0, verifying / rounds)
+    stats.add_tokens(generated, ended)
+    return stats.statistics(ended, drafting=False, caching=False)
 
 
 def test_the_time_left_over_by_verifications_is_overhead():
