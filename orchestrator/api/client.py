@@ -1,15 +1,16 @@
-"""Clients of a running pipeline, in step or with asyncio. One socket a request, so that threads need no lock."""
+"""Clients of a running pipeline, blocking or with asyncio. One socket a call, so that threads need no lock."""
 
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 import zmq
 import zmq.asyncio
 
+from orchestrator.api.batch import Batch, Prompt, Prompts, is_batch, submits
 from orchestrator.api.result import Chosen, OutputCollector, Result
 from orchestrator.api.sampling_params import SamplingParams
-from protocol.errors import PipelineError, blaming
+from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit, ToClient
 from protocol.messages.telemetry import TelemetryFrame, ToClientOrWatcher, Watch
@@ -19,11 +20,19 @@ from protocol.transport.sockets import Link, configured_dealer
 STAMP = Stamp(0, 0)
 """Clients belong to no life of the orchestrator."""
 _GLANCE = 0.25
-"""Seconds between looks at whether the pipeline still lives."""
+"""Seconds between checks whether the pipeline still runs."""
 _SILENCE = 2.0
 """Seconds of silence after which a pipeline is asked whether it is still there."""
 _ANSWER = 3.0
 """Seconds that it has for an answer."""
+
+
+class NoPipeline(PipelineError):
+    """Nobody answers at an address."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"No pipeline answers at {address}: start one there.")
+        self.address = address
 
 
 class Client:
@@ -35,7 +44,7 @@ class Client:
 
     def state(self, wait: float = _ANSWER) -> PipelineState:
         """What the pipeline is. Raises PipelineError if nobody answers within `wait` seconds."""
-        link = Link(self._context, self.address, STAMP, ToClient)
+        link = self._link()
         try:
             link.send(Inquire())
             for message in link.receive(wait):
@@ -43,20 +52,56 @@ class Client:
                     return message
         finally:
             link.close()
-        raise _nobody(self.address)
+        raise NoPipeline(self.address)
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> "Stream":
-        """Continue `prompt` (text, or token ids): an iterator over pieces of text, with `.result` at its end."""
-        submit = (params or SamplingParams()).submit(uuid.uuid4().hex, prompt)
-        return Stream(Link(self._context, self.address, STAMP, ToClient), submit, self._check)
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> "Stream":
+        """Continue `prompt`: an iterator over pieces of text, with `.result` at its end."""
+        return Stream(self._link(), _submit(prompt, params), self._check)
 
-    def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Result:
-        """Continue `prompt` and return all of it with its figures."""
-        with self.stream(prompt, params) as stream:
+    @overload
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Result: ...
+    @overload
+    def generate(
+        self, prompt: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Result]: ...
+    def generate(
+        self, prompt: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Result | list[Result]:
+        """Continue `prompt` and return all of it with its figures.
+
+        A list of prompts gives a list of results in the same order; `params` are then for all, or one for each. The
+        requests are decoded together. If one fails, or the call is interrupted, the others are cancelled.
+        """
+        if is_batch(prompt):
+            return self._generate_all(prompt, params)
+        with self.stream(prompt, _one(params)) as stream:  # pyright: ignore[reportArgumentType]
             for _ in stream:
                 pass
             assert stream.result is not None
             return stream.result
+
+    def _generate_all(
+        self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Result]:
+        batch = Batch(submits(prompts, params, _names(len(prompts))))
+        if (results := batch.results) is not None:
+            return results
+        link = self._link()
+        try:
+            messages = _received(link, self._check)
+            while (results := batch.results) is None:
+                for submit in batch.due():
+                    link.send(submit)
+                for message in next(messages):
+                    batch.feed(message)
+            return results
+        finally:
+            for cancel in batch.cancellations():
+                link.send(cancel)
+            link.close()
+
+    def _link(self) -> Link:
+        return Link(self._context, self.address, STAMP, ToClient)
 
     def _check(self, silent: float) -> float:
         """Raise PipelineError if the pipeline is not there; the seconds since its last sign of life, if it is.
@@ -121,14 +166,10 @@ class Stream:
 
     def _run(self, submit: Submit) -> Iterator[str]:
         self._link.send(submit)
-        silent = 0.0
         try:
+            messages = _received(self._link, self._check)
             while self.result is None:
-                messages = self._link.receive(_GLANCE)
-                silent = 0.0 if messages else silent + _GLANCE
-                if not messages:
-                    silent = self._check(silent)
-                yield from filter(None, map(self._reply.feed, messages))
+                yield from filter(None, map(self._reply.feed, next(messages)))
         finally:
             self.close()
 
@@ -151,19 +192,48 @@ class AsyncClient:
                     return message
         finally:
             socket.close(linger=0)
-        raise _nobody(self.address)
+        raise NoPipeline(self.address)
 
-    async def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Result:
-        """Continue `prompt` and return all of it with its figures."""
-        stream = self.stream(prompt, params)
+    @overload
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Result: ...
+    @overload
+    async def generate(
+        self, prompt: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Result]: ...
+    async def generate(
+        self, prompt: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Result | list[Result]:
+        """Continue `prompt`, or each of a list of prompts, as `Client.generate` does."""
+        if is_batch(prompt):
+            return await self._generate_all(prompt, params)
+        stream = self.stream(prompt, _one(params))  # pyright: ignore[reportArgumentType]
         async for _ in stream:
             pass
         assert stream.result is not None
         return stream.result
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> "AsyncStream":
-        submit = (params or SamplingParams()).submit(uuid.uuid4().hex, prompt)
-        return AsyncStream(self._context, self.address, submit)
+    async def _generate_all(
+        self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Result]:
+        batch = Batch(submits(prompts, params, _names(len(prompts))))
+        if (results := batch.results) is not None:
+            return results
+        socket = configured_dealer(self._context, self.address)
+        try:
+            while (results := batch.results) is None:
+                for submit in batch.due():
+                    await socket.send(encode(submit, STAMP))
+                _, message = decode(await _next_frame(socket, self.address), ToClient)
+                batch.feed(message)
+            return results
+        finally:
+            for cancel in batch.cancellations():
+                await socket.send(encode(cancel, STAMP))
+            socket.close(linger=1000)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> "AsyncStream":
+        """Continue `prompt`: an asynchronous iterator over pieces of text, with `.result` at its end."""
+        return AsyncStream(self._context, self.address, _submit(prompt, params))
 
     async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
         """What the pipeline does, in scenes: at most twenty a second, and one a second or so if nothing happens.
@@ -177,7 +247,7 @@ class AsyncClient:
             while True:
                 await socket.send(encode(Watch(after, sequence), STAMP))
                 if not await socket.poll(int(_ANSWER * 1000)):
-                    raise _nobody(self.address)
+                    raise NoPipeline(self.address)
                 _, answer = decode(await socket.recv(), ToClientOrWatcher)
                 if isinstance(answer, Refused):
                     raise blaming(answer.blame, answer.text)
@@ -214,7 +284,7 @@ class AsyncStream:
         await self._socket.send(encode(self._submit, STAMP))
         try:
             while self.result is None:
-                _, message = decode(await self._receive(), ToClient)
+                _, message = decode(await _next_frame(self._socket, self._address), ToClient)
                 piece = self._reply.feed(message)
                 if piece:
                     yield piece
@@ -223,16 +293,37 @@ class AsyncStream:
                 await self._socket.send(encode(Cancel(self._submit.request), STAMP))
             self._socket.close(linger=1000)
 
-    async def _receive(self) -> bytes:
-        """The next frame; a pipeline that is silent for long is asked whether it still lives."""
-        if not await self._socket.poll(int(_SILENCE * 1000)):
-            await self._socket.send(encode(Inquire(), STAMP))
-            if not await self._socket.poll(int(_ANSWER * 1000)):
-                raise _nobody(self._address)
-        return await self._socket.recv()
+
+async def _next_frame(socket: zmq.asyncio.Socket, address: str) -> bytes:
+    """The next frame. A pipeline that is silent for long is asked whether it is there; PipelineError if it is not."""
+    if not await socket.poll(int(_SILENCE * 1000)):
+        await socket.send(encode(Inquire(), STAMP))
+        if not await socket.poll(int(_ANSWER * 1000)):
+            raise NoPipeline(address)
+    return await socket.recv()
 
 
-def _nobody(address: str) -> PipelineError:
-    return PipelineError(
-        f"No pipeline answers at {address}: start one with `launch-pipeline start --address {address}`."
-    )
+def _received(link: Link, check: Callable[[float], float]) -> Iterator[list[ToClient]]:
+    """Messages as they come, perhaps none, at least four times a second. `check`: see `Client._check`."""
+    silent = 0.0
+    while True:
+        messages = link.receive(_GLANCE)
+        silent = 0.0 if messages else check(silent + _GLANCE)
+        yield messages
+
+
+def _submit(prompt: Prompt, params: SamplingParams | None) -> Submit:
+    if len(prompt) and is_batch(prompt):
+        raise InputError("A stream continues one prompt: give one, or a list of prompts to `generate`.")
+    return (params or SamplingParams()).submit(uuid.uuid4().hex, prompt)
+
+
+def _one(params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams | None:
+    if isinstance(params, Sequence):
+        raise InputError("There is one prompt and a list of SamplingParams: give one, or a list of prompts.")
+    return params
+
+
+def _names(count: int) -> list[str]:
+    """Names for so many requests, which no other client has."""
+    return [uuid.uuid4().hex for _ in range(count)]

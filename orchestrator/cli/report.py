@@ -1,15 +1,12 @@
-"""Results as text for people: the summary under a generation, tables, the spinner while models load."""
+"""Results as text for the user: the summary of a generation, findings, tables that are never cut."""
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 from typing import Protocol
 
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
 from protocol.messages.client import Pace, Statistics
 
@@ -27,23 +24,6 @@ class Finding(Protocol):
     def text(self) -> str: ...
     @property
     def next_step(self) -> str | None: ...
-
-
-class Starting:
-    """Context of a pipeline that shows on stderr that models are loading."""
-
-    def __init__(self, pipeline: Pipeline, quiet: bool) -> None:
-        self._pipeline = pipeline
-        self._quiet = quiet
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Pipeline:
-        console = Console(stderr=True, quiet=self._quiet)
-        with console.status("Loading models ..."):
-            return self._stack.enter_context(self._pipeline)
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
 
 def summary(result: Result, sampled: bool) -> Panel:

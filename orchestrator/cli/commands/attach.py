@@ -1,4 +1,4 @@
-"""`launch-pipeline attach`: options to a worker that is lent to another machine, and one line about how it does."""
+"""`launch-pipeline attach`: options to a worker that is lent to another machine, and a line about its state."""
 
 import re
 import socket
@@ -9,13 +9,11 @@ import click
 from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
-from orchestrator.cli.draft_engine_option import draft_engine_option
+from orchestrator.cli.options import draft_engine_option
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.draft_choice import draft_choice
 from orchestrator.machine.known_servers import KnownServer, known_server, known_servers
-from orchestrator.tools.attach.attachment import Attachment, Lending
-from orchestrator.tools.attach.discovery import discover as discovered
 from protocol.errors import InputError
 from protocol.messages.base import Role
 from protocol.paths import keys_folder
@@ -52,6 +50,9 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, **o
     launch-pipeline attach draft mac-studio.local:5571 --draft-engine coreml
     launch-pipeline attach prefill mac-studio.local:5571 --target MODEL       where --prefill-engine guest was given
     """
+    # It imports the workers' loop and with it numpy, which takes a moment.
+    from orchestrator.tools.attach.attachment import Attachment, Lending
+
     folder = keys_folder()
     line = JoinLine.parse(server) if server is not None and server.startswith("lp1:") else None
     known = _server(folder, server, line, discover)
@@ -66,6 +67,8 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, **o
 def _server(folder: Path, text: str | None, line: JoinLine | None, discover: bool) -> KnownServer:
     """Whose key is known, by the join line or from before; its address may have changed since."""
     if discover:
+        from orchestrator.tools.attach.discovery import discover as discovered
+
         keys = [known.public for known in known_servers(folder)] if line is None else [line.server]
         if not keys:
             raise InputError("This machine has joined no pipeline yet: give a join line beside --discover.")

@@ -15,14 +15,8 @@ from orchestrator.machine.target_hosts import checked_hosts
 from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
 
-target_hosts_option = click.option(
-    "--target-hosts",
-    metavar="FILE",
-    help="Divide the target among the hosts in this file; the others run `launch-pipeline target-rank`.",
-)
-
 _REFUSED = 2
-"""Exit code of a rank that another try would not help."""
+"""Exit code of a rank that would fail again."""
 _PAUSE_SECONDS = 0.5
 
 

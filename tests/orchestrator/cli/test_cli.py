@@ -94,7 +94,7 @@ def port() -> int:
 def address(port: int) -> Iterator[str]:
     """A pipeline that `start` keeps running."""
     command = Command("start", "--address", f"tcp://127.0.0.1:{port}", "--strategy", "sd")
-    assert command.stdout.readline().startswith(f"Ready at tcp://127.0.0.1:{port}.")
+    assert command.stdout.readline() == f"Ready at tcp://127.0.0.1:{port}\n"
     yield f"tcp://127.0.0.1:{port}"
     command.interrupt()
     code, _, errors = command.end(5.0)
