@@ -65,7 +65,7 @@ def the_pipeline(process: int | None) -> Session:
         )
     if process is None and len(found) > 1:
         numbers = ", ".join(map(str, sorted(found)))
-        raise InputError(f"Several pipelines listen here: choose one of {numbers} with --pid.")
+        raise InputError(f"Several pipelines listen here: choose one by its process id ({numbers}).")
     if process is not None and process not in found:
         numbers = ", ".join(map(str, sorted(found)))
         raise InputError(f"No pipeline that listens has the process id {process}: choose from {numbers}.")

@@ -196,5 +196,5 @@ def test_a_system_without_a_limit_sets_none(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_prefill_engine_without_shared_memory_is_refused_before_anything_starts():
-    with pytest.raises(InputError, match=r"set --arena-memory above 0"):
+    with pytest.raises(InputError, match=r"set arena_memory above 0"):
         Pipeline(prefill_engine="mlx", arena_memory=0)
