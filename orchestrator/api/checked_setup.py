@@ -65,7 +65,7 @@ def checked_setup(
     return setup, note
 
 
-def checked_options(options: Mapping[str, Any], stacklevel: int = 3) -> Options:
+def checked_options(options: Mapping[str, Any], stacklevel: int = 4) -> Options:
     """Options from keywords. Raises InputError, which names the keyword, for a wrong one."""
     try:
         return msgspec.convert(renamed(options, stacklevel), Options)

@@ -1,6 +1,7 @@
 """Clients of a running pipeline, blocking or with asyncio. One socket a call, so that threads need no lock."""
 
 import uuid
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, overload
 
@@ -8,6 +9,7 @@ import zmq
 import zmq.asyncio
 
 from orchestrator.api.batch import Batch, Prompt, Prompts, is_batch, submits
+from orchestrator.api.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.result import Chosen, OutputCollector, Result
 from orchestrator.api.sampling_params import SamplingParams
 from protocol.errors import InputError, PipelineError, blaming
@@ -17,6 +19,9 @@ from protocol.messages.telemetry import TelemetryFrame, ToClientOrWatcher, Watch
 from protocol.transport.codec import Stamp, decode, encode
 from protocol.transport.sockets import Link, configured_dealer
 
+_DEFAULTS = SamplingParams()
+_JUDGED = ("temperature", "top_p", "top_k", "min_p", "seed", "verification", "repetition_penalty", "repetition_context")
+"""Parameters that rules about options without effect look at."""
 STAMP = Stamp(0, 0)
 """Clients belong to no life of the orchestrator."""
 _GLANCE = 0.25
@@ -56,7 +61,7 @@ class Client:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> "Stream":
         """Continue `prompt`: an iterator over pieces of text, with `.result` at its end."""
-        return Stream(self._link(), _submit(prompt, params), self._check)
+        return self._open(_submit(prompt, params))
 
     @overload
     def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Result: ...
@@ -74,7 +79,7 @@ class Client:
         """
         if is_batch(prompt):
             return self._generate_all(prompt, params)
-        with self.stream(prompt, _one(params)) as stream:  # pyright: ignore[reportArgumentType]
+        with self._open(_submit(prompt, _one(params))) as stream:
             for _ in stream:
                 pass
             assert stream.result is not None
@@ -99,6 +104,9 @@ class Client:
             for cancel in batch.cancellations():
                 link.send(cancel)
             link.close()
+
+    def _open(self, submit: Submit) -> "Stream":
+        return Stream(self._link(), submit, self._check)
 
     def _link(self) -> Link:
         return Link(self._context, self.address, STAMP, ToClient)
@@ -206,7 +214,7 @@ class AsyncClient:
         """Continue `prompt`, or each of a list of prompts, as `Client.generate` does."""
         if is_batch(prompt):
             return await self._generate_all(prompt, params)
-        stream = self.stream(prompt, _one(params))  # pyright: ignore[reportArgumentType]
+        stream = AsyncStream(self._context, self.address, _submit(prompt, _one(params)))
         async for _ in stream:
             pass
         assert stream.result is not None
@@ -312,10 +320,21 @@ def _received(link: Link, check: Callable[[float], float]) -> Iterator[list[ToCl
         yield messages
 
 
-def _submit(prompt: Prompt, params: SamplingParams | None) -> Submit:
+def _submit(prompt: Prompt | Prompts, params: SamplingParams | None) -> Submit:
     if len(prompt) and is_batch(prompt):
         raise InputError("A stream continues one prompt: give one, or a list of prompts to `generate`.")
-    return (params or SamplingParams()).submit(uuid.uuid4().hex, prompt)
+    chosen = params or SamplingParams()
+    submit = chosen.submit(uuid.uuid4().hex, prompt)
+    _warn(chosen)
+    return submit
+
+
+def _warn(params: SamplingParams) -> None:
+    """Tell the caller of a public method about options without effect."""
+    values = {name: getattr(params, name) for name in _JUDGED}
+    given = {name: name for name, value in values.items() if value != getattr(_DEFAULTS, name)}
+    for sentence in ineffective(values, given):
+        warnings.warn(sentence, IneffectiveOption, stacklevel=4)
 
 
 def _one(params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams | None:

@@ -70,6 +70,8 @@ def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) ->
     for option in options(command).values():
         assert option.name is not None
         value, source = option.consume_value(context, {})
+        if option.hidden and source is ParameterSource.DEFAULT:
+            continue
         context.set_parameter_source(option.name, source)
         given = (
             option.type_cast_value(context, value)

@@ -42,7 +42,7 @@ def list_workers(as_json: bool, pid: int | None) -> None:
     for process, entries in found.items():
         if len(found) > 1:
             click.echo(f"Pipeline {process}:")
-        print_whole(_table(entries))
+        print_whole(workers_table(entries))
 
 
 @workers.command()
@@ -79,7 +79,7 @@ def _row(process: int, entry: WorkerEntry) -> dict[str, Any]:
     return {"pipeline": process, **msgspec.to_builtins(entry)}
 
 
-def _table(entries: Iterable[WorkerEntry]) -> Table:
+def workers_table(entries: Iterable[WorkerEntry]) -> Table:
     table = Table(box=None, padding=(0, 2))
     for title in ("name", "role", "state", "model", "device", "round trip", "clock ahead by"):
         table.add_column(title)
