@@ -1,4 +1,4 @@
-"""Several prompts at once: which lists are batches, and whose answer is whose. Pure."""
+"""Several prompts in one call: which lists are batches, and which answer belongs to which prompt. Pure."""
 
 from collections.abc import Sequence, Sized
 from typing import Any, TypeAlias

@@ -3,7 +3,7 @@
 import uuid
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import zmq
 import zmq.asyncio
@@ -27,13 +27,13 @@ STAMP = Stamp(0, 0)
 _GLANCE = 0.25
 """Seconds between checks whether the pipeline still runs."""
 _SILENCE = 2.0
-"""Seconds of silence after which a pipeline is asked whether it is still there."""
+"""Seconds without a message after which a pipeline is asked whether it still runs."""
 _ANSWER = 3.0
-"""Seconds that it has for an answer."""
+"""Seconds for the answer to that."""
 
 
 class NoPipeline(PipelineError):
-    """Nobody answers at an address."""
+    """No pipeline answers at an address."""
 
     def __init__(self, address: str) -> None:
         super().__init__(f"No pipeline answers at {address}: start one there.")
@@ -48,7 +48,7 @@ class Client:
         self._context: zmq.Context[Any] = zmq.Context.instance()
 
     def state(self, wait: float = _ANSWER) -> PipelineState:
-        """What the pipeline is. Raises PipelineError if nobody answers within `wait` seconds."""
+        """What the pipeline is. Raises PipelineError if the pipeline does not answer within `wait` seconds."""
         link = self._link()
         try:
             link.send(Inquire())
@@ -112,10 +112,7 @@ class Client:
         return Link(self._context, self.address, STAMP, ToClient)
 
     def _check(self, silent: float) -> float:
-        """Raise PipelineError if the pipeline is not there; the seconds since its last sign of life, if it is.
-
-        `silent`: seconds since the last sign of life so far.
-        """
+        """Seconds since the pipeline's last message, `silent` before the check. Raises PipelineError if it is gone."""
         if silent < _SILENCE:
             return silent
         self.state()
@@ -139,12 +136,12 @@ class Stream:
 
     @property
     def tokens(self) -> int:
-        """How many have come so far."""
+        """Number of tokens so far."""
         return self._reply.tokens
 
     @property
     def hit_rate(self) -> float | None:
-        """Of the rounds so far; None where the strategy has no such thing."""
+        """Share of hits among the rounds so far; None for a strategy without hits."""
         return self._reply.hit_rate
 
     @property
@@ -160,7 +157,7 @@ class Stream:
         self._link.send(Cancel(self._request))
 
     def close(self) -> None:
-        """Cancel if unfinished, and let the socket go."""
+        """Cancel the request if it is unfinished, and close the socket."""
         if not self._link.closed:
             if self.result is None:
                 self.cancel()
@@ -190,7 +187,7 @@ class AsyncClient:
         self._context = zmq.asyncio.Context()
 
     async def state(self, wait: float = _ANSWER) -> PipelineState:
-        """What the pipeline is. Raises PipelineError if nobody answers within `wait` seconds."""
+        """What the pipeline is. Raises PipelineError if the pipeline does not answer within `wait` seconds."""
         socket = configured_dealer(self._context, self.address)
         try:
             await socket.send(encode(Inquire(), STAMP))
@@ -244,10 +241,10 @@ class AsyncClient:
         return AsyncStream(self._context, self.address, _submit(prompt, params))
 
     async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
-        """What the pipeline does, in scenes: at most twenty a second, and one a second or so if nothing happens.
+        """Telemetry frames: at most twenty a second, and about one a second if nothing happens.
 
-        `sequence`: the request to look at; None is the latest. Whoever is slow to take a scene misses some. Raises
-        PipelineError if nobody answers, or the pipeline is not this user's alone.
+        `sequence`: the request to look at; None is the latest. A slow subscriber misses some. Raises
+        PipelineError if the pipeline does not answer, or if other users can reach its address.
         """
         socket = configured_dealer(self._context, self.address)
         after = 0
@@ -324,7 +321,7 @@ def _submit(prompt: Prompt | Prompts, params: SamplingParams | None) -> Submit:
     if len(prompt) and is_batch(prompt):
         raise InputError("A stream continues one prompt: give one, or a list of prompts to `generate`.")
     chosen = params or SamplingParams()
-    submit = chosen.submit(uuid.uuid4().hex, prompt)
+    submit = chosen.submit(uuid.uuid4().hex, cast("Prompt", prompt))
     _warn(chosen)
     return submit
 

@@ -28,7 +28,7 @@ from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.commands.start import serve_workers, start
 from orchestrator.cli.commands.target_rank import target_rank
 from orchestrator.cli.commands.workers import workers
-from orchestrator.cli.configuration import default_map, hear_environment, origin
+from orchestrator.cli.configuration import default_map, origin, read_environment
 from protocol.errors import InputError, PipelineError
 from protocol.paths import config_file
 
@@ -80,9 +80,9 @@ def cli(context: click.Context, file: Path | None) -> None:
 
 
 def main() -> None:
-    """The installed command: every failure is one sentence and a proper exit code."""
+    """The installed command: each failure is one sentence on stderr and an exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Commands tell it themselves, with the names of flags.
+    # Each command tells it itself, with the names of flags.
     warnings.simplefilter("ignore", IneffectiveOption)
     try:
         cli.main(prog_name="launch-pipeline", standalone_mode=False)
@@ -99,13 +99,13 @@ def main() -> None:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2 if isinstance(error, InputError) else _FAILED)
     except BrokenPipeError:
-        # The reader of the output has gone, so that nothing can be told.
+        # The reader of our output has ended; stderr may have had the same reader.
         sys.stderr.close()
         sys.exit(_FAILED)
 
 
 def _usage(error: click.ClickException) -> str:
-    """What is wrong and where to look, on one line."""
+    """One line: what is wrong, and which help says more."""
     context = getattr(error, "ctx", None)
     command = context.command_path if isinstance(context, click.Context) else "launch-pipeline"
     message = error.format_message()
@@ -118,7 +118,7 @@ def _usage(error: click.ClickException) -> str:
 
 for command in _COMMANDS:
     cli.add_command(command)
-hear_environment(cli)
+read_environment(cli)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class StreamedAnswer:
     text: str
     status: str
     stopped: bool = False
-    """By the user; the pipeline was told."""
+    """The user stopped it with Ctrl-C, and the request was cancelled."""
 
 
 @dataclass(frozen=True)

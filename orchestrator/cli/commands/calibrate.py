@@ -21,7 +21,10 @@ from protocol.errors import InputError
 @draft_engine_option("engine", with_model=True)
 @click.option("--samples", type=click.IntRange(min=1), default=30, show_default=True, help="Forwards of each width.")
 @click.option(
-    "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Default: this user's own."
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Profile to write. Default: this user's own, for --this-mac.",
 )
 def calibrate(out: Path | None, **options: Any) -> None:
     """Measure what this machine takes for a pair of models, and write a device profile.

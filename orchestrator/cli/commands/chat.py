@@ -22,17 +22,17 @@ from protocol.paths import cache_folder
 from protocol.security.private_files import write_private
 
 _MAX_TOKENS = 1024
-"""An answer."""
+"""Of one answer."""
 
 
 @click.command()
-@click.option("--system", default="", metavar="TEXT", help="What the model is told before everything else.")
-@click.option("--no-history", is_flag=True, help="Do not remember the lines that are typed.")
+@click.option("--system", default="", metavar="TEXT", help="System text, before everything else.")
+@click.option("--no-history", is_flag=True, help="Do not keep the typed lines in a file.")
 @address_option
 @sampling_options(max_tokens=_MAX_TOKENS)
 @pipeline_options
 def chat(system: str, no_history: bool, address: str | None, **options: Any) -> None:
-    """Talk with the target in the terminal; /help there lists what else one can type.
+    """Talk with the target in the terminal; /help lists the commands.
 
     Without a terminal, each line of stdin is a message and its answer goes to stdout.
 
@@ -64,24 +64,24 @@ def chat(system: str, no_history: bool, address: str | None, **options: Any) -> 
 
 
 def _folder(client: Client, target: str | None) -> Path:
-    """Where the tokenizer and the chat template are: what was named, or else what the pipeline itself says."""
+    """The folder of tokenizer and chat template: that of `target`, or without one the running pipeline's."""
     if target is not None:
         return resolve(target, "target")
     folder = Path(client.state().target)
     if not folder.is_dir():
         raise InputError(
-            f"That pipeline's target ({folder}) is not on this machine: say --target MODEL for its tokenizer."
+            f"That pipeline's target ({folder}) is not on this machine: add --target MODEL for its tokenizer."
         )
     return folder
 
 
 def _welcome(template: ChatTemplate) -> str:
-    note = "" if template.own else " This model has no chat template and was hardly taught to converse."
+    note = "" if template.own else " This model has no chat template, so it was probably not trained to converse."
     return f"Enter sends, /help tells more, Ctrl-D ends.{note}"
 
 
 class _Files:
-    """What this chat was saved to; a file of anything else is not written over."""
+    """The files that this chat was saved to; no other file is overwritten."""
 
     def __init__(self) -> None:
         self._ours: set[Path] = set()

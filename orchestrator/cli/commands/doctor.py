@@ -23,7 +23,7 @@ _FAILED = 1
     "--runtime", type=click.Choice(["coreml", "executor"]), help="With --neural-engine: executor rehearses it."
 )
 def doctor(as_json: bool, neural_engine: bool, draft: str | None, runtime: Any) -> None:
-    """Say what this machine has, what will be used, and the next step for what is missing.
+    """Show what this machine has, what will be used, and the next step for what is missing.
 
     \b
     launch-pipeline doctor
@@ -42,7 +42,7 @@ def doctor(as_json: bool, neural_engine: bool, draft: str | None, runtime: Any) 
 
 
 def _neural_engine(draft: str | None, runtime: Any, quiet: bool) -> Any:
-    """An examination of minutes, which says on stderr what it is at."""
+    """The findings of an examination that takes minutes; its stages are shown on stderr."""
     from orchestrator.tools.doctor.neural_engine_doctor import examined
 
     def say(words: str) -> None:

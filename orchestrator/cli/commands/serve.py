@@ -28,7 +28,7 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
     show_envvar=True,
     help="What clients must show. Default: one that is made and printed.",
 )
-@click.option("--no-api-key", is_flag=True, help="Let every program of this machine in; only on loopback.")
+@click.option("--no-api-key", is_flag=True, help="Accept every program of this machine; only on loopback.")
 @click.option("--model-name", multiple=True, help="What clients call the model; may be given several times.")
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="Values for the following five.")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=1.0, show_default=True, help=_OPEN)

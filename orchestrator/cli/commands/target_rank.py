@@ -1,4 +1,4 @@
-"""`launch-pipeline target-rank`: one rank of a divided target, on a machine of its own, started again when it ends."""
+"""`launch-pipeline target-rank`: runs one rank of a divided target, and starts it again when it ends."""
 
 import os
 import socket
@@ -44,7 +44,7 @@ def target_rank(file: str, rank: int, target: str | None) -> None:
 
 
 def _lived(setup: RankSetup) -> int:
-    """The exit code of one life of the rank."""
+    """Run the rank until it ends; its exit code."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:

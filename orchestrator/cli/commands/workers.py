@@ -25,7 +25,7 @@ def workers() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.option("--pid", type=int, help="Only of the pipeline with this process id.")
 def list_workers(as_json: bool, pid: int | None) -> None:
-    """Who is at work, in every pipeline here that lets workers of other machines in.
+    """List the workers of every pipeline here that accepts remote workers.
 
     \b
     launch-pipeline workers list
@@ -61,13 +61,13 @@ def invite(pid: int | None, as_json: bool) -> None:
 @click.argument("name")
 @_PID
 def revoke(name: str, pid: int | None) -> None:
-    """Send the guest NAME away, with all its workers, and never let it in again without a new join line."""
+    """Disconnect the machine NAME with all its workers; it needs a new join line to come back."""
     Owner(the_pipeline(pid)).revoke(name)
     click.echo(f"{name} is gone. Requests go on without it.")
 
 
 def welcome(invitation: Invitation) -> str:
-    """What the owner of a new pipeline is told about letting workers in."""
+    """How workers of other machines join, for the owner of a new pipeline."""
     return (
         f"On the other machine, within {invitation.seconds / 60:.0f} minutes:\n\n"
         f"  launch-pipeline attach draft {invitation.line}\n\n"
