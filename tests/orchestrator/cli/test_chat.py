@@ -153,7 +153,7 @@ def test_without_a_terminal_lines_go_in_and_text_comes_out(pipeline: Pipeline):
     said = [{"role": "system", "content": "Python"}, *said, {"role": "assistant", "content": first}]
     second = pipeline.generate(template.tokens([*said, {"role": "user", "content": "more"}]), params).text.strip()
     assert (out.returncode, out.stdout) == (0, f"{first}\n{second}\n")
-    assert out.stderr == "The model is told so from the next message on.\n"
+    assert out.stderr == "It holds from the next message on.\n"
 
 
 class Typist:
