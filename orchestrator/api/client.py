@@ -1,29 +1,43 @@
-"""Clients of a running pipeline, in step or with asyncio. One socket a request, so that threads need no lock."""
+"""Clients of a running pipeline, blocking or with asyncio. One socket a call, so that threads need no lock."""
 
 import uuid
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast, overload
 
 import zmq
 import zmq.asyncio
 
+from orchestrator.api.batch import Batch, Prompt, Prompts, is_batch, submits
+from orchestrator.api.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.result import Chosen, OutputCollector, Result
 from orchestrator.api.sampling_params import SamplingParams
-from protocol.errors import PipelineError, blaming
+from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit, ToClient
 from protocol.messages.telemetry import TelemetryFrame, ToClientOrWatcher, Watch
 from protocol.transport.codec import Stamp, decode, encode
 from protocol.transport.sockets import Link, configured_dealer
 
+_DEFAULTS = SamplingParams()
+_JUDGED = ("temperature", "top_p", "top_k", "min_p", "seed", "verification", "repetition_penalty", "repetition_context")
+"""Parameters that rules about options without effect look at."""
 STAMP = Stamp(0, 0)
 """Clients belong to no life of the orchestrator."""
 _GLANCE = 0.25
-"""Seconds between looks at whether the pipeline still lives."""
+"""Seconds between checks whether the pipeline still runs."""
 _SILENCE = 2.0
-"""Seconds of silence after which a pipeline is asked whether it is still there."""
+"""Seconds without a message after which a pipeline is asked whether it still runs."""
 _ANSWER = 3.0
-"""Seconds that it has for an answer."""
+"""Seconds for the answer to that."""
+
+
+class NoPipeline(PipelineError):
+    """No pipeline answers at an address."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"No pipeline answers at {address}: start one there.")
+        self.address = address
 
 
 class Client:
@@ -34,8 +48,8 @@ class Client:
         self._context: zmq.Context[Any] = zmq.Context.instance()
 
     def state(self, wait: float = _ANSWER) -> PipelineState:
-        """What the pipeline is. Raises PipelineError if nobody answers within `wait` seconds."""
-        link = Link(self._context, self.address, STAMP, ToClient)
+        """What the pipeline is. Raises PipelineError if the pipeline does not answer within `wait` seconds."""
+        link = self._link()
         try:
             link.send(Inquire())
             for message in link.receive(wait):
@@ -43,26 +57,62 @@ class Client:
                     return message
         finally:
             link.close()
-        raise _nobody(self.address)
+        raise NoPipeline(self.address)
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> "Stream":
-        """Continue `prompt` (text, or token ids): an iterator over pieces of text, with `.result` at its end."""
-        submit = (params or SamplingParams()).submit(uuid.uuid4().hex, prompt)
-        return Stream(Link(self._context, self.address, STAMP, ToClient), submit, self._check)
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> "Stream":
+        """Continue `prompt`: an iterator over pieces of text, with `.result` at its end."""
+        return self._open(_submit(prompt, params))
 
-    def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Result:
-        """Continue `prompt` and return all of it with its figures."""
-        with self.stream(prompt, params) as stream:
+    @overload
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Result: ...
+    @overload
+    def generate(
+        self, prompt: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Result]: ...
+    def generate(
+        self, prompt: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Result | list[Result]:
+        """Continue `prompt` and return all of it with its figures.
+
+        A list of prompts gives a list of results in the same order; `params` are then for all, or one for each. The
+        requests are decoded together. If one fails, or the call is interrupted, the others are cancelled.
+        """
+        if is_batch(prompt):
+            return self._generate_all(prompt, params)
+        with self._open(_submit(prompt, _one(params))) as stream:
             for _ in stream:
                 pass
             assert stream.result is not None
             return stream.result
 
-    def _check(self, silent: float) -> float:
-        """Raise PipelineError if the pipeline is not there; the seconds since its last sign of life, if it is.
+    def _generate_all(
+        self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Result]:
+        batch = Batch(submits(prompts, params, _names(len(prompts))))
+        if (results := batch.results) is not None:
+            return results
+        link = self._link()
+        try:
+            messages = _received(link, self._check)
+            while (results := batch.results) is None:
+                for submit in batch.due():
+                    link.send(submit)
+                for message in next(messages):
+                    batch.feed(message)
+            return results
+        finally:
+            for cancel in batch.cancellations():
+                link.send(cancel)
+            link.close()
 
-        `silent`: seconds since the last sign of life so far.
-        """
+    def _open(self, submit: Submit) -> "Stream":
+        return Stream(self._link(), submit, self._check)
+
+    def _link(self) -> Link:
+        return Link(self._context, self.address, STAMP, ToClient)
+
+    def _check(self, silent: float) -> float:
+        """Seconds since the pipeline's last message, `silent` before the check. Raises PipelineError if it is gone."""
         if silent < _SILENCE:
             return silent
         self.state()
@@ -86,12 +136,12 @@ class Stream:
 
     @property
     def tokens(self) -> int:
-        """How many have come so far."""
+        """Number of tokens so far."""
         return self._reply.tokens
 
     @property
     def hit_rate(self) -> float | None:
-        """Of the rounds so far; None where the strategy has no such thing."""
+        """Share of hits among the rounds so far; None for a strategy without hits."""
         return self._reply.hit_rate
 
     @property
@@ -107,7 +157,7 @@ class Stream:
         self._link.send(Cancel(self._request))
 
     def close(self) -> None:
-        """Cancel if unfinished, and let the socket go."""
+        """Cancel the request if it is unfinished, and close the socket."""
         if not self._link.closed:
             if self.result is None:
                 self.cancel()
@@ -121,14 +171,10 @@ class Stream:
 
     def _run(self, submit: Submit) -> Iterator[str]:
         self._link.send(submit)
-        silent = 0.0
         try:
+            messages = _received(self._link, self._check)
             while self.result is None:
-                messages = self._link.receive(_GLANCE)
-                silent = 0.0 if messages else silent + _GLANCE
-                if not messages:
-                    silent = self._check(silent)
-                yield from filter(None, map(self._reply.feed, messages))
+                yield from filter(None, map(self._reply.feed, next(messages)))
         finally:
             self.close()
 
@@ -141,7 +187,7 @@ class AsyncClient:
         self._context = zmq.asyncio.Context()
 
     async def state(self, wait: float = _ANSWER) -> PipelineState:
-        """What the pipeline is. Raises PipelineError if nobody answers within `wait` seconds."""
+        """What the pipeline is. Raises PipelineError if the pipeline does not answer within `wait` seconds."""
         socket = configured_dealer(self._context, self.address)
         try:
             await socket.send(encode(Inquire(), STAMP))
@@ -151,25 +197,54 @@ class AsyncClient:
                     return message
         finally:
             socket.close(linger=0)
-        raise _nobody(self.address)
+        raise NoPipeline(self.address)
 
-    async def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Result:
-        """Continue `prompt` and return all of it with its figures."""
-        stream = self.stream(prompt, params)
+    @overload
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Result: ...
+    @overload
+    async def generate(
+        self, prompt: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Result]: ...
+    async def generate(
+        self, prompt: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Result | list[Result]:
+        """Continue `prompt`, or each of a list of prompts, as `Client.generate` does."""
+        if is_batch(prompt):
+            return await self._generate_all(prompt, params)
+        stream = AsyncStream(self._context, self.address, _submit(prompt, _one(params)))
         async for _ in stream:
             pass
         assert stream.result is not None
         return stream.result
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> "AsyncStream":
-        submit = (params or SamplingParams()).submit(uuid.uuid4().hex, prompt)
-        return AsyncStream(self._context, self.address, submit)
+    async def _generate_all(
+        self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Result]:
+        batch = Batch(submits(prompts, params, _names(len(prompts))))
+        if (results := batch.results) is not None:
+            return results
+        socket = configured_dealer(self._context, self.address)
+        try:
+            while (results := batch.results) is None:
+                for submit in batch.due():
+                    await socket.send(encode(submit, STAMP))
+                _, message = decode(await _next_frame(socket, self.address), ToClient)
+                batch.feed(message)
+            return results
+        finally:
+            for cancel in batch.cancellations():
+                await socket.send(encode(cancel, STAMP))
+            socket.close(linger=1000)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> "AsyncStream":
+        """Continue `prompt`: an asynchronous iterator over pieces of text, with `.result` at its end."""
+        return AsyncStream(self._context, self.address, _submit(prompt, params))
 
     async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
-        """What the pipeline does, in scenes: at most twenty a second, and one a second or so if nothing happens.
+        """Telemetry frames: at most twenty a second, and about one a second if nothing happens.
 
-        `sequence`: the request to look at; None is the latest. Whoever is slow to take a scene misses some. Raises
-        PipelineError if nobody answers, or the pipeline is not this user's alone.
+        `sequence`: the request to look at; None is the latest. A slow subscriber misses some. Raises
+        PipelineError if the pipeline does not answer, or if other users can reach its address.
         """
         socket = configured_dealer(self._context, self.address)
         after = 0
@@ -177,7 +252,7 @@ class AsyncClient:
             while True:
                 await socket.send(encode(Watch(after, sequence), STAMP))
                 if not await socket.poll(int(_ANSWER * 1000)):
-                    raise _nobody(self.address)
+                    raise NoPipeline(self.address)
                 _, answer = decode(await socket.recv(), ToClientOrWatcher)
                 if isinstance(answer, Refused):
                     raise blaming(answer.blame, answer.text)
@@ -214,7 +289,7 @@ class AsyncStream:
         await self._socket.send(encode(self._submit, STAMP))
         try:
             while self.result is None:
-                _, message = decode(await self._receive(), ToClient)
+                _, message = decode(await _next_frame(self._socket, self._address), ToClient)
                 piece = self._reply.feed(message)
                 if piece:
                     yield piece
@@ -223,16 +298,48 @@ class AsyncStream:
                 await self._socket.send(encode(Cancel(self._submit.request), STAMP))
             self._socket.close(linger=1000)
 
-    async def _receive(self) -> bytes:
-        """The next frame; a pipeline that is silent for long is asked whether it still lives."""
-        if not await self._socket.poll(int(_SILENCE * 1000)):
-            await self._socket.send(encode(Inquire(), STAMP))
-            if not await self._socket.poll(int(_ANSWER * 1000)):
-                raise _nobody(self._address)
-        return await self._socket.recv()
+
+async def _next_frame(socket: zmq.asyncio.Socket, address: str) -> bytes:
+    """The next frame. A pipeline that is silent for long is asked whether it is there; PipelineError if it is not."""
+    if not await socket.poll(int(_SILENCE * 1000)):
+        await socket.send(encode(Inquire(), STAMP))
+        if not await socket.poll(int(_ANSWER * 1000)):
+            raise NoPipeline(address)
+    return await socket.recv()
 
 
-def _nobody(address: str) -> PipelineError:
-    return PipelineError(
-        f"No pipeline answers at {address}: start one with `launch-pipeline start --address {address}`."
-    )
+def _received(link: Link, check: Callable[[float], float]) -> Iterator[list[ToClient]]:
+    """Messages as they come, perhaps none, at least four times a second. `check`: see `Client._check`."""
+    silent = 0.0
+    while True:
+        messages = link.receive(_GLANCE)
+        silent = 0.0 if messages else check(silent + _GLANCE)
+        yield messages
+
+
+def _submit(prompt: Prompt | Prompts, params: SamplingParams | None) -> Submit:
+    if len(prompt) and is_batch(prompt):
+        raise InputError("A stream continues one prompt: give one, or a list of prompts to `generate`.")
+    chosen = params or SamplingParams()
+    submit = chosen.submit(uuid.uuid4().hex, cast("Prompt", prompt))
+    _warn(chosen)
+    return submit
+
+
+def _warn(params: SamplingParams) -> None:
+    """Tell the caller of a public method about options without effect."""
+    values = {name: getattr(params, name) for name in _JUDGED}
+    given = {name: name for name, value in values.items() if value != getattr(_DEFAULTS, name)}
+    for sentence in ineffective(values, given):
+        warnings.warn(sentence, IneffectiveOption, stacklevel=4)
+
+
+def _one(params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams | None:
+    if isinstance(params, Sequence):
+        raise InputError("There is one prompt and a list of SamplingParams: give one, or a list of prompts.")
+    return params
+
+
+def _names(count: int) -> list[str]:
+    """Names for so many requests, which no other client has."""
+    return [uuid.uuid4().hex for _ in range(count)]

@@ -1,4 +1,4 @@
-"""What the owner of a pipeline may ask of it: who is at work, a join line, to send somebody away."""
+"""What the owner of a pipeline may ask of it: a list of workers, a join line, to revoke a machine."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ class Owner:
         self._session = session
 
     def workers(self) -> tuple[WorkerEntry, ...]:
-        """Every worker that is up, and every guest who may come."""
+        """Every worker that is up, and every known machine, also without a worker."""
         return self._ask(ListWorkers(), Workers).workers
 
     def invite(self) -> Invitation:
@@ -32,7 +32,7 @@ class Owner:
         return self._ask(Invite(), Invitation)
 
     def revoke(self, name: str) -> tuple[WorkerEntry, ...]:
-        """Let a guest go and never in again; who is left. Raises InputError if there is none of that name."""
+        """Disconnect a machine for good; the workers that are left. Raises InputError for an unknown name."""
         return self._ask(Revoke(name), Workers).workers
 
     def _ask(self, question: FromOwner, expected: type[M]) -> M:
@@ -50,22 +50,22 @@ class Owner:
 
 
 def listening_pipelines() -> dict[int, Session]:
-    """Running pipelines of this user that let workers of other machines in, by the process that owns them."""
+    """Running pipelines of this user that accept remote workers, by the id of the process that owns them."""
     found = {folder: folder / "owner" for folder in running_sessions()}
     return {_process(folder): Session(folder) for folder, socket in found.items() if socket.is_socket()}
 
 
 def the_pipeline(process: int | None) -> Session:
-    """The one that listens; `process` chooses among several. Raises InputError if it is not clear which."""
+    """The session of the pipeline that listens; `process` chooses among several. Raises InputError if none is clear."""
     found = listening_pipelines()
     if not found:
         raise InputError(
-            "No pipeline here lets workers of other machines in: start one with "
+            "No pipeline here accepts workers of other machines: start one with "
             "`launch-pipeline serve-workers --listen HOST:PORT`."
         )
     if process is None and len(found) > 1:
         numbers = ", ".join(map(str, sorted(found)))
-        raise InputError(f"Several pipelines listen here: choose one of {numbers} with --pid.")
+        raise InputError(f"Several pipelines listen here: choose one by its process id ({numbers}).")
     if process is not None and process not in found:
         numbers = ", ".join(map(str, sorted(found)))
         raise InputError(f"No pipeline that listens has the process id {process}: choose from {numbers}.")

@@ -1,4 +1,4 @@
-"""A pipeline of one's own: starts the orchestrator process, waits until it is ready, ends it."""
+"""A pipeline of this program: starts the orchestrator process, waits until it is ready, ends it."""
 
 import socket
 import subprocess
@@ -6,29 +6,20 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
+from orchestrator.api.checked_setup import affordable, checked_options, checked_setup, warn_ineffective
 from orchestrator.api.client import STAMP, Client
-from orchestrator.api.listening import listening, require_served
 from orchestrator.api.owner import Owner
-from orchestrator.api.validation import out_of_range
-from orchestrator.core.options import Options, StrategyName
-from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.machine.checkpoints import resolve
-from orchestrator.machine.converted_draft import OnProgress, converted_draft
-from orchestrator.machine.device_profiles import load_profile
-from orchestrator.machine.draft_choice import draft_for
-from orchestrator.machine.target_hosts import checked_hosts
+from orchestrator.core.options import StrategyName
+from orchestrator.machine.converted_draft import OnProgress
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.runtime.session import Session
-from orchestrator.runtime.setup import OrchestratorSetup
-from protocol.contracts.engines import NO_DRAFT, DraftEngineName, PrefillEngineName, TargetEngineName
+from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError, PipelineError, blaming
-from protocol.kv.segments import free_shared_memory
 from protocol.messages.client import Inquire, PipelineState, ToClient
 from protocol.transport.sockets import Link, require_local
 
@@ -36,11 +27,22 @@ _CLOSING_SECONDS = 7.0
 
 
 class Pipeline(Client):
-    """`with Pipeline() as p: p.generate("def f(")`: three processes, gone at the end of the block.
+    """`with Pipeline() as p: p.generate("def f(")`: three processes, which end with the block.
 
-    `target` and `draft` are folders or Hugging Face ids (None: the demo pair); further keywords are
-    the fields of `Options`. A target with another tokenizer than the demo draft's and no `draft` decodes alone, and
-    `note` says so. Raises InputError for what can't work, PipelineError if starting fails.
+    `target` and `draft` are folders or Hugging Face ids (None: the demo pair). A target with another tokenizer than the
+    demo draft's decodes alone if no `draft` is given; `note` then says which drafts fit. Further keywords:
+
+    `listen`: HOST:PORT where workers of other machines may come (`.owner` invites them); with `target_engine` "none"
+    one of them is the target.
+    `target_hosts`: a hosts file, or its content: divide the target among these hosts.
+    `pace`: a shipped device profile's name or a file's path; the workers are then as slow as its devices.
+    `draft_link`: delays what goes to the draft and comes from it, as a link between machines would.
+    `trace`: a folder that every process writes its spans to at the end, for `orchestrator.tools.profile`.
+    `on_progress` is called while a draft is converted for Core ML, which happens once, in the constructor.
+    `on_wait` is called several times a second while models load, with the seconds so far.
+    All others are the fields of `Options`.
+
+    Raises InputError for what can't work, PipelineError if starting fails.
     """
 
     def __init__(
@@ -63,42 +65,14 @@ class Pipeline(Client):
         on_wait: Callable[[float], None] = lambda _: None,
         **options: Any,
     ) -> None:
-        """`on_progress` is called while a draft is converted for Core ML, which happens once, in here; `on_wait`
-        several times a second while models load, with the seconds so far.
-
-        `listen`: HOST:PORT where workers of other machines may come (`.owner` invites them); with `target_engine`
-        "none" one of them is the target.
-        `pace`: a shipped device profile's name or the path of one's own; the workers are then as slow as its devices.
-        `draft_link`: delays what goes to the draft and comes from it, as a link between machines would.
-        `target_hosts`: a hosts file, or what it says: divide the target among these hosts.
-        `trace`: a folder that every process writes its spans to at the end, for `orchestrator.tools.profile`.
-        """
-        self._options = affordable(checked_options(options))
-        choice = draft_for(target, draft_engine, draft, on_progress, own=bool(draft_command))
-        self.note = choice.note if STRATEGIES[self._options.strategy].drafts else ""
-        """One line for the user about the draft, if it is not as he asked."""
-        if choice.engine == NO_DRAFT and listen is None:
-            self._options = msgspec.structs.replace(self._options, strategy="ar")
-        self._paths = {"target": str(resolve(target, "target")), "draft": str(choice.folder or "")}
-        self._draft_engine: DraftEngineName = choice.engine
-        self._prefill_engine: PrefillEngineName = prefill_engine
-        if prefill_engine != "none" and not self._options.arena_memory:
-            raise InputError("A prefill engine hands KV over in shared memory: set --arena-memory above 0.")
-        self._target_hosts = (
-            checked_hosts(target_hosts, Path(self._paths["target"]), prefill_engine)
-            if isinstance(target_hosts, str)
-            else target_hosts
+        checked = checked_options(options)
+        engines = {"draft_engine": draft_engine, "prefill_engine": prefill_engine}
+        program = {"draft_command": draft_command, "draft_link": draft_link}
+        warn_ineffective(checked, draft=draft, listen=listen, **engines, **program)
+        others = {"target_engine": target_engine, "record": record, "trace": trace, **engines, **program}
+        self._setup, self.note = checked_setup(
+            target, draft, target_hosts, listen, pace, affordable(checked), on_progress, **others
         )
-        if prefill_engine == "coreml":
-            self._paths["prefill"] = str(converted_draft(self._paths["target"], on_progress))
-        self._listening = None if listen is None else listening(listen)
-        self._target_engine: TargetEngineName = target_engine
-        require_served(target_engine, prefill_engine, self._listening, target_hosts is not None)
-        self._draft_command = draft_command
-        self._record = record
-        self._draft_link = draft_link
-        self._trace = trace
-        self._pace = None if pace is None else load_profile(pace)
         self._on_wait = on_wait
         self._session: Session | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -143,13 +117,13 @@ class Pipeline(Client):
 
     @property
     def strategy(self) -> StrategyName:
-        """The strategy in force: `ar` for a pipeline that can get no draft, whatever was asked for."""
-        return self._options.strategy
+        """The strategy in force: `ar` for a pipeline that can get no draft."""
+        return self._setup.options.strategy
 
     @property
     def owner(self) -> Owner:
-        """Invites workers of other machines, lists and revokes them; of a pipeline that listens."""
-        if self._session is None or self._listening is None:
+        """Invites, lists and revokes workers of other machines. Raises InputError if the pipeline does not listen."""
+        if self._session is None or self._setup.listening is None:
             raise InputError('No worker of another machine can come: open the pipeline with listen="HOST:PORT".')
         return Owner(self._session)
 
@@ -163,25 +137,8 @@ class Pipeline(Client):
 
     def _spawn(self, session: Session) -> None:
         self._life, theirs = socket.socketpair()
-        setup = OrchestratorSetup(
-            session=str(session.folder),
-            address=self.address,
-            target=self._paths["target"],
-            draft=self._paths["draft"],
-            target_engine=self._target_engine,
-            draft_engine=self._draft_engine,
-            prefill_engine=self._prefill_engine,
-            prefill=self._paths.get("prefill", ""),
-            target_hosts=self._target_hosts,
-            options=self._options,
-            listening=self._listening,
-            life=theirs.fileno(),
-            draft_command=self._draft_command,
-            record=self._record,
-            trace=self._trace,
-            draft_link=self._draft_link,
-            pace=self._pace,
-        )
+        told = {"session": str(session.folder), "address": self.address, "life": theirs.fileno()}
+        setup = msgspec.structs.replace(self._setup, **told)
         with theirs, session.log("orchestrator").open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator", msgspec.json.encode(setup).decode()],
@@ -212,7 +169,7 @@ class Pipeline(Client):
             link.close()
 
     def _check(self, silent: float) -> float:
-        """Our own orchestrator can be looked at directly."""
+        """A look at the orchestrator's own process; it needs no answer."""
         if self._process is None or self._session is None:
             raise PipelineError("The pipeline is closed: open it again with `with Pipeline(...) as p:`.")
         if self._process.poll() is not None:
@@ -225,23 +182,8 @@ class Pipeline(Client):
         return session.failure() or PipelineError(unknown)
 
 
-def checked_options(options: dict[str, Any]) -> Options:
-    """Options from keywords. Raises InputError naming the one that is wrong."""
-    try:
-        return msgspec.convert(options, Options)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{out_of_range(error)} See `launch-pipeline generate --help`.") from error
-
-
-def affordable(options: Options) -> Options:
-    """With no more memory for KV than half of what the system has for sharing."""
-    free = free_shared_memory()
-    limit = options.arena_memory if free is None else min(options.arena_memory, free >> 21)
-    return msgspec.structs.replace(options, arena_memory=limit)
-
-
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The orchestrator ends in good order when its life socket closes; help it if it does not."""
+    """The orchestrator ends by itself when its life socket closes; terminate it if it does not."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(_CLOSING_SECONDS)
         return

@@ -22,7 +22,7 @@ class Result:
     stop: str | None = None
     """The stop string that ended it; None for the model's own end."""
     likelihoods: tuple[Likelihood, ...] = ()
-    """Of each token, if they were asked for."""
+    """One a token, if they were requested."""
 
     def to_json(self) -> dict[str, Any]:
         """The object that `generate --json` prints."""
@@ -59,12 +59,12 @@ class OutputCollector:
 
     @property
     def tokens(self) -> int:
-        """How many have come."""
+        """Number of tokens so far."""
         return len(self._tokens)
 
     @property
     def hit_rate(self) -> float | None:
-        """Of the rounds so far; None if there is no such thing, or not yet."""
+        """Share of hits among the rounds so far; None without rounds that can hit."""
         return sum(self._hits) / len(self._hits) if self._hits else None
 
     def feed(self, message: ToClient) -> str:

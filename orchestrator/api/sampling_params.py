@@ -59,7 +59,7 @@ class SamplingParams:
         try:
             submit = msgspec.convert(body, Submit)
         except msgspec.ValidationError as error:
-            raise InputError(f"{out_of_range(error)} See `launch-pipeline generate --help`.") from error
+            raise out_of_range(error) from error
         if submit.sampling.grammar is not None:
             # Imports more than most clients need.
             from protocol.sampling.grammar import require_enforceable

@@ -1,24 +1,34 @@
-"""What a validation error means for the person who gave the value. Pure."""
+"""What a validation error means for the user who gave the value. Pure."""
 
 import re
 
 import msgspec
+
+from protocol.errors import InputError
 
 _EXPECTED = re.compile(r"Expected (?P<what>.+?)(?:, got .+)? - at `\$\.(?P<path>[^`]+)`")
 _UNKNOWN_CHOICE = re.compile(r"Invalid enum value (?P<value>.+) - at `\$\.(?P<path>[^`]+)`")
 _WORDS = {"`float`": "a number", "`int`": "a whole number", "`str`": "text", "`array`": "a list"}
 
 
-def out_of_range(error: msgspec.ValidationError) -> str:
-    """A sentence that names the value and what it may be, for instance "top_p must be a number > 0.0."."""
-    if choice := _UNKNOWN_CHOICE.fullmatch(str(error)):
+class InvalidValue(InputError):
+    """An option has a value that it can't take."""
+
+
+def out_of_range(error: msgspec.ValidationError) -> InvalidValue:
+    """An error that names the option and what it may be, for instance "top_p must be a number > 0.0."."""
+    return InvalidValue(_sentence(str(error)))
+
+
+def _sentence(text: str) -> str:
+    if choice := _UNKNOWN_CHOICE.fullmatch(text):
         return f"{_name(choice['path'])} can't be {choice['value']}."
-    found = _EXPECTED.fullmatch(str(error))
+    found = _EXPECTED.fullmatch(text)
     if found is None:
-        return f"{error}."
+        return f"{text}."
     what = found["what"]
-    for type, word in _WORDS.items():
-        what = what.replace(type, word)
+    for kind, word in _WORDS.items():
+        what = what.replace(kind, word)
     return f"{_name(found['path'])} must be {what}."
 
 

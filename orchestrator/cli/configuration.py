@@ -1,4 +1,4 @@
-"""What options are when no flag says so: environment variables, then a TOML file. Knows commands only as click's."""
+"""Values of options without a flag: environment variables, then a TOML file. Knows commands only as click's."""
 
 import difflib
 import os
@@ -18,7 +18,7 @@ OptionDefaults = dict[str, Any]
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command that does something, with the words that call it."""
+    """Every command that is no group, with the words that call it."""
     for name, command in sorted(group.commands.items()):
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
@@ -27,13 +27,13 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[t
 
 
 def options(command: click.Command) -> dict[str, click.Option]:
-    """Its options by the name a file calls them by: the flag's, with underscores."""
+    """Its options by their names in a configuration file: the flag with underscores."""
     found = {_name(option): option for option in command.params if isinstance(option, click.Option)}
     return {name: option for name, option in found.items() if name not in _NEVER}
 
 
-def hear_environment(group: click.Group) -> None:
-    """LAUNCH_PIPELINE_COMMAND_OPTION is for one command, LAUNCH_PIPELINE_OPTION for every one that has the option."""
+def read_environment(group: click.Group) -> None:
+    """Let options read LAUNCH_PIPELINE_COMMAND_OPTION (one command), LAUNCH_PIPELINE_OPTION (all that have it)."""
     for path, command in commands(group):
         for name, option in options(command).items():
             given = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
@@ -42,7 +42,7 @@ def hear_environment(group: click.Group) -> None:
 
 
 def default_map(group: click.Group, file: Path) -> OptionDefaults:
-    """The file as click takes it. Raises InputError for one that can't be read, or says what no option knows."""
+    """The file in the form of click's default map. Raises InputError for an unreadable file and an unknown option."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -53,12 +53,12 @@ def default_map(group: click.Group, file: Path) -> OptionDefaults:
 
 
 def secret(option: click.Option, value: Any) -> bool:
-    """Whether `value` is a key, which is told to nobody."""
+    """Whether `value` is a key, which is never shown."""
     return isinstance(value, str | list | tuple) and "key" in _name(option).split("_")
 
 
 def origin(context: click.Context, option: click.Parameter) -> str:
-    """Where the value of `option` in force comes from, in words; empty for flags and defaults."""
+    """The variable or the file that gave `option` its value; empty for flags and defaults."""
     match context.get_parameter_source(option.name or ""):
         case ParameterSource.ENVIRONMENT:
             return next((name for name in _variables(option) if os.environ.get(name)), "")
@@ -68,16 +68,16 @@ def origin(context: click.Context, option: click.Parameter) -> str:
             return ""
 
 
-def unheard(group: click.Group) -> list[str]:
-    """Environment variables that look as if they were ours, and that no option hears."""
-    heard = {name for _, command in commands(group) for option in command.params for name in _variables(option)}
+def unread_variables(group: click.Group) -> list[str]:
+    """Environment variables with our prefix that no option reads."""
+    read = {name for _, command in commands(group) for option in command.params for name in _variables(option)}
     return sorted(
-        name for name in os.environ if name.startswith(f"{_PREFIX}_") and name not in heard | {f"{_PREFIX}_CONFIG"}
+        name for name in os.environ if name.startswith(f"{_PREFIX}_") and name not in read | {f"{_PREFIX}_CONFIG"}
     )
 
 
 def _group_map(group: click.Group, content: Mapping[str, Any], inherited: OptionDefaults, where: str) -> OptionDefaults:
-    """`inherited`: settings of the levels above, for whichever command knows them."""
+    """`inherited`: settings of the levels above, for each command that has the option."""
     below = [options(command) for _, command in commands(group)]
     names = {name for known in below for name in known}
     own: OptionDefaults = {}
@@ -114,7 +114,7 @@ def _command_map(
         if key not in known:
             raise _unknown(key, known, where)
     left = {name: value for name, value in inherited.items() if name in known and name not in own}
-    # `draft_engine = "ngram"` for all is not for calibrate, which has no such engine.
+    # A common `draft_engine = "ngram"` does not apply to calibrate, which does not offer that engine.
     common = {name: value for name, value in left.items() if _chooses(known[name], value)}
     return {
         known[name].name or name: _fitting(known[name], value, place)
@@ -124,7 +124,7 @@ def _command_map(
 
 
 def _fitting(option: click.Option, value: Any, where: str) -> Any:
-    """`value` in the form that click takes. Raises InputError for one of another kind."""
+    """`value` in the form that click takes. Raises InputError for a value of another type."""
     flag = max(option.opts, key=len)
     if option.is_flag:
         wanted, fits = "true or false", isinstance(value, bool)
@@ -151,7 +151,7 @@ def _scalar(value: Any) -> bool:
 def _unknown(key: str, known: Any, where: str) -> InputError:
     names = sorted(known)
     nearest = difflib.get_close_matches(key.replace("-", "_"), names, 1, 0.0) or names
-    return InputError(f"{where} says {key!r}, which nothing here is called: did you mean {nearest[0]!r}?")
+    return InputError(f"{where} says {key!r}, which no option or command is called: did you mean {nearest[0]!r}?")
 
 
 def _name(option: click.Option) -> str:

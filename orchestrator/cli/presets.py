@@ -1,4 +1,4 @@
-"""Named sets of sampling values, and how a set gives way to what was asked for as strongly. Pure but for click."""
+"""Named sets of sampling values, and which of two settings is stronger. Pure but for click."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,17 +13,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     "balanced": _PLAIN | {"temperature": 0.7, "top_p": 0.95},
     "creative": _PLAIN | {"temperature": 1.0, "min_p": 0.05},
 }
-"""Customary values, not tuned for any model. Whatever they are, the tokens are the target's own; but the hotter,
-the less there is to guess."""
+"""Customary values, not tuned for any model. The tokens are the target's own with any of them; a draft guesses fewer
+tokens at a higher temperature."""
 
 _STRENGTH = {ParameterSource.DEFAULT_MAP: 1, ParameterSource.ENVIRONMENT: 2, ParameterSource.COMMANDLINE: 3}
 
 
 def filled_in(options: Mapping[str, Any], chooser: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the running command, with `values` for those that were asked for more weakly than `chooser`.
+    """The options of the running command, with `values` for those that were given more weakly than `chooser`.
 
-    A flag is stronger than the environment, and that than the configuration file: --preset on the command line
-    wins over a temperature in the file, and a temperature beside it on the command line over the preset.
+    A flag is stronger than the environment, and the environment than the configuration file: --preset on the command
+    line wins over a temperature in the file, and --temperature on the command line wins over the preset.
     """
     context = click.get_current_context()
     weaker = {name: value for name, value in values.items() if name in options and yields(context, name, chooser)}
@@ -31,10 +31,11 @@ def filled_in(options: Mapping[str, Any], chooser: str, values: Mapping[str, Any
 
 
 def yields(context: click.Context, name: str, chooser: str) -> bool:
-    """Whether option `name` gives way to what `chooser` brings."""
-    return _strength(context, name) < _strength(context, chooser)
+    """Whether option `name` was given more weakly than `chooser`."""
+    return strength(context, name) < strength(context, chooser)
 
 
-def _strength(context: click.Context, name: str) -> int:
+def strength(context: click.Context, name: str) -> int:
+    """How strongly the option was given: flag, environment, configuration file, not at all (0)."""
     source = context.get_parameter_source(name)
     return 0 if source is None else _STRENGTH.get(source, 0)

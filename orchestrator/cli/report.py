@@ -1,7 +1,6 @@
-"""Results as text for people: the summary under a generation, tables, the spinner while models load."""
+"""Results as text for the user: the summary of a generation, findings, tables that are never cut."""
 
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from rich.console import Console
@@ -9,10 +8,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
 from protocol.messages.client import Pace, Statistics
 
+_WIDEST = 1000
+"""Characters; no table is wider."""
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 
 
@@ -27,23 +27,6 @@ class Finding(Protocol):
     def text(self) -> str: ...
     @property
     def next_step(self) -> str | None: ...
-
-
-class Starting:
-    """Context of a pipeline that shows on stderr that models are loading."""
-
-    def __init__(self, pipeline: Pipeline, quiet: bool) -> None:
-        self._pipeline = pipeline
-        self._quiet = quiet
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Pipeline:
-        console = Console(stderr=True, quiet=self._quiet)
-        with console.status("Loading models ..."):
-            return self._stack.enter_context(self._pipeline)
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
 
 def summary(result: Result, sampled: bool) -> Panel:
@@ -64,6 +47,32 @@ def findings_table(findings: Iterable[Finding]) -> Table:
         advice = f"\n[bold]next:[/] {finding.next_step}" if finding.next_step else ""
         table.add_row(_MARKS[finding.status], finding.name, finding.text + advice)
     return table
+
+
+def print_whole(table: Table) -> None:
+    """Print a table whose words are never broken: with a line a row, or with a line a field where it is too wide.
+
+    Without a terminal the table is as wide as it needs to be, so that piped output is complete.
+    """
+    for column in table.columns:
+        column.no_wrap, column.overflow = True, "ignore"
+    console = Console()
+    width = table.__rich_measure__(console, console.options.update(max_width=_WIDEST)).maximum
+    if width <= console.width or not console.is_terminal:
+        Console(width=max(width, console.width)).print(table, crop=False)
+    else:
+        for line in _fields(table):
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def _fields(table: Table) -> Iterator[str]:
+    """Each row as lines of a title and a value, an empty line between rows."""
+    cells = [list(column.cells) for column in table.columns]
+    for row in range(table.row_count):
+        yield from [""] if row else []
+        for column, values in zip(table.columns, cells, strict=True):
+            if values[row]:
+                yield f"{column.header}: {values[row]}"
 
 
 def _lines(result: Result, figures: Statistics, sampled: bool) -> Iterable[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """Which workers fit together, and which requests they can serve. Each check returns a sentence or None. Pure."""
 
 from orchestrator.core.events import Request
+from protocol.contracts.engines import DraftModel, draft_engines, offered_engines
 from protocol.messages.worker import Hello
 
 
@@ -10,7 +11,7 @@ def mismatch(one: Hello, other: Hello) -> str | None:
     if draft.tokenizer_fingerprint and draft.tokenizer_fingerprint != target.tokenizer_fingerprint:
         return (
             f"The draft {draft.model} has another tokenizer than the target {target.model}, so its guesses would be "
-            "gibberish. Choose a draft of the same model family with --draft, or --draft-engine ngram."
+            f"gibberish. Choose a draft of the same model family, or the draft engine {_engines('none')}."
         )
     return None
 
@@ -22,10 +23,10 @@ def refusal(request: Request, target: Hello, draft: Hello | None = None) -> str 
     context of a converted draft is an error, because the user chose that context.
     """
     length = len(request.tokens)
-    if draft is not None and draft.engine == "coreml" and length >= draft.context:
+    if draft is not None and _is_converted(draft) and length >= draft.context:
         return (
             f"The prompt has {length:,} tokens, but the converted draft {draft.model} has room for {draft.context:,}. "
-            "Convert it with a longer --context, shorten the prompt, or use --draft-engine mlx."
+            f"Convert it with a longer context, shorten the prompt, or use the draft engine {_engines('checkpoint')}."
         )
     if length >= target.context:
         return (
@@ -38,3 +39,14 @@ def refusal(request: Request, target: Hello, draft: Hello | None = None) -> str 
             f"{target.vocabulary:,}. Encode the prompt with the target's own tokenizer."
         )
     return None
+
+
+def _is_converted(draft: Hello) -> bool:
+    """The draft's context was chosen at its conversion. A draft of the user's own may have an engine of any name."""
+    engine = draft_engines().get(draft.engine)
+    return engine is not None and engine.model == "package"
+
+
+def _engines(model: DraftModel) -> str:
+    """The offered engines that draft with this."""
+    return " or ".join(name for name, engine in offered_engines().items() if engine.model == model)

@@ -30,7 +30,7 @@ def converted(fields: Mapping[str, Any], kind: type[S]) -> S:
 
 
 def _wrong(error: msgspec.ValidationError) -> ApiError:
-    return ApiError(400, out_of_range(error), code="invalid_value", param=_param(error))
+    return ApiError(400, str(out_of_range(error)), code="invalid_value", param=_param(error))
 
 
 def _param(error: msgspec.ValidationError) -> str | None:

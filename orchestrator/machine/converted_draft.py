@@ -49,7 +49,7 @@ def source_of(folder: Path) -> Path:
     """The model that a converted folder was made from. Raises InputError if it is no longer there."""
     source = Path(_facts(folder).source)
     if not source.is_dir():
-        raise InputError(f"{source}, from which {folder} was converted, is gone: pass a model with --draft.")
+        raise InputError(f"{source}, from which {folder} was converted, is gone: pass a model as the draft.")
     return resolve(str(source), "draft")
 
 

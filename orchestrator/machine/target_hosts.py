@@ -14,6 +14,6 @@ def checked_hosts(file: str, target: Path, prefill_engine: PrefillEngineName = "
     if prefill_engine != "none":
         raise InputError(
             "A prefill engine can't hand keys and values to a target that is divided among hosts: "
-            "leave --prefill-engine or --target-hosts out."
+            "leave the prefill engine or the target hosts out."
         )
     return hosts

@@ -77,4 +77,4 @@ def to_request(submit: Submit, codec: TextCodec, options: Options) -> Request:
 def require_compatible(verification: Verification, strategy: StrategyName) -> None:
     """Raise InputError for rejection verification of trees, for which no exact rule is built in."""
     if verification == "rejection" and strategy == "adaptive":
-        raise InputError("Rejection verification drafts chains of a fixed length: add --strategy sd or --strategy ssd.")
+        raise InputError("Rejection verification drafts chains of a fixed length: choose the strategy sd or ssd.")

@@ -75,7 +75,7 @@ def test_a_prompt_may_be_read_on_another_machine_and_its_death_is_survived(
 
 
 def test_a_prefill_worker_comes_only_where_the_owner_wants_one():
-    with pytest.raises(InputError, match="add --listen"):
+    with pytest.raises(InputError, match="set listen"):
         Pipeline(prefill_engine="guest")
-    with pytest.raises(InputError, match="--arena-memory above 0"):
+    with pytest.raises(InputError, match="set arena_memory above 0"):
         Pipeline(prefill_engine="guest", listen="127.0.0.1:0", arena_memory=0)

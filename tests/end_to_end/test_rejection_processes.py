@@ -142,7 +142,7 @@ def test_at_temperature_zero_tokens_equal_those_of_the_target_alone(reference: R
 
 def test_trees_are_refused_with_the_next_step():
     with Pipeline(strategy="adaptive") as pipeline:
-        with pytest.raises(InputError, match="add --strategy sd or --strategy ssd"):
+        with pytest.raises(InputError, match="choose the strategy sd or ssd"):
             pipeline.generate(PYTHON, SamplingParams(verification="rejection"))
 
         assert pipeline.generate(PYTHON, SamplingParams(max_tokens=1)).finish_reason == "length"

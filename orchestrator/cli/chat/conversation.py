@@ -10,7 +10,7 @@ from protocol.errors import InputError
 HELP = """\
 /help             this list
 /clear            forget what was said; the system text stays
-/system TEXT      what the model is told before everything else; without TEXT: none
+/system TEXT      the system text, before everything else; without TEXT: none
 /save FILE        write the conversation as Markdown
 /temperature X    0 takes the most probable token
 /seed N           equal seeds give equal answers; without N: a fresh one each time
@@ -22,27 +22,27 @@ A message that begins with a slash: write two."""
 
 @dataclass
 class ChatConversation:
-    """`save` writes a text to the file that the user names; it raises InputError if that can't be."""
+    """`save` writes a text to the file that the user names; it raises InputError if it can't."""
 
     params: SamplingParams
     save: Callable[[str, str], None]
     system: str = ""
     over: bool = False
-    """The user wants to end."""
+    """The user asked to end the chat."""
     _said: list[dict[str, str]] = field(default_factory=list)
 
     def messages(self, question: str) -> list[dict[str, str]]:
-        """All that the model is to read for the answer to `question`."""
+        """All messages of the prompt for the answer to `question`."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self._said, {"role": "user", "content": question}]
 
     def answered(self, question: str, answer: str) -> None:
-        """Both are part of the conversation from now on; an answer that was stopped before its first word is not."""
+        """Add both to the conversation, unless the answer was stopped before its first word."""
         if answer:
             self._said += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def command(self, line: str) -> str:
-        """Do what a line that `is_command` asks for; what to tell the user. Raises InputError for what can't be."""
+        """Carry out a line for which `is_command` holds; the reply. Raises InputError for a wrong command or value."""
         name, _, rest = line[1:].strip().partition(" ")
         commands: dict[str, Callable[[str], str]] = {
             "help": lambda _: HELP,
@@ -70,7 +70,7 @@ class ChatConversation:
 
     def _system(self, text: str) -> str:
         self.system = text
-        return "The model is told so from the next message on." if text else "There is no system text."
+        return "It holds from the next message on." if text else "There is no system text."
 
     def _save(self, file: str) -> str:
         if not file:
@@ -107,5 +107,5 @@ def is_command(line: str) -> bool:
 
 
 def without_escape(line: str) -> str:
-    """The message in a line that is none of `is_command`'s."""
+    """The message in a line for which `is_command` does not hold."""
     return line[1:] if line.startswith("//") else line

@@ -4,11 +4,16 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from prompt_toolkit import PromptSession
+from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
+
+from protocol.security.private_files import private_folder, read_private, write_private
 
 _REDRAWS = 8
 """A second; rendering costs more the longer an answer is."""
@@ -98,8 +103,6 @@ class Terminal:
     lasting = True
 
     def __init__(self, history: Path | None) -> None:
-        from orchestrator.cli.chat.prompt_line import prompt_session
-
         self._console = Console()
         self._session = prompt_session(history)
 
@@ -150,3 +153,48 @@ class _End:
         for line in console.render_lines(Markdown(self._text), options, pad=False)[-room:]:
             yield from line
             yield Segment.line()
+
+
+def prompt_session(history: Path | None) -> PromptSession[str]:
+    """Enter sends; Alt-Enter, or Enter after a backslash, begins a new line. `history` is made if it does not exist.
+
+    Raises InputError for a history that other users could read.
+    """
+    known = InMemoryHistory() if history is None else FileHistory(str(_private(history)))
+    return PromptSession(
+        history=known, multiline=True, key_bindings=_keys(), prompt_continuation=lambda width, *_: " " * width
+    )
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.current_line_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("c-c")
+    @keys.add("<sigint>")
+    def _(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt())
+
+    return keys
+
+
+def _private(file: Path) -> Path:
+    private_folder(file.parent)
+    if read_private(file) is None:
+        write_private(file, b"", replace=False)
+    return file

@@ -1,4 +1,4 @@
-"""`launch-pipeline attach`: options to a worker that is lent to another machine, and one line about how it does."""
+"""`launch-pipeline attach`: options to a worker that is lent to another machine, and a line about its state."""
 
 import re
 import socket
@@ -9,13 +9,11 @@ import click
 from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
-from orchestrator.cli.draft_engine_option import draft_engine_option
+from orchestrator.cli.options import draft_engine_option
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.draft_choice import draft_choice
 from orchestrator.machine.known_servers import KnownServer, known_server, known_servers
-from orchestrator.tools.attach.attachment import Attachment, Lending
-from orchestrator.tools.attach.discovery import discover as discovered
 from protocol.errors import InputError
 from protocol.messages.base import Role
 from protocol.paths import keys_folder
@@ -39,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
     show_default=True,
     help="The same for a prefill worker, which runs the other machine's target.",
 )
-@click.option("--name", help="What the other machine should call this one.  [default: its host name]")
+@click.option("--name", help="Name of this machine in the other's lists.  [default: its host name]")
 @click.option("--discover", is_flag=True, help="Look for the address on the local network; the key must be known.")
 def attach(role: Role, server: str | None, name: str | None, discover: bool, **options: Any) -> None:
     """Lend a worker of this machine to a pipeline on another one, until Ctrl-C.
@@ -52,6 +50,9 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, **o
     launch-pipeline attach draft mac-studio.local:5571 --draft-engine coreml
     launch-pipeline attach prefill mac-studio.local:5571 --target MODEL       where --prefill-engine guest was given
     """
+    # It imports the workers' loop and with it numpy, which takes a moment.
+    from orchestrator.tools.attach.attachment import Attachment, Lending
+
     folder = keys_folder()
     line = JoinLine.parse(server) if server is not None and server.startswith("lp1:") else None
     known = _server(folder, server, line, discover)
@@ -64,8 +65,10 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, **o
 
 
 def _server(folder: Path, text: str | None, line: JoinLine | None, discover: bool) -> KnownServer:
-    """Whose key is known, by the join line or from before; its address may have changed since."""
+    """The server, whose key is in the join line or was saved before; --discover finds its present address."""
     if discover:
+        from orchestrator.tools.attach.discovery import discover as discovered
+
         keys = [known.public for known in known_servers(folder)] if line is None else [line.server]
         if not keys:
             raise InputError("This machine has joined no pipeline yet: give a join line beside --discover.")
@@ -76,7 +79,7 @@ def _server(folder: Path, text: str | None, line: JoinLine | None, discover: boo
 
 
 def _model(role: Role, options: dict[str, Any]) -> tuple[str, str, str]:
-    """Engine, folder, and the folder that it was converted from where that matters."""
+    """Engine, folder, and for a converted target the folder that it was converted from."""
     if role == "draft":
         with ConversionBar(False) as bar:
             choice = draft_choice(options["draft_engine"], options["draft"], bar)
@@ -100,7 +103,7 @@ def _checked(name: str | None) -> str:
 
 
 def _shown(console: Console, update: Any) -> Any:
-    """A line that stays where it is on a terminal; elsewhere each new one is printed."""
+    """What shows the state: on a terminal a line in place, elsewhere a new line for each change."""
     last = ""
 
     def show(line: str) -> None:
@@ -115,5 +118,5 @@ def _shown(console: Console, update: Any) -> Any:
 
 
 def _kind(line: str) -> str:
-    """Without its numbers, which change all the time."""
+    """The line without its numbers, which change all the time."""
     return re.sub(r"[0-9.]+", "", line)

@@ -9,9 +9,15 @@ from typing import Any
 import click
 from rich.console import Console
 
-from orchestrator.cli.commands.target_rank import target_hosts_option
-from orchestrator.cli.pace_option import pace_option
-from orchestrator.cli.pair_option import pair_option
+from orchestrator.cli.options import (
+    draft_option,
+    pace_option,
+    pair_option,
+    target_hosts_option,
+    target_option,
+    without_effect,
+)
+from orchestrator.cli.pipelines import tell
 
 _FAILED = 1
 _GROWING = "ar,adaptive"
@@ -19,8 +25,8 @@ _GROWING = "ar,adaptive"
 
 @click.command()
 @pair_option
-@click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model.")
-@click.option("--draft", metavar="MODEL", help="The same for the draft; it needs the target's tokenizer.")
+@target_option
+@draft_option()
 @click.option("--prompts", "path", type=click.Path(path_type=Path), help='Lines of {"prompt": "..."}. Default: Python.')
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many prompts.")
 @click.option("--temperature", type=float, multiple=True, help="May be given several times.  [default: 0 and 1]")
@@ -64,6 +70,7 @@ def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: i
     launch-pipeline bench --reuse --turns 50 --repeats 1
     launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01 --strategies ar,adaptive --draft-tokens 0
     """
+    tell(without_effect({}))
     if micro:
         _micro(options["as_json"])
     elif reuse:

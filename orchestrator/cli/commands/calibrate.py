@@ -8,8 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.cli.draft_engine_option import draft_engine_option
-from orchestrator.cli.pair_option import pair_option
+from orchestrator.cli.options import draft_engine_option, draft_option, pair_option, target_option
 from orchestrator.machine.calibration_file import calibration_file
 from orchestrator.machine.device_profiles import DeviceProfile, DeviceTimes
 from protocol.errors import InputError
@@ -17,12 +16,15 @@ from protocol.errors import InputError
 
 @click.command()
 @pair_option
-@click.option("--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model.")
-@click.option("--draft", metavar="MODEL", help="The same for the draft.")
+@target_option
+@draft_option()
 @draft_engine_option("engine", with_model=True)
 @click.option("--samples", type=click.IntRange(min=1), default=30, show_default=True, help="Forwards of each width.")
 @click.option(
-    "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Default: this user's own."
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Profile to write. Default: this user's own, for --this-mac.",
 )
 def calibrate(out: Path | None, **options: Any) -> None:
     """Measure what this machine takes for a pair of models, and write a device profile.

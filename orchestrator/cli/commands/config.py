@@ -1,4 +1,4 @@
-"""`launch-pipeline config`: which values are in force without any flag, and where they come from."""
+"""`launch-pipeline config`: the values in force without any flag, and their origins."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.cli.configuration import commands, options, origin, secret, unheard
+from orchestrator.cli.configuration import commands, options, origin, secret, unread_variables
 from orchestrator.cli.presets import PRESETS, yields
 from protocol.errors import InputError
 from protocol.paths import config_file
@@ -47,7 +47,7 @@ def config(context: click.Context, words: tuple[str, ...], as_json: bool) -> Non
     chosen = {words: known[words]} if words else known
     rows = [row for path, command in chosen.items() for row in _rows(root, path, command)]
     shown = [row for row in rows if words or row.origin != "default"]
-    file, extra = root.meta.get("configuration"), unheard(root.command)
+    file, extra = root.meta.get("configuration"), unread_variables(root.command)
     if as_json:
         click.echo(
             json.dumps({"file": file and str(file), "settings": [asdict(row) for row in shown], "unheard": extra})
@@ -55,7 +55,7 @@ def config(context: click.Context, words: tuple[str, ...], as_json: bool) -> Non
         return
     click.echo(f"Configuration file: {file or f'{config_file()} (not there)'}")
     for name in extra:
-        click.echo(f"No option hears the environment variable {name}.")
+        click.echo(f"No option reads the environment variable {name}.")
     Console().print(_table(shown)) if shown else click.echo("Nothing is set: the defaults are in force.")
 
 
@@ -70,6 +70,8 @@ def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) ->
     for option in options(command).values():
         assert option.name is not None
         value, source = option.consume_value(context, {})
+        if option.hidden and source is ParameterSource.DEFAULT:
+            continue
         context.set_parameter_source(option.name, source)
         given = (
             option.type_cast_value(context, value)
@@ -77,8 +79,8 @@ def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) ->
             else option.get_default(context)
         )
         flag = max(option.opts, key=len)
-        told = "(set)" if secret(option, given) else _plain(given)
-        found[option.name] = SettingRow(" ".join(path), flag, told, origin(context, option) or "default")
+        shown = "(set)" if secret(option, given) else _plain(given)
+        found[option.name] = SettingRow(" ".join(path), flag, shown, origin(context, option) or "default")
     preset = str(found["preset"].value) if "preset" in found else ""
     for name, value in PRESETS.get(preset, {}).items():
         if name in found and yields(context, name, "preset"):

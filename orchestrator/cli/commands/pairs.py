@@ -1,4 +1,4 @@
-"""`launch-pipeline pairs`: the recommended pairs, and what each would be on this machine."""
+"""`launch-pipeline pairs`: the recommended pairs, with memory and predicted speed on this machine."""
 
 import json
 from typing import Any

@@ -11,7 +11,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from orchestrator.api.pipeline import checked_options
+from orchestrator.api.checked_setup import checked_options
+from orchestrator.cli.options import speculation_options
 from orchestrator.core.options import Options
 from orchestrator.machine.calibration_file import calibration_file
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile
@@ -25,6 +26,7 @@ from orchestrator.tools.simulate.trace import Recorded, coverage, read_trace
 from protocol.errors import InputError
 
 _DEFAULT_PROFILE = "m4-16gb-qwen2.5-3b"
+_SPECULATION = ("draft_tokens", "draft_width", "draft_fan", "max_verify", "fan_budget", "fallback")
 _SHARE = click.FloatRange(0.0, 1.0)
 _MILLISECONDS = click.FloatRange(0.0, min_open=True)
 
@@ -49,12 +51,7 @@ _MILLISECONDS = click.FloatRange(0.0, min_open=True)
 @click.option(
     "--hop", type=click.FloatRange(0.0), default=0.3, show_default=True, help="Milliseconds of messages a round."
 )
-@click.option("--draft-tokens", type=int, help="K, the chain length of sd and ssd.  [default: 4]")
-@click.option("--draft-width", type=int, help="Most tree nodes a growth step evaluates (adaptive).  [default: 16]")
-@click.option("--draft-fan", type=int, help="Children a tree node gets (adaptive).  [default: 8]")
-@click.option("--max-verify", type=int, help="Most draft nodes in one verification.  [default: 16]")
-@click.option("--fan-budget", type=int, help="B, the bonus guesses of ssd in all.  [default: 15]")
-@click.option("--fallback", type=click.Choice(["neural", "fast", "adaptive"]), help="What ssd does on a miss.")
+@speculation_options(*_SPECULATION)
 @click.option("--tokens", type=click.IntRange(2, 100_000), default=256, show_default=True, help="A request.")
 @click.option("--requests", type=click.IntRange(1, 1000), default=3, show_default=True, help="Without --trace.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -182,8 +179,7 @@ def _acceptance(temperature: float, recorded: Sequence[Recorded], options: dict[
 
 
 def _checked(options: dict[str, Any]) -> Options:
-    names = ("draft_tokens", "draft_width", "draft_fan", "max_verify", "fan_budget", "fallback")
-    return checked_options({name: options[name] for name in names if options[name] is not None})
+    return checked_options({name: options[name] for name in _SPECULATION if options[name] is not None})
 
 
 def _numbers(values: str | None) -> list[float]:

@@ -1,81 +1,80 @@
-"""`launch-pipeline profile`: options into a measurement, a measurement into tables and files."""
+"""`launch-pipeline profile`: options to a measurement, a measurement to tables and files."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 from rich.console import Console
 
+from orchestrator.cli.options import given_only, pipeline_options, without_effect
+from orchestrator.cli.pipelines import tell
 from orchestrator.tools.bench.prompts import read_prompts
-from orchestrator.tools.profile.measure import ProfileTask, measure
-from orchestrator.tools.profile.overhead import tracing_cost
-from orchestrator.tools.profile.report.table import tables
+
+if TYPE_CHECKING:
+    from orchestrator.tools.profile.measure import ProfileTask
 
 _NARROWEST = 104
 """Characters the tables need."""
 _OWN = ("temperature", "max_tokens", "seed", "overhead")
 """Options that are not the pipeline's."""
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def profile_command(pipeline_options: Decorator) -> click.Command:
-    """The command, with the options that every command with a pipeline has."""
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("--temperature", type=float, multiple=True, help="May be given several times.  [default: 0 and 1]")
+@click.option("--max-tokens", type=click.IntRange(min=8), default=128, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("profile"),
+    show_default=True,
+    help="Folder for report.html, timeline.png, trace.perfetto-trace and profile.json.",
+)
+@click.option("--overhead", type=click.IntRange(min=1), metavar="GROUPS", help="Measure what tracing costs, instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@pipeline_options
+def profile(prompt: str | None, out: Path, as_json: bool, **options: Any) -> None:
+    """Show where the time goes while PROMPT (default: a piece of Python) is continued.
 
-    @click.command(name="profile")
-    @click.argument("prompt", required=False)
-    @click.option("--temperature", type=float, multiple=True, help="May be given several times.  [default: 0 and 1]")
-    @click.option("--max-tokens", type=click.IntRange(min=8), default=128, show_default=True)
-    @click.option("--seed", type=int, default=0, show_default=True)
-    @click.option(
-        "--out",
-        type=click.Path(file_okay=False, path_type=Path),
-        default=Path("profile"),
-        show_default=True,
-        help="Folder for report.html, timeline.png, trace.perfetto-trace and profile.json.",
-    )
-    @click.option(
-        "--overhead", type=click.IntRange(min=1), metavar="GROUPS", help="Measure what tracing costs, instead."
-    )
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-    @pipeline_options
-    def profile(prompt: str | None, out: Path, as_json: bool, **options: Any) -> None:
-        """Show where the time goes while PROMPT (default: a piece of Python) is continued.
+    Measures how much of the draft's and the target's work overlaps, lets each of them do its work again
+    alone, and says what the target waited for. Open report.html in a browser, and the trace at
+    https://ui.perfetto.dev.
 
-        Measures how much of the draft's and the target's work overlaps, lets each of them do its work again
-        alone, and says what the target waited for. Open report.html in a browser, and the trace at
-        https://ui.perfetto.dev.
-
-        \b
-        launch-pipeline profile
-        launch-pipeline profile "import os" --temperature 0.7 --max-tokens 256 --out /tmp/profile
-        launch-pipeline profile --strategy ssd --pace m4-16gb-qwen2.5-3b --json
-        launch-pipeline profile --overhead 10
-        """
-        task = _task(prompt if prompt is not None else read_prompts(None, 1)[0], options)
-        if options["overhead"] is not None:
-            _overhead(task, options["overhead"], as_json)
-        else:
-            _profile(task, out, as_json)
-
-    return profile
+    \b
+    launch-pipeline profile
+    launch-pipeline profile "import os" --temperature 0.7 --max-tokens 256 --out /tmp/profile
+    launch-pipeline profile --strategy ssd --pace m4-16gb-qwen2.5-3b --json
+    launch-pipeline profile --overhead 10
+    """
+    task = _task(prompt if prompt is not None else read_prompts(None, 1)[0], options)
+    tell(without_effect(options))
+    if options["overhead"] is not None:
+        _overhead(task, options["overhead"], as_json)
+    else:
+        _profile(task, out, as_json)
 
 
-def _task(prompt: str, options: dict[str, Any]) -> ProfileTask:
+def _task(prompt: str, options: dict[str, Any]) -> "ProfileTask":
     """Raises InputError for a temperature, seed or number of tokens that can't be."""
+    # Neither numpy nor matplotlib nor the trace's schema should slow the other commands' start down.
+    from orchestrator.tools.profile.measure import ProfileTask
+
     temperatures = tuple(dict.fromkeys(options["temperature"])) or (0.0, 1.0)
-    given = {name: value for name, value in options.items() if value is not None and name not in _OWN}
+    given = {name: value for name, value in given_only(options).items() if name not in _OWN}
     task = ProfileTask(prompt, temperatures, options["max_tokens"], options["seed"], given)
     for each in temperatures:
         task.sampling(each, task.max_tokens).submit(prompt, "check")
     return task
 
 
-def _profile(task: ProfileTask, out: Path, as_json: bool) -> None:
-    # Neither matplotlib nor the trace's schema should slow the other commands' start down.
+def _profile(task: "ProfileTask", out: Path, as_json: bool) -> None:
+    from orchestrator.tools.profile.measure import measure
     from orchestrator.tools.profile.report.files import require_folder, write_files
+    from orchestrator.tools.profile.report.table import tables
 
     require_folder(out)
     with _notice(as_json) as notice:
@@ -90,9 +89,11 @@ def _profile(task: ProfileTask, out: Path, as_json: bool) -> None:
     click.echo("\n" + "\n".join(map(str, paths)))
 
 
-def _overhead(task: ProfileTask, groups: int, as_json: bool) -> None:
+def _overhead(task: "ProfileTask", groups: int, as_json: bool) -> None:
+    from orchestrator.tools.profile.overhead import tracing_cost
+
     with _notice(as_json) as notice:
-        found = tracing_cost(task, groups, notice)
+        found = tracing_cost(task, groups, notice, on_note=lambda note: tell([note]))
     if as_json:
         click.echo(msgspec.json.encode(found._asdict()).decode())
         return

@@ -1,12 +1,12 @@
-"""`launch-pipeline serve`: the server with a pipeline of its own, until Ctrl-C."""
+"""`launch-pipeline serve`: options to the HTTP server and its pipeline, until Ctrl-C."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from orchestrator.api.pipeline import Pipeline
+from orchestrator.cli.options import pipeline_options, without_effect
+from orchestrator.cli.pipelines import opened
 from orchestrator.cli.presets import PRESETS, filled_in
 from orchestrator.http.settings import ServerSettings, fresh_key, loopback
 from orchestrator.machine.checkpoints import resolve
@@ -16,66 +16,71 @@ _DEMO = "demo"
 _SHORTEST_KEY = 8
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _OPEN = "For requests that name none."
-_MOST = "Texts generated at once; who comes then is told to come again (429)."
+_MOST = "Texts generated at once; a request beyond that is answered with status 429."
 
 
-def serve_command(pipeline_options: Callable[..., Any], opened: Callable[..., Pipeline]) -> click.Command:
-    """`opened` makes a pipeline from its options, which is not started yet."""
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 picks one.")
+@click.option(
+    "--api-key",
+    envvar="LAUNCH_PIPELINE_API_KEY",
+    show_envvar=True,
+    help="What clients must show. Default: one that is made and printed.",
+)
+@click.option("--no-api-key", is_flag=True, help="Accept every program of this machine; only on loopback.")
+@click.option("--model-name", multiple=True, help="What clients call the model; may be given several times.")
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="Values for the following five.")
+@click.option("--temperature", type=click.FloatRange(0, 100), default=1.0, show_default=True, help=_OPEN)
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help=_OPEN)
+@click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help=_OPEN)
+@click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, show_default=True, help=_OPEN)
+@click.option("--repetition-penalty", type=click.FloatRange(0.1, 10), default=1.0, show_default=True, help=_OPEN)
+@click.option("--max-requests", type=click.IntRange(1, 256), default=64, show_default=True, help=_MOST)
+@click.option("--max-body", type=click.IntRange(1, 256), default=8, show_default=True, help="MiB of a request.")
+@click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this machine that clients use.")
+@click.option("--allow-origin", multiple=True, metavar="URL", help="A web page that may ask, from a browser.")
+@pipeline_options
+def serve(**options: Any) -> None:
+    """Serve the pipeline to whatever speaks OpenAI's API, or Anthropic's: editors, agents, chat pages.
 
-    @click.command()
-    @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-    @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 picks one.")
-    @click.option(
-        "--api-key",
-        envvar="LAUNCH_PIPELINE_API_KEY",
-        show_envvar=True,
-        help="What clients must show. Default: one that is made and printed.",
+    \b
+    launch-pipeline serve --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
+    curl http://127.0.0.1:8080/v1/models -H "Authorization: Bearer KEY"
+    """
+    preset = options.pop("preset")
+    options = filled_in(options, "preset", PRESETS[preset]) if preset else options
+    notes = without_effect(options)
+    settings, port, made = _settings(options)
+    folder = resolve(options["target"], "target")
+    # The libraries of the server take a while, which other commands need not wait for.
+    from orchestrator.http.run import bound, run
+
+    with bound(settings.hosts[0], port) as listener:
+        run(opened(options, notes, quiet=False), folder, settings, listener, made)
+
+
+def _settings(options: dict[str, Any]) -> tuple[ServerSettings, int, bool]:
+    """Takes the server's options out of `options`: settings, the port, and whether the key was made here."""
+    host, port = options.pop("host"), options.pop("port")
+    key, made = _key(options.pop("api_key"), options.pop("no_api_key"), host)
+    settings = ServerSettings(
+        key=key,
+        names=_names(options.pop("model_name"), options["target"]),
+        hosts=(host, *options.pop("allow_host")),
+        origins=options.pop("allow_origin"),
+        most_open=options.pop("max_requests"),
+        most_bytes=options.pop("max_body") << 20,
+        defaults={name: options.pop(name) for name in _DEFAULTS},
     )
-    @click.option("--no-api-key", is_flag=True, help="Let every program of this machine in; only on loopback.")
-    @click.option("--model-name", multiple=True, help="What clients call the model; may be given several times.")
-    @click.option("--preset", type=click.Choice(list(PRESETS)), help="Values for the following five.")
-    @click.option("--temperature", type=click.FloatRange(0, 100), default=1.0, show_default=True, help=_OPEN)
-    @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help=_OPEN)
-    @click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help=_OPEN)
-    @click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, show_default=True, help=_OPEN)
-    @click.option("--repetition-penalty", type=click.FloatRange(0.1, 10), default=1.0, show_default=True, help=_OPEN)
-    @click.option("--max-requests", type=click.IntRange(1, 256), default=64, show_default=True, help=_MOST)
-    @click.option("--max-body", type=click.IntRange(1, 256), default=8, show_default=True, help="MiB of a request.")
-    @click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this machine that clients use.")
-    @click.option("--allow-origin", multiple=True, metavar="URL", help="A web page that may ask, from a browser.")
-    @pipeline_options
-    def serve(**options: Any) -> None:
-        """Serve the pipeline to whatever speaks OpenAI's API, or Anthropic's: editors, agents, chat pages.
-
-        \b
-        launch-pipeline serve --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
-        curl http://127.0.0.1:8080/v1/models -H "Authorization: Bearer KEY"
-        """
-        preset = options.pop("preset")
-        options = filled_in(options, "preset", PRESETS[preset]) if preset else options
-        host, port = options.pop("host"), options.pop("port")
-        key, made = _key(options.pop("api_key"), options.pop("no_api_key"), host)
-        settings = ServerSettings(
-            key=key,
-            names=_names(options.pop("model_name"), options["target"]),
-            hosts=(host, *options.pop("allow_host")),
-            origins=options.pop("allow_origin"),
-            most_open=options.pop("max_requests"),
-            most_bytes=options.pop("max_body") << 20,
-            defaults={name: options.pop(name) for name in _DEFAULTS},
-        )
-        folder = resolve(options["target"], "target")
-        # The libraries of the server take a while, which other commands need not wait for.
-        from orchestrator.http.run import bound, run
-
-        with bound(host, port) as listener:
-            run(opened(options, quiet=False), folder, settings, listener, made)
-
-    return serve
+    return settings, port, made
 
 
 def _key(given: str | None, none: bool, host: str) -> tuple[str | None, bool]:
-    """The key that clients must show, and whether it was made here. Raises InputError for a way in without one."""
+    """The key that clients must show, and whether it was made here.
+
+    Raises InputError for a server without a key that other machines can reach, and for a key that is too short.
+    """
     if none and given:
         raise InputError("--no-api-key and an API key (option or environment) exclude each other: leave one out.")
     if none and not loopback(host):
@@ -92,5 +97,5 @@ def _names(given: tuple[str, ...], target: str | None) -> tuple[str, ...]:
         return given
     if target is None:
         return (_DEMO,)
-    # A folder's own name, and not where it lies; an id as it is.
+    # The folder's name without its path, which is private; a Hugging Face id as it is.
     return (Path(target).expanduser().resolve().name if Path(target).expanduser().exists() else target,)

@@ -1,4 +1,4 @@
-"""`launch-pipeline target-rank`: one rank of a divided target, on a machine of its own, started again when it ends."""
+"""`launch-pipeline target-rank`: runs one rank of a divided target, and starts it again when it ends."""
 
 import os
 import socket
@@ -15,14 +15,8 @@ from orchestrator.machine.target_hosts import checked_hosts
 from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
 
-target_hosts_option = click.option(
-    "--target-hosts",
-    metavar="FILE",
-    help="Divide the target among the hosts in this file; the others run `launch-pipeline target-rank`.",
-)
-
 _REFUSED = 2
-"""Exit code of a rank that another try would not help."""
+"""Exit code of a rank that would fail again."""
 _PAUSE_SECONDS = 0.5
 
 
@@ -50,7 +44,7 @@ def target_rank(file: str, rank: int, target: str | None) -> None:
 
 
 def _lived(setup: RankSetup) -> int:
-    """The exit code of one life of the rank."""
+    """Run the rank until it ends; its exit code."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:

@@ -1,4 +1,4 @@
-"""`launch-pipeline workers`: who is at work in a running pipeline, new join lines, sending guests away."""
+"""`launch-pipeline workers`: lists the workers of a running pipeline, makes join lines, revokes machines."""
 
 import json
 from collections.abc import Iterable
@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.api.owner import Owner, listening_pipelines, the_pipeline
+from orchestrator.cli.report import print_whole
 from protocol.messages.remote import Invitation, WorkerEntry
 
 _PID = click.option("--pid", type=int, help="Which pipeline, if several run: its process id.")
@@ -24,7 +25,7 @@ def workers() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.option("--pid", type=int, help="Only of the pipeline with this process id.")
 def list_workers(as_json: bool, pid: int | None) -> None:
-    """Who is at work, in every pipeline here that lets workers of other machines in.
+    """List the workers of every pipeline here that accepts remote workers.
 
     \b
     launch-pipeline workers list
@@ -41,7 +42,7 @@ def list_workers(as_json: bool, pid: int | None) -> None:
     for process, entries in found.items():
         if len(found) > 1:
             click.echo(f"Pipeline {process}:")
-        Console().print(_table(entries))
+        print_whole(workers_table(entries))
 
 
 @workers.command()
@@ -60,17 +61,17 @@ def invite(pid: int | None, as_json: bool) -> None:
 @click.argument("name")
 @_PID
 def revoke(name: str, pid: int | None) -> None:
-    """Send the guest NAME away, with all its workers, and never let it in again without a new join line."""
+    """Disconnect the machine NAME with all its workers; it needs a new join line to come back."""
     Owner(the_pipeline(pid)).revoke(name)
     click.echo(f"{name} is gone. Requests go on without it.")
 
 
 def welcome(invitation: Invitation) -> str:
-    """What the owner of a new pipeline is told about letting workers in."""
+    """How workers of other machines join, for the owner of a new pipeline."""
     return (
         f"On the other machine, within {invitation.seconds / 60:.0f} minutes:\n\n"
         f"  launch-pipeline attach draft {invitation.line}\n\n"
-        "Another line: launch-pipeline workers invite. Who is there: launch-pipeline workers list."
+        "Another line: launch-pipeline workers invite\nWho is there: launch-pipeline workers list"
     )
 
 
@@ -78,10 +79,10 @@ def _row(process: int, entry: WorkerEntry) -> dict[str, Any]:
     return {"pipeline": process, **msgspec.to_builtins(entry)}
 
 
-def _table(entries: Iterable[WorkerEntry]) -> Table:
+def workers_table(entries: Iterable[WorkerEntry]) -> Table:
     table = Table(box=None, padding=(0, 2))
     for title in ("name", "role", "state", "model", "device", "round trip", "clock ahead by"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title)
     for entry in entries:
         away = "" if entry.round_trip is None else f"{entry.round_trip * 1000:.2f} ms"
         ahead = ""
@@ -89,5 +90,5 @@ def _table(entries: Iterable[WorkerEntry]) -> Table:
             ahead = f"{entry.clock_offset:.6f} s ± {entry.round_trip * 500:.2f} ms"
         name = entry.model.rstrip("/").rpartition("/")[2]
         model = f"{name} ({entry.engine})" if entry.engine else name
-        table.add_row(entry.name, entry.role or "", entry.status, model, entry.device, away, ahead)
+        table.add_row(*map(Text, (entry.name, entry.role or "", entry.status, model, entry.device, away, ahead)))
     return table

@@ -195,7 +195,7 @@ def sampling(
     try:
         params.submit("", "check")
     except InputError as error:
-        raise ApiError(400, str(error).partition(" See `")[0], code="invalid_value") from error
+        raise ApiError(400, str(error), code="invalid_value") from error
     return params
 
 

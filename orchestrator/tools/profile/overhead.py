@@ -24,16 +24,29 @@ class TracingCost(NamedTuple):
     groups: int
 
 
-def tracing_cost(task: ProfileTask, groups: int, notice: Callable[[str], None]) -> TracingCost:
+def tracing_cost(
+    task: ProfileTask,
+    groups: int,
+    notice: Callable[[str], None],
+    on_note: Callable[[str], None] = lambda _: None,
+) -> TracingCost:
     """`groups` times both pipelines are started, and take turns. Two equal pipelines may differ by some percent
-    for as long as they live (where their memory lies), so one start of each would say little."""
+    for as long as they live (where their memory lies), so one start of each would say little.
+
+    `on_note` is told the pipelines' note once, if they have one.
+    """
     ratios = []
+    told: set[str] = {""}
     for group in range(groups):
         notice(f"group {group + 1} of {groups}")
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             pipelines = {}
             for trace in (folder, "") if group % 2 else ("", folder):
-                pipelines[trace] = stack.enter_context(Pipeline(trace=trace, **task.options))
+                pipeline = Pipeline(trace=trace, **task.options)
+                if pipeline.note not in told:
+                    told.add(pipeline.note)
+                    on_note(pipeline.note)
+                pipelines[trace] = stack.enter_context(pipeline)
                 _speed(pipelines[trace], task, 0, WARM_UP_TOKENS)
             ratios.append(median(_ratio(pipelines[folder], pipelines[""], task, index) for index in range(PAIRS)))
     return cost(ratios)

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.cli.chat.answer import Answerer, StreamedAnswer
 from orchestrator.cli.chat.conversation import ChatConversation
 from orchestrator.cli.chat.screen import PlainAnswer
-from orchestrator.cli.chat.session import converse
+from orchestrator.cli.chat.session import Answerer, StreamedAnswer, converse
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError, PipelineError
 from tests.support.paths import DEMO_TARGET
@@ -154,7 +153,7 @@ def test_without_a_terminal_lines_go_in_and_text_comes_out(pipeline: Pipeline):
     said = [{"role": "system", "content": "Python"}, *said, {"role": "assistant", "content": first}]
     second = pipeline.generate(template.tokens([*said, {"role": "user", "content": "more"}]), params).text.strip()
     assert (out.returncode, out.stdout) == (0, f"{first}\n{second}\n")
-    assert out.stderr == "The model is told so from the next message on.\n"
+    assert out.stderr == "It holds from the next message on.\n"
 
 
 class Typist:
@@ -215,7 +214,7 @@ def test_a_history_that_others_can_read_is_refused(typist: Typist, tmp_path: Pat
     history = next(tmp_path.rglob("chat")) / "history"
     history.chmod(0o644)
 
-    from orchestrator.cli.chat.prompt_line import prompt_session
+    from orchestrator.cli.chat.screen import prompt_session
 
     with pytest.raises(InputError, match="can be read by others"):
         prompt_session(history)

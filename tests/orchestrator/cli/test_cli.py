@@ -94,7 +94,7 @@ def port() -> int:
 def address(port: int) -> Iterator[str]:
     """A pipeline that `start` keeps running."""
     command = Command("start", "--address", f"tcp://127.0.0.1:{port}", "--strategy", "sd")
-    assert command.stdout.readline().startswith(f"Ready at tcp://127.0.0.1:{port}.")
+    assert command.stdout.readline() == f"Ready at tcp://127.0.0.1:{port}\n"
     yield f"tcp://127.0.0.1:{port}"
     command.interrupt()
     code, _, errors = command.end(5.0)
@@ -211,7 +211,7 @@ UNUSABLE: dict[tuple[str, ...], str] = {
         "tcp://8.8.8.8:1",
     ): "tcp://8.8.8.8:1 is beyond this machine, where sockets need keys: use ipc:///path",
     ("--address", "tcp://127.0.0.1:0"): "has no possible port: choose one",
-    ("--verification", "rejection"): "add --strategy sd or --strategy ssd",
+    ("--verification", "rejection"): "choose the strategy sd or ssd",
     ("--record", "/nowhere/record"): "The record /nowhere/record can't be written (No such file or directory): choose",
 }
 
@@ -250,7 +250,7 @@ def test_a_draft_with_another_tokenizer_is_refused(other_tokenizer: Path):
 
     assert (code, output) == (2, "")
     assert "has another tokenizer than the target" in sentence(errors)
-    assert "--draft-engine ngram" in errors
+    assert "the draft engine ngram" in errors
 
 
 def test_an_architecture_nobody_knows_is_refused(other_architecture: Path):

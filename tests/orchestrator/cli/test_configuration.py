@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
-from orchestrator.cli.configuration import commands, default_map, hear_environment, options
+from orchestrator.cli.configuration import commands, default_map, options, read_environment
 from orchestrator.cli.sampling_options import sampling, sampling_options
 from protocol.errors import InputError
 
@@ -36,7 +36,7 @@ def measure(engine: str, temperature: tuple[float, ...]) -> None:
     click.echo(json.dumps([engine, list(temperature)]))
 
 
-hear_environment(tool)
+read_environment(tool)
 
 
 def run(folder: Path, content: str, *arguments: str, **environment: str) -> list:

@@ -16,8 +16,7 @@ from huggingface_hub import constants
 from orchestrator import SamplingParams
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands import pairs as pairs_command
-from orchestrator.cli.draft_engine_option import draft_engine_option
-from orchestrator.cli.pair_option import pair_option
+from orchestrator.cli.options import draft_engine_option, pair_option
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile
 from orchestrator.machine.recommended_pairs import pairs, usable_pair
 from orchestrator.tools.calibration.toml_writer import to_toml

@@ -101,5 +101,5 @@ def test_a_pipeline_refuses_before_any_process_starts(tmp_path: Path):
     two = _file(tmp_path, [["127.0.0.1:5711"], ["127.0.0.1:5712"]])
     with pytest.raises(InputError, match="prefill engine can't hand keys and values to a target that is divided"):
         Pipeline(target_hosts=str(two), prefill_engine="mlx")
-    with pytest.raises(InputError, match="--target-engine none starts none: leave one of them out"):
+    with pytest.raises(InputError, match="the target engine none starts none: leave one of them out"):
         Pipeline(target_hosts=str(two), target_engine="none", listen="127.0.0.1:0")

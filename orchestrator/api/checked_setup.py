@@ -1,0 +1,123 @@
+"""What the user asked of a pipeline to what its orchestrator is told; all that can be checked is checked here."""
+
+import socket
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from orchestrator.api.ineffective import IneffectiveOption, ineffective
+from orchestrator.api.old_names import renamed
+from orchestrator.api.validation import out_of_range
+from orchestrator.core.options import Options
+from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.converted_draft import OnProgress, converted_draft
+from orchestrator.machine.device_profiles import load_profile
+from orchestrator.machine.draft_choice import draft_for
+from orchestrator.machine.known_servers import host_port
+from orchestrator.machine.target_hosts import checked_hosts
+from orchestrator.runtime.setup import Listening, OrchestratorSetup
+from protocol.contracts.engines import NO_DRAFT
+from protocol.contracts.target_hosts import TargetHosts
+from protocol.errors import InputError
+from protocol.kv.segments import free_shared_memory
+from protocol.paths import keys_folder
+from protocol.security.addresses import tcp_address
+
+_DEFAULTS = msgspec.structs.asdict(Options()) | {"draft_engine": "mlx", "prefill_engine": "none", "draft_command": ()}
+"""Of the keywords that may have no effect; of others None."""
+
+
+def checked_setup(
+    target: str | None,
+    draft: str | None,
+    target_hosts: str | TargetHosts | None,
+    listen: str | None,
+    pace: str | None,
+    options: Options,
+    on_progress: OnProgress,
+    **others: Any,
+) -> tuple[OrchestratorSetup, str]:
+    """The setup without session, address and life, and a note: one line for the user if the draft is not as asked for.
+
+    `others` are fields of the setup as they are, the three engines among them. Raises InputError for what can't work.
+    """
+    _require_served(others["target_engine"], others["prefill_engine"], listen, target_hosts, options)
+    choice = draft_for(target, others["draft_engine"], draft, on_progress, own=bool(others["draft_command"]))
+    note = choice.note if STRATEGIES[options.strategy].drafts else ""
+    if choice.engine == NO_DRAFT and listen is None:
+        options = msgspec.structs.replace(options, strategy="ar")
+    folder, prefill = resolve(target, "target"), others["prefill_engine"]
+    setup = OrchestratorSetup(
+        session="",
+        address="",
+        target=str(folder),
+        draft=str(choice.folder or ""),
+        prefill=str(converted_draft(str(folder), on_progress)) if prefill == "coreml" else "",
+        target_hosts=checked_hosts(target_hosts, folder, prefill) if isinstance(target_hosts, str) else target_hosts,
+        options=options,
+        listening=None if listen is None else _listening(listen),
+        pace=None if pace is None else load_profile(pace),
+        **{**others, "draft_engine": choice.engine},
+    )
+    return setup, note
+
+
+def checked_options(options: Mapping[str, Any], stacklevel: int = 4) -> Options:
+    """Options from keywords. Raises InputError, which names the keyword, for a wrong one."""
+    try:
+        return msgspec.convert(renamed(options, stacklevel), Options)
+    except msgspec.ValidationError as error:
+        raise out_of_range(error) from error
+
+
+def affordable(options: Options) -> Options:
+    """With no more memory for arenas than half of what the system has for sharing."""
+    free = free_shared_memory()
+    limit = options.arena_memory if free is None else min(options.arena_memory, free >> 21)
+    return msgspec.structs.replace(options, arena_memory=limit)
+
+
+def warn_ineffective(options: Options, stacklevel: int = 3, **keywords: Any) -> None:
+    """An IneffectiveOption warning for each option that is not the default and changes nothing."""
+    values = {**msgspec.structs.asdict(options), **keywords}
+    given = {name: name for name, value in values.items() if value != _DEFAULTS.get(name)}
+    for sentence in ineffective(values, given):
+        warnings.warn(sentence, IneffectiveOption, stacklevel)
+
+
+def _listening(where: str) -> Listening:
+    """Where workers of other machines may come. Raises InputError if this machine has no such address."""
+    host, port = host_port(where, listening=True)
+    try:
+        # libzmq listens on addresses, not on names.
+        numeric = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise InputError(
+            f"Can't listen at {where}: {host} has no address here ({error.strerror}); give an address."
+        ) from error
+    return Listening(address=tcp_address(numeric, port, listening=True), folder=str(keys_folder()))
+
+
+def _require_served(
+    target: str, prefill: str, listen: str | None, hosts: str | TargetHosts | None, options: Options
+) -> None:
+    """A pipeline needs a target or a way in for one, and a prefill engine needs shared memory with the target."""
+    if prefill != "none" and not options.arena_memory:
+        raise InputError("A prefill engine hands KV over in shared memory: set arena_memory above 0.")
+    if target == "none" and listen is None:
+        raise InputError("The target engine none waits for a target of another machine: set listen to HOST:PORT.")
+    if target == "none" and hosts is not None:
+        raise InputError(
+            "Target hosts divide a target that this machine leads, and the target engine none starts none: leave one "
+            "of them out."
+        )
+    if target == "none" and prefill != "none":
+        raise InputError(
+            "A prefill engine hands KV over in shared memory, which a target on another machine can't reach: leave "
+            "the prefill engine out, or use a target on this machine."
+        )
+    if prefill == "guest" and listen is None:
+        raise InputError("The prefill engine guest waits for a worker of another machine: set listen to HOST:PORT.")

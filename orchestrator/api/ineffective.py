@@ -1,0 +1,161 @@
+"""Options that change nothing beside the others, each with a sentence that says why. Pure."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from protocol.contracts.engines import NO_DRAFT, draft_engines
+
+Values: TypeAlias = Mapping[str, Any]
+"""Options in force by their keywords. One that is missing is not known, so nothing follows from it."""
+
+
+class IneffectiveOption(UserWarning):
+    """An option was given that changes nothing beside the others."""
+
+
+class Rule(NamedTuple):
+    """Where `holds`, an option of `names` changes nothing, because of `reason`."""
+
+    names: tuple[str, ...]
+    holds: Callable[[Values], bool]
+    reason: str
+
+
+def ineffective(values: Values, given: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each option in `given` (names with what the user calls them) that changes nothing."""
+    for name, called in given.items():
+        reason = next((rule.reason for rule in RULES if name in rule.names and rule.holds(values)), None)
+        if reason is not None:
+            yield f"{called} has no effect: {reason}."
+
+
+def _is(name: str, *wanted: Any) -> Callable[[Values], bool]:
+    return lambda values: name in values and values[name] in wanted
+
+
+def _is_not(name: str, *wanted: Any) -> Callable[[Values], bool]:
+    return lambda values: name in values and values[name] not in wanted
+
+
+def _all(*conditions: Callable[[Values], bool]) -> Callable[[Values], bool]:
+    return lambda values: all(condition(values) for condition in conditions)
+
+
+def _set(*names: str) -> Callable[[Values], bool]:
+    return lambda values: all(values.get(name) is not None for name in names)
+
+
+def _model_of_engine(values: Values) -> str:
+    engine = draft_engines().get(values.get("draft_engine", ""))
+    return engine.model if engine else ""
+
+
+def _coldest(values: Values) -> bool:
+    """Whether every temperature is 0. A chat can change its temperature, and requests to a server have their own."""
+    temperature = values.get("temperature")
+    found = temperature if isinstance(temperature, tuple) else (temperature,)
+    return values.get("command") not in ("chat", "serve") and bool(found) and all(each == 0 for each in found)
+
+
+def _bench(mode: str) -> Callable[[Values], bool]:
+    """Whether this is the bench's mode: the first of them that was asked for."""
+    modes = ("micro", "reuse", "growth", "requests")
+    return lambda values: (
+        values.get("command") == "bench" and mode == next((each for each in modes if values.get(each)), "compare")
+    )
+
+
+_SPECULATION = ("draft_tokens", "draft_width", "draft_fan", "max_verify", "fan_budget", "fallback", "saguaro")
+_DRAFT = ("draft", "draft_engine", "draft_command", "draft_link", *_SPECULATION)
+_PIPELINE = (
+    *_DRAFT,
+    *("strategy", "prefill_engine", "prefill", "concurrent", "turn", "arena_memory", "prefix_cache_memory"),
+    *("kv_memory", "kept_memory", "target_hosts", "record", "pace"),
+)
+_COMPARISON = ("verification", "random_draft", "link_delay", "link_loss", "target_hosts")
+"""What only the bench's comparison with mlx-lm uses."""
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_ASKS = _all(_is("command", "generate", "chat"), _set("address"))
+"""The command asks a pipeline that runs already."""
+
+
+def _no_draft(values: Values) -> bool:
+    """There is no draft, and none can come from another machine."""
+    return values.get("draft_engine") == NO_DRAFT and values.get("listen") is None
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(_PIPELINE, _ASKS, "the pipeline that is asked runs already, with options of its own"),
+    Rule(
+        ("target", "pair"), _all(_ASKS, _is("command", "generate")), "the pipeline that is asked has its target already"
+    ),
+    Rule(("pair",), lambda values: {"target", "draft"} <= values.get("flags", set()), "both models are named"),
+    Rule(
+        ("preset",), lambda values: set(_SAMPLING) <= values.get("flags", set()), "all that it would set is given too"
+    ),
+    Rule(("quiet",), _is("as_json", True), "JSON comes without text and figures beside it anyway"),
+    Rule(("history", "no_history"), _is("terminal", False), "lines are remembered only on a terminal"),
+    Rule(_DRAFT, _is("strategy", "ar"), "the strategy ar uses no draft"),
+    Rule(("strategy", *_SPECULATION), _no_draft, "without a draft the target decodes alone"),
+    Rule(("draft",), _is("draft_engine", NO_DRAFT), "there is no draft"),
+    Rule(
+        ("draft",),
+        lambda values: _model_of_engine(values) == "none",
+        "the chosen draft engine guesses without a model",
+    ),
+    Rule(("draft_tokens",), _is("strategy", "adaptive"), "only the strategies sd and ssd use it"),
+    Rule(
+        ("draft_width", "draft_fan", "max_verify"),
+        _is("strategy", "sd", "ssd"),
+        "only the strategy adaptive uses it",
+    ),
+    Rule(("fan_budget", "fallback", "saguaro"), _is("strategy", "sd", "adaptive"), "only the strategy ssd uses it"),
+    Rule(("saguaro",), _is("verification", "coupled"), "only rejection verification uses it"),
+    Rule(("saguaro",), _coldest, "at temperature 0 the draft draws no tokens at random"),
+    Rule(("prefill",), _is("prefill_engine", "none"), "there is no prefill engine"),
+    Rule(
+        ("turn", "concurrent"),
+        _is("command", "generate", "chat", "profile"),
+        "this command sends one request at a time",
+    ),
+    Rule(("turn",), _is("concurrent", 1), "no other request can take the place"),
+    Rule(
+        ("prefix_cache_memory", "kept_memory"),
+        _is("arena_memory", 0),
+        "without memory for arenas no KV of ended requests is kept",
+    ),
+    Rule(
+        ("prefix_cache_memory", "kept_memory"),
+        _is("command", "generate"),
+        "no later request can use what it keeps",
+    ),
+    Rule(
+        ("top_p", "top_k", "min_p", "seed"),
+        _coldest,
+        "at temperature 0 the most probable token is taken",
+    ),
+    Rule(
+        ("verification",),
+        _all(_coldest, _is("verification", "rejection")),
+        "at temperature 0 both ways of verification accept the same tokens",
+    ),
+    Rule(("repetition_context",), _is("repetition_penalty", 1.0), "there is no repetition penalty"),
+    Rule(("out",), _all(_is("command", "profile"), _is_not("overhead", None)), "the cost of tracing is only printed"),
+    Rule(("draft", "runtime"), _all(_is("command", "doctor"), _is("neural_engine", False)), "only the examination of a "
+    "draft for the Neural Engine uses it"),
+    Rule(
+        (*("pair", "target", "draft", "path", "limit", "temperature", "max_tokens", "repeats", "draft_tokens"),
+         *("strategies", "pace", "plot", "growth", "requests", "reuse", "turns", *_COMPARISON)),
+        _bench("micro"),
+        "the bench of single steps has no options",
+    ),
+    Rule(("growth", "requests"), _bench("reuse"), "the bench of prefix reuse was asked for"),
+    Rule(("requests",), _bench("growth"), "the bench of prompt lengths was asked for"),
+    Rule(("strategies", "draft_tokens", *_COMPARISON), _bench("reuse"), "the bench of prefix reuse does not use it"),
+    Rule(("draft_tokens", *_COMPARISON), _bench("growth"), "the bench of prompt lengths does not use it"),
+    Rule(_COMPARISON, _bench("requests"), "the bench of several requests does not use it"),
+    Rule(("turns",), _all(_is("command", "bench"), _is("reuse", False)), "only the bench of prefix reuse uses it"),
+    Rule(("link_loss",), _all(_is("command", "bench"), _is("link_delay", None)), "there is no link without a delay"),
+    Rule(("link_delay", "link_loss"), _is("strategies", "ar"), "the strategy ar uses no draft"),
+)  # fmt: skip
+"""The first rule that names an option and holds gives the reason."""

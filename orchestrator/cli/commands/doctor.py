@@ -1,0 +1,53 @@
+"""`launch-pipeline doctor`: findings about this machine to text and an exit code."""
+
+import json
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+
+from orchestrator.cli import report
+from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.options import without_effect
+from orchestrator.cli.pipelines import tell
+
+_FAILED = 1
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--neural-engine", is_flag=True, help="Examine instead whether a draft can run on the Neural Engine.")
+@click.option("--draft", metavar="MODEL", help="With --neural-engine: which one. Default: the demo draft.")
+@click.option(
+    "--runtime", type=click.Choice(["coreml", "executor"]), help="With --neural-engine: executor rehearses it."
+)
+def doctor(as_json: bool, neural_engine: bool, draft: str | None, runtime: Any) -> None:
+    """Show what this machine has, what will be used, and the next step for what is missing.
+
+    \b
+    launch-pipeline doctor
+    launch-pipeline doctor --json
+    """
+    from orchestrator.tools.doctor.doctor import examine, to_json
+
+    tell(without_effect({}))
+    findings = _neural_engine(draft, runtime, quiet=as_json) if neural_engine else examine()
+    if as_json:
+        click.echo(json.dumps(to_json(findings)))
+    else:
+        Console().print(report.findings_table(findings))
+    if any(finding.status == "fail" for finding in findings):
+        sys.exit(_FAILED)
+
+
+def _neural_engine(draft: str | None, runtime: Any, quiet: bool) -> Any:
+    """The findings of an examination that takes minutes; its stages are shown on stderr."""
+    from orchestrator.tools.doctor.neural_engine_doctor import examined
+
+    def say(words: str) -> None:
+        if not quiet:
+            click.echo(f"Examining: {words}", err=True)
+
+    with ConversionBar(quiet) as bar:
+        return examined(draft, runtime, on_progress=bar, on_stage=say)

@@ -1,0 +1,75 @@
+"""`launch-pipeline generate`: a prompt to text and figures."""
+
+import json
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+
+from orchestrator.api.client import Client
+from orchestrator.api.result import Result
+from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.cli import report
+from orchestrator.cli.options import address_option, pipeline_options, without_effect
+from orchestrator.cli.pipelines import started, tell
+from orchestrator.cli.sampling_options import sampling, sampling_options
+from orchestrator.runtime.request_state import require_compatible
+from protocol.contracts.engines import NO_DRAFT
+from protocol.errors import InputError
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("--prompt-file", type=click.File("r", encoding="utf-8"), help="Read the prompt from a file; - is stdin.")
+@address_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text and summary.")
+@click.option("--quiet", is_flag=True, help="Only the text.")
+@sampling_options(max_tokens=256)
+@pipeline_options
+def generate(
+    prompt: str | None, prompt_file: Any, as_json: bool, quiet: bool, address: str | None, **options: Any
+) -> None:
+    """Continue PROMPT with text, then show how the speculation went.
+
+    \b
+    launch-pipeline generate "def quicksort(items):" --temperature 0.7 --seed 1
+    cat README.md | launch-pipeline generate --prompt-file - --max-tokens 64
+    launch-pipeline generate "import os" --strategy ar --json
+    """
+    text = _prompt(prompt, prompt_file)
+    notes = without_effect(options)
+    params = sampling(options)
+    if address is not None:
+        tell(notes)
+        _run(Client(address), text, params, as_json, quiet)
+        return
+    if options["draft_engine"] != NO_DRAFT:
+        require_compatible(params.verification, options["strategy"])
+    with started(options, notes, quiet=quiet or as_json) as pipeline:
+        _run(pipeline, text, params, as_json, quiet)
+
+
+def _prompt(prompt: str | None, file: Any) -> str:
+    if (prompt is None) == (file is None):
+        raise click.UsageError('Give either a prompt or --prompt-file: launch-pipeline generate "import os"')
+    try:
+        return prompt if prompt is not None else file.read()
+    except UnicodeDecodeError as error:
+        raise InputError(f"The prompt file is not UTF-8 text ({error}): convert it first.") from error
+
+
+def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet: bool) -> None:
+    with client.stream(text, params) as stream:
+        for piece in stream:
+            if not as_json:
+                click.echo(piece, nl=False)
+                sys.stdout.flush()
+    result = stream.result
+    assert isinstance(result, Result)
+    if as_json:
+        click.echo(json.dumps(result.to_json()))
+        return
+    click.echo()
+    if not quiet:
+        Console(stderr=True).print(report.summary(result, sampled=params.temperature > 0))

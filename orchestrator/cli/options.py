@@ -1,0 +1,179 @@
+"""Options that several commands share, and which of them the user gave. A field of `Options` is an option here."""
+
+import functools
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias, get_args, get_origin
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from orchestrator.api.ineffective import ineffective
+from orchestrator.cli.old_names import with_old_names
+from orchestrator.cli.presets import filled_in
+from orchestrator.core.options import Options
+from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.machine.device_profiles import profile_names
+from orchestrator.machine.recommended_pairs import pairs, usable_pair
+from protocol.contracts.engines import NO_DRAFT, PrefillEngineName, TargetEngineName, draft_model, offered_engines
+
+Command: TypeAlias = Callable[..., Any]
+Decorator: TypeAlias = Callable[[Command], Command]
+
+_NOT_OFFERED = ("turn",)
+"""Fields of `Options` that only the Python API offers."""
+
+target_option = click.option(
+    "--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model."
+)
+address_option = click.option("--address", help="Ask a pipeline that already runs there, instead of starting one.")
+pace_option = click.option(
+    "--pace",
+    metavar="PROFILE",
+    help=f"Be as slow as another device: {', '.join(profile_names())}, or a file that `calibrate` wrote.",
+)
+target_hosts_option = click.option(
+    "--target-hosts",
+    metavar="FILE",
+    help="Divide the target among the hosts in this file; the others run `launch-pipeline target-rank`.",
+)
+target_engine_option = click.option(
+    "--target-engine",
+    type=click.Choice(get_args(TargetEngineName)),
+    default="mlx",
+    show_default=True,
+    help="none: wait for a target of another machine; --target then gives the tokenizer.",
+)
+
+
+def draft_option(default: str = "") -> Decorator:
+    """`default`: what is taken without the option."""
+    return click.option(
+        "--draft", metavar="MODEL", help=f"The same for the draft; it needs the target's tokenizer. {default}".strip()
+    )
+
+
+def draft_engine_option(*parameters: str, optional: bool = False, with_model: bool = False) -> Decorator:
+    """The engines that the draft worker's modules declare.
+
+    `optional`: also no draft at all. `with_model`: only engines that draft with a model.
+    """
+    words = {
+        name: engine.help for name, engine in offered_engines().items() if engine.model != "none" or not with_model
+    }
+    if optional:
+        words[NO_DRAFT] = "the target alone"
+    return click.option(
+        "--draft-engine",
+        *parameters,
+        type=click.Choice(list(words)),
+        default="mlx",
+        show_default=True,
+        help="; ".join(f"{name}: {word}" for name, word in words.items()) + ".",
+    )
+
+
+def pair_option(command: Command) -> Command:
+    """--pair NAME is a recommended target and draft; --target and --draft given with the same strength win."""
+
+    @functools.wraps(command)
+    def with_models(*arguments: Any, pair: str | None, **options: Any) -> Any:
+        values: dict[str, str] = {}
+        if pair is not None:
+            models = usable_pair(pair)
+            values = {"target": models.target.id, "draft": models.draft.id}
+            if draft_model(options.get("draft_engine", "mlx")) == "none":
+                del values["draft"]
+        return command(*arguments, **filled_in(options, "pair", values))
+
+    words = "A recommended target and draft, see `launch-pipeline pairs`."
+    return click.option("--pair", type=click.Choice(list(pairs())), metavar="NAME", help=words)(with_models)
+
+
+def speculation_options(*names: str) -> Decorator:
+    """An option for each of these fields of `Options`; for all that are offered if there is no name.
+
+    An option that is not given is None, so that only given ones reach the pipeline; `strategy` has its default.
+    """
+    fields = {field.name: field for field in msgspec.structs.fields(Options)}
+    chosen = [_derived(fields[name]) for name in names or fields if name not in _NOT_OFFERED]
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(chosen):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def pipeline_options(command: Command) -> Command:
+    """All options of a pipeline; the command gets them as keywords of `Pipeline`, None where not given."""
+    for option in reversed(
+        (
+            pair_option,
+            target_option,
+            draft_option("Default: demo model, where that fits."),
+            draft_engine_option(optional=True),
+            click.option(
+                "--prefill-engine",
+                type=click.Choice(get_args(PrefillEngineName)),
+                default="none",
+                show_default=True,
+                help="Read prompts in a process of their own; guest: by `attach prefill`, which is then trusted with "
+                "the text.",
+            ),
+            speculation_options(),
+            with_old_names,
+            target_hosts_option,
+            click.option("--record", type=click.Path(dir_okay=False, writable=True), help="Write the event log here."),
+            pace_option,
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def without_effect(values: Mapping[str, Any], **facts: Any) -> list[str]:
+    """A sentence for each option on the command line that changes nothing beside the running command's others.
+
+    `values`: the options in force, presets and pairs filled in. `facts`: what else the table of `ineffective` asks for.
+    Settings from the environment and the configuration file are for many commands, so none of them is told.
+    """
+    context = click.get_current_context()
+    given = [
+        option
+        for option in context.command.params
+        if option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    ]
+    flags = {option.name: max(option.opts, key=len) for option in given if option.name}
+    known = {"command": context.info_name, "flags": set(flags), **context.params, **values, **facts}
+    return list(ineffective(known, flags))
+
+
+def _derived(field: msgspec.structs.FieldInfo) -> Decorator:
+    """The option of one field: its type, its help and its range come from the annotation."""
+    flag = f"--{field.name.replace('_', '-')}"
+    if field.name == "strategy":
+        words = "; ".join(f"{name}: {strategy.summary}" for name, strategy in STRATEGIES.items())
+        choice = click.Choice(list(STRATEGIES))
+        return click.option(flag, type=choice, default=field.default, show_default=True, help=f"{words}.")
+    plain, meta = _parts(field.type)
+    if get_origin(plain) is Literal:
+        kind: Any = click.Choice(get_args(plain))
+        limits = ""
+    else:
+        kind = plain
+        limits = f"; {meta.ge} to {meta.le}"
+    return click.option(flag, type=kind, help=f"{meta.description}  [default: {field.default}{limits}]")
+
+
+def _parts(annotation: Any) -> tuple[Any, msgspec.Meta]:
+    """An annotated type and its metadata."""
+    plain, *extras = get_args(annotation) if get_origin(annotation) is typing.Annotated else (annotation,)
+    return plain, next((extra for extra in extras if isinstance(extra, msgspec.Meta)), msgspec.Meta())
+
+
+def given_only(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that have a value."""
+    return {name: value for name, value in options.items() if value is not None}

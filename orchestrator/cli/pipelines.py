@@ -1,0 +1,48 @@
+"""A pipeline from the options of a command, with what its start tells the user on stderr."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import click
+from rich.console import Console
+
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.options import given_only
+
+
+class Starting:
+    """Context of a pipeline, which shows on stderr that models are loading."""
+
+    def __init__(self, pipeline: Pipeline, quiet: bool) -> None:
+        self._pipeline = pipeline
+        self._quiet = quiet
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Pipeline:
+        console = Console(stderr=True, quiet=self._quiet)
+        with console.status("Loading models ..."):
+            return self._stack.enter_context(self._pipeline)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def opened(options: Mapping[str, Any], notes: Sequence[str] = (), *, quiet: bool) -> Pipeline:
+    """A pipeline that is not started yet; a draft may be converted for it. `notes` are told once it is valid."""
+    with ConversionBar(quiet) as bar:
+        pipeline = Pipeline(on_progress=bar, **given_only(options))
+    tell([pipeline.note, *notes])
+    return pipeline
+
+
+def started(options: Mapping[str, Any], notes: Sequence[str] = (), *, quiet: bool) -> Starting:
+    """The context of a pipeline that starts when it is entered."""
+    return Starting(opened(options, notes, quiet=quiet), quiet)
+
+
+def tell(sentences: Sequence[str]) -> None:
+    """One line on stderr for each sentence that is not empty."""
+    for sentence in filter(None, sentences):
+        click.echo(sentence, err=True)

@@ -1,0 +1,230 @@
+"""Laws of batches: results in the order of the prompts, all checked before one is sent, nothing left when one fails."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from orchestrator import AsyncClient, Client, Pipeline, Result, SamplingParams
+from orchestrator.api.batch import MOST_AT_ONCE, Batch, is_batch, submits
+from protocol.errors import InputError, PipelineError
+from protocol.messages.client import Cancel, Done, Inquire, Output, Refused, Submit
+from protocol.transport.codec import Stamp, decode, encode
+from tests.conftest import Reference
+from tests.support.fake_pipeline import READY, statistics
+
+PROMPTS = ["def quicksort(items):", "import os", "class Node:"]
+
+
+def batch(count: int) -> tuple[Batch, list[Submit]]:
+    sent = submits(["x"] * count, None, [f"r{index}" for index in range(count)])
+    return Batch(sent), sent
+
+
+def finish(batch: Batch, request: str) -> None:
+    batch.feed(Output(request, f"text of {request}", (1,)))
+    batch.feed(Done(request, "length", statistics(1, 1)))
+
+
+def test_results_are_in_the_order_of_the_prompts_whatever_ends_first():
+    one, sent = batch(3)
+    assert one.due() == sent
+    for request in ("r2", "r0", "r1"):
+        assert Cancel(request) in one.cancellations()
+        finish(one, request)
+
+    results = one.results
+    assert results is not None
+    assert [result.text for result in results] == ["text of r0", "text of r1", "text of r2"]
+    assert [result.seed for result in results] == [submit.sampling.seed for submit in sent]
+    assert one.cancellations() == []
+
+
+def test_an_empty_batch_has_its_results_at_once():
+    assert batch(0)[0].results == []
+
+
+def test_no_more_are_open_than_a_pipeline_has_room_for():
+    one, sent = batch(MOST_AT_ONCE + 2)
+    assert one.due() == sent[:MOST_AT_ONCE]
+    assert one.due() == []
+
+    finish(one, "r5")
+    assert one.due() == [sent[MOST_AT_ONCE]]
+
+
+def test_a_refused_request_names_its_prompt_and_the_others_are_cancelled():
+    one, _ = batch(3)
+    one.due()
+    finish(one, "r0")
+
+    with pytest.raises(InputError, match="Prompt 1: too long"):
+        one.feed(Refused("r1", "too long", "input"))
+    assert one.cancellations() == [Cancel("r2")]
+
+
+def test_answers_to_other_requests_are_none_of_a_batch():
+    one, _ = batch(1)
+    one.due()
+    finish(one, "stranger")
+
+    assert one.results is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("text", False), ([1, 2], False),
+      ((1, 2), False), ([], True), (["a"], True), ([[1], [2, 3]], True), (["a", 1], True)],
+)  # fmt: skip
+def test_a_list_is_a_batch_if_it_is_empty_or_holds_prompts(prompt, expected: bool):
+    assert is_batch(prompt) == expected
+
+
+@pytest.mark.parametrize("prompts", [["a", [1]], ["a", 1], [[1], 2], [[1], "a"], [None]])
+def test_prompts_of_several_kinds_are_an_error(prompts: list):
+    with pytest.raises(InputError, match="give prompts of one kind"):
+        submits(prompts, None, ["r"] * len(prompts))
+
+
+def test_parameters_are_for_all_or_one_for_each():
+    params = [SamplingParams(max_tokens=count) for count in (3, 4)]
+    names = ["r0", "r1"]
+
+    assert [each.max_tokens for each in submits(["a", "b"], params, names)] == [3, 4]
+    assert [each.max_tokens for each in submits(["a", "b"], params[0], names)] == [3, 3]
+    with pytest.raises(InputError, match="2 prompts and 1 SamplingParams"):
+        submits(["a", "b"], params[:1], names)
+
+
+class Hub:
+    """A pipeline that answers by a script and notes what it was sent."""
+
+    def __init__(self, refuse: bool) -> None:
+        self.cancelled: set[str] = set()
+        self.submitted: list[str] = []
+        self.ended = threading.Event()
+        self._refuse = refuse
+        self._socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self.address = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self.ended.is_set():
+            if not self._socket.poll(50):
+                continue
+            peer, frame = self._socket.recv_multipart()
+            _, message = decode(frame, Submit | Cancel | Inquire)
+            match message:
+                case Inquire():
+                    self._socket.send_multipart([peer, encode(READY, Stamp(0, 0))])
+                case Cancel(request):
+                    self.cancelled.add(request)
+                case Submit(request):
+                    self.submitted.append(request)
+                    if self._refuse and len(self.submitted) == 2:
+                        self._socket.send_multipart(
+                            [peer, encode(Refused(request, "no room", "pipeline"), Stamp(0, 0))]
+                        )
+
+    def close(self) -> None:
+        self.ended.set()
+        self._thread.join()
+        self._socket.close(linger=0)
+
+    def others(self) -> set[str]:
+        return {self.submitted[0], self.submitted[2]}
+
+
+@pytest.fixture
+def refusing() -> Iterator[Hub]:
+    hub = Hub(refuse=True)
+    yield hub
+    hub.close()
+
+
+def wait_for(hub: Hub, cancelled: int) -> None:
+    for _ in range(100):
+        if len(hub.cancelled) == cancelled:
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError(f"{len(hub.cancelled)} of {cancelled} requests were cancelled")
+
+
+def test_one_refusal_cancels_the_rest(refusing: Hub):
+    with pytest.raises(PipelineError, match="Prompt 1: no room"):
+        Client(refusing.address).generate(PROMPTS)
+
+    wait_for(refusing, 2)
+    assert refusing.cancelled == refusing.others()
+
+
+def test_one_refusal_cancels_the_rest_with_asyncio_too(refusing: Hub):
+    import asyncio
+
+    async def ask() -> None:
+        client = AsyncClient(refusing.address)
+        try:
+            await client.generate(PROMPTS)
+        finally:
+            await asyncio.sleep(0.2)
+            client.close()
+
+    with pytest.raises(PipelineError, match="Prompt 1: no room"):
+        asyncio.run(ask())
+    wait_for(refusing, 2)
+
+
+def test_an_interruption_cancels_all(monkeypatch: pytest.MonkeyPatch):
+    hub = Hub(refuse=False)
+    client = Client(hub.address)
+
+    def interrupt(_: float) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "_check", interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            client.generate(PROMPTS)
+        wait_for(hub, 3)
+    finally:
+        hub.close()
+
+
+def test_nothing_is_sent_for_no_prompts():
+    assert Client("tcp://127.0.0.1:9").generate([]) == []
+
+
+def test_a_stream_takes_one_prompt_and_one_prompt_one_set_of_parameters():
+    client = Client("tcp://127.0.0.1:9")
+    with pytest.raises(InputError, match="A stream continues one prompt"):
+        client.stream(PROMPTS)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="one prompt and a list of SamplingParams"):
+        client.generate("x", [SamplingParams()])  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def test_errors_of_python_speak_python():
+    with pytest.raises(InputError) as refused:
+        Client("tcp://127.0.0.1:9").generate(["x"], SamplingParams(top_p=0))
+    assert str(refused.value) == "top_p must be a number > 0.0."
+
+    with pytest.raises(InputError) as refused:
+        Pipeline(draft_tokens=0)
+    assert str(refused.value) == "draft_tokens must be a whole number >= 1."
+
+
+def test_a_batch_of_real_processes_gives_what_each_prompt_gives_alone(reference: Reference):
+    params = [SamplingParams(max_tokens=count, temperature=0.8, seed=count) for count in (12, 5, 20)]
+    alone = [reference(prompt, each) for prompt, each in zip(PROMPTS, params, strict=True)]
+
+    with Pipeline() as pipeline:
+        together: list[Result] = pipeline.generate(PROMPTS, params)
+        again = Client(pipeline.address).generate([[1, 2, 3], [4, 5]], SamplingParams(max_tokens=3))
+        with pytest.raises(InputError, match="Prompt 1: The prompt is empty"):
+            pipeline.generate(["import os", "", "import re"], SamplingParams(max_tokens=500))
+        after = pipeline.generate("import os", params[1])
+
+    assert [result.tokens for result in together] == [result.tokens for result in alone]
+    assert [len(result.tokens) for result in again] == [3, 3]
+    assert after.tokens == alone[1].tokens

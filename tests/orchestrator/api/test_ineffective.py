@@ -1,0 +1,175 @@
+"""Laws of options without effect: each is told in a sentence with its reason, and defaults are never told."""
+
+import warnings
+
+import click
+import pytest
+
+from orchestrator import Client, Pipeline, SamplingParams
+from orchestrator.api.checked_setup import checked_options, warn_ineffective
+from orchestrator.api.ineffective import RULES, IneffectiveOption, ineffective
+from orchestrator.cli.app import cli
+from orchestrator.cli.configuration import commands
+from orchestrator.cli.options import without_effect
+from orchestrator.core.options import Options
+
+REQUIRED = {"serve-workers": ("--listen", "127.0.0.1:0"), "plan": ()}
+WITH_PIPELINE = ("generate", "chat", "serve", "serve-workers", "start", "profile", "bench", "doctor")
+
+
+def told(command: str, *arguments: str, **facts: object) -> list[str]:
+    """The sentences for a command line."""
+    known = cli.commands[command]
+    assert isinstance(known, click.Command)
+    with known.make_context(command, [*REQUIRED.get(command, ()), *arguments]):
+        return without_effect({}, **facts)
+
+
+CASES: list[tuple[str, dict[str, object], list[str]]] = [
+    ("generate x --address ipc:///a --strategy sd --pace p", {}, ["--strategy", "--pace"]),
+    ("generate x --address ipc:///a --target t --pair qwen2.5-3b", {}, ["--target", "--pair"]),
+    ("chat --address ipc:///a --target t --draft d", {}, ["--draft"]),
+    ("generate x --pair qwen2.5-3b --target t --draft d", {}, ["--pair"]),
+    (
+        "serve --preset balanced --temperature 1 --top-p 1 --top-k 0 --min-p 0 --repetition-penalty 1",
+        {},
+        ["--preset"],
+    ),
+    ("generate x --json --quiet", {}, ["--quiet"]),
+    ("chat --no-history", {"terminal": False}, ["--no-history"]),
+    ("chat --no-history", {"terminal": True}, []),
+    (
+        "start --strategy ar --draft d --draft-engine mlx --draft-tokens 3",
+        {},
+        ["--draft", "--draft-engine", "--draft-tokens"],
+    ),
+    ("serve --draft-engine none --draft-width 4 --strategy ssd", {}, ["--draft-width", "--strategy"]),
+    ("serve-workers --draft-engine none --draft-width 4 --strategy adaptive", {}, []),
+    ("serve-workers --draft-engine none --draft d", {}, ["--draft"]),
+    ("start --draft-engine ngram --draft d", {}, ["--draft"]),
+    ("start --draft-tokens 3", {}, ["--draft-tokens"]),
+    ("start --strategy sd --draft-tokens 3", {}, []),
+    (
+        "start --strategy sd --draft-width 3 --draft-fan 3 --max-verify 3",
+        {},
+        ["--draft-width", "--draft-fan", "--max-verify"],
+    ),
+    (
+        "start --strategy sd --fan-budget 3 --fallback fast --saguaro 0.5",
+        {},
+        ["--fan-budget", "--fallback", "--saguaro"],
+    ),
+    ("start --strategy ssd --fan-budget 3 --fallback fast --saguaro 0.5", {}, []),
+    ("generate x --strategy ssd --saguaro 0.5", {}, ["--saguaro"]),
+    ("generate x --strategy ssd --saguaro 0.5 --verification rejection", {}, ["--saguaro", "--verification"]),
+    ("generate x --strategy ssd --saguaro 0.5 --verification rejection --temperature 1", {}, []),
+    ("start --prefill always", {}, ["--prefill"]),
+    ("start --prefill always --prefill-engine mlx", {}, []),
+    ("profile --concurrent 3", {}, ["--concurrent"]),
+    ("start --concurrent 3", {}, []),
+    ("start --arena-memory 0 --prefix-cache-memory 3", {}, ["--prefix-cache-memory"]),
+    ("generate x --prefix-cache-memory 3", {}, ["--prefix-cache-memory"]),
+    ("generate x --top-p 0.5 --top-k 3 --min-p 0.1 --seed 1", {}, ["--top-p", "--top-k", "--min-p", "--seed"]),
+    ("generate x --top-p 0.5 --top-k 3 --min-p 0.1 --seed 1 --temperature 0.5", {}, []),
+    ("chat --seed 1 --top-p 0.5", {}, []),
+    ("serve --temperature 0 --top-p 0.5", {}, []),
+    ("profile --seed 1 --temperature 0", {}, ["--seed"]),
+    ("profile --seed 1 --temperature 0 --temperature 1", {}, []),
+    ("profile --out elsewhere --overhead 3", {}, ["--out"]),
+    ("doctor --draft d --runtime executor", {}, ["--draft", "--runtime"]),
+    ("bench --micro --limit 3 --pace p --reuse", {}, ["--limit", "--pace", "--reuse"]),
+    ("bench --reuse --growth --requests 1 --strategies sd", {}, ["--growth", "--requests", "--strategies"]),
+    ("bench --growth --requests 1 --draft-tokens 2 --random-draft", {},
+     ["--requests", "--draft-tokens", "--random-draft"]),
+    ("bench --requests 1 --verification rejection --draft-tokens 2", {}, ["--verification"]),
+    ("bench --turns 3", {}, ["--turns"]),
+    ("bench --link-loss 0.1", {}, ["--link-loss"]),
+    ("bench --strategies ar --link-delay 3", {}, ["--link-delay"]),
+    ("bench --verification rejection --temperature 0", {}, ["--verification"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "facts", "expected"), CASES, ids=[line for line, *_ in CASES])
+def test_an_option_that_changes_nothing_is_told_with_its_reason(
+    line: str, facts: dict[str, object], expected: list[str]
+):
+    sentences = told(*line.split(), **facts)
+
+    assert sorted(sentence.partition(" has no effect: ")[0] for sentence in sentences) == sorted(expected)
+    assert all(sentence.endswith(".") for sentence in sentences)
+
+
+@pytest.mark.parametrize("command", WITH_PIPELINE)
+def test_nothing_is_told_of_a_command_without_options(command: str):
+    assert told(command, terminal=False) == []
+
+
+def test_settings_of_the_environment_are_for_many_commands_and_none_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LAUNCH_PIPELINE_DRAFT_TOKENS", "3")
+
+    assert told("start") == []
+
+
+def test_every_option_that_a_rule_names_exists():
+    flags = {option.name for _, command in commands(cli) for option in command.params}
+    python = {"draft_command", "draft_link", "turn", "repetition_context", "history"}
+
+    assert {name for rule in RULES for name in rule.names} <= flags | python
+
+
+def warned(**keywords: object) -> list[str]:
+    """What the Python API warns of."""
+    fields = {name: value for name, value in keywords.items() if name in Options.__struct_fields__}
+    others = {"draft": None, "listen": None, "draft_engine": "mlx", "prefill_engine": "none", "draft_command": ()}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warn_ineffective(checked_options(fields), **{**others, **keywords})
+    assert all(one.category is IneffectiveOption for one in found)
+    return [str(one.message) for one in found]
+
+
+def test_python_is_warned_by_keyword_and_never_of_defaults():
+    assert warned() == []
+    assert warned(saguaro=0.5) == ["saguaro has no effect: only the strategy ssd uses it."]
+    assert warned(strategy="ar", draft="d") == ["draft has no effect: the strategy ar uses no draft."]
+    assert warned(strategy="ssd", saguaro=0.5) == []
+
+
+def test_the_warning_names_the_line_that_made_the_pipeline():
+    with pytest.warns(IneffectiveOption, match="prefill has no effect: there is no prefill engine") as found:
+        Pipeline(prefill="always")
+
+    assert found[0].filename == __file__
+
+
+def test_what_is_not_known_proves_nothing():
+    everything = {name: name for rule in RULES for name in rule.names}
+
+    assert list(ineffective({}, everything)) == []
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [
+        (SamplingParams(top_p=0.5), "top_p"),
+        (SamplingParams(seed=1), "seed"),
+        (SamplingParams(repetition_context=5, temperature=1), "repetition_context"),
+        (SamplingParams(verification="rejection"), "verification"),
+    ],
+)
+def test_sampling_that_a_request_does_not_use_is_warned_of(params: SamplingParams, name: str):
+    with pytest.warns(IneffectiveOption, match=f"{name} has no effect: ") as found:
+        Client("tcp://127.0.0.1:9").stream("x", params).close()
+
+    assert found[0].filename == __file__
+
+
+def test_no_sampling_is_warned_of_that_a_request_uses():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for params in (
+            None,
+            SamplingParams(top_p=0.5, seed=1, temperature=0.5),
+            SamplingParams(max_tokens=3, stop="x"),
+        ):
+            Client("tcp://127.0.0.1:9").stream("x", params).close()
