@@ -12,7 +12,7 @@ from orchestrator.api.sampling_params import SamplingParams
 from protocol.errors import PipelineError, blaming
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit, ToClient
-from protocol.messages.telemetry import TelemetryFrame, ToClientOrWatcher, Watch
+from protocol.messages.telemetry import TelemetryFrame, ToClientOrSubscriber, Watch
 from protocol.transport.codec import Stamp, decode, encode
 from protocol.transport.sockets import Link, configured_dealer
 
@@ -166,10 +166,10 @@ class AsyncClient:
         return AsyncStream(self._context, self.address, submit)
 
     async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
-        """What the pipeline does, in scenes: at most twenty a second, and one a second or so if nothing happens.
+        """Telemetry frames: at most 20 a second, and about one a second if nothing happens.
 
-        `sequence`: the request to look at; None is the latest. Whoever is slow to take a scene misses some. Raises
-        PipelineError if nobody answers, or the pipeline is not this user's alone.
+        `sequence` is the request to show in detail; None is the latest. A slow reader misses frames. Raises
+        PipelineError if no pipeline answers, or if its address is not this user's private one.
         """
         socket = configured_dealer(self._context, self.address)
         after = 0
@@ -178,7 +178,7 @@ class AsyncClient:
                 await socket.send(encode(Watch(after, sequence), STAMP))
                 if not await socket.poll(int(_ANSWER * 1000)):
                     raise _nobody(self.address)
-                _, answer = decode(await socket.recv(), ToClientOrWatcher)
+                _, answer = decode(await socket.recv(), ToClientOrSubscriber)
                 if isinstance(answer, Refused):
                     raise blaming(answer.blame, answer.text)
                 if isinstance(answer, TelemetryFrame):

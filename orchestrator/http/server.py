@@ -18,7 +18,7 @@ from orchestrator.http.admission_limit import AdmissionLimit
 from orchestrator.http.disconnects import body, unless_gone
 from orchestrator.http.errors import ApiError, of_pipeline, unsupported
 from orchestrator.http.generation import ChoiceStream, OutputSource
-from orchestrator.http.monitoring.health import Health, Knowing
+from orchestrator.http.monitoring.health import Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
 from orchestrator.http.openai.answers import ChoiceAnswer, model_card
@@ -40,7 +40,7 @@ _COMPLETION_TOKENS = 16
 Shaped: TypeAlias = Callable[[int], Renderer]
 
 
-class Backend(Knowing, Watchable, Protocol):
+class Backend(StateSource, Watchable, Protocol):
     def stream(self, prompt: Sequence[int], params: SamplingParams) -> OutputSource: ...
 
 
@@ -62,12 +62,12 @@ class Server:
         self.live = Live(backend, self._health, facts)
 
     async def health(self, request: Request) -> Response:
-        condition = await self._health.look()
+        condition = await self._health.check()
         body = {"status": condition.status, "reason": condition.reason}
         return JSONResponse(body, 200 if condition.status == "ok" else 503)
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self.figures.text(await self._health.look()), media_type=CONTENT_TYPE)
+        return Response(self.figures.text(await self._health.check()), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
         cards = [model_card(name, self._created) for name in self._settings.names]

@@ -10,7 +10,7 @@ import zmq
 
 from orchestrator.core.commands import Emit, Finish
 from orchestrator.core.events import Ended, Submitted
-from orchestrator.core.telemetry.watchers import Watchers
+from orchestrator.core.telemetry.subscribers import Subscribers
 from orchestrator.runtime.request_state import RequestState, to_request
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
@@ -18,7 +18,7 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError, blame_of, blaming
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit
-from protocol.messages.telemetry import FromClientOrWatcher, Watch
+from protocol.messages.telemetry import FromClientOrSubscriber, Watch
 from protocol.transport.codec import Stamp
 from protocol.transport.sockets import Arrival, Hub
 
@@ -37,16 +37,16 @@ class ClientFrontend:
         setup: OrchestratorSetup,
         codec: TextCodec,
         state: Callable[[], PipelineState],
-        watchers: Watchers[ClientAddress],
+        subscribers: Subscribers[ClientAddress],
     ) -> None:
         """`state` gives the answer to Inquire."""
         self._state = state
         self._options = setup.options
         self._codec = codec
-        self._watchers = watchers
+        self._subscribers = subscribers
         # Telemetry holds the text of all requests: only the owner of the session's folder can reach this address.
         self._private = setup.address == Session(Path(setup.session)).client_address
-        self._hub = Hub(context, setup.address, FromClientOrWatcher, on_reject=self._reject_frame)
+        self._hub = Hub(context, setup.address, FromClientOrSubscriber, on_reject=self._reject_frame)
         self._requests: dict[SequenceId, RequestState] = {}
         self._sequences = itertools.count(1)
         self._inquirers: dict[bytes, Stamp] = {}
@@ -111,8 +111,8 @@ class ClientFrontend:
             self._hub.send(peer, state, stamp)
 
     def send_telemetry(self, now: float) -> None:
-        """Answer the watchers that are due."""
-        for (peer, stamp), frame in self._watchers.due(now):
+        """Send the telemetry frames that are due."""
+        for (peer, stamp), frame in self._subscribers.due(now):
             self._hub.send(peer, frame, stamp)
 
     def close(self) -> None:
@@ -137,10 +137,10 @@ class ClientFrontend:
 
     def _watch(self, arrival: Arrival, watch: Watch) -> None:
         if self._private:
-            self._watchers.ask((arrival.peer, arrival.stamp), watch, time.monotonic())
+            self._subscribers.ask((arrival.peer, arrival.stamp), watch, time.monotonic())
             return
         error = InputError(
-            "This pipeline's address is open to others, whose requests nobody may watch: use `launch-pipeline serve`."
+            "Other users can reach this pipeline's address, so it gives no telemetry: use `launch-pipeline serve`."
         )
         self._hub.send(arrival.peer, Refused("", str(error), blame_of(error)), arrival.stamp)
 

@@ -16,7 +16,7 @@ from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, R
 from orchestrator.core.events import Event, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
-from orchestrator.core.telemetry.watchers import Watchers
+from orchestrator.core.telemetry.subscribers import Subscribers
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.journal import Journal
 from orchestrator.runtime.session import Session
@@ -33,8 +33,8 @@ from protocol.messages.worker import Hello, ToWorker
 _PING_SECONDS = 2.0
 _COLLECTION_SECONDS = 10.0
 """Trees are cycles, so a pipeline that is never idle has to collect garbage while it works: about 1 ms."""
-_TEXTS_KEPT = 1 << 14
-"""Of single tokens, while somebody watches."""
+_CACHED_TEXTS = 1 << 14
+"""Texts of single tokens, for telemetry."""
 log = structlog.get_logger()
 
 
@@ -48,10 +48,10 @@ class Orchestrator:
         self._codec = TextCodec(Path(setup.target))
         self._machine = Machine(setup.options, setup.pace.name if setup.pace else "")
         self._journal = Journal.to(setup.record)
-        self._watchers = Watchers[ClientAddress](
-            TelemetryRecorder(self._machine, lru_cache(_TEXTS_KEPT)(self._codec.shown))
+        self._subscribers = Subscribers[ClientAddress](
+            TelemetryRecorder(self._machine, lru_cache(_CACHED_TEXTS)(self._codec.shown))
         )
-        self._clients = ClientFrontend(context, setup, self._codec, self._state, self._watchers)
+        self._clients = ClientFrontend(context, setup, self._codec, self._state, self._subscribers)
         self._workers = WorkerPool(context, setup, self._epoch, self._machine.strategy.drafts)
         self._trace = self._workers.trace
         self._poller = zmq.Poller()
@@ -96,7 +96,7 @@ class Orchestrator:
 
     def _timeout(self) -> int:
         """Milliseconds until something is due."""
-        due = [self._machine.deadline(), self._workers.deadline(), self._watchers.deadline(), self._next_ping]
+        due = [self._machine.deadline(), self._workers.deadline(), self._subscribers.deadline(), self._next_ping]
         wait = self._workers.timeout(min(at for at in due if at is not None) - time.monotonic())
         # Rounded up, so that a turn never comes just before what it is for.
         return max(0, int(wait * 1000) + 1)
@@ -107,7 +107,7 @@ class Orchestrator:
         if deadline is not None and now >= deadline:
             self._step(Tick())
         self._handle_all(self._workers.on_time(now))
-        if self._watchers.watching:
+        if self._subscribers.active:
             self._clients.send_telemetry(now)
         if now >= self._next_ping:
             self._next_ping = now + _PING_SECONDS
@@ -122,9 +122,9 @@ class Orchestrator:
         commands = self._machine.step(event, now)
         for command in commands:
             self._perform(command)
-        if self._watchers.watching:
-            # Behind the commands, which a round waits for.
-            self._watchers.saw(event, commands, now)
+        if self._subscribers.active:
+            # After the commands, which a round waits for.
+            self._subscribers.record(event, commands, now)
         self._trace.stepped(began)
 
     def _perform(self, command: Command) -> None:
