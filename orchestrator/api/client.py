@@ -14,7 +14,8 @@ from protocol.messages.base import SequenceId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit, ToClient
 from protocol.messages.telemetry import TelemetryFrame, ToClientOrSubscriber, Watch
 from protocol.transport.codec import Stamp, decode, encode
-from protocol.transport.sockets import Link, configured_dealer
+from protocol.transport.link import Link
+from protocol.transport.sockets import connected_dealer
 
 STAMP = Stamp(0, 0)
 """Clients belong to no life of the orchestrator."""
@@ -142,7 +143,7 @@ class AsyncClient:
 
     async def state(self, wait: float = _ANSWER) -> PipelineState:
         """What the pipeline is. Raises PipelineError if nobody answers within `wait` seconds."""
-        socket = configured_dealer(self._context, self.address)
+        socket = connected_dealer(self._context, self.address)
         try:
             await socket.send(encode(Inquire(), STAMP))
             while await socket.poll(int(wait * 1000)):
@@ -171,7 +172,7 @@ class AsyncClient:
         `sequence` is the request to show in detail; None is the latest. A slow reader misses frames. Raises
         PipelineError if no pipeline answers, or if its address is not this user's private one.
         """
-        socket = configured_dealer(self._context, self.address)
+        socket = connected_dealer(self._context, self.address)
         after = 0
         try:
             while True:
@@ -196,7 +197,7 @@ class AsyncStream:
 
     def __init__(self, context: zmq.asyncio.Context, address: str, submit: Submit) -> None:
         self._address = address
-        self._socket = configured_dealer(context, address)
+        self._socket = connected_dealer(context, address)
         self._submit = submit
         self._reply = OutputCollector(submit.request, submit.sampling.seed)
 

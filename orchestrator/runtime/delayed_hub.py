@@ -9,7 +9,7 @@ import zmq
 from orchestrator.runtime.link_emulation import EmulatedLink, EmulatedLinks
 from protocol.messages.base import Message
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Arrival, Hub
+from protocol.transport.hub import Arrival, Hub
 
 _MILLISECOND = 1e-3
 _NAP = 1e-4

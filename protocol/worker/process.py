@@ -19,7 +19,7 @@ from protocol.messages.base import Role, plain
 from protocol.messages.worker import Fault, Ping, Pong, Shutdown, ToWorker
 from protocol.security.keys import own_keys
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Link
+from protocol.transport.link import Link
 from protocol.worker.interface import Worker
 from protocol.worker.pacing import DevicePace
 from protocol.worker.replay import replay, settle

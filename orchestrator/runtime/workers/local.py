@@ -20,7 +20,7 @@ from protocol.messages.base import Message, Role
 from protocol.messages.remote import WorkerEntry
 from protocol.messages.worker import Fault, FromWorker, Hello, Ping, Pong, Prefilled, Shutdown, ToWorker
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Arrival, Hub
+from protocol.transport.hub import Arrival, Hub
 
 log = structlog.get_logger()
 

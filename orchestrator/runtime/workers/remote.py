@@ -42,7 +42,7 @@ from protocol.security.addresses import endpoint
 from protocol.security.guard import INVITATION_SECONDS, Guard
 from protocol.security.keys import JoinLine, own_keys
 from protocol.transport.codec import MAX_WORKER_FRAME, Stamp
-from protocol.transport.sockets import Arrival, Hub
+from protocol.transport.hub import Arrival, Hub
 
 _NO_LIFE = Stamp(0, 0)
 log = structlog.get_logger()
@@ -238,10 +238,10 @@ class RemoteWorkers:
         return WorkerDown(worker.role, worker.incarnation)
 
     def _send(self, worker: RemoteWorker, message: ToWorker) -> None:
-        crowded = self._hub.crowded
+        crowded = self._hub.queue_full
         if not self._hub.send(worker.peer, message, Stamp(self._epoch, worker.incarnation)):
             # A queue that is full empties, or silence tells.
-            worker.lost = worker.lost or self._hub.crowded == crowded
+            worker.lost = worker.lost or self._hub.queue_full == crowded
 
     def _say(self, worker: RemoteWorker, message: Message) -> bool:
         """Tell the guest's own command."""

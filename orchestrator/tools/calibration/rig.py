@@ -14,7 +14,7 @@ from protocol.errors import PipelineError
 from protocol.messages.base import Role
 from protocol.messages.worker import Fault, FromWorker, Hello, Shutdown, ToWorker
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Arrival, Hub
+from protocol.transport.hub import Arrival, Hub
 
 _SILENCE_SECONDS = 120.0
 """The longest that loading a model or one forward may take."""

@@ -19,7 +19,7 @@ from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.client import Refused
 from protocol.messages.telemetry import TelemetryFrame, ToClientOrSubscriber, Watch
-from protocol.transport.sockets import Link
+from protocol.transport.link import Link
 from tests.support.fake_pipeline import READY
 from tests.support.paths import DEMO_TARGET
 

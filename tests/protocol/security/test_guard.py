@@ -15,7 +15,9 @@ from protocol.messages.worker import FromWorker, Ping, Pong, ToWorker
 from protocol.security.guard import INVITATION_SECONDS, Guard
 from protocol.security.keys import JoinLine, KeyPair, guest_keys
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Arrival, Hub, Link, configured_dealer
+from protocol.transport.hub import Arrival, Hub
+from protocol.transport.link import Link
+from protocol.transport.sockets import connected_dealer
 from tests.support.processes import until
 
 STAMP = Stamp(epoch=7, incarnation=3)
@@ -60,8 +62,8 @@ class Door:
         """Whether a link is not admitted; nothing that it sent has arrived."""
         before = len(self.arrived)
         link.send(Pong(0.5))
-        self.until(lambda: link.standing not in ("connecting", "up"))
-        return len(self.arrived) == before and link.standing == "denied"
+        self.until(lambda: link.state not in ("connecting", "up"))
+        return len(self.arrived) == before and link.state == "denied"
 
     def close(self) -> None:
         for link in self.links:
@@ -91,7 +93,7 @@ def test_a_pinned_guest_is_heard_and_known_by_its_key(door: Door):
     arrival = door.hear(link)
     assert (arrival.message, arrival.stamp, arrival.identity) == (Pong(0.5), STAMP, GUEST.public)
     assert door.guard.name_of(arrival.identity) == name == "studio"
-    assert link.standing == "up"
+    assert link.state == "up"
 
 
 def test_the_hub_answers_a_guest(door: Door):
@@ -115,19 +117,19 @@ def test_a_guest_does_not_speak_to_a_server_with_another_key(door: Door):
     link = door.link(GUEST, server=OTHER.public)
     link.send(Pong(0.5))
 
-    door.until(lambda: link.standing == "mistaken")
+    door.until(lambda: link.state == "wrong server")
     assert door.arrived == []
 
 
 def test_a_peer_without_keys_is_not_heard(door: Door):
-    with configured_dealer(door.context, door.hub.address) as naked:
+    with connected_dealer(door.context, door.hub.address) as naked:
         naked.send(b"hello")
         known = door.link(GUEST)
         door.guard.pin("studio", GUEST.public)
         door.hear(known)
 
     assert len(door.arrived) == 1
-    assert door.hub.rejected == door.hub.strangers == 0
+    assert door.hub.rejected == door.hub.not_admitted == 0
 
 
 def test_without_a_guard_to_ask_nobody_is_let_in(door: Door):
@@ -137,7 +139,7 @@ def test_without_a_guard_to_ask_nobody_is_let_in(door: Door):
     link = door.link(GUEST)
     link.send(Pong(0.5))
 
-    until(lambda: link.receive(0) or link.standing == "mistaken")
+    until(lambda: link.receive(0) or link.state == "wrong server")
     assert list(door.hub.receive()) == []
 
 
@@ -149,7 +151,7 @@ def test_no_message_of_a_revoked_guest_counts_on_an_open_connection_either(door:
 
     assert door.guard.revoke("studio") == GUEST.public
     revoked.send(Pong(1.0))
-    door.until(lambda: door.hub.strangers == 1)
+    door.until(lambda: door.hub.not_admitted == 1)
     assert door.hear(kept).identity == OTHER.public
     assert [arrival.identity for arrival in door.arrived] == [GUEST.public, OTHER.public]
     assert door.refused(door.link(GUEST))
@@ -175,7 +177,7 @@ def test_a_join_line_is_good_once(door: Door):
 
     first.send(Pong(1.0))
     second.send(Pong(1.0))
-    door.until(lambda: door.hub.strangers == 2)
+    door.until(lambda: door.hub.not_admitted == 2)
     assert door.refused(door.link(keys))
     with pytest.raises(InputError, match="was used or is older than ten minutes: ask for a new one"):
         door.guard.redeem(keys.public, "again", OTHER.public, door.now)
@@ -191,7 +193,7 @@ def test_a_join_line_is_good_for_ten_minutes(door: Door):
     door.now += 0.001
     assert door.refused(door.link(keys))
     early.send(Pong(1.0))
-    door.until(lambda: door.hub.strangers == 1)
+    door.until(lambda: door.hub.not_admitted == 1)
     with pytest.raises(InputError, match="older than ten minutes"):
         door.guard.redeem(keys.public, "studio", GUEST.public, door.now)
 

@@ -42,7 +42,9 @@ from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair
 from protocol.speculation.token_tree import node_id
 from protocol.transport.codec import MAX_WORKER_FRAME, Stamp, decode, encode
-from protocol.transport.sockets import Arrival, Hub, Link, configured_dealer
+from protocol.transport.hub import Arrival, Hub
+from protocol.transport.link import Link
+from protocol.transport.sockets import connected_dealer
 from tests.support import hostile
 from tests.support.processes import until
 
@@ -162,11 +164,11 @@ def test_strangers_at_the_port_change_nothing(fort: Fort):
         fort.turn()
 
     fort.serves()
-    assert fort.lies.total() == fort.hub.rejected == fort.hub.strangers == fort.guard.denied == 0
+    assert fort.lies.total() == fort.hub.rejected == fort.hub.not_admitted == fort.guard.denied == 0
 
 
 def test_a_peer_without_keys_costs_nothing_but_its_own_connection(fort: Fort):
-    naked = [configured_dealer(fort.context, fort.hub.address) for _ in range(20)]
+    naked = [connected_dealer(fort.context, fort.hub.address) for _ in range(20)]
     for dealer in naked:
         dealer.send(FRAMES[0])
     fort.serves()
@@ -189,7 +191,7 @@ def test_a_frame_beyond_the_cap_costs_the_guest_its_connection_only(fort: Fort):
     fort.evil.send(Pong(0.0))
     fort.until(lambda: fort.taken == 1)
     fort.evil.socket.send(bytes(MAX_WORKER_FRAME + 1))
-    fort.until(lambda: bool(fort.evil.receive(0)) or fort.evil.standing == "down")
+    fort.until(lambda: bool(fort.evil.receive(0)) or fort.evil.state == "down")
 
     fort.serves()
     assert fort.taken == 1
@@ -290,4 +292,4 @@ def test_a_hundred_thousand_blobs(fort: Fort, capsys: pytest.CaptureFixture[str]
     with capsys.disabled():
         print(f"\n10^5 blobs; +{grown:.1f} MiB")
     assert grown < 64
-    assert fort.lies.total() == fort.hub.rejected == fort.hub.strangers == 0
+    assert fort.lies.total() == fort.hub.rejected == fort.hub.not_admitted == 0

@@ -23,7 +23,7 @@ from protocol.messages.worker import Fault, Grow, Hello, KvBlock, KvOffer, Shipm
 from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair, own_keys
 from protocol.transport.codec import Stamp, encode
-from protocol.transport.sockets import Link
+from protocol.transport.link import Link
 from tests.support.processes import until
 
 EPOCH = 77
