@@ -164,7 +164,7 @@ def test_choices_and_formats_are_what_they_are_in_a_chat(hermes: ChatTemplate, f
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
-        ({"messages": [{"role": "assistant", "content": "I"}]}, "end with a message of the user's"),
+        ({"messages": [{"role": "assistant", "content": "I"}]}, "end with a user message"),
         ({"temperature": "hot"}, "temperature"),
         ({"tool_choice": {"type": []}}, ""),
         ({"stop_sequences": "x"}, "stop_sequences"),
