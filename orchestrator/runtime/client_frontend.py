@@ -1,4 +1,4 @@
-"""The clients' side of the orchestrator: requests in, output and answers out. Knows no workers."""
+"""The clients' socket: receives requests, sends output and answers. Knows no workers."""
 
 import itertools
 import time
@@ -25,11 +25,11 @@ from protocol.transport.hub import Arrival, Hub
 _MAX_REQUESTS = 256
 
 ClientAddress: TypeAlias = tuple[bytes, Stamp]
-"""Where an answer goes, and the stamp that it must have."""
+"""The peer that an answer goes to, and the stamp that it must carry."""
 
 
 class ClientFrontend:
-    """One socket, and the requests of all clients on it."""
+    """The socket of all clients, and their requests."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ClientFrontend:
         self._requests: dict[SequenceId, RequestState] = {}
         self._sequences = itertools.count(1)
         self._inquirers: dict[bytes, Stamp] = {}
-        """Clients that are told when the pipeline becomes ready or fails."""
+        """Clients that get the state again when the pipeline becomes ready or fails."""
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
@@ -116,7 +116,7 @@ class ClientFrontend:
             self._hub.send(peer, frame, stamp)
 
     def close(self) -> None:
-        # Give ZeroMQ's thread the moment it needs to hand over the last frames.
+        # libzmq's thread needs time to send the last frames.
         self._hub.close(linger=200)
 
     def _submit(self, arrival: Arrival, submit: Submit) -> Iterable[Submitted]:
@@ -145,7 +145,7 @@ class ClientFrontend:
         self._hub.send(arrival.peer, Refused("", str(error), blame_of(error)), arrival.stamp)
 
     def _note_inquirer(self, arrival: Arrival) -> None:
-        """Clients come and go without a word, so only the latest ones are remembered."""
+        """Remember a client for `notify_inquirers`; only the latest, because a client does not say when it leaves."""
         self._inquirers.pop(arrival.peer, None)
         self._inquirers[arrival.peer] = arrival.stamp
         if len(self._inquirers) > _MAX_REQUESTS:

@@ -1,4 +1,4 @@
-"""Who may connect from another machine: keys, pinned keys, the ZAP authenticator, files that only their owner reads.
+"""Authentication of other machines: addresses, keys, pinned keys, the ZAP authenticator, private files.
 
-Nothing here knows messages or models.
+Knows neither messages nor models.
 """

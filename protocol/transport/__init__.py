@@ -1,4 +1,4 @@
-"""Bytes between processes: the codec, ZeroMQ sockets with every limit set, addresses.
+"""Transport between processes: the codec, ZeroMQ sockets with every limit set, hub and link.
 
-Nothing here knows what a message means.
+Does not know what a message means.
 """

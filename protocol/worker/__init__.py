@@ -1,4 +1,4 @@
-"""What every worker process has around its logic: the message loop, tracing, replay, pacing.
+"""Everything around a worker's logic: the message loop, tracing, replay, pacing.
 
-Nothing here knows what a worker computes.
+Does not know what a worker computes.
 """

@@ -41,7 +41,7 @@ class Rig:
     def __exit__(self, *_: object) -> None:
         for role in self._peers:
             self.tell(role, Shutdown())
-        self._supervisor.stop(told=[self._supervisor.children[role].incarnation for role in self._peers])
+        self._supervisor.stop([self._supervisor.children[role].incarnation for role in self._peers])
         self._hub.close()
         self._context.term()
 

@@ -100,7 +100,7 @@ def test_completions_tell_lists_and_where_in_the_text_each_token_begins(seed: in
 
 
 def test_nothing_is_told_that_was_not_asked_for():
-    texts, result = told()
+    texts, result = generated()
     (choice,) = ChoiceAnswer("chat", "m", 1).whole([result])["choices"]
     frames = [frame for text in texts for frame in Chunks(ChoiceAnswer("chat", "m", 1), 1).render(text)]
 
