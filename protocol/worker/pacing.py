@@ -25,7 +25,7 @@ class DevicePace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Factor on every time, for a device that shares its memory bandwidth with another one."""
 
     def forward(self, tokens: int) -> float:
-        """Seconds of one forward. The last slope continues after the last point; the time is constant before the first."""
+        """Seconds of one forward. After the last point its slope continues, before the first one it is constant."""
         return self.slow_down * self._alone(tokens)
 
     def prefill(self, tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""Who holds which stamp: a pinned key speaks for its own workers alone, and nobody is waited for for ever."""
+"""Laws of the registry: a stamp is valid for one pinned key only, and a silent worker is given up."""
 
 from itertools import count
 

@@ -1,4 +1,4 @@
-"""Laws of ending a worker: asked before it is made to, waited for without holding up others. Real processes."""
+"""Laws of ending a worker: SIGTERM before SIGKILL, without blocking the main loop. Real processes."""
 
 import signal
 import sys
