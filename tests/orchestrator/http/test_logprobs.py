@@ -62,7 +62,7 @@ def both(kind: AnswerKind, stops: tuple[str, ...] = (), seed: int = 0) -> tuple[
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("stops", [(), (" in",), ("f\u00e9s",), ("for",), ("\N{PILE OF POO}",), (" end", "d!")])
-def test_every_token_of_the_text_is_told_once_and_none_beyond(stops: tuple[str, ...], seed: int):
+def test_every_token_of_the_text_is_sent_once_and_no_other(stops: tuple[str, ...], seed: int):
     text, whole, streamed = both("chat", stops, seed)
 
     content = whole["content"]
@@ -99,7 +99,7 @@ def test_completions_tell_lists_and_where_in_the_text_each_token_begins(seed: in
     assert all(token in best for token, best in zip(whole["tokens"], whole["top_logprobs"], strict=True))
 
 
-def test_nothing_is_told_that_was_not_asked_for():
+def test_without_a_request_no_log_probabilities_are_sent():
     texts, result = generated()
     (choice,) = ChoiceAnswer("chat", "m", 1).whole([result])["choices"]
     frames = [frame for text in texts for frame in Chunks(ChoiceAnswer("chat", "m", 1), 1).render(text)]

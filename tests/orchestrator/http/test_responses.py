@@ -133,7 +133,7 @@ def test_a_call_without_words_is_a_turn_of_the_assistant_s():
     assert (turn["role"], turn["content"], [each["id"] for each in turn["tool_calls"]]) == ("assistant", "", ["1", "2"])
 
 
-def test_a_question_is_the_chat_that_it_stands_for():
+def test_a_request_is_translated_to_a_chat():
     asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 7}
     pipeline = FakePipeline()
 
@@ -205,7 +205,7 @@ def test_a_format_is_what_it_is_in_a_chat(hermes: ChatTemplate, form: dict[str, 
         ({"input": "a", "previous_response_id": "resp_none"}, "previous_response_id"),
     ],
 )
-def test_what_is_wrong_or_would_have_to_be_faked_is_named(body: Any, param: str):
+def test_an_error_names_the_wrong_or_unsupported_field(body: Any, param: str):
     response = post(RESPONSES, body)
 
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
@@ -241,7 +241,7 @@ ITEM = st.builds(
     items=st.lists(st.one_of(ITEM, JSON), max_size=3),
     others=st.dictionaries(st.sampled_from(["tools", "tool_choice", "text", "include", "instructions"]), JSON),
 )
-def test_whatever_is_asked_is_a_chat_or_a_refusal(items: list[Any], others: dict[str, Any]):
+def test_any_input_is_a_chat_or_a_refusal(items: list[Any], others: dict[str, Any]):
     with suppress(ApiError):
         chat = decoded(json.dumps({"input": items, **others}).encode(), Response).chat([])
         assert all(isinstance(message["content"], str) for message in chat.messages)
@@ -336,7 +336,7 @@ def test_log_probabilities_are_asked_for_in_either_way():
         assert pipeline.asked[0][1].logprobs == asked.get("top_logprobs", 0)
 
 
-def test_what_fails_later_ends_the_stream_with_what_there_was():
+def test_a_late_failure_ends_the_stream_with_the_partial_output():
     pipeline = FakePipeline(lambda _: ["Hel", PipelineError("Oh.")])
 
     sent = events(post(RESPONSES, {"input": "Hi", "stream": True}, pipeline))
@@ -407,7 +407,7 @@ def test_the_store_is_bounded_and_drops_the_oldest_first(sizes: list[int]):
     assert len(kept) == len(sizes) or sum(spent[len(sizes) - len(kept) - 1 :]) > 120
 
 
-def test_who_was_asked_for_stays_longer():
+def test_a_used_response_stays_longer():
     store = ResponseStore(100)
     for name in ("a", "b"):
         store.add(name, {}, [])
@@ -419,7 +419,7 @@ def test_who_was_asked_for_stays_longer():
     assert store.get("a").answer == {}
 
 
-def test_the_key_is_asked_for_here_too():
+def test_the_key_is_required():
     ask: Callable[[httpx.AsyncClient], Awaitable[Any]] = lambda client: client.post(RESPONSES, json={"input": "a"})  # noqa: E731
 
     assert talk(ask, headers={}).status_code == 401

@@ -53,7 +53,7 @@ def segments(registry: Any) -> list[str]:
     return [entry.name for entry in registry.glob("*-segments/lp-*")]
 
 
-def test_the_target_goes_on_from_what_another_machine_read():
+def test_the_target_adopts_what_another_machine_prefilled():
     intake = new_intake()
     *partial, offer = [intake.add(*shipment) for shipment in sent(asked(intake))]
 
@@ -110,7 +110,7 @@ def test_a_block_that_does_not_fit_ends_its_prompt_and_leaves_nothing(lie: Any, 
     assert intake.dropped == 1 + len(blocks)
 
 
-def test_what_nobody_asked_for_is_dropped_and_disturbs_nothing():
+def test_a_block_that_was_not_requested_is_dropped():
     intake = new_intake()
     blocks = sent(asked(intake))
     for block, payload in blocks:
@@ -153,7 +153,7 @@ def test_unfinished_arenas_go_with_their_request_or_their_guest(end: str, regist
     assert intake.add(*blocks[1]) is None
 
 
-def test_no_more_memory_is_taken_than_the_owner_allowed(registry: Any):
+def test_unfinished_arenas_respect_the_memory_limit(registry: Any):
     intake = new_intake(limit=1 << 16)
 
     assert isinstance(intake.open(Prefill(ONE, (1,) * 2000)), Fault)
@@ -171,7 +171,7 @@ WRONG: dict[str, tuple[Hello, Hello]] = {
 
 
 @pytest.mark.parametrize(("sentence", "hellos"), WRONG.items(), ids=WRONG)
-def test_a_worker_that_can_not_read_for_this_target_is_told_why(sentence: str, hellos: tuple[Hello, Hello]):
+def test_a_mismatch_with_the_target_has_a_reason(sentence: str, hellos: tuple[Hello, Hello]):
     ours, theirs = hellos
 
     assert sentence in (new_intake(target=ours).mismatch(theirs) or "")
@@ -180,7 +180,7 @@ def test_a_worker_that_can_not_read_for_this_target_is_told_why(sentence: str, h
 
 @given(st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_whatever_comes_an_offer_holds_only_what_was_asked_for_in_order(data: st.DataObject):
+def test_an_offer_holds_only_requested_rows_in_order(data: st.DataObject):
     """Any blocks in any order, lies among them: no exception, and an offer only when every row has come."""
     intake = new_intake()
     question = asked(intake, PROMPT[:6])
