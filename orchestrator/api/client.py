@@ -15,9 +15,10 @@ from orchestrator.api.sampling_params import SamplingParams
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit, ToClient
-from protocol.messages.telemetry import TelemetryFrame, ToClientOrWatcher, Watch
+from protocol.messages.telemetry import TelemetryFrame, ToClientOrSubscriber, Watch
 from protocol.transport.codec import Stamp, decode, encode
-from protocol.transport.sockets import Link, configured_dealer
+from protocol.transport.link import Link
+from protocol.transport.sockets import connected_dealer
 
 _DEFAULTS = SamplingParams()
 _JUDGED = ("temperature", "top_p", "top_k", "min_p", "seed", "verification", "repetition_penalty", "repetition_context")
@@ -187,8 +188,8 @@ class AsyncClient:
         self._context = zmq.asyncio.Context()
 
     async def state(self, wait: float = _ANSWER) -> PipelineState:
-        """What the pipeline is. Raises PipelineError if the pipeline does not answer within `wait` seconds."""
-        socket = configured_dealer(self._context, self.address)
+        """What the pipeline is. Raises PipelineError if nobody answers within `wait` seconds."""
+        socket = connected_dealer(self._context, self.address)
         try:
             await socket.send(encode(Inquire(), STAMP))
             while await socket.poll(int(wait * 1000)):
@@ -223,7 +224,7 @@ class AsyncClient:
         batch = Batch(submits(prompts, params, _names(len(prompts))))
         if (results := batch.results) is not None:
             return results
-        socket = configured_dealer(self._context, self.address)
+        socket = connected_dealer(self._context, self.address)
         try:
             while (results := batch.results) is None:
                 for submit in batch.due():
@@ -241,19 +242,19 @@ class AsyncClient:
         return AsyncStream(self._context, self.address, _submit(prompt, params))
 
     async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
-        """Telemetry frames: at most twenty a second, and about one a second if nothing happens.
+        """Telemetry frames: at most 20 a second, and about one a second if nothing happens.
 
-        `sequence`: the request to look at; None is the latest. A slow subscriber misses some. Raises
-        PipelineError if the pipeline does not answer, or if other users can reach its address.
+        `sequence` is the request to show in detail; None is the latest. A slow reader misses frames. Raises
+        PipelineError if no pipeline answers, or if its address is not this user's private one.
         """
-        socket = configured_dealer(self._context, self.address)
+        socket = connected_dealer(self._context, self.address)
         after = 0
         try:
             while True:
                 await socket.send(encode(Watch(after, sequence), STAMP))
                 if not await socket.poll(int(_ANSWER * 1000)):
                     raise NoPipeline(self.address)
-                _, answer = decode(await socket.recv(), ToClientOrWatcher)
+                _, answer = decode(await socket.recv(), ToClientOrSubscriber)
                 if isinstance(answer, Refused):
                     raise blaming(answer.blame, answer.text)
                 if isinstance(answer, TelemetryFrame):
@@ -271,7 +272,7 @@ class AsyncStream:
 
     def __init__(self, context: zmq.asyncio.Context, address: str, submit: Submit) -> None:
         self._address = address
-        self._socket = configured_dealer(context, address)
+        self._socket = connected_dealer(context, address)
         self._submit = submit
         self._reply = OutputCollector(submit.request, submit.sampling.seed)
 

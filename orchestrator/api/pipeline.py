@@ -21,7 +21,8 @@ from protocol.contracts.engines import DraftEngineName, PrefillEngineName, Targe
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.client import Inquire, PipelineState, ToClient
-from protocol.transport.sockets import Link, require_local
+from protocol.security.addresses import require_local
+from protocol.transport.link import Link
 
 _CLOSING_SECONDS = 7.0
 

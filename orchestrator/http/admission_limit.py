@@ -1,4 +1,4 @@
-"""How many generations may be open at once; who comes when all seats are taken is sent away at once. Pure."""
+"""Limits how many choices are generated at once: a request beyond the limit is refused at once. Pure."""
 
 from orchestrator.http.errors import ApiError
 
@@ -11,7 +11,7 @@ class AdmissionLimit:
         self.taken = 0
 
     def take(self, count: int) -> None:
-        """Raises ApiError 429 if there is no room, 400 if there never will be."""
+        """Take `count` places. Raises ApiError 429 if so many are not free, 400 if there are not so many."""
         if count > self.most:
             raise ApiError(400, f"This server generates at most {self.most} texts at once: ask for fewer.", param="n")
         if self.taken + count > self.most:
@@ -23,5 +23,5 @@ class AdmissionLimit:
             )
         self.taken += count
 
-    def give_back(self, count: int) -> None:
+    def release(self, count: int) -> None:
         self.taken -= count

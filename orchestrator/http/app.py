@@ -1,4 +1,4 @@
-"""The server as an ASGI application: its routes behind the gates, and what becomes of errors."""
+"""The server as an ASGI application: routes, middlewares, error handlers."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -22,7 +22,7 @@ from orchestrator.http.settings import ServerSettings
 
 
 def application(server: Server, settings: ServerSettings) -> Starlette:
-    """Its routes, behind the gates."""
+    """All routes, behind the checks of host and key."""
     routes = [
         Route("/", page),
         Route("/health", server.health),
@@ -42,7 +42,7 @@ def application(server: Server, settings: ServerSettings) -> Starlette:
         Middleware(KeyGate, key=settings.key, most_bytes=settings.most_bytes),
     ]
     if settings.origins:
-        # Before the key is asked for: browsers ask whether they may without one.
+        # Before the key is checked: browsers send preflight requests without it.
         cors = Middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"])
         middleware.insert(2, cors)
     return Starlette(routes=routes, middleware=middleware, exception_handlers=_HANDLERS)
@@ -53,23 +53,23 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
     return refusal(error, request.url.path)
 
 
-async def _on_wrong_route(request: Request, error: Exception) -> Response:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     return refusal(ApiError(error.status_code, f"{request.method} {path}: {error.detail}."), path)
 
 
-async def _on_gone(*_: object) -> Response:
+async def _on_disconnect(*_: object) -> Response:
     return Response(status_code=499)
 
 
-async def _on_bug(request: Request, _: Exception) -> Response:
-    return refusal(ApiError(500, "The server failed at this request: its log says why."), request.url.path)
+async def _on_failure(request: Request, _: Exception) -> Response:
+    return refusal(ApiError(500, "The server failed at this request: its log has the cause."), request.url.path)
 
 
 _HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
     ApiError: _on_api_error,
-    HTTPException: _on_wrong_route,
-    ClientDisconnect: _on_gone,
-    Exception: _on_bug,
+    HTTPException: _on_http_error,
+    ClientDisconnect: _on_disconnect,
+    Exception: _on_failure,
 }

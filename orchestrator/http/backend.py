@@ -1,4 +1,4 @@
-"""A pipeline of one's own behind the server: started while the server already answers, and watched to its end."""
+"""The server's own pipeline: its client, and the thread that starts it while the server already answers."""
 
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -14,12 +14,12 @@ from protocol.messages.telemetry import TelemetryFrame
 
 
 class PipelineBackend:
-    """Speaks to `pipeline`, once it is there to be spoken to."""
+    """The client of `pipeline`. Only `state` may be called before the pipeline is `ready`."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self.ready = False
-        """It was there once, so that silence is no longer a matter of loading."""
+        """The pipeline has started: from now on silence is a failure."""
 
     async def state(self) -> PipelineState | None:
         return await self._client.state() if self.ready else None
@@ -39,7 +39,7 @@ class PipelineBackend:
         return AsyncClient(self._pipeline.address)
 
 
-class Keeper(threading.Thread):
+class PipelineThread(threading.Thread):
     """Starts a pipeline and waits for its end."""
 
     def __init__(self, pipeline: Pipeline, on_ready: Callable[[], None], on_end: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for a client to say what it wants, and with a client for what comes of it."""
+"""Waits for a client's body, and stops work whose client has disconnected."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from orchestrator.http.errors import ApiError
 
 _BODY_SECONDS = 30.0
-"""Time that a client has for sending its question."""
+"""Within which the body must have arrived."""
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ async def body(request: Request) -> bytes:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The work's result. Raises ClientDisconnect as soon as nobody waits for it any more."""
+    """The result of `work`. Raises ClientDisconnect as soon as the client disconnects."""
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)

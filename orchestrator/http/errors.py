@@ -1,4 +1,4 @@
-"""Errors in the shapes that OpenAI's and Anthropic's clients read. Pure."""
+"""Errors in the forms of OpenAI's and Anthropic's APIs. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ _ANTHROPIC_TYPES = {
 
 
 class ApiError(Exception):
-    """An answer other than 200; `str(error)` says what is wrong and what to do."""
+    """A response with another status than 200; `str(error)` says what is wrong and what to do."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class ApiError(Exception):
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """For what the API knows and this server would have to fake."""
+    """The error for a field of the API that this server does not implement."""
     return ApiError(400, message, code="unsupported_parameter", param=param)
 
 
 def of_pipeline(error: PipelineError) -> ApiError:
-    """What the pipeline refused, as an answer."""
+    """The response to an error of the pipeline."""
     if isinstance(error, InputError):
         return ApiError(400, str(error), code="invalid_value")
     return ApiError(503, str(error), code="pipeline_failed", headers={"retry-after": "5"})

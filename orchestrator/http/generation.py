@@ -1,4 +1,4 @@
-"""The choices of one HTTP request as they come, merged. What a slow reader has not read is kept."""
+"""The events of all choices of one HTTP request, merged into one queue that holds what a slow client has not read."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +21,7 @@ class OutputSource(Protocol):
     def result(self) -> Result | None: ...
     @property
     def chosen(self) -> Sequence[Chosen]:
-        """Tokens so far with their likelihoods, if those were asked for."""
+        """Tokens so far with their log-probabilities, if the request asks for them."""
         ...
 
     def __aiter__(self) -> AsyncIterator[str]: ...
@@ -32,7 +32,7 @@ class Text:
     index: int
     text: str
     chosen: Sequence[Chosen] = ()
-    """Tokens that came with it, if their likelihoods were asked for."""
+    """The tokens of this text, if the request asks for log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ OutputEvent: TypeAlias = Text | End
 
 
 class ChoiceStream:
-    """Reads every choice to its end in tasks of its own; `close` cancels what is unfinished."""
+    """Reads each choice in its own task; `close` cancels those that are unfinished."""
 
     def __init__(self, choices: Sequence[OutputSource]) -> None:
         self._events: asyncio.Queue[OutputEvent | ApiError] = asyncio.Queue()
@@ -54,12 +54,12 @@ class ChoiceStream:
 
     @property
     def results(self) -> list[Result] | None:
-        """Of all choices, once the last has ended and was handed out by `next`."""
+        """The results of all choices, in order, after `next` has returned the last End; None before."""
         found = [result for result in self._results if result is not None]
         return found if len(found) == len(self._results) else None
 
     async def next(self, patience: float | None = None) -> OutputEvent | None:
-        """What comes next; None if nothing does for `patience` seconds. Raises ApiError."""
+        """The next event; None if there is none within `patience` seconds. Raises ApiError if a choice failed."""
         try:
             async with asyncio.timeout(patience):
                 event = await self._events.get()
@@ -72,13 +72,13 @@ class ChoiceStream:
         return event
 
     async def collect(self) -> list[Result]:
-        """All of it."""
+        """Wait for the results of all choices. Raises ApiError if one failed."""
         while self.results is None:
             await self.next()
         return self.results
 
     def abort(self, error: ApiError) -> None:
-        """End it; whoever waits for it is told why."""
+        """Cancel all choices; the reader gets `error`."""
         self._events.put_nowait(error)
         self.close()
 
@@ -88,19 +88,19 @@ class ChoiceStream:
 
     async def _read(self, index: int, pieces: OutputSource) -> None:
         try:
-            told = 0
+            sent = 0
             async for piece in pieces:
-                chosen = pieces.chosen[told:]
-                told += len(chosen)
+                chosen = pieces.chosen[sent:]
+                sent += len(chosen)
                 self._events.put_nowait(Text(index, piece, chosen))
             result = pieces.result
             assert result is not None
             if result.finish_reason == "cancelled":
-                raise PipelineError("The pipeline ended this request before its time: ask again.")
+                raise PipelineError("The pipeline cancelled this request: send it again.")
             self._events.put_nowait(End(index, result))
         except PipelineError as error:
             self._events.put_nowait(of_pipeline(error))
         except Exception:
             log.exception("a generation failed")
-            self._events.put_nowait(ApiError(500, "The server failed at this request: its log says why."))
+            self._events.put_nowait(ApiError(500, "The server failed at this request: its log has the cause."))
             raise

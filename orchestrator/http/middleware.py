@@ -1,7 +1,7 @@
-"""Who may come in, and with how much: ASGI middlewares in front of every route.
+"""ASGI middlewares in front of every route: they check host, key, content type and size of a request.
 
-Browsers are why there is a list of hosts: a page of somebody else's can let its own name point to this machine, and
-its requests then say that name. An address can't be made to point elsewhere, so every address passes.
+The host is checked because of browsers: a foreign page can let its own host name resolve to this machine (DNS
+rebinding), and its requests then carry that name. IP addresses can't be rebound, so all of them pass.
 """
 
 import hmac
@@ -15,19 +15,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from orchestrator.http.errors import ApiError
 
 OPEN = frozenset({"/health", "/"})
-"""Routes that need no key: how the server is, and the page, which asks for the key itself."""
+"""Routes that need no key: the health, and the page, which asks the user for the key."""
 MESSAGES = "/v1/messages"
-"""Anthropic's routes, whose clients read errors of another shape."""
+"""Prefix of Anthropic's routes, whose errors have another form."""
 
 
 def refusal(error: ApiError, path: str) -> JSONResponse:
-    """The answer that an error is to whoever asked for `path`."""
+    """The response to an error, in the form of the API that `path` belongs to."""
     body = error.anthropic_body() if path.startswith(MESSAGES) else error.openai_body()
     return JSONResponse(body, error.status, error.headers)
 
 
 class HostGate:
-    """Refuses requests that were meant for another name than this server's."""
+    """Refuses requests whose Host header names another server."""
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self._app = app
@@ -36,7 +36,9 @@ class HostGate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._admits(Headers(scope=scope).get("host", "")):
             error = ApiError(
-                403, "This server does not go by that name: add it with --allow-host NAME.", code="host_not_allowed"
+                403,
+                "This server does not accept that host name: add it with --allow-host NAME.",
+                code="host_not_allowed",
             )
             await refusal(error, scope["path"])(scope, receive, send)
             return
@@ -48,10 +50,10 @@ class HostGate:
 
 
 class KeyGate:
-    """Asks for the key, for JSON, and for bodies of a bounded size."""
+    """Requires the key, JSON bodies, and bodies of a bounded size."""
 
     def __init__(self, app: ASGIApp, key: str | None, most_bytes: int) -> None:
-        """`key`: None lets everybody in."""
+        """`key`: None admits every request."""
         self._app = app
         self._key = None if key is None else key.encode()
         self._most_bytes = most_bytes
@@ -78,7 +80,7 @@ class KeyGate:
                     code="invalid_api_key",
                     headers={"www-authenticate": "Bearer"},
                 )
-        # Other types may be sent by any web page without asking first.
+        # A web page may send other types without a preflight request.
         if (
             scope["method"] == "POST"
             and headers.get("content-type", "").partition(";")[0].strip() != "application/json"
@@ -90,17 +92,17 @@ class KeyGate:
 
 
 class _Bounded:
-    """What comes in, up to a number of bytes."""
+    """Receives a body up to a number of bytes."""
 
     def __init__(self, receive: Receive, most_bytes: int) -> None:
         self._receive = receive
         self._most_bytes = most_bytes
-        self._seen = 0
+        self._received = 0
 
     async def __call__(self) -> Message:
         message = await self._receive()
-        self._seen += len(message.get("body", b""))
-        if self._seen > self._most_bytes:
+        self._received += len(message.get("body", b""))
+        if self._received > self._most_bytes:
             raise _too_long(self._most_bytes)
         return message
 

@@ -1,4 +1,4 @@
-"""What every API that is answered here has to say about its answers. Pure."""
+"""The interface by which each API renders its responses, and the format of server-sent events. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -10,33 +10,33 @@ from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import OutputEvent
 
 COMMENT = b": keep-alive\n\n"
-"""What readers of server-sent events skip."""
+"""A server-sent event that clients skip."""
 
 
 class Renderer(Protocol):
-    """One answer as the clients of one API read it: whole, or as frames of a stream."""
+    """Renders one response of one API: as one object, or as server-sent events."""
 
     @property
     def idle(self) -> bytes:
-        """What says that a stream lives, while nothing is generated."""
+        """The event that keeps a stream alive while nothing is generated."""
         ...
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]: ...
 
     def opening(self) -> Iterable[bytes]:
-        """Before the first text."""
+        """Events before the first text."""
         ...
 
-    def told(self, event: OutputEvent) -> Iterable[bytes]:
-        """What an event is to the client."""
+    def render(self, event: OutputEvent) -> Iterable[bytes]:
+        """Events for a piece of text or for the end of a choice."""
         ...
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
-        """Instead of the rest: the status has gone out already."""
+        """Events for an error after the HTTP status was sent."""
         ...
 
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
-        """When all choices have ended."""
+        """Events after the end of all choices."""
         ...
 
 

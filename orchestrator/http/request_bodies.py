@@ -1,4 +1,4 @@
-"""From a request's bytes to its typed body, with errors that name what is wrong. Pure; knows no API's fields."""
+"""Decodes a request's body into a typed struct, with errors that name the wrong field. Pure; knows no API's fields."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def decoded(body: bytes, kind: type[S]) -> S:
-    """Raises ApiError naming the field that is wrong, or saying that the body is no JSON."""
+    """Raises ApiError 400 that names the wrong field or says that the body is not JSON."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -22,7 +22,7 @@ def decoded(body: bytes, kind: type[S]) -> S:
 
 
 def converted(fields: Mapping[str, Any], kind: type[S]) -> S:
-    """The same for fields that another body was translated to. None is not given."""
+    """As `decoded`, from the fields of another API's body; a field that is None counts as absent."""
     try:
         return msgspec.convert({name: value for name, value in fields.items() if value is not None}, type=kind)
     except msgspec.ValidationError as error:

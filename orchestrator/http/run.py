@@ -1,4 +1,4 @@
-"""The HTTP server and a pipeline of its own as one running thing."""
+"""Runs the HTTP server together with its own pipeline."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ import uvicorn
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.http.app import application
-from orchestrator.http.backend import Keeper, PipelineBackend
+from orchestrator.http.backend import PipelineBackend, PipelineThread
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings, loopback
 from orchestrator.text.chat_template import ChatTemplate
@@ -19,7 +19,7 @@ from protocol.errors import InputError
 
 _CONNECTIONS = 512
 _GRACE_SECONDS = 2
-"""For answers under way when the server is told to end."""
+"""For responses in progress when the server ends."""
 
 
 def run(pipeline: Pipeline, folder: Path, settings: ServerSettings, listener: socket.socket, made: bool) -> None:
@@ -44,19 +44,19 @@ def run(pipeline: Pipeline, folder: Path, settings: ServerSettings, listener: so
         backend.ready = True
         click.echo("Ready. Ctrl-C ends it.")
 
-    keeper = Keeper(pipeline, on_ready, on_end=lambda: setattr(server, "should_exit", True))
+    thread = PipelineThread(pipeline, on_ready, on_end=lambda: setattr(server, "should_exit", True))
     greet(settings, listener, made)
-    keeper.start()
+    thread.start()
     try:
         asyncio.run(_serve(server, listener, backend))
     finally:
         pipeline.close()
-    if keeper.failure is not None:
-        raise keeper.failure
+    if thread.failure is not None:
+        raise thread.failure
 
 
 class _Listener(uvicorn.Server):
-    """Ends what is being generated before it waits for its connections to end."""
+    """Stops all generation before it waits for its connections to end."""
 
     def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
         super().__init__(config)
@@ -75,7 +75,7 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, backend: Pipel
 
 
 def greet(settings: ServerSettings, listener: socket.socket, made: bool) -> None:
-    """Say where what is."""
+    """Print addresses and key. `made`: the server made the key itself."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"Serving {', '.join(settings.names)} at http://{shown}:{port}/v1")
@@ -83,15 +83,15 @@ def greet(settings: ServerSettings, listener: socket.socket, made: bool) -> None
     if made:
         click.echo(f"API key, until the server ends: {settings.key}")
     if not loopback(host):
-        click.echo("Beyond this machine the key and all texts travel unencrypted: see docs/serving.md.", err=True)
+        click.echo("Key and texts travel unencrypted beyond this machine: see docs/serving.md.", err=True)
     click.echo("Loading models ...")
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Listening. Raises InputError if this machine has no such address, or it is taken."""
+    """A listening socket. Raises InputError if this machine has no such address, or another program uses it."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio sends small answers at once only on sockets that say they are TCP's; create_server's do not.
+        # asyncio sets TCP_NODELAY only on sockets whose protocol is TCP; socket.create_server does not set it.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -102,7 +102,7 @@ def bound(host: str, port: int) -> socket.socket:
             raise
         return listener
     except OSError as error:
-        # Python adds the address to what the system says.
+        # Python appends the address to the system's message.
         reason = (error.strerror or str(error)).partition(" (")[0]
         raise InputError(
             f"Can't listen at {host}, port {port} ({reason}): choose others with --host and --port."

@@ -1,4 +1,4 @@
-"""What the server's owner decides. Loads nothing."""
+"""Settings of the HTTP server. Loads nothing."""
 
 import ipaddress
 import secrets
@@ -9,23 +9,23 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """What the server's owner decides."""
+    """What the command line decides."""
 
     names: tuple[str, ...]
-    """What the model may be called; the first is what it is called if the client says nothing."""
+    """Names that requests may give the model; the first is the default."""
     key: str | None = None
     hosts: tuple[str, ...] = ()
-    """Names of this machine that requests may be addressed to."""
+    """Host names that requests may carry."""
     origins: tuple[str, ...] = ()
-    """Web pages that may ask from a browser."""
+    """Origins of web pages that may send requests from a browser (CORS)."""
     most_open: int = 64
-    """Generations at once."""
+    """Choices generated at once."""
     most_bytes: int = 8 << 20
-    """Of a request's body."""
+    """The largest body of a request."""
     keep_alive: float = 5.0
-    """Seconds without anything to say after which a stream says that it lives."""
+    """Seconds without an event after which a stream sends a keep-alive."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 1.0})
-    """For what requests leave open."""
+    """Values for fields that a request omits."""
 
 
 def fresh_key() -> str:
@@ -33,7 +33,7 @@ def fresh_key() -> str:
 
 
 def loopback(host: str) -> bool:
-    """Whether only this machine reaches a server there."""
+    """Whether only this machine can reach a server at `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Server-sent events: what is generated as it comes, signs of life while nothing does. Knows no API's shape."""
+"""Streams a generation as server-sent events, with keep-alives in between. Knows no API's format."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -13,7 +13,7 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class EventStream(StreamingResponse):
-    """Calls `close` at its end, however it ends, and even if it never began; more than once is to do no harm."""
+    """A stream of server-sent events. Calls `close` when it ends, for whatever reason; `close` may be called twice."""
 
     def __init__(self, frames: AsyncIterator[bytes], close: Callable[[], None]) -> None:
         super().__init__(frames, headers=_HEADERS, media_type="text/event-stream")
@@ -27,29 +27,29 @@ class EventStream(StreamingResponse):
 
 
 async def frames(
-    generation: ChoiceStream, shape: Renderer, first: OutputEvent | None, patience: float, close: Callable[[], None]
+    generation: ChoiceStream, renderer: Renderer, first: OutputEvent | None, patience: float, close: Callable[[], None]
 ) -> AsyncIterator[bytes]:
-    """`first`: what came before the stream was opened, None if nothing did for `patience` seconds.
+    """`first`: the event before the stream was opened; None if there was none within `patience` seconds.
 
-    `close` is called when nothing more is generated: whoever has read the end finds the place free.
+    `close` is called before the last frames: a client that has read the end finds its place free.
     """
-    for each in shape.opening():
+    for each in renderer.opening():
         yield each
     event = first
     try:
         while True:
             if event is None:
-                yield shape.idle
+                yield renderer.idle
             else:
-                for each in shape.told(event):
+                for each in renderer.render(event):
                     yield each
             if generation.results is not None:
                 break
             event = await generation.next(patience)
     except ApiError as error:
-        for each in shape.failed(error):
+        for each in renderer.failed(error):
             yield each
         return
     close()
-    for each in shape.ending(generation.results):
+    for each in renderer.ending(generation.results):
         yield each

@@ -1,4 +1,4 @@
-"""The clients' side of the orchestrator: requests in, output and answers out. Knows no workers."""
+"""The clients' socket: receives requests, sends output and answers. Knows no workers."""
 
 import itertools
 import time
@@ -10,7 +10,7 @@ import zmq
 
 from orchestrator.core.commands import Emit, Finish
 from orchestrator.core.events import Ended, Submitted
-from orchestrator.core.telemetry.watchers import Watchers
+from orchestrator.core.telemetry.subscribers import Subscribers
 from orchestrator.runtime.request_state import RequestState, to_request
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
@@ -18,18 +18,18 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError, blame_of, blaming
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit
-from protocol.messages.telemetry import FromClientOrWatcher, Watch
+from protocol.messages.telemetry import FromClientOrSubscriber, Watch
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Arrival, Hub
+from protocol.transport.hub import Arrival, Hub
 
 _MAX_REQUESTS = 256
 
 ClientAddress: TypeAlias = tuple[bytes, Stamp]
-"""Where an answer goes, and the stamp that it must have."""
+"""The peer that an answer goes to, and the stamp that it must carry."""
 
 
 class ClientFrontend:
-    """One socket, and the requests of all clients on it."""
+    """The socket of all clients, and their requests."""
 
     def __init__(
         self,
@@ -37,20 +37,20 @@ class ClientFrontend:
         setup: OrchestratorSetup,
         codec: TextCodec,
         state: Callable[[], PipelineState],
-        watchers: Watchers[ClientAddress],
+        subscribers: Subscribers[ClientAddress],
     ) -> None:
         """`state` gives the answer to Inquire."""
         self._state = state
         self._options = setup.options
         self._codec = codec
-        self._watchers = watchers
+        self._subscribers = subscribers
         # Telemetry holds the text of all requests: only the owner of the session's folder can reach this address.
         self._private = setup.address == Session(Path(setup.session)).client_address
-        self._hub = Hub(context, setup.address, FromClientOrWatcher, on_reject=self._reject_frame)
+        self._hub = Hub(context, setup.address, FromClientOrSubscriber, on_reject=self._reject_frame)
         self._requests: dict[SequenceId, RequestState] = {}
         self._sequences = itertools.count(1)
         self._inquirers: dict[bytes, Stamp] = {}
-        """Clients that are told when the pipeline becomes ready or fails."""
+        """Clients that get the state again when the pipeline becomes ready or fails."""
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
@@ -111,12 +111,12 @@ class ClientFrontend:
             self._hub.send(peer, state, stamp)
 
     def send_telemetry(self, now: float) -> None:
-        """Answer the watchers that are due."""
-        for (peer, stamp), frame in self._watchers.due(now):
+        """Send the telemetry frames that are due."""
+        for (peer, stamp), frame in self._subscribers.due(now):
             self._hub.send(peer, frame, stamp)
 
     def close(self) -> None:
-        # Give ZeroMQ's thread the moment it needs to hand over the last frames.
+        # libzmq's thread needs time to send the last frames.
         self._hub.close(linger=200)
 
     def _submit(self, arrival: Arrival, submit: Submit) -> Iterable[Submitted]:
@@ -137,15 +137,15 @@ class ClientFrontend:
 
     def _watch(self, arrival: Arrival, watch: Watch) -> None:
         if self._private:
-            self._watchers.ask((arrival.peer, arrival.stamp), watch, time.monotonic())
+            self._subscribers.ask((arrival.peer, arrival.stamp), watch, time.monotonic())
             return
         error = InputError(
-            "This pipeline's address is open to others, whose requests nobody may watch: use `launch-pipeline serve`."
+            "Other users can reach this pipeline's address, so it gives no telemetry: use `launch-pipeline serve`."
         )
         self._hub.send(arrival.peer, Refused("", str(error), blame_of(error)), arrival.stamp)
 
     def _note_inquirer(self, arrival: Arrival) -> None:
-        """Clients come and go without a word, so only the latest ones are remembered."""
+        """Remember a client for `notify_inquirers`; only the latest, because a client does not say when it leaves."""
         self._inquirers.pop(arrival.peer, None)
         self._inquirers[arrival.peer] = arrival.stamp
         if len(self._inquirers) > _MAX_REQUESTS:

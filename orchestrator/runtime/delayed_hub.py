@@ -1,4 +1,4 @@
-"""A hub some of whose peers seem to be on another machine. Knows sockets; `link_emulation` knows the link."""
+"""A hub that emulates a slow link to some of its peers. Knows sockets; `link_emulation` knows the link."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,14 +9,14 @@ import zmq
 from orchestrator.runtime.link_emulation import EmulatedLink, EmulatedLinks
 from protocol.messages.base import Message
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Arrival, Hub
+from protocol.transport.hub import Arrival, Hub
 
 _MILLISECOND = 1e-3
-_NAP = 1e-4
+_SLEEP_SECONDS = 1e-4
 
 
 class DelayedHub(Hub):
-    """Delays what goes to far peers and comes from them."""
+    """Delays messages to and from the peers behind the link."""
 
     def __init__(
         self,
@@ -24,43 +24,44 @@ class DelayedHub(Hub):
         address: str,
         expected: Any,
         link: EmulatedLink,
-        is_far: Callable[[Stamp], bool],
+        is_remote: Callable[[Stamp], bool],
     ) -> None:
-        """`is_far`: whether this life of a worker is at the other end of the link."""
+        """`is_remote`: whether this life of a worker is behind the link."""
         super().__init__(context, address, expected)
-        self._is_far = is_far
+        self._is_remote = is_remote
         self._links = EmulatedLinks[tuple[bytes, Message, Stamp], Arrival](link)
 
     def send(self, peer: bytes, message: Message, stamp: Stamp) -> bool:
-        """As every hub; what is on its way when its peer goes is lost."""
-        if not self._is_far(stamp):
+        """As `Hub.send`. A delayed message is lost if its peer leaves meanwhile."""
+        if not self._is_remote(stamp):
             return super().send(peer, message, stamp)
-        self._links.tell(stamp.incarnation, (peer, message, stamp), time.monotonic())
+        self._links.send(stamp.incarnation, (peer, message, stamp), time.monotonic())
         return True
 
     def receive(self) -> Iterator[Arrival]:
-        """As every hub; also delivers what has come all the way, so call it as often as `patience` says."""
+        """As `Hub.receive`. Also delivers delayed messages that are due, so call it as often as `timeout` says."""
         for arrival in super().receive():
-            if self._is_far(arrival.stamp):
-                self._links.hear(arrival.stamp.incarnation, arrival, time.monotonic())
+            if self._is_remote(arrival.stamp):
+                self._links.receive(arrival.stamp.incarnation, arrival, time.monotonic())
             else:
                 yield arrival
         now = time.monotonic()
-        for peer, message, stamp in self._links.arrived_there(now):
+        for peer, message, stamp in self._links.due_at_workers(now):
             super().send(peer, message, stamp)
-        yield from self._links.arrived_here(now)
+        yield from self._links.due_here(now)
 
     def timeout(self, wait: float) -> float:
-        """Seconds to poll before the next call, at most `wait`; too short by the millisecond that a poll rounds up.
-        Naps through the last one before something arrives, which a poll would oversleep."""
+        """Seconds to poll before the next `receive`, at most `wait`, less the millisecond by which a poll rounds up.
+
+        Sleeps briefly itself in the last millisecond before a message is due, which a poll would miss."""
         due = self._links.due()
         left = wait if due is None else due - time.monotonic()
         if left >= wait:
             return wait
         if left < _MILLISECOND:
-            time.sleep(min(max(0.0, left), _NAP))
+            time.sleep(min(max(0.0, left), _SLEEP_SECONDS))
         return left - _MILLISECOND
 
     def cut(self, incarnation: int) -> None:
-        """This life is over."""
+        """Drop the delayed messages of an ended life."""
         self._links.cut(incarnation)

@@ -1,4 +1,4 @@
-"""The orchestrator's shell: sockets, processes and the clock around the pure state machine."""
+"""The orchestrator's main loop: sockets, processes and the clock around the pure state machine."""
 
 import gc
 import os
@@ -16,12 +16,12 @@ from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, R
 from orchestrator.core.events import Event, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
-from orchestrator.core.telemetry.watchers import Watchers
+from orchestrator.core.telemetry.subscribers import Subscribers
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.journal import Journal
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.local import WorkerNews
+from orchestrator.runtime.workers.local import WorkerEventOrError
 from orchestrator.runtime.workers.pool import WorkerPool
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError, blame_of
@@ -32,14 +32,14 @@ from protocol.messages.worker import Hello, ToWorker
 
 _PING_SECONDS = 2.0
 _COLLECTION_SECONDS = 10.0
-"""Trees are cycles, so a pipeline that is never idle has to collect garbage while it works: about 1 ms."""
-_TEXTS_KEPT = 1 << 14
-"""Of single tokens, while somebody watches."""
+"""Interval of garbage collection in a pipeline that is never idle: trees are reference cycles. It takes about 1 ms."""
+_CACHED_TEXTS = 1 << 14
+"""Texts of single tokens, for telemetry."""
 log = structlog.get_logger()
 
 
 class Orchestrator:
-    """One pipeline: its machine, its workers, its clients."""
+    """One pipeline: its state machine, its workers, its clients."""
 
     def __init__(self, setup: OrchestratorSetup, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._setup = setup
@@ -48,18 +48,18 @@ class Orchestrator:
         self._codec = TextCodec(Path(setup.target))
         self._machine = Machine(setup.options, setup.pace.name if setup.pace else "")
         self._journal = Journal.to(setup.record)
-        self._watchers = Watchers[ClientAddress](
-            TelemetryRecorder(self._machine, lru_cache(_TEXTS_KEPT)(self._codec.shown))
+        self._subscribers = Subscribers[ClientAddress](
+            TelemetryRecorder(self._machine, lru_cache(_CACHED_TEXTS)(self._codec.shown))
         )
-        self._clients = ClientFrontend(context, setup, self._codec, self._state, self._watchers)
+        self._clients = ClientFrontend(context, setup, self._codec, self._state, self._subscribers)
         self._workers = WorkerPool(context, setup, self._epoch, self._machine.strategy.drafts)
         self._trace = self._workers.trace
         self._poller = zmq.Poller()
         self._hellos: dict[Role, Hello] = {}
         self._serving: dict[Role, int] = {}
-        """Which worker the state machine means by a role, by incarnation."""
+        """The incarnation that a message to a role goes to."""
         self._up: dict[int, Role] = {}
-        """Every worker that is there, by incarnation."""
+        """Roles of all workers that are up, by incarnation."""
         self._lost = 0
         self._failure: PipelineError | None = None
         self._was_ready = False
@@ -67,7 +67,7 @@ class Orchestrator:
         self._stopping = False
 
     def run(self) -> None:
-        """Serve until the parent is gone or SIGTERM comes; then end every worker."""
+        """Serve until the parent ends or SIGTERM arrives; then end all workers."""
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stopping", True))
         self._poller.register(self._clients.socket, zmq.POLLIN)
         if self._setup.life is not None:
@@ -84,7 +84,7 @@ class Orchestrator:
             self._close()
 
     def _run_once(self) -> None:
-        """Wait for something to happen, and let it."""
+        """Poll once, then handle all that has arrived and all that is due."""
         ready = {source for source, _ in self._poller.poll(self._timeout())}
         self._trace.woke()
         self._handle_all(self._workers.receive(ready))
@@ -92,22 +92,22 @@ class Orchestrator:
             self._step(event)
         if self._setup.life in ready:
             self._stopping = True
-        self._on_time()
+        self._handle_due()
 
     def _timeout(self) -> int:
         """Milliseconds until something is due."""
-        due = [self._machine.deadline(), self._workers.deadline(), self._watchers.deadline(), self._next_ping]
+        due = [self._machine.deadline(), self._workers.deadline(), self._subscribers.deadline(), self._next_ping]
         wait = self._workers.timeout(min(at for at in due if at is not None) - time.monotonic())
-        # Rounded up, so that a turn never comes just before what it is for.
+        # Rounded up, so that a poll never ends just before the deadline.
         return max(0, int(wait * 1000) + 1)
 
-    def _on_time(self) -> None:
+    def _handle_due(self) -> None:
         now = time.monotonic()
         deadline = self._machine.deadline()
         if deadline is not None and now >= deadline:
             self._step(Tick())
-        self._handle_all(self._workers.on_time(now))
-        if self._watchers.watching:
+        self._handle_all(self._workers.handle_due(now))
+        if self._subscribers.active:
             self._clients.send_telemetry(now)
         if now >= self._next_ping:
             self._next_ping = now + _PING_SECONDS
@@ -122,9 +122,9 @@ class Orchestrator:
         commands = self._machine.step(event, now)
         for command in commands:
             self._perform(command)
-        if self._watchers.watching:
-            # Behind the commands, which a round waits for.
-            self._watchers.saw(event, commands, now)
+        if self._subscribers.active:
+            # After the commands, which a round waits for.
+            self._subscribers.record(event, commands, now)
         self._trace.stepped(began)
 
     def _perform(self, command: Command) -> None:
@@ -149,32 +149,32 @@ class Orchestrator:
 
     # Workers ----------------------------------------------------------------------------------
 
-    def _handle_all(self, news: Iterable[WorkerNews]) -> None:
-        for one in news:
-            self._handle(one)
+    def _handle_all(self, events: Iterable[WorkerEventOrError]) -> None:
+        for event in events:
+            self._handle(event)
 
-    def _handle(self, news: WorkerNews) -> None:
-        match news:
+    def _handle(self, event: WorkerEventOrError) -> None:
+        match event:
             case PipelineError():
-                self._fail(news)
+                self._fail(event)
             case WorkerUp(incarnation, hello):
                 self._hellos[hello.role] = hello
                 self._up[incarnation] = hello.role
                 self._serving[hello.role] = incarnation
-                self._step(news)
+                self._step(event)
                 self._became_ready()
             case WorkerDown(role, incarnation):
                 self._lost += self._up.pop(incarnation, None) is not None
                 if self._serving.get(role) == incarnation:
                     del self._serving[role]
-                self._step(news)
+                self._step(event)
             case _:
-                self._step(news)
+                self._step(event)
 
     def _send(self, role: Role, message: ToWorker, incarnation: int | None) -> None:
-        to = self._serving.get(role) if incarnation is None else incarnation
-        if to is not None:
-            self._workers.send(to, message)
+        receiver = self._serving.get(role) if incarnation is None else incarnation
+        if receiver is not None:
+            self._workers.send(receiver, message)
 
     # State ------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Orchestrator:
             self._clients.notify_inquirers()
 
     def _fail(self, error: PipelineError) -> None:
-        """The pipeline can't go on; whoever waits is told why."""
+        """The pipeline has failed: refuse all requests, and report the reason."""
         log.error("pipeline failed", reason=str(error))
         self._failure = error
         self._session.record_failure(error)
@@ -209,7 +209,7 @@ class Orchestrator:
         self._clients.notify_inquirers()
 
     def _close(self) -> None:
-        stopped = PipelineError("The pipeline was stopped while it served this request: start it and ask again.")
+        stopped = PipelineError("The pipeline was stopped during this request: start it, then send the request again.")
         self._clients.refuse_all(stopped)
         self._workers.stop()
         unlink_owned()

@@ -1,4 +1,4 @@
-"""One client request: text in, text out, around the token ids that the state machine deals in."""
+"""One client request: converts between the client's text and the state machine's tokens."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ from protocol.transport.codec import Stamp
 
 @dataclass(slots=True)
 class RequestState:
-    """A request, the client that waits for it, and how far its text has got."""
+    """A request, its client, and the text that was sent so far."""
 
     sequence: SequenceId
     peer: bytes
@@ -27,7 +27,7 @@ class RequestState:
     text: TextStream
     stops: StopScanner
     stopped: bool = False
-    """A stop string was found: nothing that follows goes to the client."""
+    """A stop string was found: no further text is sent."""
     sent_tokens: int = 0
 
     @classmethod
@@ -39,18 +39,18 @@ class RequestState:
     ) -> Output:
         """The text that `tokens` complete, up to a stop string if there is one."""
         texts: list[str] = []
-        taken = 0
+        used = 0
         for token in tokens:
             text, self.stopped = self.stops.push(self.text.push([token]))
             texts.append(text)
-            taken += 1
+            used += 1
             if self.stopped:
                 break
-        self.sent_tokens += taken
-        return Output(self.request, "".join(texts), tokens[:taken], hit, likelihoods[:taken])
+        self.sent_tokens += used
+        return Output(self.request, "".join(texts), tokens[:used], hit, likelihoods[:used])
 
     def rest(self) -> Output | None:
-        """Text that was held back in case more came, if any."""
+        """The text that was held back as a possible part of a stop string or character, if any."""
         if self.stopped:
             return None
         text, self.stopped = self.stops.push(self.text.finish())
@@ -64,10 +64,10 @@ class RequestState:
 
 
 def to_request(submit: Submit, codec: TextCodec, options: Options) -> Request:
-    """The request in tokens. Raises InputError for one without any, or one that the options rule out."""
+    """The request in tokens. Raises InputError if it has no tokens or does not fit the options."""
     require_compatible(submit.sampling.verification, options.strategy)
     if (submit.prompt is None) == (submit.tokens is None):
-        raise InputError("A request needs either a prompt or tokens, and not both.")
+        raise InputError("A request needs either a prompt or tokens, not both.")
     tokens = tuple(codec.encode(submit.prompt)) if submit.prompt is not None else submit.tokens
     if not tokens:
         raise InputError("The prompt is empty: give at least one token to continue.")

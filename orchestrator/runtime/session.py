@@ -1,4 +1,4 @@
-"""A pipeline's private folder: sockets, logs, and the word of what failed. Gone when the pipeline is."""
+"""A pipeline's private folder: sockets, logs, and the reason of a failure. Removed at the pipeline's end."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ class Session:
 
     @classmethod
     def create(cls) -> "Session":
-        """A new folder for this process; what dead pipelines of this user left is removed first."""
+        """A new folder for this process. Removes what dead pipelines of this user left."""
         home = sessions_home()
         home.mkdir(mode=0o700, exist_ok=True)
         sweep()
@@ -40,7 +40,7 @@ class Session:
 
     @property
     def owner_address(self) -> str:
-        """Where the commands of this user speak to a pipeline that workers of other machines may come to."""
+        """Where the owner's commands reach a pipeline with remote workers."""
         return f"ipc://{self.folder}/owner"
 
     def log(self, name: str) -> Path:
@@ -56,13 +56,13 @@ class Session:
         (self.folder / _FAILURE).write_bytes(msgspec.json.encode((blame_of(error), str(error))))
 
     def failure(self) -> PipelineError | None:
-        """Why the orchestrator gave up, if it said so."""
+        """Why the orchestrator failed, if it recorded a reason."""
         with suppress(OSError):
             return blaming(*msgspec.json.decode((self.folder / _FAILURE).read_bytes(), type=tuple[Blame, str]))
         return None
 
     def remove(self) -> None:
-        """Also what an orchestrator that was killed left in shared memory."""
+        """Remove the folder, and what a killed orchestrator left in shared memory."""
         segments.sweep()
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):
@@ -70,22 +70,22 @@ class Session:
 
 
 def sessions_home() -> Path:
-    """Short, because socket paths are limited to some 100 bytes; per user, because the folder is private."""
+    """The folder of all sessions of this user. Short, because socket paths are limited to about 100 bytes."""
     return Path("/tmp") / f"launch-pipeline-{os.getuid()}"  # noqa: S108 - private: mode 0700, checked by sweep
 
 
 def running_sessions() -> list[Path]:
-    """Folders whose owner lives."""
+    """Folders whose owner process runs."""
     return [folder for folder in _sessions() if _alive(_owner(folder))]
 
 
 def stale_sessions() -> list[Path]:
-    """Folders whose owner is gone."""
+    """Folders whose owner process has ended."""
     return [folder for folder in _sessions() if not _alive(_owner(folder))]
 
 
 def sweep() -> list[Path]:
-    """Remove what dead pipelines left; returns the folders."""
+    """Remove the stale folders and return them."""
     stale = stale_sessions()
     for folder in stale:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""All that an orchestrator process is told at its start, as one JSON argument."""
+"""The setup of an orchestrator process: its one argument, in JSON."""
 
 import sys
 
@@ -12,16 +12,16 @@ from protocol.contracts.target_hosts import TargetHosts
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Workers of other machines may come."""
+    """Where remote workers connect."""
 
     address: str
     """tcp://HOST:PORT; port 0 picks one."""
     folder: str
-    """Where this machine's keys and the pins of its guests are."""
+    """Folder with this machine's keys and the pinned keys of other machines."""
 
 
 class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Paths are local and checked; nothing here came over a network."""
+    """Everything that an orchestrator needs. Paths are local and checked; no field comes from the network."""
 
     session: str
     """The session folder."""
@@ -29,32 +29,32 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Where clients connect."""
     target: str
     draft: str
-    """Model folder; empty for a draft without a model of its own, which is given the target's."""
+    """Model folder; empty for a draft without its own model, which gets the target's."""
     target_engine: TargetEngineName = "mlx"
     draft_engine: DraftEngineName = "mlx"
     prefill_engine: PrefillEngineName = "none"
     prefill: str = ""
-    """Folder of the target's conversion that reads prompts; empty if the target's own is used."""
+    """Folder of the target's conversion for the prefill worker; empty to use the target's own folder."""
     target_hosts: TargetHosts | None = None
-    """Hosts that share the target among them."""
+    """Hosts among which the target is divided."""
     options: Options = Options()
     listening: Listening | None = None
     life: int | None = None
     """A socket shared with the parent; its end of file means that the parent is gone."""
     prefill_chunk: int = 512
     draft_command: tuple[str, ...] = ()
-    """Run this instead of our draft worker: for drafting algorithms of the user's own."""
+    """Command to run instead of our draft worker: for a user's own drafting algorithm."""
     record: str = ""
     """Write every event of the state machine to this file."""
     draft_link: EmulatedLink | None = None
-    """Let the draft seem as far away as this link makes it."""
+    """Emulate this link between orchestrator and draft."""
     pace: DeviceProfile | None = None
-    """Let the workers be as slow as these devices."""
+    """Pace the workers to this device profile."""
     trace: str = ""
-    """Folder that every process writes its spans to at the end; empty records none."""
+    """Folder to which every process writes its spans at its end; empty records none."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for a draft engine that there is not."""
+        """Raises InputError for an unknown draft engine."""
         draft_model(self.draft_engine)
 
     @classmethod

@@ -1,6 +1,6 @@
-"""What the orchestrator process does and sees while it is profiled: spans, messages with their times, clocks.
+"""Records what the orchestrator does while it is profiled: spans, messages with their times, clock offsets.
 
-Knows what messages mean for time; decides nothing. Nothing is written before the end.
+Decides nothing. Nothing is written before the end.
 """
 
 import time
@@ -16,30 +16,30 @@ from protocol.messages.worker import Forest, Grow, Hello, Ping, Pong, Prefilled,
 from protocol.worker.clock import ClockProbes
 from protocol.worker.spans import SpanKind, SpanRing
 
-_MOST_MESSAGES = 1 << 17
+_MAX_MESSAGES = 1 << 17
 _PROBES = 200
-"""Sent to each worker one after the other as soon as it is up, when it has nothing else to do."""
+"""Clock probes, sent to each worker one after the other as soon as it is up, while it is idle."""
 _FILE = "trace.json"
 
-Telling: TypeAlias = Start | Verify | Reroot | Prefilled | Verdict | Grow
-"""Messages that a profile is made of."""
+ProfiledMessage: TypeAlias = Start | Verify | Reroot | Prefilled | Verdict | Grow
+"""Messages that a profile needs."""
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
-    """A message that came or went."""
+    """A message that was received or sent."""
 
     at: int
-    """Nanoseconds on the orchestrator's clock: when it had been read, or when its sending began."""
+    """Nanoseconds on the orchestrator's clock: after it was read, or before it was sent."""
     role: Role
-    """Who said it, or to whom it was said."""
+    """The role of its sender or receiver."""
     incarnation: int
     serial: int
-    """For a Grow: the how manieth of this worker."""
-    message: Telling
+    """For a Grow: its number among those of this worker, from 1 on."""
+    message: ProfiledMessage
 
 
 class Traced(msgspec.Struct, frozen=True):
-    """A worker's life."""
+    """One life of a worker."""
 
     role: Role
     incarnation: int
@@ -48,11 +48,11 @@ class Traced(msgspec.Struct, frozen=True):
     ahead: int
     """Its clock minus the orchestrator's, in nanoseconds."""
     error: int | None
-    """Nanoseconds that `ahead` may be off; None if it told no time."""
+    """Largest error of `ahead` in nanoseconds; None if the worker answered no probe."""
 
 
 class _Growth(NamedTuple):
-    """A Grow, packed: kept as it came, its thousands of numbers would push everything else out of the caches."""
+    """A Grow in packed form: as objects, its thousands of numbers would evict everything else from the caches."""
 
     at: int
     incarnation: int
@@ -69,65 +69,65 @@ class _Growth(NamedTuple):
         return cls(at, incarnation, serial, grow.sequence, grow.round, grow.evaluated, parents, tokens)
 
     def seen(self) -> Seen:
-        """Without the draft's probabilities, which no figure is made of."""
+        """The message without the draft's probabilities, which no figure needs."""
         parents, tokens = tuple(map(NodeId, self.parents)), tuple(self.tokens)
         grow = Grow(self.sequence, self.round, parents, tokens, (0.0,) * len(tokens), self.evaluated, 0.0)
         return Seen(self.at, "draft", self.incarnation, self.serial, grow)
 
 
 class Record(msgspec.Struct, frozen=True):
-    """All that is written besides the spans."""
+    """The content of the file beside the spans."""
 
     workers: tuple[Traced, ...]
     seen: tuple[Seen, ...]
     lost: int
-    """Older messages that were not kept."""
+    """Older messages that were dropped."""
 
 
 def load_record(folder: Path) -> Record:
-    """Raises OSError if no orchestrator wrote one there."""
+    """The record in `folder`. Raises OSError if there is none."""
     return msgspec.json.decode((folder / _FILE).read_bytes(), type=Record)
 
 
 class Trace:
-    """Nobody looks: nothing is kept. What `Recording` does, it does at these moments."""
+    """Records nothing; the interface of `Recording`."""
 
     def now(self) -> int:
         return 0
 
     def woke(self) -> None:
-        """The poll returned: something has arrived."""
+        """The poll has returned."""
 
     def arrived(self, role: Role, incarnation: int, message: Message) -> None:
         """A worker's message was read."""
 
     def stepped(self, began: int) -> None:
-        """What an event led to is done; it was taken up at `began`."""
+        """An event and its commands are handled; that began at `began`."""
 
-    def told(self, role: Role, incarnation: int, message: Message, began: int) -> None:
+    def sent(self, role: Role, incarnation: int, message: Message, began: int) -> None:
         """A message was sent to a worker."""
 
     def probe(self, incarnation: int) -> Ping | None:
-        """What to ask this worker now in order to learn its clock."""
+        """The next clock probe for this worker, if any."""
 
     def save(self) -> None:
-        """The end."""
+        """Write everything."""
 
 
 class Recording(Trace):
-    """Keeps the newest spans and messages for `folder`."""
+    """Holds the newest spans and messages, and writes them to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._ring = SpanRing()
         self._since = self._ring.now()
-        self._seen: deque[Seen | _Growth] = deque(maxlen=_MOST_MESSAGES)
+        self._seen: deque[Seen | _Growth] = deque(maxlen=_MAX_MESSAGES)
         self._count = 0
         self._grows: dict[int, int] = {}
         self._hellos: dict[int, Hello] = {}
         self._probes: dict[int, ClockProbes] = {}
-        self._free: dict[SequenceId, int] = {}
-        """Since when the target could have been at work for a sequence; 0 within the step that found out."""
+        self._target_free: dict[SequenceId, int] = {}
+        """Since when the target has nothing to verify for a sequence; 0 until the end of the current step."""
 
     def now(self) -> int:
         return self._ring.now()
@@ -139,7 +139,7 @@ class Recording(Trace):
         now = self._ring.now()
         match message:
             case Verdict() | Prefilled():
-                self._free[message.sequence] = 0
+                self._target_free[message.sequence] = 0
                 self._keep(now, role, incarnation, message)
             case Grow():
                 self._grows[incarnation] = self._grows.get(incarnation, 0) + 1
@@ -156,25 +156,25 @@ class Recording(Trace):
     def stepped(self, began: int) -> None:
         now = self._since = self._ring.now()
         self._ring.add(SpanKind.STEP, began, now)
-        for sequence, since in self._free.items():
-            self._free[sequence] = since or now
+        for sequence, since in self._target_free.items():
+            self._target_free[sequence] = since or now
 
-    def told(self, role: Role, incarnation: int, message: Message, began: int) -> None:
+    def sent(self, role: Role, incarnation: int, message: Message, began: int) -> None:
         match message:
             case Verify():
-                self._asked(message, began, role, incarnation)
+                self._record_verify(message, began, role, incarnation)
             case Forest(trees):
                 for verify in trees:
-                    self._asked(verify, began, role, incarnation)
+                    self._record_verify(verify, began, role, incarnation)
             case Start() | Reroot():
                 self._keep(began, role, incarnation, message)
             case Stop():
-                self._free.pop(message.sequence, None)
+                self._target_free.pop(message.sequence, None)
         self._ring.add(SpanKind.MESSAGE, began, self._ring.now())
 
-    def _asked(self, verify: Verify, began: int, role: Role, incarnation: int) -> None:
+    def _record_verify(self, verify: Verify, began: int, role: Role, incarnation: int) -> None:
         self._keep(began, role, incarnation, verify)
-        since = self._free.pop(verify.sequence, 0)
+        since = self._target_free.pop(verify.sequence, 0)
         if since:
             self._ring.add(SpanKind.WAIT, since, began, verify.sequence, verify.round)
 
@@ -192,7 +192,7 @@ class Recording(Trace):
         )
         (self._folder / _FILE).write_bytes(msgspec.json.encode(record))
 
-    def _keep(self, at: int, role: Role, incarnation: int, message: Telling) -> None:
+    def _keep(self, at: int, role: Role, incarnation: int, message: ProfiledMessage) -> None:
         self._count += 1
         self._seen.append(Seen(at, role, incarnation, 0, message))
 
@@ -200,6 +200,6 @@ class Recording(Trace):
         best = self._probes[incarnation].best
         if best is None:
             return Traced(hello.role, incarnation, hello.device, hello.model, 0, None)
-        # Within the error there is no sign of another clock, and workers on this machine do have ours.
+        # An offset within the error is taken for 0: workers on this machine have the same clock.
         ahead = best.ahead if abs(best.ahead) > best.error else 0
         return Traced(hello.role, incarnation, hello.device, hello.model, ahead, best.error)

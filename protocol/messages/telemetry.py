@@ -1,7 +1,7 @@
-"""Messages by which a client watches the pipeline work: one question, one scene, as often as the watcher likes.
+"""Messages by which a client watches the pipeline: each `Watch` is answered with one `TelemetryFrame`.
 
-Nothing is sent that was not asked for, so a watcher that is slow, or gone, holds nothing up. Scenes hold the text of
-other clients' requests: who may ask is the desk's affair.
+A frame is only sent on request, so a subscriber that is slow or gone delays nothing. Frames hold the text of other
+clients' requests: the orchestrator's client frontend decides which clients may ask.
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -11,73 +11,73 @@ from msgspec import Meta
 from protocol.messages.base import Message, MessagePart, PlainText, Probability, Role, Seconds, WireSequence
 from protocol.messages.client import FromClient, Statistics, ToClient
 
-MOST_NODES = 48
-"""Of a token tree in a scene."""
-MOST_JUDGED = 16
-"""Rounds in one scene: with twenty scenes a second, 320 a second."""
-MOST_SPANS = 128
-MOST_OVER = 8
-MOST_REQUESTS = 32
-MOST_DEPTHS = 32
-MOST_CHARACTERS = 48
-"""Of one token's text."""
-_MOST_WORKERS = 32
+MAX_NODES = 48
+"""Nodes of one token tree in a frame."""
+MAX_ROUNDS = 16
+"""Rounds in one frame: 320 a second at 20 frames a second."""
+MAX_SPANS = 128
+MAX_ENDED = 8
+MAX_REQUESTS = 32
+MAX_DEPTHS = 32
+MAX_CHARACTERS = 48
+"""Characters of one token's text."""
+_MAX_WORKERS = 32
 
 Serial: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
-"""Counts what happened in one life of the orchestrator."""
+"""Number of the last recorded event in one life of the orchestrator."""
 Key: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
-"""The lower bits of a node's id, as many as JavaScript's numbers hold: the same node has the same key in all scenes."""
-TokenText: TypeAlias = Annotated[str, Meta(max_length=MOST_CHARACTERS)]
+"""The lower 53 bits of a node's id, which JavaScript's numbers hold: a node has the same key in all frames."""
+TokenText: TypeAlias = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
 ClockTime: TypeAlias = Annotated[float, Meta(ge=-1e12, le=1e12)]
 """Seconds on the orchestrator's clock."""
-Index: TypeAlias = Annotated[int, Meta(ge=-1, lt=MOST_NODES)]
-DepthCounts: TypeAlias = Annotated[tuple[int, ...], Meta(max_length=MOST_DEPTHS)]
-"""One count a depth below the root, from 1 on."""
+Index: TypeAlias = Annotated[int, Meta(ge=-1, lt=MAX_NODES)]
+DepthCounts: TypeAlias = Annotated[tuple[int, ...], Meta(max_length=MAX_DEPTHS)]
+"""One count for each depth below the root, from depth 1 on."""
 
 
 class Watch(Message, frozen=True):
-    """What has happened since? Answered with one Scene: soon if something has, otherwise within a second or so."""
+    """Asks for one TelemetryFrame. It comes at once if something happened after `after`, else within about a second."""
 
     after: Serial = 0
-    """That of the last scene."""
+    """Serial of the subscriber's last frame."""
     sequence: WireSequence | None = None
-    """The request to look at; None, or one that is over, is the latest."""
+    """The request to show in detail; None, or a request that has ended, selects the latest."""
 
 
 class TreeSnapshot(MessagePart, frozen=True, kw_only=True):
     """A token tree in parallel arrays, parents before their children; entry 0 is the root."""
 
-    keys: Annotated[tuple[Key, ...], Meta(max_length=MOST_NODES)]
-    texts: Annotated[tuple[TokenText, ...], Meta(max_length=MOST_NODES)]
-    parents: Annotated[tuple[Index, ...], Meta(max_length=MOST_NODES)]
-    chances: Annotated[tuple[Probability | None, ...], Meta(max_length=MOST_NODES)]
-    """As the draft claims, given the parent; None for what was looked up in the text."""
-    paths: Annotated[tuple[Probability, ...], Meta(max_length=MOST_NODES)]
-    """Probability of getting there from the root, as it is believed."""
+    keys: Annotated[tuple[Key, ...], Meta(max_length=MAX_NODES)]
+    texts: Annotated[tuple[TokenText, ...], Meta(max_length=MAX_NODES)]
+    parents: Annotated[tuple[Index, ...], Meta(max_length=MAX_NODES)]
+    probabilities: Annotated[tuple[Probability | None, ...], Meta(max_length=MAX_NODES)]
+    """The draft's probability of the token given its parent; None for a token from prompt lookup."""
+    path_probabilities: Annotated[tuple[Probability, ...], Meta(max_length=MAX_NODES)]
+    """Estimated probability of the path from the root to the node."""
 
 
 class VerifiedRound(MessagePart, frozen=True, kw_only=True):
-    """A round that is over."""
+    """A round whose verdict has arrived."""
 
     sequence: WireSequence
     round: int
     begin: ClockTime
     end: ClockTime
-    sent: TreeSnapshot
-    """What was verified, or its first nodes."""
+    tree: TreeSnapshot
+    """The verified tree, or its first nodes."""
     width: int
     """Tokens in the target's forward that belonged to this request."""
-    accepted: Annotated[tuple[Index, ...], Meta(max_length=MOST_NODES)]
-    """The path of nodes that were kept, top down."""
-    tokens: int
-    """That the round gave, the bonus included."""
+    accepted: Annotated[tuple[Index, ...], Meta(max_length=MAX_NODES)]
+    """The accepted path as entries of `tree`, top down, without the root."""
+    committed: int
+    """Tokens that the round committed, the bonus token included."""
     bonus: TokenText
     hit: bool | None
-    """Whether there was something below the bonus already; None where there is no such thing."""
+    """Whether the tree already had the new root; None where the round could not hit."""
 
 
 class WorkSpan(MessagePart, frozen=True, kw_only=True):
-    """One unit of a worker's work, dated back from the arrival of its result by the seconds that it says it took."""
+    """One unit of a worker's work. It ends when its result arrives, and begins the reported seconds earlier."""
 
     role: Role
     incarnation: int
@@ -86,9 +86,9 @@ class WorkSpan(MessagePart, frozen=True, kw_only=True):
     begin: ClockTime
     end: ClockTime
     tokens: int
-    """That were evaluated."""
-    kept: int
-    """Of a verification: accepted nodes."""
+    """Tokens that were evaluated."""
+    accepted: int
+    """Accepted nodes of a verification; 0 for other work."""
 
 
 class FinishedRequest(MessagePart, frozen=True, kw_only=True):
@@ -107,9 +107,10 @@ class WorkerSummary(MessagePart, frozen=True, kw_only=True):
     engine: PlainText
     model: PlainText
     device: PlainText
-    guest: bool
+    remote: bool
+    """The worker runs on another machine."""
     status: Literal["active", "on trial", "standby"] | None = None
-    """Of a draft."""
+    """Status of a draft; None for other roles."""
 
 
 class RequestSummary(MessagePart, frozen=True, kw_only=True):
@@ -117,71 +118,72 @@ class RequestSummary(MessagePart, frozen=True, kw_only=True):
 
     sequence: WireSequence
     phase: Literal["waiting", "prefilling", "ready", "verifying"]
-    generated: int
-    since: Seconds
-    """Age."""
+    generated_tokens: int
+    age: Seconds
+    """Since the request arrived."""
 
 
 class RequestSnapshot(MessagePart, frozen=True, kw_only=True):
-    """The request that is looked at, as it is now."""
+    """The selected request in its present state."""
 
     sequence: WireSequence
     round: int
-    tail: Annotated[tuple[TokenText, ...], Meta(max_length=MOST_NODES)]
-    """Its last committed tokens; the last of all is the root."""
-    prompt: int
-    """How many of those the prompt's are."""
+    last_tokens: Annotated[tuple[TokenText, ...], Meta(max_length=MAX_NODES)]
+    """The last committed tokens; the final one is the root."""
+    prompt_part: int
+    """How many of `last_tokens` belong to the prompt."""
     tree: TreeSnapshot
-    """Its most probable part, and all that is under verification."""
-    asked: Annotated[tuple[Index, ...], Meta(max_length=MOST_NODES)]
-    """Entries of the tree that are under verification."""
+    """The most probable nodes, and all nodes under verification."""
+    verifying: Annotated[tuple[Index, ...], Meta(max_length=MAX_NODES)]
+    """Entries of `tree` that are under verification."""
     nodes: int
-    """Of the whole tree."""
+    """Nodes of the whole tree."""
     prompt_tokens: int
-    adopted: int
-    prefill: Seconds
+    adopted_tokens: int
+    prefill_seconds: Seconds
     """Of the target."""
-    generated: int
-    decoding: Seconds
-    """From the end of prefilling to the last token."""
+    generated_tokens: int
+    decode_seconds: Seconds
+    """From the end of prefill to the last token."""
     rounds: int
     hits: int
-    chances: int
+    hit_chances: int
     """Rounds that could have hit."""
     accepted: DepthCounts
+    """Rounds in which the node at that depth was accepted."""
     tried: DepthCounts
-    """Rounds in which the node above was accepted and had a child under verification, by depth."""
-    evaluated: int
+    """Rounds in which the parent was accepted and had a child under verification."""
+    evaluated_nodes: int
     """Nodes that the draft evaluated."""
     target_seconds: Seconds
     draft_seconds: Seconds
-    plain: Seconds | None
-    """Estimate of what the target takes for one token alone, if it is known."""
-    step: Seconds | None
+    plain_step_seconds: Seconds | None
+    """Estimated time of the target's forward over one token; None before the first measurement."""
+    growth_step_seconds: Seconds | None
     """Running mean of a growth step."""
-    hop: Seconds | None
-    """Of what a round takes beyond the target's forward and deliberate waiting."""
+    round_overhead_seconds: Seconds | None
+    """Running mean of a round's time outside the target's forward and deliberate waiting."""
 
 
 class TelemetryFrame(Message, frozen=True, kw_only=True):
-    """What the pipeline did since the watcher's last scene, and how it stands."""
+    """What happened since the subscriber's last frame, and the present state."""
 
     serial: Serial
     at: ClockTime
-    lost: int
-    """Spans and judged rounds since then that are not told: there were too many."""
-    drafts: bool
+    dropped: int
+    """Spans and rounds since the last frame that this frame has no room for."""
+    uses_draft: bool
     """The strategy uses a draft."""
-    workers: Annotated[tuple[WorkerSummary, ...], Meta(max_length=_MOST_WORKERS)]
-    requests: Annotated[tuple[RequestSummary, ...], Meta(max_length=MOST_REQUESTS)]
-    """The oldest ones, and the one that is shown."""
-    shown: RequestSnapshot | None
-    judged: Annotated[tuple[VerifiedRound, ...], Meta(max_length=MOST_JUDGED)]
-    spans: Annotated[tuple[WorkSpan, ...], Meta(max_length=MOST_SPANS)]
-    over: Annotated[tuple[FinishedRequest, ...], Meta(max_length=MOST_OVER)] = ()
-    """The last ones."""
+    workers: Annotated[tuple[WorkerSummary, ...], Meta(max_length=_MAX_WORKERS)]
+    requests: Annotated[tuple[RequestSummary, ...], Meta(max_length=MAX_REQUESTS)]
+    """The oldest requests, and the selected one."""
+    selected: RequestSnapshot | None
+    verified: Annotated[tuple[VerifiedRound, ...], Meta(max_length=MAX_ROUNDS)]
+    spans: Annotated[tuple[WorkSpan, ...], Meta(max_length=MAX_SPANS)]
+    ended: Annotated[tuple[FinishedRequest, ...], Meta(max_length=MAX_ENDED)] = ()
+    """The last requests that ended."""
 
 
-FromClientOrWatcher: TypeAlias = FromClient | Watch
-"""Who comes to the desk."""
-ToClientOrWatcher: TypeAlias = ToClient | TelemetryFrame
+FromClientOrSubscriber: TypeAlias = FromClient | Watch
+"""All messages that the client frontend receives."""
+ToClientOrSubscriber: TypeAlias = ToClient | TelemetryFrame

@@ -1,4 +1,4 @@
-"""Which machines may connect: keys, pinned keys, the ZAP authenticator, files that only their owner can read.
+"""Authentication of other machines: addresses, keys, pinned keys, the ZAP authenticator, private files.
 
-Knows no messages or models.
+Knows neither messages nor models.
 """

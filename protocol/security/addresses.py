@@ -1,4 +1,4 @@
-"""Which addresses sockets may have: ipc paths that the system won't cut, and TCP with a host and a port."""
+"""Valid socket addresses: ipc paths that the system does not truncate, and TCP with host and port."""
 
 import os
 import re
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from protocol.errors import InputError
 
-_LONGEST_PATH = 100
-"""Bytes; macOS cuts socket paths at 104."""
-_LAST_PORT = 65535
+_MAX_PATH = 100
+"""Bytes; macOS truncates socket paths at 104."""
+_MAX_PORT = 65535
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.-]+)?")
@@ -16,57 +16,57 @@ _TCP = re.compile(r"tcp://(?:\[(?P<bracketed>[^\]]*)\]|(?P<plain>[^:\[\]]*)):(?P
 
 
 class Endpoint(NamedTuple):
-    """A TCP address. The host of IPv6 has no brackets."""
+    """A TCP address; an IPv6 host is without brackets."""
 
     host: str
     port: int
 
     @property
     def loopback(self) -> bool:
-        """Whether nobody beyond this machine can reach it."""
+        """Whether only this machine can reach it."""
         return self.host in _LOOPBACK
 
 
 def tcp_address(host: str, port: int, listening: bool = False) -> str:
-    """The address as ZeroMQ wants it. Raises InputError; port 0, any free one, is for listening only."""
+    """The address in ZeroMQ's form. Raises InputError. Port 0 means any free port and is for listening only."""
     if not ((_NAME.fullmatch(host) or _IPV6.fullmatch(host)) and len(host) <= 253):
-        raise InputError(f"{host[:300]!r} is no host: give a name, an IPv4 or an IPv6 address.")
+        raise InputError(f"{host[:300]!r} is not a host: give a name, an IPv4 or an IPv6 address.")
     address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     _require_port(address, port, listening)
     return address
 
 
 def endpoint(address: str, listening: bool = False) -> Endpoint | None:
-    """Host and port of a TCP address; None for a good ipc one. Raises InputError for anything else."""
+    """Host and port of a TCP address; None for a valid ipc address. Raises InputError for anything else."""
     if address.startswith("ipc:///"):
         _require_path(address)
         return None
     parts = _TCP.fullmatch(address)
     host = None if parts is None else parts["bracketed"] or parts["plain"]
     if parts is None or not host or not (_NAME.fullmatch(host) or (parts["bracketed"] and _IPV6.fullmatch(host))):
-        raise InputError(f"{address} is no address: use ipc:///path or tcp://HOST:PORT.")
+        raise InputError(f"{address} is not an address: use ipc:///path or tcp://HOST:PORT.")
     _require_port(address, int(parts["port"]), listening)
     return Endpoint(host, int(parts["port"]))
 
 
 def require_local(address: str, listening: bool = False) -> None:
-    """Refuse what is no address, or one beyond this machine: those need keys."""
+    """Raise InputError for an invalid address, or one that another machine can reach, which needs keys."""
     found = endpoint(address, listening)
     if found is not None and not found.loopback:
         raise InputError(
-            f"{address} is beyond this machine, where sockets need keys: use ipc:///path or tcp://127.0.0.1:PORT; "
-            "workers of other machines come in by `launch-pipeline serve-workers --listen HOST:PORT`."
+            f"{address} is not on this machine only, so it needs keys: use ipc:///path or tcp://127.0.0.1:PORT; "
+            "for workers of other machines use `launch-pipeline serve-workers --listen HOST:PORT`."
         )
 
 
 def _require_port(address: str, port: int, listening: bool) -> None:
-    if not (0 if listening else 1) <= port <= _LAST_PORT:
-        raise InputError(f"{address} has no possible port: choose one from 1024 to {_LAST_PORT}.")
+    if not (0 if listening else 1) <= port <= _MAX_PORT:
+        raise InputError(f"{address} has an invalid port: choose one from 1024 to {_MAX_PORT}.")
 
 
 def _require_path(address: str) -> None:
-    if not 1 <= len(os.fsencode(address.removeprefix("ipc:///"))) < _LONGEST_PATH:
+    if not 1 <= len(os.fsencode(address.removeprefix("ipc:///"))) < _MAX_PATH:
         raise InputError(
-            f"The socket path of {address} must have 1 to {_LONGEST_PATH} bytes: "
+            f"The socket path of {address} must have 1 to {_MAX_PATH} bytes: "
             "choose another file, in a folder with a shorter name."
         )

@@ -1,7 +1,7 @@
-"""Who may connect over a network: pinned keys, and the one-time keys of invitations.
+"""Decides which keys may connect over a network: pinned keys, and the one-time keys of invitations.
 
-Answers libzmq's questions (ZAP, ZeroMQ RFC 27) in the caller's loop; libzmq holds a connection back until then.
-Knows no messages and no clock.
+Answers libzmq's authentication requests (ZAP, ZeroMQ RFC 27) in the caller's loop; libzmq holds a connection back until
+it has the answer. Knows no messages and no clock.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from protocol.security.pins import Pins
 
 ZAP_DOMAIN = b"launch-pipeline"
 INVITATION_SECONDS = 600.0
-_MOST_INVITATIONS = 64
+_MAX_INVITATIONS = 64
 _ENDPOINT = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
 
 
 class Guard:
-    """Admits the keys that are pinned in `folder` and those of invitations that were neither used nor expired.
+    """Admits the keys that are pinned in `folder`, and those of invitations that are neither used nor expired.
 
-    One a context. Poll `socket` and call `handle`; times are seconds on any one monotonic clock.
+    At most one for each ZeroMQ context. Poll `socket` and call `handle`; times are seconds of one monotonic clock.
     """
 
     def __init__(self, context: zmq.Context[Any], folder: Path) -> None:
@@ -34,83 +34,83 @@ class Guard:
             raise PipelineError("This pyzmq was built without CURVE: install pyzmq's own wheel (`pip install pyzmq`).")
         self._pins = Pins(folder)
         self._invitations: dict[bytes, float] = {}
-        """When each one-time public key expires."""
+        """Expiry time of each one-time public key."""
         self._admitted: frozenset[bytes] = frozenset()
-        """All keys, pinned and one-time, whose messages count."""
+        """All keys, pinned and one-time, whose messages are accepted."""
         self.denied = 0
-        """Handshakes that were refused."""
-        self._take_stock()
+        """Number of refused handshakes."""
+        self._update_admitted()
         self.socket: zmq.Socket[Any] = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(_ENDPOINT)
 
     @property
     def pinned(self) -> dict[str, bytes]:
-        """Public keys by the names of their guests."""
+        """Public keys by name."""
         return self._pins.by_name
 
     def name_of(self, identity: bytes) -> str | None:
-        """The guest who holds this key; None for a one-time key."""
+        """The name of a pinned key; None for a one-time key."""
         return self._pins.name_of(identity)
 
     def admits(self, identity: bytes) -> bool:
-        """Whether a message of this key still counts; asked for each one."""
+        """Whether messages of this key are accepted; to be called for each message."""
         return identity in self._admitted
 
     def invite(self, now: float) -> bytes:
-        """The secret of a new join line, good for one guest and ten minutes."""
+        """The secret of a new join line, which admits one machine within ten minutes."""
         self._expire(now)
-        if len(self._invitations) >= _MOST_INVITATIONS:
-            raise InputError(f"{_MOST_INVITATIONS} join lines are waiting to be used: use one, or try in ten minutes.")
+        if len(self._invitations) >= _MAX_INVITATIONS:
+            raise InputError(f"{_MAX_INVITATIONS} join lines are unused: use one, or try again in ten minutes.")
         secret = new_secret()
         self._invitations[guest_keys(secret).public] = now + INVITATION_SECONDS
-        self._take_stock()
+        self._update_admitted()
         return secret
 
     def redeem(self, identity: bytes, name: str, public: bytes, now: float) -> str:
-        """Use the invitation up that `identity` came with, and pin the guest's own key; the name it is pinned under.
+        """Exchange the invitation whose key is `identity` for a pinned key; returns the name that the key got.
 
-        Raises InputError if there is no such invitation any more, or the key is none.
+        Raises InputError if the invitation was used or has expired, or if `public` is not a key.
         """
         self._expire(now)
         if identity not in self._invitations:
             raise InputError("This join line was used or is older than ten minutes: ask for a new one.")
         if public in self._invitations:
-            raise InputError("A guest must be pinned by a key of its own, not by a join line's.")
+            raise InputError("A machine must join with its own key, not with the key of a join line.")
         pinned = self._pins.add(name, public)
         del self._invitations[identity]
-        self._take_stock()
+        self._update_admitted()
         return pinned
 
     def pin(self, name: str, public: bytes) -> str:
-        """Let a key in for good; the name it is known by."""
+        """Admit a key permanently; returns the name that it got."""
         pinned = self._pins.add(name, public)
-        self._take_stock()
+        self._update_admitted()
         return pinned
 
     def revoke(self, name: str) -> bytes:
-        """From now on nothing that this guest says counts, on open connections neither; its key.
+        """Remove a pinned key and return it; its messages on open connections are refused, too.
 
-        Raises InputError if there is no guest of that name.
+        Raises InputError for an unknown name.
         """
         public = self._pins.remove(name)
-        self._take_stock()
+        self._update_admitted()
         return public
 
     def handle(self, now: float) -> None:
-        """Answer every handshake that waits."""
+        """Answer all pending handshakes."""
         if not self.socket.poll(0):
             return
         self._expire(now)
-        with suppress(InputError):  # a file that is no longer fit to be read changes nothing
+        with suppress(InputError):  # a file that became unreadable changes no pins
             self._pins.refresh()
-        self._take_stock()
+        self._update_admitted()
         while self.socket.poll(0):
             self.socket.send_multipart(self._answer(self.socket.recv_multipart()))
 
     def close(self) -> None:
-        """Without a guard, the sockets that it guarded let nobody in."""
-        # At once, where closing alone leaves handshakes to wait for an answer.
+        """Stop answering: from now on libzmq refuses all handshakes."""
+        # Unbinding refuses pending handshakes at once; closing alone would leave them waiting.
         self.socket.unbind(_ENDPOINT)
         self.socket.close()
 
@@ -128,7 +128,7 @@ class Guard:
         for public in expired:
             del self._invitations[public]
         if expired:
-            self._take_stock()
+            self._update_admitted()
 
-    def _take_stock(self) -> None:
+    def _update_admitted(self) -> None:
         self._admitted = frozenset(self._pins.by_name.values()) | frozenset(self._invitations)

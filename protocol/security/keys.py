@@ -1,4 +1,4 @@
-"""CURVE keys, and the join line by which a guest and a server come to know each other. Knows no sockets."""
+"""CURVE keys, and the join line that gives another machine a one-time key. Knows no sockets."""
 
 import base64
 import hashlib
@@ -30,21 +30,23 @@ class KeyPair:
 
 
 def own_keys(folder: Path) -> KeyPair:
-    """The keys in `folder`, made at the first call. Raises InputError if others could know or change them."""
+    """The keys in `folder`, made at the first call. Raises InputError if other users could read or change them."""
     file = private_folder(folder) / _FILE
-    kept = read_private(file)
-    if kept is None:
+    stored = read_private(file)
+    if stored is None:
         _, secret = zmq.curve_keypair()
-        # Another process may have been faster; the file decides.
+        # Another process may have written the file first: its key counts.
         write_private(file, secret, replace=False)
-        kept = read_private(file) or b""
-    if not is_key(kept):
-        raise InputError(f"{file} holds no key: remove it, a new one will be made (guests then need a new join line).")
-    return KeyPair(zmq.curve_public(kept), kept)
+        stored = read_private(file) or b""
+    if not is_key(stored):
+        raise InputError(
+            f"{file} holds no valid key: remove it, and a new one is made (other machines then need a new join line)."
+        )
+    return KeyPair(zmq.curve_public(stored), stored)
 
 
 def is_key(text: bytes) -> bool:
-    """Whether these are 32 bytes in Z85."""
+    """Whether `text` is 32 bytes in Z85."""
     if len(text) != 40:
         return False
     try:
@@ -54,7 +56,7 @@ def is_key(text: bytes) -> bool:
 
 
 def guest_keys(secret: bytes) -> KeyPair:
-    """The keys that the holder of an invitation's secret connects with; the secret itself is never sent.
+    """The one-time keys that are derived from an invitation's secret; the secret itself is never sent.
 
     A Curve25519 secret may be any 32 bytes: the scalar multiplication clamps it (RFC 7748, section 5).
     """
@@ -64,9 +66,9 @@ def guest_keys(secret: bytes) -> KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class JoinLine:
-    """Where a server listens, its public key, and a secret that admits one guest once.
+    """A server's address, its public key, and a secret that admits one machine once.
 
-    One word without characters that a shell treats in its own way: `lp1:HOST:PORT:KEY:SECRET`.
+    One word without special characters of a shell: `lp1:HOST:PORT:KEY:SECRET`.
     """
 
     host: str
@@ -88,12 +90,12 @@ class JoinLine:
 
     @classmethod
     def parse(cls, text: str) -> "JoinLine":
-        """Raises InputError with what is wrong. Blanks and line breaks that copying added do no harm."""
+        """Raises InputError that names the fault. Blanks and line breaks from copying are ignored."""
         word = "".join(text.split())
         prefix, _, rest = word.partition(":")
         if prefix != _PREFIX:
             raise InputError(f"A join line begins with {_PREFIX}: and this one does not: copy the whole line.")
-        # From the right, since the host may be an IPv6 address.
+        # From the right, because an IPv6 host holds colons.
         parts = rest.rsplit(":", 3)
         if len(parts) != 4:
             raise InputError(f"This join line lacks a part of {_PREFIX}:HOST:PORT:KEY:SECRET: copy the whole line.")
@@ -119,6 +121,6 @@ def _bytes(word: str, what: str) -> bytes:
         content = b""
     if len(content) != _KEY_BYTES:
         raise InputError(
-            f"The {what} in this join line is not whole (43 letters, digits, - and _): copy the line again."
+            f"The {what} in this join line is incomplete (43 letters, digits, - and _): copy the line again."
         )
     return content

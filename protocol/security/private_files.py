@@ -1,4 +1,4 @@
-"""Files that hold secrets: read only if nobody else could have read or written them, replaced as a whole."""
+"""Files that hold secrets: read only if no other user could read or write them, and replaced atomically."""
 
 import os
 import secrets
@@ -10,7 +10,7 @@ from protocol.errors import InputError
 
 
 def private_folder(folder: Path) -> Path:
-    """`folder`, made with mode 0700 if need be. Raises InputError if it is not this user's alone."""
+    """`folder`, made with mode 0700 if it is missing. Raises InputError if other users can enter it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
@@ -22,38 +22,38 @@ def private_folder(folder: Path) -> Path:
 
 
 def read_private(file: Path) -> bytes | None:
-    """What is in `file`; None if it is not there. Raises InputError if it is not this user's alone."""
+    """The content of `file`; None if it is missing. Raises InputError if other users could read or write it."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InputError(f"{file} can't be read ({error.strerror}): mend or remove it.") from error
-    with open(descriptor, "rb") as opened:  # noqa: PTH123 - by descriptor: what was checked is what is read
+        raise InputError(f"{file} can't be read ({error.strerror}): repair or remove it.") from error
+    with open(descriptor, "rb") as opened:  # noqa: PTH123 - by descriptor: the file that is checked is the file that is read
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
-            raise InputError(f"{file} is no file of yours: remove it, a new one will be made.")
+            raise InputError(f"{file} is not a regular file of yours: remove it, and a new one is made.")
         if found.st_mode & 0o077:
             raise InputError(
-                f"{file} can be read by others, so what it holds may be known: remove it, a new one will be made "
+                f"Other users can read {file}, so its content may be known: remove it, and a new one is made "
                 f"(or run `chmod 600 {file}` if you are alone on this machine)."
             )
         return opened.read()
 
 
 def write_private(file: Path, content: bytes, replace: bool = True) -> None:
-    """Put `content` in place at once, mode 0600; without `replace`, whatever is there already stays."""
-    draft = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    """Write `content` atomically, mode 0600; without `replace`, an existing file stays."""
+    temporary = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "wb") as opened:  # noqa: PTH123
             opened.write(content)
             opened.flush()
             os.fsync(descriptor)
         if replace:
-            draft.replace(file)
+            temporary.replace(file)
         else:
             with suppress(FileExistsError):
-                os.link(draft, file)
+                os.link(temporary, file)
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Bytes between processes: the codec, and ZeroMQ sockets with every limit set.
+"""Transport between processes: the codec, ZeroMQ sockets with every limit set, hub and link.
 
-Knows no message's meaning.
+Does not know what a message means.
 """

@@ -1,5 +1,5 @@
-"""Messages to bytes and back: msgpack. What arrives is parsed straight into the types that its direction allows, so
-that nothing is ever built from bytes that are no message."""
+"""Messages to bytes and back, as msgpack. A frame is decoded directly into the message types of its direction, so that
+no other object is ever built from received bytes."""
 
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -13,13 +13,13 @@ from protocol.messages.base import VERSION, Message
 MAX_FRAME = 16 << 20
 """Bytes. A Start with a million tokens is the largest message; control traffic stays under 64 KiB."""
 MAX_WORKER_FRAME = 1 << 20
-"""Bytes of the largest frame that comes from a worker: a full Grow with all its distributions has 0.95 MiB."""
+"""Bytes of the largest frame from a worker: a full Grow with all its distributions has 0.95 MiB."""
 
 M = TypeVar("M")
 
 
 class Stamp(NamedTuple):
-    """Which life of the orchestrator (epoch) and of the worker (incarnation) a message belongs to."""
+    """The life of the orchestrator (epoch) and of the worker (incarnation) that a message belongs to."""
 
     epoch: int
     incarnation: int
@@ -51,7 +51,7 @@ def decode(frame: bytes, expected: type[M] | Any, limit: int = MAX_FRAME) -> tup
 
 
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[int, int, int, msgspec.Raw])
-"""The body is looked at only when the version is known to be ours."""
+"""The body is decoded only if the version is ours."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What surrounds the logic of every worker process: the message loop, tracing, replay, pacing.
+"""Everything around a worker's logic: the message loop, tracing, replay, pacing.
 
 Does not know what a worker computes.
 """

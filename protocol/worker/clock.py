@@ -1,11 +1,11 @@
-"""How far another process's clock is ahead of ours, from probes that took some time. Pure."""
+"""The offset of another process's clock, from probes with a round trip. Pure."""
 
 from collections import deque
 from typing import NamedTuple
 
 
 class Offset(NamedTuple):
-    """Nanoseconds. Their clock minus ours is `ahead`, give or take `error`."""
+    """In nanoseconds: the other clock minus ours is `ahead`, with an error of at most `error`."""
 
     ahead: int
     error: int
@@ -14,14 +14,14 @@ class Offset(NamedTuple):
 
 class ClockProbes:
     """Keeps the best of many probes: the one with the shortest round trip, after NTP's clock filter
-    (RFC 5905, section 10). A probe that met a busy peer takes long and says little."""
+    (RFC 5905, section 10). A probe of a busy peer takes long and has a large error."""
 
     def __init__(self) -> None:
         self.best: Offset | None = None
         self.count = 0
 
     def add(self, sent: int, theirs: int, received: int) -> None:
-        """We asked at `sent`, they read `theirs` on their clock, and we had the answer at `received`."""
+        """Sent at `sent` and answered at `received` on our clock; `theirs` is the time on the other clock."""
         self.count += 1
         error = (received - sent + 1) // 2
         if error >= 0 and (self.best is None or error < self.best.error):
@@ -29,12 +29,12 @@ class ClockProbes:
 
 
 class RecentProbes:
-    """The best of the last few probes, since links change and clocks drift."""
+    """The best of the last 16 probes: links change and clocks drift."""
 
-    _KEPT = 16
+    _CAPACITY = 16
 
     def __init__(self) -> None:
-        self._offsets: deque[Offset] = deque(maxlen=self._KEPT)
+        self._offsets: deque[Offset] = deque(maxlen=self._CAPACITY)
 
     def add(self, sent: int, theirs: int, received: int) -> None:
         """As in ClockProbes."""

@@ -1,4 +1,4 @@
-"""What a worker process runs: the interface between its logic and the loop around it."""
+"""The interface between a worker's logic and the loop that runs it."""
 
 from collections.abc import Iterable
 from typing import Protocol, TypeAlias
@@ -10,8 +10,8 @@ WorkerReply: TypeAlias = FromWorker | Shipment
 
 
 class Worker(Protocol):
-    """A worker's logic: messages in, messages out. Replies are sent one by one as they are yielded,
-    so what follows a `yield` happens after the sending."""
+    """A worker's logic: messages in, messages out. Each reply is sent when it is yielded, so code after a `yield`
+    runs after the sending."""
 
     def hello(self) -> Hello: ...
 

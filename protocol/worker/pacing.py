@@ -1,6 +1,6 @@
-"""Makes a forward last as long as a slower device would take for it. Knows no device, model or message flow.
+"""Makes a forward last as long as on a slower device. Knows no device, model or message flow.
 
-The real work is always done; what is left of the device's time is slept. Clock and sleep come in from outside.
+The real work is always done; the rest of the device's time is slept. Clock and sleep are arguments.
 """
 
 import time
@@ -11,21 +11,21 @@ import msgspec
 from protocol.messages.worker import Paced
 
 _SPIN_SECONDS = 2e-4
-"""Longer than a usual wake-up is late (0.1 ms at the median on Linux), shorter than anyone would miss the core."""
+"""Time to spin after a sleep: longer than the usual delay of a wake-up (0.1 ms at the median on Linux)."""
 
 
 class DevicePace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long one device takes for one model."""
+    """The times of one device with one model."""
 
     steps: tuple[tuple[int, float], ...]
-    """Points (tokens of one forward, seconds), at least one, by rising tokens; linear in between."""
+    """Points (tokens of one forward, seconds), at least one, by rising tokens; linear interpolation in between."""
     prefill_rate: float
     """Tokens a second."""
     slow_down: float = 1.0
-    """Factor on every time, for a device that shares its memory with another one at work."""
+    """Factor on every time, for a device that shares its memory bandwidth with another one."""
 
     def forward(self, tokens: int) -> float:
-        """Seconds of one forward. Behind the last point its slope goes on, before the first nothing is saved."""
+        """Seconds of one forward. After the last point its slope continues, before the first one it is constant."""
         return self.slow_down * self._alone(tokens)
 
     def prefill(self, tokens: int) -> float:
@@ -42,7 +42,7 @@ class DevicePace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def sleep_precisely(seconds: float) -> None:
-    """Sleep, and spin through the end of it, since a wake-up comes too late rather than too early."""
+    """Sleep, but spin at the end, because wake-ups are late."""
     end = time.perf_counter() + seconds
     if seconds > _SPIN_SECONDS:
         time.sleep(seconds - _SPIN_SECONDS)
@@ -51,7 +51,7 @@ def sleep_precisely(seconds: float) -> None:
 
 
 class Pacer:
-    """Holds one worker to a pace and counts what could not be held. Without a pace it does nothing."""
+    """Holds one worker to a pace and counts overruns. Without a pace it does nothing."""
 
     def __init__(
         self,
@@ -62,28 +62,28 @@ class Pacer:
         self._pace = pace
         self._clock = clock
         self._sleep = sleep
-        self._done = Paced()
+        self._paced = Paced()
 
     def forward(self, began: float, tokens: int) -> None:
-        """Return no sooner than the device would from a forward over `tokens` tokens begun at `began`."""
+        """Return when the device would have finished a forward over `tokens` tokens that began at `began`, or later."""
         if self._pace is not None:
             self._hold(began, self._pace.forward(tokens))
 
     def prefill(self, began: float, tokens: int) -> None:
-        """The same for a chunk of a prompt."""
+        """As `forward`, for a chunk of a prompt."""
         if self._pace is not None:
             self._hold(began, self._pace.prefill(tokens))
 
     def take(self) -> Paced | None:
-        """What was held since the last call; None without a pace."""
+        """Counts since the last call; None without a pace."""
         if self._pace is None:
             return None
-        done, self._done = self._done, Paced()
-        return done
+        paced, self._paced = self._paced, Paced()
+        return paced
 
     def _hold(self, began: float, seconds: float) -> None:
-        left = began + seconds - self._clock()
-        if left > 0.0:
-            self._sleep(left)
+        remaining = began + seconds - self._clock()
+        if remaining > 0.0:
+            self._sleep(remaining)
         excess = max(0.0, self._clock() - began - seconds)
-        self._done += Paced(forwards=1, overruns=int(left < 0.0), seconds=seconds, excess=excess)
+        self._paced += Paced(forwards=1, overruns=int(remaining < 0.0), seconds=seconds, excess=excess)

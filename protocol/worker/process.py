@@ -1,4 +1,4 @@
-"""The loop every worker process runs around its logic: link, death pipe, faults. Knows no model."""
+"""The main loop of every worker process: link, death pipe, faults. Knows no model."""
 
 import gc
 import os
@@ -19,7 +19,7 @@ from protocol.messages.base import Role, plain
 from protocol.messages.worker import Fault, Ping, Pong, Shutdown, ToWorker
 from protocol.security.keys import own_keys
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Link
+from protocol.transport.link import Link
 from protocol.worker.interface import Worker
 from protocol.worker.pacing import DevicePace
 from protocol.worker.replay import replay, settle
@@ -29,40 +29,40 @@ _IDLE_SECONDS = 1.0
 
 
 class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that a worker is told at its start, as the last argument, in JSON."""
+    """The setup of a worker process: its last argument, in JSON."""
 
     address: str
     epoch: int
     incarnation: int
     server: str = ""
-    """The orchestrator's public key, Z85, if it is on another machine."""
+    """The public key of an orchestrator on another machine, Z85; empty on this machine."""
     keys: str = ""
-    """Folder with the keys of this machine, for the same case."""
+    """Folder with this machine's keys, for an orchestrator on another machine."""
     patience: float | None = None
-    """Seconds without a word from the orchestrator after which it is taken for gone; None to wait for ever."""
+    """Seconds without a message after which the worker ends; None to wait for ever."""
     life: int | None = None
     """A socket shared with the parent; its end of file means that the parent is gone."""
     engine: str
     model: str
     """Folder of the model; empty for an engine that needs none."""
     source: str = ""
-    """Folder of the model that a conversion in `model` stands in for, where that matters."""
+    """Folder of the original model, if `model` is a conversion of it."""
     cores: tuple[int, ...] = ()
-    """Processor cores to stay on, where the OS allows; empty for all."""
+    """Processor cores to run on, if the OS supports it; empty for all."""
     prefill_chunk: int = 512
-    """Tokens evaluated in one forward while prefilling; other messages are read in between."""
+    """Tokens of one prefill forward; messages are read between two forwards."""
     owner: int | None = None
-    """Process whose end makes this worker's shared memory garbage; None to keep no KV there."""
+    """Process whose end makes this worker's shared memory stale; None for no KV in shared memory."""
     prefix_cache: int = 0
-    """MiB of this worker's own memory for KV of sequences that have ended."""
+    """MiB of the prefix cache."""
     pace: DevicePace | None = None
-    """The device to be as slow as; None for the speed of this one."""
+    """The device to be paced to; None for this machine's own speed."""
     hosts: TargetHosts | None = None
-    """Those that a target is divided among; this process is their rank 0."""
+    """Hosts among which the target is divided; this process is rank 0."""
     trace: str = ""
-    """Folder to write spans to at the end; empty records none."""
+    """Folder to which the spans are written at the end; empty records none."""
     replay: str = ""
-    """A script of a traced worker to run alone, instead of serving anybody."""
+    """Script of a traced worker to replay instead of serving an orchestrator."""
 
     @classmethod
     def from_arguments(cls) -> "WorkerSetup":
@@ -70,9 +70,9 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
-    """Load, introduce, work until told to stop. Returns the exit code of the process."""
+    """Build the worker, send its Hello, and run it until a Shutdown. Returns the exit code of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # There is nothing to tidy up yet, and libraries that are being imported swallow SystemExit.
+    # Nothing has to be cleaned up yet, and libraries swallow SystemExit while they are imported.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if setup.life is not None:
         die_with_parent(setup.life)
@@ -89,14 +89,14 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
         hello = worker.hello()
         link.send(hello)
         settle()
-        _leave_setup(setup, hello.role)
-        with traced(worker, setup.trace, f"{hello.role}-{setup.incarnation}") as watched:
-            run(watched, link, setup.patience)
+        _save_setup(setup, hello.role)
+        with traced(worker, setup.trace, f"{hello.role}-{setup.incarnation}") as observed:
+            run(observed, link, setup.patience)
         return 0
     except PipelineError as error:
         link.send(Fault(kind="fatal", text=plain(str(error))))
         return 1
-    except Exception as error:  # noqa: BLE001 - the border: the parent is told, whatever it was
+    except Exception as error:  # noqa: BLE001 - the border: every failure is reported to the parent
         traceback.print_exc()
         link.send(Fault(kind="fatal", text=plain(f"{type(error).__name__}: {error}")))
         return 1
@@ -111,30 +111,30 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], setup: WorkerSetup) -> Lin
     return Link(context, setup.address, stamp, ToWorker, server=setup.server.encode(), keys=keys)
 
 
-def _leave_setup(setup: WorkerSetup, role: Role) -> None:
-    """A traced worker's set-up is what its replay needs besides its script."""
+def _save_setup(setup: WorkerSetup, role: Role) -> None:
+    """Write the setup of a traced worker, which its replay needs."""
     if setup.trace:
         (Path(setup.trace) / f"{role}-{setup.incarnation}.setup").write_bytes(msgspec.json.encode(setup))
 
 
 def run(worker: Worker, link: Link, patience: float | None = None) -> None:
-    """Read what has arrived, do one unit of work, repeat; sleep only when there is nothing to do.
+    """Handle all messages, do one unit of work, repeat; wait only when there is no work.
 
-    Returns when told to, or when nothing was heard for `patience` seconds.
+    Returns after a Shutdown, or after `patience` seconds without a message.
     """
-    heard = time.monotonic()
+    heard_at = time.monotonic()
     while True:
         messages = link.receive(0 if worker.has_work else _IDLE_SECONDS)
         if messages:
-            heard = time.monotonic()
-        elif patience is not None and time.monotonic() - heard > patience:
+            heard_at = time.monotonic()
+        elif patience is not None and time.monotonic() - heard_at > patience:
             return
         for message in messages:
             if isinstance(message, Shutdown):
                 return
             if isinstance(message, Ping):
                 link.send(Pong(message.sent, time.perf_counter_ns()))
-                # Trees are cycles. A worker may never be idle, and this takes a millisecond.
+                # Trees are reference cycles, and a worker may never be idle. Collecting takes a millisecond.
                 gc.collect()
                 continue
             for reply in worker.handle(message):
@@ -145,7 +145,7 @@ def run(worker: Worker, link: Link, patience: float | None = None) -> None:
 
 
 def die_with_parent(life: int) -> None:
-    """End this process at once when the parent's end of `life` closes, however the parent ended."""
+    """End this process at once when the parent's end of the socket pair `life` closes, for whatever reason."""
 
     def watch() -> None:
         while os.read(life, 1):

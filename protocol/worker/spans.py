@@ -1,4 +1,4 @@
-"""What a process did and when: spans in a ring of fixed size. Knows no sockets and no model."""
+"""Records of a process's work: spans in a ring buffer of fixed size. Knows neither sockets nor models."""
 
 import struct
 import time
@@ -10,20 +10,20 @@ import numpy as np
 
 
 class SpanKind(IntEnum):
-    """What a span was spent on."""
+    """The kind of work of a span."""
 
     PREFILL = 1
     """One chunk of a prompt, or the adoption of its KV."""
     VERIFY = 2
-    """The target, from reading a Verify to having its verdict."""
+    """The target, from reading a Verify to its verdict."""
     TIDY = 3
-    """The target, after the verdict has left; also a worker that saves its KV for others."""
+    """The target, after the verdict was sent; also a worker that saves its KV."""
     GROW = 4
     """One growth step of the draft."""
     STEP = 5
-    """The orchestrator, from an event to the last of what it led to."""
+    """The orchestrator, from an event to the last of its commands."""
     WAIT = 6
-    """The target is free and the orchestrator waits for growth on purpose."""
+    """The target is idle and the orchestrator deliberately waits for growth."""
     MESSAGE = 7
     """The orchestrator reads or sends a message."""
 
@@ -39,22 +39,22 @@ SPAN = np.dtype(
         ("tokens", "<i4"),
     ]
 )
-"""Times are nanoseconds on the process's own clock. `serial`: the how manieth Grow of its process told of this
-step; 0 for other kinds."""
+"""Times are nanoseconds on the process's own clock. `serial`: number of the Grow that reported this growth step,
+counted from 1; 0 for other kinds."""
 
 _RECORD = struct.Struct("<qqqqqii")
 CAPACITY = 1 << 17
-"""Spans kept; some minutes of decoding, 6 MB."""
+"""Spans in the ring: some minutes of decoding, 6 MB."""
 
 
 class SpanRing:
-    """The newest spans of a process. Adding one costs a fraction of a microsecond and allocates nothing."""
+    """The newest spans of a process. Adding one takes a fraction of a microsecond and allocates nothing."""
 
     def __init__(self, capacity: int = CAPACITY, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         """`clock` in nanoseconds, monotonic."""
         self.now = clock
         self.recorded = 0
-        """Spans added so far, those that were overwritten included."""
+        """Number of added spans, overwritten ones included."""
         self._capacity = capacity
         self._spans = np.zeros(capacity, SPAN)
         # A structured assignment takes four times as long as packing into the same memory.
@@ -69,22 +69,22 @@ class SpanRing:
 
     @property
     def lost(self) -> int:
-        """How many of the oldest were overwritten."""
+        """Number of overwritten spans."""
         return max(0, self.recorded - self._capacity)
 
     def spans(self) -> np.ndarray:
         """(n,) SPAN, oldest first."""
-        kept = min(self.recorded, self._capacity)
-        return np.roll(self._spans, -(self.recorded % self._capacity))[:kept] if self.lost else self._spans[:kept]
+        held = min(self.recorded, self._capacity)
+        return np.roll(self._spans, -(self.recorded % self._capacity))[:held] if self.lost else self._spans[:held]
 
     def save(self, path: Path) -> None:
-        """Write what is there, for `load_spans`."""
+        """Write the spans, for `load_spans`."""
         with path.open("wb") as file:
             np.savez(file, spans=self.spans(), lost=np.int64(self.lost))
 
 
 def load_spans(path: Path) -> tuple[np.ndarray, int]:
-    """(n,) SPAN, oldest first, and how many older ones were lost. Raises ValueError for another file."""
+    """(n,) SPAN, oldest first, and the number of overwritten ones. Raises ValueError for another file."""
     with np.load(path, allow_pickle=False) as file:
         if file["spans"].dtype != SPAN:
             raise ValueError(f"{path} holds no spans")

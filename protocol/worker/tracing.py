@@ -1,7 +1,7 @@
-"""A worker that is watched: the spans of what it does, and the order in which it does it.
+"""Traces a worker: the spans of its work, and the order of its messages and units of work.
 
-Knows which replies mean which kind of work; knows no model. Watching from outside costs a worker that is
-not watched nothing, and works for drafts of the user's own.
+Knows which reply ends which kind of work; knows no model. It wraps the worker, so that an untraced worker pays nothing
+and a user's own draft can be traced, too.
 """
 
 from collections.abc import Iterator
@@ -17,34 +17,34 @@ from protocol.worker.interface import Worker, WorkerReply
 from protocol.worker.spans import SpanKind, SpanRing
 
 Script: TypeAlias = list[ToWorker | None]
-"""What a worker did, in order: a message that it handled, or None for one unit of work."""
+"""A worker's steps in order: a message that it handled, or None for one unit of work."""
 
-MOST_STEPS = 1 << 18
-"""Longest script that is kept."""
+MAX_STEPS = 1 << 18
+"""Length of the longest script."""
 
 
 @contextmanager
 def traced(worker: Worker, folder: str, name: str) -> Iterator[Worker]:
-    """`worker`, watched if there is a `folder` for what is seen; it is written at the end, however that comes."""
+    """`worker`, traced if `folder` is not empty; the trace is written at the end, also after an exception."""
     if not folder:
         yield worker
         return
-    watched = TracedWorker(worker, SpanRing())
+    tracer = TracedWorker(worker, SpanRing())
     try:
-        yield watched
+        yield tracer
     finally:
-        watched.save(Path(folder), name)
+        tracer.save(Path(folder), name)
 
 
 class TracedWorker:
-    """Does what `worker` does, and remembers it."""
+    """Behaves as `worker`, and records its work."""
 
     def __init__(self, worker: Worker, ring: SpanRing) -> None:
         self._worker = worker
         self._ring = ring
         self._grows = 0
-        self._unread: set[SequenceId] = set()
-        """Sequences that have not been told to be prefilled; a draft never tells."""
+        self._prefilling: set[SequenceId] = set()
+        """Sequences without a Prefilled; a draft never sends one."""
         self.script: Script = []
 
     def hello(self) -> Hello:
@@ -55,64 +55,62 @@ class TracedWorker:
         return self._worker.has_work
 
     def handle(self, message: ToWorker) -> Iterator[WorkerReply]:
-        self._remember(message)
+        self._record_step(message)
         if isinstance(message, Start):
-            self._unread.add(message.sequence)
+            self._prefilling.add(message.sequence)
         elif isinstance(message, Stop):
-            self._unread.discard(message.sequence)
+            self._prefilling.discard(message.sequence)
         began = self._ring.now()
-        answer: WorkerReply | None = None
-        asked = _tokens_to_verify(message)
-        for answer in self._worker.handle(message):
-            self._answered(answer, began, asked)
-            yield answer
-            # What else one forward answers took no time of its own.
-            began, asked = self._ring.now(), 0
-        self._tidied(answer, began)
+        reply: WorkerReply | None = None
+        width = _tokens_to_verify(message)
+        for reply in self._worker.handle(message):
+            self._record(reply, began, width)
+            yield reply
+            # Further replies of the same forward took no time of their own.
+            began, width = self._ring.now(), 0
+        self._record_rest(reply, began)
 
     def work(self) -> Iterator[WorkerReply]:
-        self._remember(None)
+        self._record_step(None)
         began = self._ring.now()
-        answer: WorkerReply | None = None
-        for answer in self._worker.work():
-            self._answered(answer, began)
-            yield answer
+        reply: WorkerReply | None = None
+        for reply in self._worker.work():
+            self._record(reply, began)
+            yield reply
             began = self._ring.now()
-        if answer is None:
-            self._ring.add(SpanKind.PREFILL if self._unread else SpanKind.TIDY, began, self._ring.now())
-        self._tidied(answer, began)
+        if reply is None:
+            self._ring.add(SpanKind.PREFILL if self._prefilling else SpanKind.TIDY, began, self._ring.now())
+        self._record_rest(reply, began)
 
     def save(self, folder: Path, name: str) -> None:
-        """Write the spans, and the script unless it became too long to be whole."""
+        """Write the spans, and the script unless it is incomplete because of its length."""
         self._ring.save(folder / f"{name}.spans")
-        if len(self.script) < MOST_STEPS:
+        if len(self.script) < MAX_STEPS:
             (folder / f"{name}.script").write_bytes(msgspec.json.encode(self.script))
 
-    def _answered(self, answer: WorkerReply, began: int, asked: int = 0) -> None:
-        """Record the work that ended in this answer; `asked` tokens were to be verified."""
+    def _record(self, reply: WorkerReply, began: int, width: int = 0) -> None:
+        """Record the work that ended with this reply; `width` tokens were verified."""
         end = self._ring.now()
-        match answer:
+        match reply:
             case Verdict():
-                self._ring.add(SpanKind.VERIFY, began, end, answer.sequence, answer.round, asked)
+                self._ring.add(SpanKind.VERIFY, began, end, reply.sequence, reply.round, width)
             case Prefilled():
-                self._unread.discard(answer.sequence)
-                self._ring.add(SpanKind.PREFILL, began, end, answer.sequence, answer.round, answer.tokens)
+                self._prefilling.discard(reply.sequence)
+                self._ring.add(SpanKind.PREFILL, began, end, reply.sequence, reply.round, reply.tokens)
             case KvOffer():
                 self._ring.add(SpanKind.TIDY, began, end)
             case Grow():
                 self._grows += 1
-                if answer.evaluated:
-                    self._ring.add(
-                        SpanKind.GROW, began, end, answer.sequence, answer.round, answer.evaluated, self._grows
-                    )
+                if reply.evaluated:
+                    self._ring.add(SpanKind.GROW, began, end, reply.sequence, reply.round, reply.evaluated, self._grows)
 
-    def _tidied(self, answer: WorkerReply | None, began: int) -> None:
-        """Record the work that came after it."""
-        if isinstance(answer, Verdict | Prefilled):
-            self._ring.add(SpanKind.TIDY, began, self._ring.now(), answer.sequence, answer.round)
+    def _record_rest(self, reply: WorkerReply | None, began: int) -> None:
+        """Record the work after the last reply."""
+        if isinstance(reply, Verdict | Prefilled):
+            self._ring.add(SpanKind.TIDY, began, self._ring.now(), reply.sequence, reply.round)
 
-    def _remember(self, step: ToWorker | None) -> None:
-        if len(self.script) < MOST_STEPS:
+    def _record_step(self, step: ToWorker | None) -> None:
+        if len(self.script) < MAX_STEPS:
             self.script.append(step)
 
 
@@ -127,5 +125,5 @@ def _tokens_to_verify(message: ToWorker) -> int:
 
 
 def load_script(path: Path) -> Script:
-    """Raises msgspec.ValidationError for anything that is no script."""
+    """The script in a file. Raises msgspec.ValidationError for other content."""
     return msgspec.json.decode(path.read_bytes(), type=Script)

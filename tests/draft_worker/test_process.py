@@ -15,7 +15,7 @@ from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Shutdown, Start
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Hub
+from protocol.transport.hub import Hub
 from protocol.worker.process import WorkerSetup
 from tests.support.paths import DEMO_DRAFT
 

@@ -171,7 +171,7 @@ def test_a_draft_that_goes_disturbs_no_request(
     assert result.tokens == reference(PROMPT, PARAMS).tokens
     if end == "revoke":
         assert lent.ended() == 2
-        assert "sent this machine away" in lent.words
+        assert "revoked this machine" in lent.words
         assert "mac" not in named(server)
         return
     if end == "kill the worker":

@@ -9,7 +9,7 @@ from orchestrator.runtime.delayed_hub import DelayedHub
 from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.messages.worker import FromWorker, Ping, Pong, ToWorker
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Link
+from protocol.transport.link import Link
 
 NEAR, FAR = Stamp(1, 1), Stamp(1, 2)
 DELAY = 0.05

@@ -161,11 +161,13 @@ def test_who_watches_sees_each_round_of_a_text_as_it_comes(serving: Serving):
         lines = (line for line in response.iter_lines() if line.startswith("data: "))
         hello, status, _ = (json.loads(next(lines).removeprefix("data: ")) for _ in range(3))
         said = serving.post(COMPLETIONS, prompt=PROMPT, temperature=0.0, max_tokens=24)["choices"][0]["text"]
-        while sum(judged["tokens"] for judged in told) < 24:
-            told += json.loads(next(lines).removeprefix("data: "))["judged"]
+        while sum(verified["committed"] for verified in told) < 24:
+            told += json.loads(next(lines).removeprefix("data: "))["verified"]
 
-    texts = [[judged["sent"]["texts"][index] for index in judged["accepted"]] + [judged["bonus"]] for judged in told]
-    assert "".join("".join(text[: judged["tokens"]]) for text, judged in zip(texts, told, strict=True)) == said
+    texts = [
+        [verified["tree"]["texts"][index] for index in verified["accepted"]] + [verified["bonus"]] for verified in told
+    ]
+    assert "".join("".join(text[: verified["committed"]]) for text, verified in zip(texts, told, strict=True)) == said
     assert (hello["models"], hello["chat"], status["status"]) == (["demo"], False, "ok")
 
 

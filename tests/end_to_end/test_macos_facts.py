@@ -15,7 +15,7 @@ import pytest
 from orchestrator.runtime import session
 from orchestrator.runtime.session import Session
 from protocol.kv.segments import create_segment, sweep
-from protocol.transport.sockets import require_local
+from protocol.security.addresses import require_local
 from tests.support.paths import ROOT
 
 PACKAGES = ("protocol", "draft_worker", "target_worker", "orchestrator")

@@ -19,6 +19,18 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium, or Google Chrome"),
 ]
+STRICT = """(() => {
+  window.unknown = new Set();
+  const strict = (value) => value && typeof value === "object" ? new Proxy(value, {
+    get(target, key) {
+      if (!(key in target)) unknown.add(String(key));
+      return strict(target[key]);
+    },
+  }) : value;
+  const add = telemetry.add;
+  telemetry.add = (frame) => add.call(telemetry, strict(frame));
+})()"""
+"""Collect every key that the page reads of a frame and the frame does not have."""
 CONTRAST = """(() => {
   const linear = (part) => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4;
   const luminance = (rgb) => rgb.reduce((sum, part, at) => sum + linear(part / 255) * [.2126, .7152, .0722][at], 0);
@@ -82,11 +94,11 @@ def browser(chromium: Browser, serving: Serving) -> Browser:
 def opened(browser: Browser, serving: Serving) -> None:
     browser.open("about:blank")
     browser.open(f"{serving.url}/#key={KEY}")
-    browser.until("$('status').dataset.is === 'ok' && known.scene !== null")
+    browser.until("$('status').dataset.is === 'ok' && telemetry.frame !== null")
 
 
 def ask(browser: Browser, text: str, most: int = 48, temperature: float = 0.0) -> None:
-    browser.value(f"$('temperature').value = {temperature}; $('seed').value = 5; $('most').value = {most}")
+    browser.value(f"$('temperature').value = {temperature}; $('seed').value = 5; $('max-tokens').value = {most}")
     browser.value("$('question').focus()")
     browser.type(text)
     browser.press("Enter", control=True)
@@ -104,12 +116,12 @@ def test_a_text_comes_as_the_target_alone_would_say_it_and_the_pipeline_is_seen_
     assert len(said) < len(expected), "it did not come in parts"
     browser.until("document.querySelectorAll('#tree .node').length > 3")
     browser.until("document.querySelectorAll('#tree .node.bonus').length === 1")
-    browser.until("known.spans.some((span) => span.role === 'draft')")
-    browser.until("!talk.running")
+    browser.until("telemetry.spans.some((span) => span.role === 'draft')")
+    browser.until("!conversation.running")
 
     assert browser.value("document.querySelector('.turn pre.text b').textContent") == expected
-    browser.until(f"$('words').textContent.includes('is over: {alone.statistics.generated_tokens} tokens')")
-    for figure in ("speed", "plain", "times", "hits", "acceptance", "perRound", "rounds"):
+    browser.until(f"$('words').textContent.includes('has ended: {alone.statistics.generated_tokens} tokens')")
+    for figure in ("speed", "plain", "speedup", "hits", "acceptance", "tokensPerRound", "rounds"):
         assert re.search(r"\d", browser.value(f"document.querySelector('[data-figure={figure}]').textContent")), figure
     browser.until("/\\d+% of \\d+/.test($('depths').textContent)")
     browser.until("$('lanes-words').textContent.includes('the target worked')")
@@ -121,36 +133,47 @@ def test_a_text_comes_as_the_target_alone_would_say_it_and_the_pipeline_is_seen_
 
 
 def test_the_rounds_that_are_seen_give_the_text(browser: Browser):
-    browser.value("known.forget()")
+    browser.value("telemetry.clear()")
     ask(browser, PROMPT, most=64)
     browser.until("document.querySelector('.turn .after')")
-    browser.until("known.active === false")
+    browser.until("telemetry.active === false")
 
     told = browser.value(
-        "known.rounds.flatMap((round) => [...round.accepted.map((at) => round.sent.texts[at]), round.bonus]"
-        ".slice(0, round.tokens)).join('')"
+        "telemetry.rounds.flatMap((round) => [...round.accepted.map((at) => round.tree.texts[at]), round.bonus]"
+        ".slice(0, round.committed)).join('')"
     )
     assert told.startswith(browser.value("document.querySelector('.turn pre.text b').textContent"))
 
 
+def test_the_page_reads_only_keys_that_frames_have(browser: Browser):
+    browser.value(STRICT)
+    ask(browser, PROMPT, most=64)
+    browser.until("document.querySelector('.turn .after')")
+    browser.until("telemetry.active === false")
+    browser.until("$('words').textContent.includes('has ended')")
+
+    assert browser.value("[...unknown]") == []
+    assert browser.value("$('workers').textContent").count("active") == 2
+
+
 def test_escape_stops_and_gives_the_place_back(browser: Browser, serving: Serving):
     ask(browser, PROMPT, most=1500)
-    browser.until("known.active && known.rounds.length > 5")
+    browser.until("telemetry.active && telemetry.rounds.length > 5")
 
     browser.press("Escape")
 
     browser.until("document.querySelector('.turn .after')?.textContent.startsWith('Stopped.')")
     assert browser.value("document.activeElement.id") == "question"
     until(lambda: "launch_pipeline_open_generations 0.0" in serving.client.get("/metrics").text, SECONDS)
-    browser.until("known.active === false")
+    browser.until("telemetry.active === false")
 
 
 def test_rounds_can_be_looked_at_one_by_one(browser: Browser):
     ask(browser, PROMPT)
-    browser.until("known.rounds.length > 3 && !known.active")
+    browser.until("telemetry.rounds.length > 3 && !telemetry.active")
     browser.value("document.querySelector('input[name=pace][value=hold]').click()")
     pictures = []
-    for button in ("before", "before", "after", "before"):
+    for button in ("earlier", "earlier", "later", "earlier"):
         browser.value(f"$('{button}').focus()")
         browser.press(" ")
         pictures.append(browser.value("$('tree').textContent"))
@@ -160,14 +183,14 @@ def test_rounds_can_be_looked_at_one_by_one(browser: Browser):
 
 def test_a_conversation_is_shown_as_text_whatever_is_in_it(browser: Browser):
     evil = "<img src=x onerror=alert(1)> **bold** `<b>`"
-    browser.value("talk.choose('chat')")
-    browser.value("$('most').value = 8")
+    browser.value("conversation.choose('chat')")
+    browser.value("$('max-tokens').value = 8")
     browser.value("$('question').focus()")
     browser.type(evil)
     browser.press("Enter")
     browser.until("document.querySelector('.turn .after')")
 
-    assert browser.value("document.querySelector('.turn.user .said').textContent") == evil
+    assert browser.value("document.querySelector('.turn.user .content').textContent") == evil
     assert browser.value("document.querySelectorAll('img, iframe, object').length") == 0
     shown = browser.value(
         "(() => { const place = make('div'); place.append(...markdown("
@@ -189,7 +212,7 @@ def test_everything_is_reached_by_keys_alone_in_a_sensible_order(browser: Browse
         reached.append(browser.value(f"{element}.id || {element}.name || {element}.className || {element}.localName"))
         assert browser.value(f"{element}.matches(':focus-visible')")
 
-    assert reached == ["skip", "theme", "mode", "fresh", "log", "question", "send", "summary", "pace"]
+    assert reached == ["skip", "theme", "mode", "new-chat", "log", "question", "send", "summary", "pace"]
 
     opened(browser, serving)
     browser.press("Tab")
@@ -197,7 +220,7 @@ def test_everything_is_reached_by_keys_alone_in_a_sensible_order(browser: Browse
     assert browser.value("document.activeElement.id") == "question"
     browser.type("import os\n")
     browser.press("Tab")
-    browser.value("$('most').value = 8")
+    browser.value("$('max-tokens').value = 8")
     browser.press("Enter")
     browser.until("document.querySelector('.turn .after')")
 
@@ -216,11 +239,11 @@ def test_assistive_technology_is_told_what_is_what(browser: Browser):
         ("button", "Use dark colours"),
         ("radio", "Complete"),
         ("radio", "Hold"),
-        ("group", "How fast the tree is drawn"),
+        ("group", "How often the tree is drawn"),
         ("image", "Token tree"),
         ("image", "Work of target and draft over time"),
         ("table", "Acceptance by depth"),
-        ("region", "Who works when"),
+        ("region", "Work over time"),
     ):
         assert expected in roles, expected
     unnamed = [role for role, name in roles if role in ("button", "radio", "textbox", "image", "region") and not name]
@@ -238,7 +261,7 @@ def test_every_text_stands_out_from_its_ground(browser: Browser, scheme: str):
     browser.until("document.querySelectorAll('#tree .node').length > 4")
 
     assert browser.value(CONTRAST) == []
-    browser.until("!talk.running")
+    browser.until("!conversation.running")
     assert browser.value("document.documentElement.dataset.theme") == scheme
 
     browser.value("$('theme').click()")
@@ -253,9 +276,9 @@ def test_whoever_wants_no_motion_gets_none(browser: Browser, serving: Serving):
 
     assert browser.value("tree.pace") == "slow"
     ask(browser, PROMPT, most=400)
-    browser.until("document.querySelector('#tree .asked rect')")
-    assert browser.value("getComputedStyle(document.querySelector('#tree .asked rect')).animationName") == "none"
-    browser.until("!talk.running")
+    browser.until("document.querySelector('#tree .verifying rect')")
+    assert browser.value("getComputedStyle(document.querySelector('#tree .verifying rect')).animationName") == "none"
+    browser.until("!conversation.running")
 
 
 @pytest.mark.parametrize(("width", "height", "scale"), [(360, 740, 2.0), (680, 450, 2.0), (1360, 900, 1.0)])
@@ -305,26 +328,26 @@ def test_a_page_that_nobody_sees_watches_nothing(browser: Browser):
     browser.value("window.away = true; document.dispatchEvent(new Event('visibilitychange'))")
     browser.until("stream.signal.aborted")
     asked = len(browser.requests)
-    told = browser.value("known.scene.at")
+    told = browser.value("telemetry.frame.at")
 
     ask(browser, PROMPT)
     browser.until("document.querySelector('.turn .after')")
     assert browser.requests[asked:] == [f"{browser.value('location.origin')}/v1/completions"]
-    assert browser.value("known.scene.at") == told
+    assert browser.value("telemetry.frame.at") == told
 
     browser.value("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
-    browser.until(f"known.scene.at > {told}")
+    browser.until(f"telemetry.frame.at > {told}")
 
 
 def test_a_wrong_key_is_asked_for_again_and_the_right_one_stays_in_the_tab(browser: Browser, serving: Serving):
     browser.value("sessionStorage.clear()")
     browser.open("about:blank")
     browser.open(f"{serving.url}/#key=a-wrong-key")
-    browser.until("$('door').open && $('door-text').textContent.includes('not accepted')")
+    browser.until("$('key-dialog').open && $('key-text').textContent.includes('did not accept')")
     assert browser.value("location.hash") == ""
 
     browser.press("Escape")
-    browser.until("!$('door').open")
+    browser.until("!$('key-dialog').open")
     assert browser.value("$('status').innerText") == "The key is missing"
     browser.value("$('unlock').focus()")
     browser.press("Enter")
@@ -332,7 +355,7 @@ def test_a_wrong_key_is_asked_for_again_and_the_right_one_stays_in_the_tab(brows
     browser.type(KEY)
     browser.press("Enter")
 
-    browser.until("$('status').dataset.is === 'ok' && known.scene !== null")
+    browser.until("$('status').dataset.is === 'ok' && telemetry.frame !== null")
     browser.open(f"{serving.url}/")
     browser.until("$('status').dataset.is === 'ok'")
     browser.complaints.clear()
@@ -359,7 +382,7 @@ def test_a_page_outlives_its_server(chromium: Browser):
 
     second = Command(*arguments)
     try:
-        chromium.until("$('status').dataset.is === 'ok' && known.scene !== null", SECONDS)
+        chromium.until("$('status').dataset.is === 'ok' && telemetry.frame !== null", SECONDS)
         ask(chromium, PROMPT)
         chromium.until("document.querySelector('.turn .after')?.textContent.startsWith('Ended')")
         second.interrupt()

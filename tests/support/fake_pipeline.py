@@ -1,4 +1,4 @@
-"""A pipeline that says what a test tells it to, for what is about HTTP alone."""
+"""A pipeline with scripted output, for tests of the HTTP server alone."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -46,7 +46,7 @@ def statistics(prompt: int, generated: int) -> Statistics:
 
 
 class FakeStream:
-    """Says its pieces; waits for ever behind a None among them."""
+    """Yields its pieces; waits for ever at a None among them."""
 
     def __init__(self, pipeline: "FakePipeline", prompt: Sequence[int], params: SamplingParams) -> None:
         self._pipeline = pipeline
@@ -86,19 +86,19 @@ class FakePipeline:
     stuck: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
-    scenes: Sequence[TelemetryFrame | PipelineError] = ()
+    frames: Sequence[TelemetryFrame | PipelineError] = ()
     watched: list[SequenceId | None] = field(default_factory=list)
 
     async def state(self) -> PipelineState | None:
         return self.condition
 
     async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
-        """Its scenes, and then nothing happens."""
+        """Its frames, then nothing for ever."""
         self.watched.append(sequence)
-        for scene in self.scenes:
-            if isinstance(scene, PipelineError):
-                raise scene
-            yield scene
+        for frame in self.frames:
+            if isinstance(frame, PipelineError):
+                raise frame
+            yield frame
         await asyncio.Event().wait()
 
     def stream(self, prompt: Sequence[int], params: SamplingParams) -> FakeStream:

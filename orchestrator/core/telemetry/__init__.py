@@ -1,4 +1,4 @@
-"""What is counted for people: request statistics, the recorder behind the live page, its watchers. Pure.
+"""What subscribers see of the pipeline: a recorder of recent events, snapshots of the state, due times. Pure.
 
 Nothing here changes what the state machine does.
 """

@@ -1,6 +1,6 @@
-"""What the pipeline did last, for whoever watches it: folded from the state machine's events and commands. Pure.
+"""Records what the pipeline did last, from the state machine's events and commands. Pure.
 
-The machine knows nothing of it, and nothing here changes what the machine does.
+The state machine does not know the recorder, and the recorder never changes what it does.
 """
 
 from collections import deque
@@ -15,10 +15,10 @@ from orchestrator.core.sequence import Sequence
 from orchestrator.core.telemetry.snapshot import request_list, snapshot, verification_snapshot
 from protocol.messages.base import SequenceId
 from protocol.messages.telemetry import (
-    MOST_CHARACTERS,
-    MOST_JUDGED,
-    MOST_OVER,
-    MOST_SPANS,
+    MAX_CHARACTERS,
+    MAX_ENDED,
+    MAX_ROUNDS,
+    MAX_SPANS,
     FinishedRequest,
     TelemetryFrame,
     TreeSnapshot,
@@ -31,109 +31,111 @@ from protocol.speculation.token_tree import node_id
 
 T = TypeVar("T")
 
-_LONGEST = 60.0
-"""Seconds: a worker may claim any time for its work."""
+_MAX_SECONDS = 60.0
+"""Longest span: a worker may report any duration."""
 
 
 class TelemetryRecorder:
-    """Remembers a bounded number of spans and rounds, each with a serial number, so that several watchers may each
-    be told what is new to them."""
+    """Holds a bounded number of spans and rounds. Each has a serial number, so that every subscriber gets those that
+    are new to it."""
 
     def __init__(self, machine: Machine, text: Callable[[int], str]) -> None:
-        """`text` of a single token."""
+        """`text` gives the text of a single token."""
         self.serial = 1
-        """Of the last thing that happened; goes on while nobody watches, but then counts nothing."""
+        """Counts recorded events; it stands still while nothing is recorded."""
         self._machine = machine
-        self._text = lambda token: text(token)[:MOST_CHARACTERS]
-        self._spans: deque[tuple[int, WorkSpan]] = deque(maxlen=2 * MOST_SPANS)
-        self._judged: deque[tuple[int, VerifiedRound]] = deque(maxlen=2 * MOST_JUDGED)
-        self._over: deque[tuple[int, FinishedRequest]] = deque(maxlen=MOST_OVER)
-        self._asked: dict[SequenceId, tuple[Verify, TreeSnapshot]] = {}
-        """What is under verification, and what the draft thought of it then."""
+        self._text = lambda token: text(token)[:MAX_CHARACTERS]
+        self._spans: deque[tuple[int, WorkSpan]] = deque(maxlen=2 * MAX_SPANS)
+        self._verified: deque[tuple[int, VerifiedRound]] = deque(maxlen=2 * MAX_ROUNDS)
+        self._ended: deque[tuple[int, FinishedRequest]] = deque(maxlen=MAX_ENDED)
+        self._outstanding: dict[SequenceId, tuple[Verify, TreeSnapshot]] = {}
+        """What is under verification, and the tree at the moment when it was sent."""
 
     def clear(self) -> None:
-        """Forget everything: nobody watches any more, and what comes next will not be told of here."""
+        """Forget everything: the last subscriber has left."""
         self._spans.clear()
-        self._judged.clear()
-        self._over.clear()
-        self._asked.clear()
+        self._verified.clear()
+        self._ended.clear()
+        self._outstanding.clear()
 
-    def saw(self, event: Event, commands: Items[Command], now: float) -> None:
-        """The machine has answered `event` with `commands`."""
+    def record(self, event: Event, commands: Items[Command], now: float) -> None:
+        """Record that the state machine answered `event` with `commands`."""
         self.serial += 1
         if isinstance(event, Arrived):
-            self._heard(event, commands, now)
+            self._record_result(event, commands, now)
         for command in commands:
-            for verify in _questions(command):
-                self._asks(verify)
+            for verify in _verifies(command):
+                self._record_verify(verify)
             if isinstance(command, Finish):
-                over = FinishedRequest(sequence=command.sequence, end=now, statistics=command.statistics)
-                self._over.append((self.serial, over))
+                ended = FinishedRequest(sequence=command.sequence, end=now, statistics=command.statistics)
+                self._ended.append((self.serial, ended))
 
-    def scene(self, after: int, wanted: SequenceId | None, now: float) -> TelemetryFrame:
-        """What came after the serial number `after`, and how everything stands."""
-        # A number from another life of the orchestrator says nothing here.
+    def frame(self, after: int, wanted: SequenceId | None, now: float) -> TelemetryFrame:
+        """What happened after the serial number `after`, and the present state; `wanted` is the request to select."""
+        # A serial number of an earlier orchestrator process means nothing here.
         after = after if after <= self.serial else 0
-        spans, judged = _since(self._spans, after), _since(self._judged, after)
-        shown = self._shown(wanted)
-        self._asked = {id: asked for id, asked in self._asked.items() if id in self._machine.sequences}
+        spans, verified = _since(self._spans, after), _since(self._verified, after)
+        selected = self._selected(wanted)
+        sequences = self._machine.sequences
+        self._outstanding = {id: sent for id, sent in self._outstanding.items() if id in sequences}
         return TelemetryFrame(
             serial=self.serial,
             at=now,
-            lost=max(0, len(spans) - MOST_SPANS) + max(0, len(judged) - MOST_JUDGED),
-            drafts=self._machine.strategy.drafts,
+            dropped=max(0, len(spans) - MAX_SPANS) + max(0, len(verified) - MAX_ROUNDS),
+            uses_draft=self._machine.strategy.drafts,
             workers=tuple(self._workers()),
-            requests=request_list(self._machine.sequences, shown, now),
-            shown=None if shown is None else snapshot(shown, self._text),
-            judged=tuple(judged[-MOST_JUDGED:]),
-            spans=tuple(spans[-MOST_SPANS:]),
-            over=tuple(_since(self._over, after)),
+            requests=request_list(sequences, selected, now),
+            selected=None if selected is None else snapshot(selected, self._text),
+            verified=tuple(verified[-MAX_ROUNDS:]),
+            spans=tuple(spans[-MAX_SPANS:]),
+            ended=tuple(_since(self._ended, after)),
         )
 
     # What happened ----------------------------------------------------------------------------
 
-    def _heard(self, event: Arrived, commands: Items[Command], now: float) -> None:
+    def _record_result(self, event: Arrived, commands: Items[Command], now: float) -> None:
         match event.message:
             case Grow() as growth if growth.evaluated:
-                self._worked(event, "grow", growth.sequence, growth.seconds, growth.evaluated, now)
+                self._record_span(event, "grow", growth.sequence, growth.seconds, growth.evaluated, now)
             case Prefilled() as prefilled if prefilled.tokens:
-                self._worked(event, "prefill", prefilled.sequence, prefilled.seconds, prefilled.tokens, now)
+                self._record_span(event, "prefill", prefilled.sequence, prefilled.seconds, prefilled.tokens, now)
             case Verdict() as verdict:
                 emitted = [one for one in commands if isinstance(one, Emit) and one.sequence == verdict.sequence]
-                # A verdict that was not acted on moved nothing.
+                # A verdict without an Emit was stale: it committed nothing.
                 if emitted:
-                    self._judge(event, verdict, emitted[0], now)
+                    self._record_round(event, verdict, emitted[0], now)
             case _:
                 pass
 
-    def _asks(self, verify: Verify) -> None:
+    def _record_verify(self, verify: Verify) -> None:
         sequence = self._machine.sequences.get(verify.sequence)
         if sequence is not None:
-            self._asked[verify.sequence] = verify, verification_snapshot(verify, sequence.tree, self._text)
+            tree = verification_snapshot(verify, sequence.tree, self._text)
+            self._outstanding[verify.sequence] = verify, tree
 
-    def _judge(self, event: Arrived, verdict: Verdict, emit: Emit, now: float) -> None:
-        asked = self._asked.pop(verdict.sequence, None)
-        if asked is None or asked[0].round != verdict.round:
-            # It was asked before anybody watched.
+    def _record_round(self, event: Arrived, verdict: Verdict, emit: Emit, now: float) -> None:
+        outstanding = self._outstanding.pop(verdict.sequence, None)
+        if outstanding is None or outstanding[0].round != verdict.round:
+            # The Verify was sent before recording began.
             return
-        verify, sent = asked
-        kept = len(verdict.path)
-        self._worked(event, "verify", verify.sequence, verdict.seconds, len(verify.tokens), now, kept)
-        judged = VerifiedRound(
+        verify, tree = outstanding
+        accepted = len(verdict.path)
+        self._record_span(event, "verify", verify.sequence, verdict.seconds, len(verify.tokens), now, accepted)
+        verified = VerifiedRound(
             sequence=verify.sequence,
             round=verify.round,
-            begin=now - min(verdict.seconds, _LONGEST),
+            begin=now - min(verdict.seconds, _MAX_SECONDS),
             end=now,
-            sent=sent,
+            tree=tree,
             width=len(verify.tokens),
-            accepted=_path(verify, verdict, len(sent.texts)),
-            tokens=len(emit.tokens),
+            accepted=_accepted(verify, verdict, len(tree.texts)),
+            committed=len(emit.tokens),
             bonus=self._text(verdict.bonus),
             hit=emit.hit,
         )
-        self._judged.append((self.serial, judged))
+        self._verified.append((self.serial, verified))
 
-    def _worked(
+    def _record_span(
         self,
         event: Arrived,
         kind: Literal["grow", "verify", "prefill"],
@@ -141,24 +143,24 @@ class TelemetryRecorder:
         seconds: float,
         tokens: int,
         now: float,
-        kept: int = 0,
+        accepted: int = 0,
     ) -> None:
         span = WorkSpan(
             role=event.role,
             incarnation=event.incarnation,
             kind=kind,
             sequence=sequence,
-            begin=now - min(seconds, _LONGEST),
+            begin=now - min(seconds, _MAX_SECONDS),
             end=now,
             tokens=tokens,
-            kept=kept,
+            accepted=accepted,
         )
         self._spans.append((self.serial, span))
 
-    # How it stands ----------------------------------------------------------------------------
+    # The present state ------------------------------------------------------------------------
 
-    def _shown(self, wanted: SequenceId | None) -> Sequence | None:
-        """The wanted request, or the latest."""
+    def _selected(self, wanted: SequenceId | None) -> Sequence | None:
+        """The wanted request, or else the latest."""
         sequences = self._machine.sequences
         if wanted is not None and wanted in sequences:
             return sequences[wanted]
@@ -166,20 +168,20 @@ class TelemetryRecorder:
 
     def _workers(self) -> Iterable[WorkerSummary]:
         statuses = self._machine.draft_statuses()
-        for incarnation, hello, guest in self._machine.workers():
+        for incarnation, hello, remote in self._machine.workers():
             yield WorkerSummary(
                 role=hello.role,
                 incarnation=incarnation,
                 engine=hello.engine,
                 model=hello.model.rsplit("/", 1)[-1],
                 device=hello.device,
-                guest=guest,
+                remote=remote,
                 status=statuses.get(incarnation) if hello.role == "draft" else None,
             )
 
 
-def _questions(command: Command) -> tuple[Verify, ...]:
-    """What a command has the target verify."""
+def _verifies(command: Command) -> tuple[Verify, ...]:
+    """All Verify messages that a command sends to the target."""
     match command:
         case SendMessage("target", Verify() as verify):
             return (verify,)
@@ -189,14 +191,14 @@ def _questions(command: Command) -> tuple[Verify, ...]:
             return ()
 
 
-def _since(happened: Iterable[tuple[int, T]], after: int) -> list[T]:
-    return [one for serial, one in happened if serial > after]
+def _since(recorded: Iterable[tuple[int, T]], after: int) -> list[T]:
+    return [one for serial, one in recorded if serial > after]
 
 
-def _path(verify: Verify, verdict: Verdict, shown: int) -> tuple[int, ...]:
-    """Entries of the tree that the verdict kept, as far as they are shown."""
+def _accepted(verify: Verify, verdict: Verdict, entries: int) -> tuple[int, ...]:
+    """The accepted path as entries of the verified tree, whose first `entries` nodes are in the snapshot."""
     ids = [verify.root]
-    for token, parent in zip(verify.tokens[1:shown], verify.parents[1:shown], strict=True):
+    for token, parent in zip(verify.tokens[1:entries], verify.parents[1:entries], strict=True):
         ids.append(node_id(ids[parent], token))
-    entries = {id: index for index, id in enumerate(ids)}
-    return tuple(entries[id] for id in verdict.path if id in entries)
+    index = {id: entry for entry, id in enumerate(ids)}
+    return tuple(index[id] for id in verdict.path if id in index)

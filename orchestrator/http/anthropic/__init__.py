@@ -1,1 +1,1 @@
-"""Anthropic's Messages API over chats: content blocks for texts and tool calls."""
+"""Anthropic's Messages API, translated to chat requests: content blocks for texts and tool calls."""

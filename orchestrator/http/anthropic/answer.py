@@ -1,6 +1,6 @@
-"""The answer to POST /v1/messages: one message, or the events that build it up. Pure.
+"""The response to POST /v1/messages: one message, or the events that build it up. Pure.
 
-The message is what the events add up to, so that both ways tell the same.
+The message is made from the events, so that both forms have the same content.
 """
 
 import uuid
@@ -12,7 +12,7 @@ import msgspec
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import End, OutputEvent, Text
-from orchestrator.http.openai.answers import ended, usage
+from orchestrator.http.openai.answers import finish_reason, usage
 from orchestrator.http.openai.content import AnswerContent
 from orchestrator.http.renderer import frame
 
@@ -20,14 +20,14 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 class MessageAnswer:
-    """To one request."""
+    """Renders the response to one request."""
 
     idle = frame({"type": "ping"}, "ping")
 
-    def __init__(self, model: str, parts: AnswerContent, stops: Sequence[str], prompt: int) -> None:
-        """`stops`: what the client asked to stop at; `prompt`: tokens of it."""
+    def __init__(self, model: str, content: AnswerContent, stops: Sequence[str], prompt: int) -> None:
+        """`stops`: the request's stop sequences; `prompt`: number of prompt tokens."""
         self._model = model
-        self._parts = parts
+        self._content = content
         self._stops = stops
         self._prompt = prompt
         self._id = f"msg_{uuid.uuid4().hex}"
@@ -37,73 +37,73 @@ class MessageAnswer:
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
         for event in (Text(0, result.text), End(0, result)):
-            # The blocks build up as their events are told.
+            # Each event adds to the blocks.
             for _ in self._events(event):
                 pass
         return self._message(_usage(usage(results, 1)))
 
     def opening(self) -> Iterator[bytes]:
-        # How much of the prompt was known already is told at the end, when it is certain.
+        # The number of cached tokens is known only at the end.
         message = self._message({"input_tokens": self._prompt, "output_tokens": 0})
-        yield _named({"type": "message_start", "message": message})
+        yield _frame({"type": "message_start", "message": message})
 
-    def told(self, event: OutputEvent) -> Iterable[bytes]:
-        return map(_named, self._events(event))
+    def render(self, event: OutputEvent) -> Iterable[bytes]:
+        return map(_frame, self._events(event))
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
-        return [_named(error.anthropic_body())]
+        return [_frame(error.anthropic_body())]
 
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
-        counted = _usage(usage(results, 1))
-        yield _named({"type": "message_delta", "delta": self._ended, "usage": counted})
-        yield _named({"type": "message_stop"})
+        delta = {"type": "message_delta", "delta": self._ended, "usage": _usage(usage(results, 1))}
+        yield _frame(delta)
+        yield _frame({"type": "message_stop"})
 
     def _events(self, event: OutputEvent) -> Iterator[dict[str, Any]]:
-        text, calls = self._parts.told(event)
+        text, calls = self._content.parse(event)
         if text:
             if not self._blocks:
-                yield self._begun({"type": "text", "text": ""})
+                yield self._block_start({"type": "text", "text": ""})
             self._blocks[0]["text"] += text
             yield self._delta({"type": "text_delta", "text": text})
         if isinstance(event, Text):
             return
         if self._blocks:
-            yield self._stopped()
+            yield self._block_stop()
         for call in calls:
             yield from self._call(call)
-        self._ended = self._why(event.result, calls)
+        self._ended = self._stop_reason(event.result, calls)
 
     def _call(self, call: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         function = call["function"]
         block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
-        yield self._begun(block)
+        yield self._block_start(block)
         self._blocks[-1]["input"] = msgspec.json.decode(function["arguments"])
         yield self._delta({"type": "input_json_delta", "partial_json": function["arguments"]})
-        yield self._stopped()
+        yield self._block_stop()
 
-    def _why(self, result: Result, calls: Sequence[Any]) -> dict[str, Any]:
+    def _stop_reason(self, result: Result, calls: Sequence[Any]) -> dict[str, Any]:
         if not calls and result.finish_reason == "stop" and result.stop in self._stops:
             return {"stop_reason": "stop_sequence", "stop_sequence": result.stop}
-        return {"stop_reason": _REASONS[ended(result, calls)], "stop_sequence": None}
+        return {"stop_reason": _REASONS[finish_reason(result, calls)], "stop_sequence": None}
 
-    def _begun(self, block: dict[str, Any]) -> dict[str, Any]:
+    def _block_start(self, block: dict[str, Any]) -> dict[str, Any]:
         self._blocks.append(block)
-        # A copy, since the block grows.
+        # A copy, because the block grows later.
         return {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
 
-    def _stopped(self) -> dict[str, Any]:
+    def _block_stop(self) -> dict[str, Any]:
         return {"type": "content_block_stop", "index": len(self._blocks) - 1}
 
-    def _message(self, counted: dict[str, Any]) -> dict[str, Any]:
-        known = {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
-        return {**known, "content": [*self._blocks], **self._ended, "usage": counted}
+    def _message(self, usage: dict[str, Any]) -> dict[str, Any]:
+        head = {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
+        return {**head, "content": [*self._blocks], **self._ended, "usage": usage}
 
 
 def _usage(counted: Mapping[str, Any]) -> dict[str, Any]:
-    """Anthropic counts what was known already apart from what was read."""
+    """Anthropic's input tokens exclude cached ones."""
     cached = counted["prompt_tokens_details"]["cached_tokens"]
     return {
         "input_tokens": counted["prompt_tokens"] - cached,
@@ -113,5 +113,5 @@ def _usage(counted: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _named(content: dict[str, Any]) -> bytes:
+def _frame(content: dict[str, Any]) -> bytes:
     return frame(content, content["type"])

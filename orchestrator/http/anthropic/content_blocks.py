@@ -1,6 +1,7 @@
 """Messages of Anthropic's API as messages of a chat. Pure.
 
-There a message is a list of blocks, and a user's may hold results of tools; here each result is a message of its own.
+In Anthropic's API a message is a list of blocks, and a user's message may hold tool results; in a chat each result is
+a message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,39 +13,39 @@ from orchestrator.http.errors import ApiError, unsupported
 
 Block = Mapping[str, Any]
 Message = dict[str, Any]
-_FORGOTTEN = ("thinking", "redacted_thinking")
-"""What models thought in earlier turns is not shown to them again, as in the API itself."""
+_OMITTED = ("thinking", "redacted_thinking")
+"""Thinking of earlier turns is left out of the prompt, as in the API itself."""
 
 
 def messages(system: Any, turns: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Raises ApiError for a block that can't be read, or is no text."""
+    """The messages of a chat. Raises ApiError for a malformed block or one that is not text."""
     found = [{"role": "system", "content": _content(system)}] if system else []
     for turn in turns:
         role, content = turn.get("role"), turn.get("content")
         if role == "user":
-            found += _asked(_blocks(content))
+            found += _user_messages(_blocks(content))
         elif role == "assistant":
-            found.append(_said(_blocks(content)))
+            found.append(_assistant_message(_blocks(content)))
         elif role == "system":
             found.append({"role": "system", "content": _content(content)})
         else:
             raise _wrong(f"A message's role is {role!r} and must be user, assistant or system.")
     if found and found[-1]["role"] == "assistant":
-        raise unsupported("messages", "An answer can't be begun for the model: end with a message of the user's.")
+        raise unsupported("messages", "The beginning of an answer can't be given: end with a user message.")
     return found
 
 
 def function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as chats have it. Raises ApiError for one that Anthropic's own servers would run."""
+    """A tool in the form of chat requests. Raises ApiError for a tool that Anthropic's servers would run."""
     if tool.get("type", "custom") not in ("custom", None):
-        raise unsupported("tools", f"Tools of type {tool['type']!r} are not run here: offer tools of your own.")
-    called = {"name": "name", "description": "description", "strict": "strict", "input_schema": "parameters"}
-    known = {ours: tool[name] for name, ours in called.items() if tool.get(name) is not None}
-    return {"type": "function", "function": known}
+        raise unsupported("tools", f"This server runs no tools of type {tool['type']!r}: offer tools of your own.")
+    names = {"name": "name", "description": "description", "strict": "strict", "input_schema": "parameters"}
+    function = {ours: tool[theirs] for theirs, ours in names.items() if tool.get(theirs) is not None}
+    return {"type": "function", "function": function}
 
 
-def _asked(blocks: Sequence[Block]) -> list[Message]:
-    """Results of tools, and what the user says, in the order in which they come."""
+def _user_messages(blocks: Sequence[Block]) -> list[Message]:
+    """Tool results and user texts, in their order."""
     found: list[Message] = []
     for block in blocks:
         if block.get("type") == "tool_result":
@@ -52,16 +53,16 @@ def _asked(blocks: Sequence[Block]) -> list[Message]:
             failed = "Error: " if block.get("is_error") else ""
             found.append({"role": "tool", "tool_call_id": _text(block, "tool_use_id"), "content": failed + content})
         elif found and found[-1]["role"] == "user":
-            found[-1]["content"] += _words(block)
+            found[-1]["content"] += _block_text(block)
         else:
-            found.append({"role": "user", "content": _words(block)})
+            found.append({"role": "user", "content": _block_text(block)})
     return found
 
 
-def _said(blocks: Sequence[Block]) -> Message:
-    words = [_words(block) for block in blocks if block.get("type") not in ("tool_use", *_FORGOTTEN)]
+def _assistant_message(blocks: Sequence[Block]) -> Message:
+    texts = [_block_text(block) for block in blocks if block.get("type") not in ("tool_use", *_OMITTED)]
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
-    message: Message = {"role": "assistant", "content": "".join(words)}
+    message: Message = {"role": "assistant", "content": "".join(texts)}
     return {**message, "tool_calls": calls} if calls else message
 
 
@@ -72,7 +73,7 @@ def _call(block: Block) -> dict[str, Any]:
 
 
 def _content(content: Any) -> str:
-    return "".join(map(_words, _blocks(content)))
+    return "".join(map(_block_text, _blocks(content)))
 
 
 def _blocks(content: Any) -> Sequence[Block]:
@@ -83,10 +84,10 @@ def _blocks(content: Any) -> Sequence[Block]:
     return content
 
 
-def _words(block: Block) -> str:
+def _block_text(block: Block) -> str:
     if block.get("type") != "text":
         raise unsupported(
-            "messages", f"A message has a block of type {block.get('type')!r}, which can't be read there: send text."
+            "messages", f"A message has a block of type {block.get('type')!r}, which is not supported there: send text."
         )
     return _text(block, "text")
 
@@ -94,7 +95,7 @@ def _words(block: Block) -> str:
 def _text(block: Block, name: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise _wrong(f"A block of type {block.get('type')!r} has no text as its {name}: add it.")
+        raise _wrong(f"A block of type {block.get('type')!r} has no string as its {name}: add it.")
     return value
 
 

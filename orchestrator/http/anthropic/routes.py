@@ -1,4 +1,4 @@
-"""/v1/messages: Anthropic's Messages API, asked through the server that all routes share."""
+"""/v1/messages: the routes of Anthropic's Messages API."""
 
 import asyncio
 
@@ -29,13 +29,13 @@ class MessagesRoutes:
     async def create(self, request: Request) -> Response:
         question = decoded(await body(request), MessagesRequest)
         chat = question.chat()
-        model, stops = self._server.named(chat.model), question.stop_sequences or []
+        model, stops = self._server.model_name(chat.model), question.stop_sequences or []
         return await self._server.converse(
             request, chat, lambda prompt: MessageAnswer(model, AnswerContent(chat), stops, prompt)
         )
 
     async def count(self, request: Request) -> Response:
         chat = decoded(await body(request), CountTokensRequest).chat()
-        self._server.named(chat.model)
-        tokens = await asyncio.to_thread(self._server.conversation, chat)
+        self._server.model_name(chat.model)
+        tokens = await asyncio.to_thread(self._server.chat_tokens, chat)
         return JSONResponse({"input_tokens": len(tokens)})

@@ -1,4 +1,4 @@
-"""How the pipeline behind the server does: health, figures for Prometheus, events for the live page.
+"""Monitoring of the pipeline behind the server: health, figures for Prometheus, events for the live page.
 
 Nothing here answers a generation request.
 """

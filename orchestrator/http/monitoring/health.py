@@ -1,4 +1,4 @@
-"""How the pipeline behind the server is; asked at most a few times a second, however many want to know."""
+"""The condition of the pipeline behind the server, asked from it at most four times a second."""
 
 import asyncio
 import time
@@ -9,13 +9,13 @@ from orchestrator.http.errors import ApiError
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
 
-_FRESH = 0.25
-"""Seconds that an answer is good for."""
+_CACHE_SECONDS = 0.25
+"""How long an answer is reused."""
 
 
-class Knowing(Protocol):
+class StateSource(Protocol):
     async def state(self) -> PipelineState | None:
-        """None while there is nobody to ask yet."""
+        """None while the pipeline is being started."""
         ...
 
 
@@ -27,54 +27,54 @@ class Condition:
 
     @property
     def serving(self) -> PipelineState | None:
-        """What requests need to know, if they can be served, perhaps slower."""
+        """The pipeline's state if it serves requests, perhaps more slowly; else None."""
         return self.state if self.status in ("ok", "degraded") else None
 
 
 class Health:
-    """Asks `pipeline`, and remembers the answer for a moment."""
+    """Asks `pipeline`, and reuses its answer for a short time."""
 
-    def __init__(self, pipeline: Knowing) -> None:
+    def __init__(self, pipeline: StateSource) -> None:
         self._pipeline = pipeline
-        self._known: Condition | None = None
-        self._until = 0.0
-        self._asking: asyncio.Task[Condition] | None = None
+        self._cached: Condition | None = None
+        self._valid_until = 0.0
+        self._pending: asyncio.Task[Condition] | None = None
 
-    async def look(self) -> Condition:
-        if self._known is not None and time.monotonic() < self._until:
-            return self._known
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
-        # Whoever waits may go away; the others still want to know.
-        return await asyncio.shield(self._asking)
+    async def check(self) -> Condition:
+        if self._cached is not None and time.monotonic() < self._valid_until:
+            return self._cached
+        if self._pending is None:
+            self._pending = asyncio.create_task(self._ask())
+        # Several requests share the task: one that is cancelled must not cancel it for the others.
+        return await asyncio.shield(self._pending)
 
     async def require(self) -> PipelineState:
-        """Raises ApiError 503 while requests can't be served."""
-        condition = await self.look()
+        """The state of a pipeline that serves requests. Raises ApiError 503 if it does not."""
+        condition = await self.check()
         if condition.serving is None:
             raise ApiError(503, condition.reason, code=condition.status, headers={"retry-after": "5"})
         return condition.serving
 
     async def _ask(self) -> Condition:
         try:
-            self._known = condition(await self._pipeline.state())
+            self._cached = condition(await self._pipeline.state())
         except PipelineError as error:
-            self._known = Condition("failed", str(error))
+            self._cached = Condition("failed", str(error))
         finally:
-            self._asking = None
-        self._until = time.monotonic() + _FRESH
-        return self._known
+            self._pending = None
+        self._valid_until = time.monotonic() + _CACHE_SECONDS
+        return self._cached
 
 
 def condition(state: PipelineState | None) -> Condition:
-    """What a state means for those who ask for text."""
+    """The condition that clients of the server see, from the pipeline's state."""
     if state is not None and state.failure is not None:
         return Condition("failed", state.failure)
     if state is None or not state.ready:
         return Condition("loading", "The models are still being loaded: try again in a moment.")
     if "target" in state.down:
-        return Condition("degraded", "The target is being restarted: requests wait for it and lose nothing.", state)
+        return Condition("degraded", "The target is being restarted: requests wait for it and lose no token.", state)
     if state.down:
         roles = " and ".join(state.down)
-        return Condition("degraded", f"No {roles} worker is up: requests go on without it, and slower.", state)
+        return Condition("degraded", f"No {roles} worker is up: requests continue without it, more slowly.", state)
     return Condition("ok", state=state)

@@ -1,4 +1,4 @@
-"""The pipeline as it works, told as server-sent events for as long as somebody reads them."""
+"""The pipeline's telemetry as server-sent events, for as long as the client reads them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
@@ -16,11 +16,11 @@ from protocol.errors import PipelineError
 from protocol.messages.base import SequenceId
 from protocol.messages.telemetry import TelemetryFrame
 
-MOST_WATCHERS = 8
-_AGAIN_SECONDS = 0.5
-"""Until a pipeline that can't be watched is looked at again."""
-_CONDITION_EVERY = 1.0
-"""Seconds between two looks at how the pipeline is."""
+MAX_SUBSCRIBERS = 8
+_RETRY_SECONDS = 0.5
+"""Between two attempts to read telemetry from a pipeline that gives none."""
+_HEALTH_SECONDS = 1.0
+"""Between two health checks."""
 
 T = TypeVar("T")
 
@@ -30,74 +30,76 @@ class Watchable(Protocol):
 
 
 class Live:
-    """`GET /v1/pipeline/events`: `hello` once, `status` at first and when it changes, `scene` as they come.
+    """`GET /v1/pipeline/events`: `hello` once, `status` at first and when it changes, then `frame`s.
 
-    A reader that is slow is asked nothing of: it holds back its own next scene, and misses some.
+    The next frame is requested when the client has taken the last one, so a slow client misses frames.
     """
 
     def __init__(self, pipeline: Watchable, health: Health, facts: Mapping[str, Any]) -> None:
-        """`facts`: what `hello` says."""
+        """`facts` is the content of `hello`."""
         self._pipeline = pipeline
         self._health = health
         self._facts = dict(facts)
-        self._watchers = 0
+        self._subscribers = 0
         self._stopped = asyncio.Event()
 
     async def events(self, request: Request) -> EventStream:
         wanted = _wanted(request.query_params.get("request"))
-        if self._watchers >= MOST_WATCHERS:
-            raise ApiError(429, f"{MOST_WATCHERS} pages watch already: close one of them.", code="too_many_watchers")
-        self._watchers += 1
+        if self._subscribers >= MAX_SUBSCRIBERS:
+            raise ApiError(
+                429, f"{MAX_SUBSCRIBERS} pages are open already: close one of them.", code="too_many_watchers"
+            )
+        self._subscribers += 1
         stack = ExitStack()
         stack.callback(self._leave)
-        return EventStream(self._frames(wanted), stack.close)
+        return EventStream(self._events(wanted), stack.close)
 
     def stop(self) -> None:
-        """The server ends: so do the streams."""
+        """End all streams: the server ends."""
         self._stopped.set()
 
     def _leave(self) -> None:
-        self._watchers -= 1
+        self._subscribers -= 1
 
-    async def _frames(self, wanted: SequenceId | None) -> AsyncIterator[bytes]:
+    async def _events(self, wanted: SequenceId | None) -> AsyncIterator[bytes]:
         yield frame(self._facts, "hello")
-        told: Condition | None = None
+        sent: Condition | None = None
         while not self._stopped.is_set():
-            condition = await self._health.look()
-            if condition != told:
-                told = condition
-                yield frame(_told(condition), "status")
+            condition = await self._health.check()
+            if condition != sent:
+                sent = condition
+                yield frame(_status(condition), "status")
             if condition.serving is None:
-                await self._unless_stopped(asyncio.sleep(_AGAIN_SECONDS))
-                # Who went away is noticed by what is sent.
+                await self._unless_stopped(asyncio.sleep(_RETRY_SECONDS))
+                # Only a write shows that the client has gone.
                 yield COMMENT
                 continue
             try:
-                async with aclosing(self._pipeline.watch(wanted)) as scenes:
-                    async for scene in self._while(condition, scenes):
-                        yield b"event: scene\ndata: " + msgspec.json.encode(scene) + b"\n\n"
+                async with aclosing(self._pipeline.watch(wanted)) as telemetry:
+                    async for one in self._while(condition, telemetry):
+                        yield b"event: frame\ndata: " + msgspec.json.encode(one) + b"\n\n"
             except PipelineError:
-                # What is wrong is told by the next look.
-                await self._unless_stopped(asyncio.sleep(_AGAIN_SECONDS))
+                # The next health check reports the cause.
+                await self._unless_stopped(asyncio.sleep(_RETRY_SECONDS))
 
     async def _while(
-        self, condition: Condition, scenes: AsyncIterator[TelemetryFrame]
+        self, condition: Condition, telemetry: AsyncIterator[TelemetryFrame]
     ) -> AsyncIterator[TelemetryFrame]:
-        """Those that come while the pipeline is as it was, looked at about once a second."""
+        """The frames until the pipeline's condition changes, which is checked about once a second."""
         clock = asyncio.get_running_loop().time
-        looked_at = clock()
+        checked_at = clock()
         while True:
-            scene = await self._unless_stopped(anext(scenes, None))
-            if scene is None:
+            one = await self._unless_stopped(anext(telemetry, None))
+            if one is None:
                 return
-            yield scene
-            if clock() - looked_at >= _CONDITION_EVERY:
-                looked_at = clock()
-                if await self._health.look() != condition:
+            yield one
+            if clock() - checked_at >= _HEALTH_SECONDS:
+                checked_at = clock()
+                if await self._health.check() != condition:
                     return
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
-        """The work's result, or None as soon as the server ends."""
+        """The result of `work`, or None as soon as the server ends."""
         working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stopped.wait())
         try:
             await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -105,22 +107,22 @@ class Live:
         finally:
             stopped.cancel()
             if working.cancel():
-                # What it holds is let go of before anybody closes what it came from.
+                # The cancelled work must release its socket before the generator that it reads is closed.
                 await asyncio.wait({working})
 
 
-def _told(condition: Condition) -> dict[str, Any]:
-    told: dict[str, Any] = {"status": condition.status, "reason": condition.reason}
+def _status(condition: Condition) -> dict[str, Any]:
+    content: dict[str, Any] = {"status": condition.status, "reason": condition.reason}
     if condition.state is not None:
         state = condition.state
-        told |= {"strategy": state.strategy, "context": state.context, "lost": state.lost, "down": state.down}
-        told |= {"target": state.target.rsplit("/", 1)[-1], "draft": state.draft.rsplit("/", 1)[-1]}
-    return told
+        content |= {"strategy": state.strategy, "context": state.context, "lost": state.lost, "down": state.down}
+        content |= {"target": state.target.rsplit("/", 1)[-1], "draft": state.draft.rsplit("/", 1)[-1]}
+    return content
 
 
 def _wanted(text: str | None) -> SequenceId | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise ApiError(400, "`request` is the number of a request, as scenes tell it.", param="request")
+        raise ApiError(400, "`request` is the number of a request, as in telemetry frames.", param="request")
     return SequenceId(int(text))

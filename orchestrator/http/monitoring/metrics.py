@@ -1,4 +1,4 @@
-"""Figures of the server for Prometheus. One registry a server, so that several may live in one process."""
+"""Metrics of the server for Prometheus. Each server has its own registry, so that one process may hold several."""
 
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,7 +17,7 @@ _STATUSES = ("ok", "loading", "degraded", "failed")
 
 
 class Metrics:
-    def __init__(self, seats: AdmissionLimit) -> None:
+    def __init__(self, limit: AdmissionLimit) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "launch_pipeline_http_requests", "Answers by route and status", ["route", "status"], registry=registry
@@ -28,24 +28,26 @@ class Metrics:
         )
         self._latency = _histogram("generation_seconds", "From admission to the last token", registry)
         self._first = _histogram("time_to_first_token_seconds", "From admission to the first text", registry)
-        self._rate = _summary("tokens_per_second", "Of each generation, from the end of prefilling on", registry)
+        self._rate = _summary("tokens_per_second", "Of each generation, from the end of prefill on", registry)
         self._shares = {
-            "hit_rate": _summary("hit_rate", "Share of rounds that found the next speculation ready", registry),
+            "hit_rate": _summary("hit_rate", "Share of rounds whose new root the tree already had", registry),
             "acceptance_rate": _summary("acceptance_rate", "Share of verified tokens that were accepted", registry),
             "target_busy": _summary("target_busy_share", "Share of decoding time that the target worked", registry),
             "draft_busy": _summary("draft_busy_share", "Share of decoding time that the draft worked", registry),
         }
         queue = Gauge("launch_pipeline_open_generations", "Generations that hold a place", registry=registry)
-        queue.set_function(lambda: seats.taken)
-        Gauge("launch_pipeline_places", "Generations that may be open at once", registry=registry).set(seats.most)
+        queue.set_function(lambda: limit.taken)
+        Gauge("launch_pipeline_places", "Generations that may be open at once", registry=registry).set(limit.most)
         self._waiting = Gauge("launch_pipeline_queue", "Open generations without any text yet", registry=registry)
         self._lost = Gauge(
             "launch_pipeline_worker_restarts", "Workers that went down; local ones are restarted", registry=registry
         )
-        self._status = Gauge("launch_pipeline_status", "1 for what /health says", ["status"], registry=registry)
+        self._status = Gauge(
+            "launch_pipeline_status", "1 for the status that /health reports", ["status"], registry=registry
+        )
 
     def text(self, condition: Condition) -> bytes:
-        """All figures, with those that only the pipeline knows."""
+        """All metrics in Prometheus' text format; `condition` gives those of the pipeline."""
         for status in _STATUSES:
             self._status.labels(status).set(status == condition.status)
         if condition.state is not None:
@@ -56,7 +58,7 @@ class Metrics:
         self._requests.labels(route, status).inc()
 
     async def measured(self, pieces: OutputSource) -> AsyncIterator[str]:
-        """The same pieces, counted and timed."""
+        """The same pieces, measured."""
         began = time.monotonic()
         waiting = True
         self._waiting.inc()
@@ -89,7 +91,7 @@ class Metrics:
 
 
 class RequestMeasurement:
-    """Pieces that leave their figures behind."""
+    """An OutputSource whose pieces are measured."""
 
     def __init__(self, pieces: OutputSource, metrics: Metrics) -> None:
         self._pieces = pieces
@@ -108,10 +110,10 @@ class RequestMeasurement:
 
 
 class Counted:
-    """ASGI middleware that counts answers."""
+    """ASGI middleware that counts responses."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
-        """`routes`: whatever else is asked for counts as one."""
+        """All paths that are not in `routes` count as one route, `other`."""
         self._app = app
         self._metrics = metrics
         self._routes = routes

@@ -1,4 +1,4 @@
-"""What one choice says as clients of item-wise APIs are told it: a text, and calls behind it. Pure."""
+"""One choice as the text and the tool calls after it, for APIs with items or content blocks. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,24 +9,24 @@ from orchestrator.http.openai.tool_calls import ToolCallParser
 
 
 class AnswerContent:
-    """Of the answer to `question`. Space between the text and a call belongs to neither."""
+    """The content of the answer to `question`. White space between the text and a call is dropped."""
 
     def __init__(self, question: ChatRequest) -> None:
-        self._caller = ToolCallParser(question.most_calls) if question.offered else None
+        self._parser = ToolCallParser(question.most_calls) if question.offered else None
         self._space = ""
 
-    def told(self, event: OutputEvent) -> tuple[str, Sequence[Mapping[str, Any]]]:
-        """More text, perhaps none; and all calls, which come with the end."""
-        if self._caller is None:
+    def parse(self, event: OutputEvent) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        """New text, perhaps empty, and the calls; all calls come with the End."""
+        if self._parser is None:
             return (event.text if isinstance(event, Text) else ""), ()
         if isinstance(event, Text):
-            return self._behind_space(self._caller.push(event.text)), ()
-        rest, calls = self._caller.finish()
+            return self._without_trailing_space(self._parser.push(event.text)), ()
+        rest, calls = self._parser.finish()
         return ("" if calls else self._space + rest), calls
 
-    def _behind_space(self, text: str) -> str:
-        """Keeps space back until something follows it."""
+    def _without_trailing_space(self, text: str) -> str:
+        """Holds white space back until text follows it."""
         text = self._space + text
-        said = text.rstrip()
-        self._space = text[len(said) :]
-        return said
+        stripped = text.rstrip()
+        self._space = text[len(stripped) :]
+        return stripped

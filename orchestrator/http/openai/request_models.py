@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.openai.structured_output import asked_form, forced_call
+from orchestrator.http.openai.structured_output import forced_call, response_grammar
 from orchestrator.http.request_bodies import decoded
 from protocol.errors import InputError
 from protocol.messages.base import MAX_ALTERNATIVES, Token
@@ -142,7 +142,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     @property
     def grammar(self) -> Grammar | None:
-        form = None if self.response_format in _IGNORED else asked_form(self.response_format)
+        form = None if self.response_format in _IGNORED else response_grammar(self.response_format)
         calls = forced_call(self.offered, self.tool_choice, self.most_calls)
         if calls is not None and not calls.optional:
             # Such an answer has no text.

@@ -1,4 +1,4 @@
-"""What form an answer has to have: `response_format` and `tool_choice` as grammars. Pure."""
+"""`response_format` and `tool_choice` as grammars that the answer is held to. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from protocol.messages.sampling import Grammar
 from protocol.sampling.schema_bounds import MOST_LEVELS
 
 _BEFORE, _AFTER = "<tool_call>\n", "\n</tool_call>"
-"""As the templates of Qwen and Hermes models show it."""
+"""As in the chat templates of Qwen and Hermes models."""
 _ANY_OBJECT = {"type": "object"}
 Json = Mapping[str, Any]
 
 
-def asked_form(form: Any) -> Grammar | None:
-    """Of a `response_format`; None for text. Raises ApiError."""
+def response_grammar(form: Any) -> Grammar | None:
+    """The grammar of a `response_format`; None for text. Raises ApiError."""
     kind = form.get("type") if isinstance(form, Mapping) else None
     match kind:
         case "text":
@@ -24,8 +24,8 @@ def asked_form(form: Any) -> Grammar | None:
         case "json_object":
             return _grammar("response_format", _ANY_OBJECT)
         case "json_schema":
-            named = form.get("json_schema")
-            schema = named.get("schema", _ANY_OBJECT) if isinstance(named, Mapping) else None
+            content = form.get("json_schema")
+            schema = content.get("schema", _ANY_OBJECT) if isinstance(content, Mapping) else None
             if not isinstance(schema, Mapping | bool):
                 raise _wrong("response_format", "response_format.json_schema.schema must be a JSON schema.")
             return _grammar("response_format", schema)
@@ -33,18 +33,18 @@ def asked_form(form: Any) -> Grammar | None:
 
 
 def forced_call(tools: Sequence[Json], choice: Any, most: int | None) -> Grammar | None:
-    """The calls that a `tool_choice` demands, or that a model may only make properly because of `strict`; None where
-    it is free. Raises ApiError."""
+    """The grammar of the calls that `tool_choice` demands, or of optional calls to `strict` functions; None without
+    either. `most`: calls that the client accepts, None for any number. Raises ApiError."""
     functions = [_function(tool) for tool in tools]
-    named = _named(choice)
-    if named is not None:
-        functions = [function for function in functions if function["name"] == named]
+    name = _chosen_name(choice)
+    if name is not None:
+        functions = [function for function in functions if function["name"] == name]
         if not functions:
-            raise _wrong("tool_choice", f"tool_choice names {named!r}, and tools has no function of that name.")
+            raise _wrong("tool_choice", f"tool_choice names {name!r}, and tools has no function of that name.")
         return _calls(functions, repeats=False)
     if choice == "required":
         if not functions:
-            raise _wrong("tool_choice", "tool_choice demands a call, and there are no tools to call.")
+            raise _wrong("tool_choice", "tool_choice demands a call, and tools is empty.")
         return _calls(functions, repeats=most != 1)
     if choice not in (None, "auto", "none"):
         raise unsupported("tool_choice", "tool_choice can be none, auto, required, or the name of a function.")
@@ -53,7 +53,7 @@ def forced_call(tools: Sequence[Json], choice: Any, most: int | None) -> Grammar
     return None
 
 
-def _named(choice: Any) -> str | None:
+def _chosen_name(choice: Any) -> str | None:
     if not isinstance(choice, Mapping):
         return None
     function = choice.get("function")
@@ -75,7 +75,7 @@ def _function(tool: Json) -> Json:
 def _calls(functions: Sequence[Json], *, repeats: bool = False, optional: bool = False) -> Grammar:
     schema: dict[str, Any] = {"anyOf": [_call(place, function) for place, function in enumerate(functions)]}
     if not any(function.get("strict") for function in functions):
-        # OpenAI promises no more; without it many schemas in use could not be had at all.
+        # OpenAI enforces only strict schemas; a lenient grammar accepts many schemas that a strict one refuses.
         schema["x-guidance"] = {"lenient": True}
     return _grammar("tools", schema, _BEFORE, _AFTER, repeats, optional)
 
@@ -92,7 +92,7 @@ def _call(place: int, function: Json) -> Json:
 
 
 def _relocated(schema: Any, root: str, level: int = 0) -> Any:
-    """The schema as part of another one: what it refers to within itself is now below `root`."""
+    """The schema as part of another one: its references to itself begin with `root`."""
     if level > MOST_LEVELS:
         raise _wrong("tools", f"The schema in tools is nested deeper than {MOST_LEVELS} levels.")
     if isinstance(schema, list | tuple):
@@ -113,7 +113,7 @@ def _grammar(param: str, schema: Json | bool, *frame: Any) -> Grammar:
     except RecursionError as error:
         raise _wrong(param, f"The schema in {param} is nested too deeply.") from error
     if len(text) > MAX_SCHEMA:
-        raise _wrong(param, f"The schema in {param} has {len(text):,} characters, and {MAX_SCHEMA:,} are the most.")
+        raise _wrong(param, f"The schema in {param} has {len(text):,} characters; the limit is {MAX_SCHEMA:,}.")
     return Grammar(text, *frame)
 
 

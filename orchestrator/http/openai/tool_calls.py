@@ -1,7 +1,7 @@
-"""Calls of tools in what a model says, in the form that Hermes and Qwen models were taught. Pure.
+"""Tool calls in a model's output, in the format that Hermes and Qwen models are trained on. Pure.
 
-A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Nothing forces a model to write a proper one;
-what can't be read stays text.
+A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. A model may write a malformed one, which stays
+text.
 """
 
 import re
@@ -20,13 +20,13 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
 
 
-class _Said(msgspec.Struct):
+class _Call(msgspec.Struct):
     name: str
     arguments: dict[str, Any] = {}
 
 
-def taught(template: ChatTemplate) -> bool:
-    """Whether the model's template tells it of tools, and to call them in this form."""
+def supports_tools(template: ChatTemplate) -> bool:
+    """Whether the model's template renders tools and asks for calls in this format."""
     try:
         text = template.text([{"role": "user", "content": ""}], [_PROBE]) if template.knows_tools else ""
     except InputError:
@@ -35,55 +35,55 @@ def taught(template: ChatTemplate) -> bool:
 
 
 class ToolCallParser:
-    """Parts one answer, as it comes, into text and the calls behind it."""
+    """Splits one answer, piece by piece, into text and the calls after it."""
 
     def __init__(self, most: int | None) -> None:
-        """`most`: calls that the client takes, None for any number."""
+        """`most`: number of calls that the client accepts; None for any number."""
         self._most = most
         self._scanner = StopScanner([_OPEN])
-        self._behind: str | None = None
-        """From the first call on, once there is one."""
+        self._calls: str | None = None
+        """The output from the first call on; None before a call."""
 
     def push(self, text: str) -> str:
-        """What of it is text for certain."""
-        if self._behind is not None:
-            self._behind += text
+        """The part of the output so far that is certainly text, without what was returned before."""
+        if self._calls is not None:
+            self._calls += text
             return ""
         held = self._scanner.held + text
         before, found = self._scanner.push(text)
         if found:
-            self._behind = held[len(before) :]
+            self._calls = held[len(before) :]
         return before
 
     def finish(self) -> tuple[str, list[dict[str, Any]]]:
-        """The rest of the text, and the calls; none if one of them is none."""
-        if self._behind is None:
+        """The rest of the text, and the calls. If one call is malformed, all of them are text."""
+        if self._calls is None:
             return self._scanner.flush(), []
-        calls = [_call(said) for said in _CALL.findall(self._behind)]
+        calls = [_parsed(content) for content in _CALL.findall(self._calls)]
         if any(call is None for call in calls):
-            return self._behind, []
+            return self._calls, []
         return "", [call for call in calls if call is not None][: self._most]
 
 
-def parted(text: str, most: int | None) -> tuple[str, list[dict[str, Any]]]:
-    """A whole answer's text and calls."""
-    caller = ToolCallParser(most)
-    before = caller.push(text)
-    rest, calls = caller.finish()
+def split_calls(text: str, most: int | None) -> tuple[str, list[dict[str, Any]]]:
+    """Text and calls of a finished answer."""
+    parser = ToolCallParser(most)
+    before = parser.push(text)
+    rest, calls = parser.finish()
     return before + rest, calls
 
 
-def readable(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with the arguments of earlier calls as templates want them: objects, where clients send JSON as text."""
+def with_parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the arguments of earlier calls as objects, as templates need them; clients send JSON text."""
     return [
-        {**message, "tool_calls": [_unpacked(call) for call in calls]}
+        {**message, "tool_calls": [_with_parsed_arguments(call) for call in calls]}
         if isinstance(calls := message.get("tool_calls"), list)
         else dict(message)
         for message in messages
     ]
 
 
-def _unpacked(call: Any) -> Any:
+def _with_parsed_arguments(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -94,9 +94,9 @@ def _unpacked(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _call(said: str) -> dict[str, Any] | None:
+def _parsed(content: str) -> dict[str, Any] | None:
     try:
-        call = msgspec.json.decode(said.strip(), type=_Said)
+        call = msgspec.json.decode(content.strip(), type=_Call)
     except (msgspec.DecodeError, RecursionError):
         return None
     arguments = msgspec.json.encode(call.arguments).decode()

@@ -1,4 +1,4 @@
-"""The live page: one document, and the headers that keep it to itself. Knows nothing of what it shows."""
+"""The live page: one document, and the headers that isolate it. Does not know what the page shows."""
 
 import base64
 import hashlib
@@ -14,14 +14,14 @@ _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 
 @cache
 def document() -> str:
-    """HTML with its style and its program in it; it asks for nothing but this server's own routes."""
+    """The HTML document with its inline style and script; it requests only this server's own routes."""
     return (resources.files(__name__) / "index.html").read_text(encoding="utf-8")
 
 
 def policy(html: str) -> str:
-    """The Content-Security-Policy under which a browser runs the inline style and script of `html`, and nothing else.
+    """The Content-Security-Policy that allows only the inline style and script of `html`.
 
-    Trusted Types: not even the page's own program can turn text into markup or code.
+    Trusted Types: even the page's own script can't turn text into markup or code.
     """
     hashes: dict[str, list[str]] = {"style": [], "script": []}
     for kind, content in _INLINE.findall(html):
@@ -43,7 +43,7 @@ def policy(html: str) -> str:
 
 
 async def page(_: Request) -> Response:
-    """Needs no key: it holds nothing that is anybody's, and asks for the key itself."""
+    """The document. It needs no key: it holds no private data, and asks the user for the key."""
     html = document()
     headers = {
         "content-security-policy": policy(html),

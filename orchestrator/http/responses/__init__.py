@@ -1,1 +1,1 @@
-"""OpenAI's Responses API over chats: items for messages, and answers that later requests can refer to."""
+"""OpenAI's Responses API over chat requests: items for messages, and responses that later requests refer to."""

@@ -1,6 +1,6 @@
-"""The answer to POST /v1/responses: one object, or the events that build it up. Pure.
+"""The response to POST /v1/responses: one object, or the events that build it up. Pure.
 
-The object is what the events add up to, so that both ways tell the same.
+The object is made from the events, so that both forms have the same content.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,22 +19,22 @@ _STATUS = {"stop": "completed", "length": "incomplete"}
 
 
 class ResponseAnswer:
-    """To one request."""
+    """Renders the response to one request."""
 
     idle = COMMENT
 
     def __init__(
         self,
         head: Mapping[str, Any],
-        parts: AnswerContent,
+        content: AnswerContent,
         transcript: LogprobTranscript | None,
-        keep: Callable[[dict[str, Any]], None],
+        store: Callable[[dict[str, Any]], None],
     ) -> None:
-        """`head`: what is known before anything is generated. `keep` gets the finished answer."""
+        """`head`: the fields that are known before generation. `store` gets the finished response."""
         self._head = head
-        self._parts = parts
+        self._content = content
         self._transcript = transcript
-        self._keep = keep
+        self._store = store
         self._message: MessageItem | None = None
         self._items: list[MessageItem | ToolCallItem] = []
         self._sent = 0
@@ -43,7 +43,7 @@ class ResponseAnswer:
         (result,) = results
         chosen = tuple(map(Chosen, result.tokens, result.likelihoods))
         for event in (Text(0, result.text, chosen), End(0, result)):
-            # The items build up as their events are told.
+            # Each event adds to the items.
             for _ in self._events(event):
                 pass
         return self._finished(result)
@@ -52,13 +52,13 @@ class ResponseAnswer:
         for kind in ("response.created", "response.in_progress"):
             yield self._numbered({"type": kind, "response": self._object("in_progress")})
 
-    def told(self, event: OutputEvent) -> Iterable[bytes]:
+    def render(self, event: OutputEvent) -> Iterable[bytes]:
         return map(self._numbered, self._events(event))
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         if self._message is not None:
-            self._message.cut()
+            self._message.interrupt()
         response = self._object("failed", error={"code": code, "message": str(error)})
         return [self._numbered({"type": "response.failed", "response": response})]
 
@@ -71,13 +71,13 @@ class ResponseAnswer:
         return frame({**content, "sequence_number": self._sent - 1}, content["type"])
 
     def _events(self, event: OutputEvent) -> Iterator[OutputItem]:
-        (text, calls), likely = self._parts.told(event), self._likely(event)
-        if text or likely:
+        (text, calls), logprobs = self._content.parse(event), self._logprobs(event)
+        if text or logprobs:
             if self._message is None:
                 self._message = MessageItem(len(self._items))
                 self._items.append(self._message)
                 yield from self._message.begin()
-            yield self._message.add(text, likely)
+            yield self._message.add(text, logprobs)
         if isinstance(event, Text):
             return
         if self._message is not None:
@@ -85,26 +85,25 @@ class ResponseAnswer:
         for call in calls:
             item = ToolCallItem(len(self._items), call)
             self._items.append(item)
-            yield from item.told()
+            yield from item.events()
 
-    def _likely(self, event: OutputEvent) -> list[dict[str, Any]]:
-        """Log-probabilities that go out with an event, if they were asked for."""
+    def _logprobs(self, event: OutputEvent) -> list[dict[str, Any]]:
+        """The log-probabilities to send with an event, if the request asks for them."""
         if self._transcript is None or not isinstance(event, Text):
             return []
-        told = self._transcript.push(event.text, event.chosen)
-        return [] if told is None else told["content"]
+        ready = self._transcript.push(event.text, event.chosen)
+        return [] if ready is None else ready["content"]
 
     def _finished(self, result: Result) -> dict[str, Any]:
         status = _STATUS[result.finish_reason]
-        cut = None if status == "completed" else {"reason": "max_output_tokens"}
-        counted = _usage(usage([result], 1))
-        response = self._object(status, incomplete_details=cut, usage=counted)
-        self._keep(response)
+        incomplete = None if status == "completed" else {"reason": "max_output_tokens"}
+        response = self._object(status, incomplete_details=incomplete, usage=_usage(usage([result], 1)))
+        self._store(response)
         return response
 
     def _object(self, status: str, **more: Any) -> dict[str, Any]:
-        known = {"error": None, "incomplete_details": None, "usage": None}
-        return {**self._head, **known, **more, "status": status, "output": [item.item for item in self._items]}
+        defaults = {"error": None, "incomplete_details": None, "usage": None}
+        return {**self._head, **defaults, **more, "status": status, "output": [item.item for item in self._items]}
 
 
 def _usage(counted: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Items of the Responses API as messages of a chat. Pure.
 
-A call is an item of its own there and part of the assistant's message here, so neighbours are joined.
+In the Responses API a call is an item, in a chat it is part of the assistant's message: adjacent ones are joined.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal"
 
 
 def messages(items: Iterable[Item]) -> list[Message]:
-    """Raises ApiError for an item that can't be read, or is no text."""
+    """The messages of a chat. Raises ApiError for a malformed item or one that is not text."""
     found: list[Message] = []
     for item in items:
         match item.get("type") or "message":
@@ -33,16 +33,18 @@ def messages(items: Iterable[Item]) -> list[Message]:
 
 
 def function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as chats have it. Raises ApiError for one that OpenAI's own servers would run."""
+    """A tool in the form of chat requests. Raises ApiError for a tool that OpenAI's servers would run."""
     if tool.get("type", "function") != "function":
-        raise unsupported("tools", f"Tools of type {tool.get('type')!r} are not run here: offer functions of your own.")
-    known = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in known if tool.get(name) is not None}}
+        raise unsupported(
+            "tools", f"This server runs no tools of type {tool.get('type')!r}: offer functions of your own."
+        )
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 
 
 def _add_call(found: list[Message], item: Item) -> None:
-    made = {"name": _text(item, "name"), "arguments": _text(item, "arguments")}
-    call = {"id": _text(item, "call_id"), "type": "function", "function": made}
+    function = {"name": _text(item, "name"), "arguments": _text(item, "arguments")}
+    call = {"id": _text(item, "call_id"), "type": "function", "function": function}
     if found and found[-1]["role"] == "assistant":
         found[-1].setdefault("tool_calls", []).append(call)
     else:

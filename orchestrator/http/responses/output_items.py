@@ -1,22 +1,22 @@
-"""Items of an answer, and the events that tell of each. Pure."""
+"""Items of a response, and the events that build each up. Pure."""
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 OutputItem = dict[str, Any]
-"""An event but for its number."""
+"""An event without its sequence number."""
 
 
 class MessageItem:
-    """What is said, as the only part of one item."""
+    """The text of a response: one item with one content part."""
 
     def __init__(self, place: int) -> None:
-        """`place`: among the items of the answer."""
+        """`place`: index among the items of the response."""
         self._place = place
         self._id = f"msg_{uuid.uuid4().hex}"
-        self._said: list[str] = []
-        self._likely: list[dict[str, Any]] = []
+        self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
         self._status = "in_progress"
 
     @property
@@ -29,9 +29,9 @@ class MessageItem:
         yield self._of_part("response.content_part.added", part=_text("", []))
 
     def add(self, text: str, logprobs: Sequence[dict[str, Any]]) -> OutputItem:
-        """`logprobs`: of the tokens that begin in it, if they were asked for."""
-        self._said.append(text)
-        self._likely += logprobs
+        """`logprobs`: of the tokens that begin in `text`, if the request asks for them."""
+        self._texts.append(text)
+        self._logprobs += logprobs
         return self._of_part("response.output_text.delta", delta=text, logprobs=[*logprobs])
 
     def end(self, status: str) -> Iterator[OutputItem]:
@@ -41,23 +41,23 @@ class MessageItem:
         yield self._of_part("response.content_part.done", part=part)
         yield _item("done", self._place, self.item)
 
-    def cut(self) -> None:
-        """No more comes, and nobody is told."""
+    def interrupt(self) -> None:
+        """End the item after an error, without events."""
         self._status = "incomplete"
 
     @property
     def _part(self) -> dict[str, Any]:
-        return _text("".join(self._said), [*self._likely])
+        return _text("".join(self._texts), [*self._logprobs])
 
     def _of_part(self, kind: str, **more: Any) -> OutputItem:
         return {"type": kind, "item_id": self._id, "output_index": self._place, "content_index": 0, **more}
 
 
 class ToolCallItem:
-    """One call of a tool, which comes whole."""
+    """One tool call, which is sent whole."""
 
     def __init__(self, place: int, call: Mapping[str, Any]) -> None:
-        """`call` as chats have it."""
+        """`call` in the form of chat responses."""
         self._place = place
         function = call["function"]
         self.item: dict[str, Any] = {
@@ -69,7 +69,7 @@ class ToolCallItem:
             "arguments": function["arguments"],
         }
 
-    def told(self) -> Iterator[OutputItem]:
+    def events(self) -> Iterator[OutputItem]:
         name, arguments = self.item["name"], self.item["arguments"]
         yield _item("added", self._place, {**self.item, "status": "in_progress", "arguments": ""})
         yield self._of_arguments("delta", delta=arguments)

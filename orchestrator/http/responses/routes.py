@@ -1,14 +1,18 @@
-"""/v1/responses: OpenAI's Responses API, asked through the server that all routes share."""
+"""/v1/responses: the routes of OpenAI's Responses API, and the memory of responses that later requests refer to."""
 
 import time
 import uuid
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.http.disconnects import body
+from orchestrator.http.errors import ApiError
 from orchestrator.http.openai.content import AnswerContent
 from orchestrator.http.openai.logprobs import LogprobTranscript
 from orchestrator.http.openai.request_models import ChatRequest
@@ -16,19 +20,18 @@ from orchestrator.http.request_bodies import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.request import Items
 from orchestrator.http.responses.request import Response as Question
-from orchestrator.http.responses.store import ResponseStore
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
 
 _PATH = "/v1/responses"
-_MEMORY_BYTES = 64 << 20
+_STORE_BYTES = 64 << 20
 
 
 class ResponsesRoutes:
     def __init__(self, server: Server, settings: ServerSettings) -> None:
         self._server = server
         self._settings = settings
-        self._memory = ResponseStore(_MEMORY_BYTES)
+        self._store = ResponseStore(_STORE_BYTES)
 
     @property
     def routes(self) -> list[Route]:
@@ -45,34 +48,34 @@ class ResponsesRoutes:
         items = [*before, *question.items]
         head = self._head(question, chat)
 
-        def keep(answer: dict[str, Any]) -> None:
+        def store(answer: dict[str, Any]) -> None:
             if question.kept:
-                self._memory.keep(answer["id"], answer, [*items, *answer["output"]])
+                self._store.add(answer["id"], answer, [*items, *answer["output"]])
 
         transcript = None if chat.alternatives is None else LogprobTranscript("chat", self._server.codec)
-        answer = ResponseAnswer(head, AnswerContent(chat), transcript, keep)
+        answer = ResponseAnswer(head, AnswerContent(chat), transcript, store)
         return await self._server.converse(request, chat, lambda _: answer)
 
     async def retrieve(self, request: Request) -> Response:
-        return JSONResponse(self._memory.recall(request.path_params["id"]).answer)
+        return JSONResponse(self._store.get(request.path_params["id"]).answer)
 
     async def delete(self, request: Request) -> Response:
         id = request.path_params["id"]
-        self._memory.forget(id)
+        self._store.delete(id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     def _before(self, question: Question) -> Items:
         id = question.previous_response_id
-        return [] if id is None else self._memory.recall(id, 400, "previous_response_id").items
+        return [] if id is None else self._store.get(id, 400, "previous_response_id").items
 
     def _head(self, question: Question, chat: ChatRequest) -> dict[str, Any]:
-        """What the answer repeats of the question, with defaults filled in."""
+        """The fields of the response that repeat the request, with defaults filled in."""
         defaults = self._settings.defaults
         return {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
-            "model": self._server.named(chat.model),
+            "model": self._server.model_name(chat.model),
             "instructions": question.instructions,
             "max_output_tokens": question.max_output_tokens,
             "metadata": question.metadata or {},
@@ -88,6 +91,49 @@ class ResponsesRoutes:
             "truncation": "disabled",
             "user": question.user,
         }
+
+
+class StoredTurn(msgspec.Struct):
+    """One response, and all items of its conversation, its own output included."""
+
+    answer: dict[str, Any]
+    items: list[dict[str, Any]]
+
+
+class ResponseStore:
+    """Holds the responses that fit into `most_bytes`; the least recently used ones are dropped. Pure."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._turns: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0
+
+    def add(self, id: str, answer: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> None:
+        encoded = msgspec.json.encode({"answer": answer, "items": items})
+        self._turns[id] = encoded
+        self._bytes += len(encoded)
+        while self._bytes > self._most_bytes:
+            self._drop(next(iter(self._turns)))
+
+    def get(self, id: str, status: int = 404, param: str | None = None) -> StoredTurn:
+        """Raises ApiError with `status` for a response that was not stored or was dropped."""
+        if id not in self._turns:
+            raise ApiError(
+                status,
+                f"This server does not hold response {id!r} (any more): send the conversation itself as input.",
+                code="previous_response_not_found" if param else "not_found",
+                param=param,
+            )
+        self._turns.move_to_end(id)
+        return msgspec.json.decode(self._turns[id], type=StoredTurn)
+
+    def delete(self, id: str) -> None:
+        """Raises ApiError 404 for a response that is not stored."""
+        self.get(id)
+        self._drop(id)
+
+    def _drop(self, id: str) -> None:
+        self._bytes -= len(self._turns.pop(id))
 
 
 def _first(*values: Any) -> Any:

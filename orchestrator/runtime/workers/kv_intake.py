@@ -1,7 +1,7 @@
-"""KV that a prefill worker of another machine sends, put together in arenas of our own making.
+"""Assembles the KV that a remote prefill worker sends, in arenas that this process creates.
 
-Sizes come from our own target and from what was asked, never from the sender. Knows no sockets. What it
-can't know is whether the numbers are right: a guest that is let in as a prefill worker is trusted with the text.
+Sizes come from the target and from the request, never from the sender. Knows no sockets. The numbers themselves can't
+be checked: a machine that is admitted as a prefill worker can change the text.
 """
 
 from dataclasses import dataclass
@@ -24,32 +24,32 @@ class _Unfinished:
     attempt: int
     arena: Arena
     rows: int = 0
-    """Of the blocks that are under way."""
+    """Rows of the blocks of the current group, one block for each layer."""
     layer: int = 0
-    """That comes next."""
+    """Layer of the next block."""
 
 
 class KvIntake:
-    """At most `limit` bytes of unfinished arenas."""
+    """Holds unfinished arenas of at most `limit` bytes."""
 
     def __init__(self, epoch: int, limit: int) -> None:
         self._epoch = epoch
         self._limit = limit
         self._target: Hello | None = None
-        self._questions = count(1)
-        self._open: dict[SequenceId, _Unfinished] = {}
+        self._attempts = count(1)
+        self._unfinished: dict[SequenceId, _Unfinished] = {}
         self.dropped = 0
-        """Blocks that nobody had asked for, or not so."""
+        """Blocks that were not requested, or not in that form."""
 
-    def serve(self, target: Hello) -> None:
-        """Our own target is up: what it says of its KV counts."""
+    def set_target(self, target: Hello) -> None:
+        """The local target is up; its Hello determines the form of KV."""
         self._target = target
 
     def mismatch(self, worker: Hello) -> str | None:
-        """Why a prefill worker can't read for our target, as a sentence, or None."""
+        """Why a prefill worker's KV does not fit the target, as a sentence; None if it does."""
         target = self._target
         if target is None or target.kv is None:
-            return "The target of this pipeline takes no keys and values from others: attach a draft instead."
+            return "The target of this pipeline can't adopt keys and values: attach a draft instead."
         if worker.model_fingerprint != target.model_fingerprint:
             return (
                 f"The prefill worker's model ({worker.model}) is not the target's ({target.model}): "
@@ -57,40 +57,45 @@ class KvIntake:
             )
         if worker.kv != target.kv:
             return (
-                "The prefill worker computes keys and values of another kind than the target (its device has another "
+                "The prefill worker's keys and values have another form than the target's (its device has another "
                 "number format): attach it from a machine of the target's kind."
             )
         if row_bytes(target.kv, _element(target.kv).size) > MAX_PAYLOAD:
-            return "One token of this target takes more than a block may have: attach a draft instead."
+            return "One token of this target takes more than a block may hold: attach a draft instead."
         return None
 
-    def ask(self, message: Prefill) -> Prefill | Fault:
-        """The attempt as it goes to the worker, and an arena for the answer; or why it can't be asked."""
-        self.end(message.sequence)
+    def open(self, message: Prefill) -> Prefill | Fault:
+        """Create an arena for a prompt's KV; returns the Prefill to send, or why there is no arena."""
+        self.discard(message.sequence)
         assert self._target is not None
         assert self._target.kv is not None
         form = self._target.kv
         layout = ArenaLayout(form.layers, form.kv_heads, len(message.tokens), form.head_size, _element(form))
-        if layout.segment_bytes + sum(one.arena.layout.segment_bytes for one in self._open.values()) > self._limit:
+        if (
+            layout.segment_bytes + sum(one.arena.layout.segment_bytes for one in self._unfinished.values())
+            > self._limit
+        ):
             return Fault("refused", "This prompt's KV is larger than --arena-memory.", message.sequence)
         try:
             arena = Arena.create(layout, fingerprint=self._target.model_fingerprint, epoch=self._epoch)
         except SegmentError as error:
             return Fault("refused", str(error), message.sequence)
-        attempt = next(self._questions)
-        self._open[message.sequence] = _Unfinished(attempt, arena)
+        attempt = next(self._attempts)
+        self._unfinished[message.sequence] = _Unfinished(attempt, arena)
         return structs.replace(message, attempt=attempt)
 
-    def take(self, block: KvBlock, payload: bytes) -> KvOffer | Fault | None:
-        """Put a block in its place; the offer when it was the last one. A block that is none of those asked for is
-        dropped, and one out of order ends its prompt: what is missing would never come."""
-        unfinished = self._open.get(block.sequence)
+    def add(self, block: KvBlock, payload: bytes) -> KvOffer | Fault | None:
+        """Write a block into its arena; returns the offer after the last block.
+
+        A block that was not requested is dropped. A block out of order ends its prompt: the missing one never comes.
+        """
+        unfinished = self._unfinished.get(block.sequence)
         if unfinished is None or unfinished.attempt != block.attempt:
             self.dropped += 1
             return None
         if not _fits(unfinished, block, payload):
             self.dropped += 1
-            self.end(block.sequence)
+            self.discard(block.sequence)
             return Fault("refused", "A block of KV was not the next one.", block.sequence)
         arena = unfinished.arena
         layers, heads, _, size = arena.body.shape
@@ -101,28 +106,28 @@ class KvIntake:
             arena.commit(block.begin + block.rows)
         return self._finish(block.sequence) if arena.committed == arena.layout.capacity else None
 
-    def end(self, sequence: SequenceId) -> None:
-        """Nobody waits for this one any more."""
-        unfinished = self._open.pop(sequence, None)
+    def discard(self, sequence: SequenceId) -> None:
+        """Remove a sequence's unfinished arena, if there is one."""
+        unfinished = self._unfinished.pop(sequence, None)
         if unfinished is not None:
             unfinished.arena.close()
             unfinished.arena.unlink()
 
     def clear(self) -> None:
-        """Whoever was asked is gone."""
-        for sequence in list(self._open):
-            self.end(sequence)
+        """Remove all unfinished arenas: the prefill worker is gone."""
+        for sequence in list(self._unfinished):
+            self.discard(sequence)
 
     def _finish(self, sequence: SequenceId) -> KvOffer:
-        """From here on the arena is the state machine's to release."""
-        arena = self._open.pop(sequence).arena
+        """Hand the arena over: from now on the state machine releases it."""
+        arena = self._unfinished.pop(sequence).arena
         tokens, size = arena.committed, arena.layout.segment_bytes
         arena.close()
         return KvOffer(sequence, arena.name, tokens, size, 0.0)
 
 
 def _fits(unfinished: _Unfinished, block: KvBlock, payload: bytes) -> bool:
-    """Whether it is the next block, and as long as it says."""
+    """Whether it is the next block, and its payload has the right size."""
     layout = unfinished.arena.layout
     rows = unfinished.rows if unfinished.layer else block.rows
     return (

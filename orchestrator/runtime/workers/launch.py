@@ -1,4 +1,4 @@
-"""Starts one worker process, bound to this one: when either is gone, the other notices."""
+"""Starts one worker process, with a socket pair by which each process notices the other's end."""
 
 import os
 import socket
@@ -22,12 +22,12 @@ def worker_command(role: Role) -> tuple[str, ...]:
 def launch(
     command: Sequence[str], setup: WorkerSetup, log: Path, environment: Mapping[str, str]
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """The process, and our end of a socket pair: end of file there means that it has ended. If we end, it does too."""
+    """The process and our end of a socket pair. The end reads end of file when the worker ends, and vice versa."""
     ours, theirs = socket.socketpair()
-    told = msgspec.structs.replace(setup, life=theirs.fileno())
+    complete = msgspec.structs.replace(setup, life=theirs.fileno())
     with theirs, log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, msgspec.json.encode(told).decode()],
+            [*command, msgspec.json.encode(complete).decode()],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -1,4 +1,4 @@
-"""The pipeline's own workers: their processes and their socket. What it yields are events of the state machine."""
+"""The pipeline's own workers: their processes and their socket. Yields events of the state machine."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -20,44 +20,44 @@ from protocol.messages.base import Message, Role
 from protocol.messages.remote import WorkerEntry
 from protocol.messages.worker import Fault, FromWorker, Hello, Ping, Pong, Prefilled, Shutdown, ToWorker
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Arrival, Hub
+from protocol.transport.hub import Arrival, Hub
 
 log = structlog.get_logger()
 
 WorkerEvent: TypeAlias = WorkerUp | WorkerDown | Arrived
-WorkerNews: TypeAlias = WorkerEvent | PipelineError
-"""An event, or why the pipeline can't go on."""
+WorkerEventOrError: TypeAlias = WorkerEvent | PipelineError
+"""An event, or the reason why the pipeline has failed."""
 
 
 class LocalWorkers:
-    """Starts the workers of some roles, hears them and speaks to them, and starts them again when they die."""
+    """Starts one worker for each role, exchanges messages with it, and restarts it when it dies."""
 
     def __init__(self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int) -> None:
         session = Session(Path(setup.session))
         self.supervisor = Supervisor(setup, session, epoch)
         self.trace = Recording(Path(setup.trace)) if setup.trace else Trace()
         self.settled = False
-        """The pipeline has been ready once: from now on a worker that can't go on is no fault of what was asked for."""
+        """The pipeline has been ready once: from now on a failing worker is not the user's mistake."""
         self.stale = 0
-        """Messages of other lives."""
+        """Messages with the stamp of an ended life."""
         self._epoch = epoch
-        self._hub = self._opened(context, session.worker_address, setup.draft_link)
+        self._hub = self._open_hub(context, session.worker_address, setup.draft_link)
         self._poller: zmq.Poller | None = None
         self._peers: dict[int, bytes] = {}
         """Routing ids of workers by incarnation."""
         self._hellos: dict[int, Hello] = {}
         self._faults: dict[int, str] = {}
-        """What a worker said before it ended, by incarnation."""
+        """The fatal fault that a worker reported before it ended, by incarnation."""
 
     def start(self, roles: Iterable[Role], poller: zmq.Poller) -> None:
-        """Start a worker for each role; all there is to wait for goes into `poller`."""
+        """Start a worker for each role, and register all sockets in `poller`."""
         self._poller = poller
         poller.register(self._hub.socket, zmq.POLLIN)
         for role in roles:
             self._watch(self.supervisor.start(role))
 
-    def receive(self, ready: Iterable[Any]) -> Iterator[WorkerNews]:
-        """What workers said, and who died; `ready` is what the poller found."""
+    def receive(self, ready: Iterable[Any]) -> Iterator[WorkerEventOrError]:
+        """Events from messages and from the ends of workers; `ready` are the sockets that the poller reports."""
         for arrival in self._hub.receive():
             yield from self._on_message(arrival)
         for child in list(self.supervisor.children.values()):
@@ -70,15 +70,15 @@ class LocalWorkers:
             return
         began = self.trace.now()
         self._send(incarnation, message)
-        self.trace.told(self._hellos[incarnation].role, incarnation, message, began)
+        self.trace.sent(self._hellos[incarnation].role, incarnation, message, began)
 
     def ping(self) -> None:
-        """Ask all for a sign of life."""
+        """Send a Ping to all workers."""
         for incarnation in self._peers:
             self._send(incarnation, Ping(time.perf_counter()))
 
     def restart_due(self, now: float) -> None:
-        """Start again what died and has waited long enough."""
+        """Restart the workers whose restart is due."""
         for child in self.supervisor.restart_due(now):
             self._watch(child)
 
@@ -90,8 +90,8 @@ class LocalWorkers:
         """Seconds to poll, at most `wait`: an emulated link may be due before."""
         return self._hub.timeout(wait) if isinstance(self._hub, DelayedHub) else wait
 
-    def roll(self) -> list[WorkerEntry]:
-        """Who is up; the places are for others to know."""
+    def entries(self) -> list[WorkerEntry]:
+        """The workers that are up, without round trips."""
         return [
             WorkerEntry(
                 name="local",
@@ -105,14 +105,14 @@ class LocalWorkers:
         ]
 
     def stop(self) -> None:
-        """End all, in good order where that is possible."""
+        """End all workers, with a Shutdown to those that are up."""
         for incarnation in list(self._peers):
             self.send(incarnation, Shutdown())
-        self.supervisor.stop(told=self._peers)
+        self.supervisor.stop(self._peers)
         self._hub.close()
 
-    def _opened(self, context: zmq.Context[Any], address: str, link: EmulatedLink | None) -> Hub:
-        """Where workers connect; drafts perhaps by a link that makes them seem far away."""
+    def _open_hub(self, context: zmq.Context[Any], address: str, link: EmulatedLink | None) -> Hub:
+        """The hub that workers connect to; with `link`, the draft's messages are delayed."""
         if link is None:
             return Hub(context, address, FromWorker)
         return DelayedHub(context, address, FromWorker, link, self._is_draft)
@@ -130,12 +130,12 @@ class LocalWorkers:
             self._hub.send(self._peers[incarnation], message, Stamp(self._epoch, incarnation))
 
     def _probe(self, incarnation: int) -> None:
-        """Learn what a profile needs to know of a worker's clock."""
+        """Send the next clock probe of a profile, if any."""
         ping = self.trace.probe(incarnation)
         if ping is not None:
             self._send(incarnation, ping)
 
-    def _on_message(self, arrival: Arrival) -> Iterator[WorkerNews]:
+    def _on_message(self, arrival: Arrival) -> Iterator[WorkerEventOrError]:
         epoch, incarnation = arrival.stamp
         child = next((c for c in self.supervisor.children.values() if c.incarnation == incarnation), None)
         if epoch != self._epoch or child is None:
@@ -161,13 +161,13 @@ class LocalWorkers:
                     log.warning("KV was not adopted", reason=message.warning)
                 yield Arrived(child.role, incarnation, message)
 
-    def _on_death(self, child: Child) -> Iterator[WorkerNews]:
+    def _on_death(self, child: Child) -> Iterator[WorkerEventOrError]:
         assert self._poller is not None
         self._poller.unregister(child.life.fileno())
-        # What it said before it died may still be in the queue.
+        # Its last messages may still be in the queue.
         for arrival in self._hub.receive():
             yield from self._on_message(arrival)
-        death = self.supervisor.bury(child.role, time.monotonic())
+        death = self.supervisor.reap(child.role, time.monotonic())
         self._peers.pop(child.incarnation, None)
         self._hellos.pop(child.incarnation, None)
         if isinstance(self._hub, DelayedHub):
@@ -176,8 +176,8 @@ class LocalWorkers:
         yield WorkerDown(child.role, child.incarnation)
         yield from self._after_death(death)
 
-    def _after_death(self, death: Death) -> Iterator[WorkerNews]:
-        """A worker that could not even begin is the user's to mend; one that died at work is started again."""
+    def _after_death(self, death: Death) -> Iterator[WorkerEventOrError]:
+        """A fault at the start ends the pipeline; a worker that died at work is restarted, unless it died too often."""
         reason = self._faults.pop(death.incarnation, None)
         if reason is not None and not self.settled:
             self.supervisor.forget(death.role)
@@ -187,4 +187,4 @@ class LocalWorkers:
             if death.role == "target" or not self.settled:
                 yield PipelineError(f"{text} Run `launch-pipeline doctor`, or choose another model.")
             else:
-                log.error("going on without it", reason=text)
+                log.error("continuing without this worker", reason=text)

@@ -1,6 +1,6 @@
-"""Workers on other machines: who was given which stamp, when each was last heard, how far away it is.
+"""Remote workers: the stamp of each, when its last message arrived, its round trip.
 
-Pure: times come in; knows no sockets. A guest is a machine, by its pinned key; it may lend several workers.
+Pure: times are arguments; knows no sockets. A machine is identified by its pinned key; it may lend several workers.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,38 +13,38 @@ from protocol.messages.remote import Attach, WorkerEntry, WorkerStatus
 from protocol.messages.worker import Hello, Ping, Pong, Start, ToWorker
 from protocol.worker.clock import RecentProbes
 
-_MOST = 15
-"""Workers that may be attached at once: of sixteen drafts that the state machine takes, one may be our own."""
+_MAX_WORKERS = 15
+"""Remote workers at once: the state machine accepts sixteen drafts, and one may be local."""
 _LOADING_SECONDS = 900.0
-"""For a model to be loaded; then the stamp is void."""
+"""Time to load a model, after which the stamp is void."""
 _SILENCE_SECONDS: Mapping[Role, float] = {"draft": 10.0, "target": 60.0, "prefill": 60.0}
-"""Without any sign of a worker. A target's or prefill worker's forward over a long chunk may take a while; that its
-machine is gone shows earlier, by messages that can't be delivered."""
+"""Time without a message after which a worker is given up. A target's or prefill worker's forward over a long chunk
+takes long; if its machine is gone, undeliverable messages show it earlier."""
 _PROBES = 16
-"""Sent one after the other to a worker that has just said Hello; later ones come with the usual Pings."""
+"""Clock probes, sent one after the other after the Hello; later ones come with the regular Pings."""
 
 
 @dataclass(slots=True)
 class RemoteWorker:
-    """One worker of a guest in one life."""
+    """One life of a remote worker."""
 
     name: str
     identity: bytes
-    """The guest's pinned key; messages with this stamp count only from there."""
+    """The machine's pinned key; messages with this stamp are accepted only from this key."""
     control: bytes
-    """Where the guest's own command is heard."""
+    """Peer of the command that attached the worker."""
     role: Role
     life: int
     incarnation: int
     heard_at: float
     peer: bytes = b""
-    """Where the worker is heard; empty until its Hello."""
+    """Peer of the worker; empty until its Hello."""
     hello: Hello | None = None
     status: WorkerStatus = "loading"
     lost: bool = False
     """A message to it could not be delivered."""
-    asked: tuple[float, int] | None = None
-    """The Ping that is under way: what it carries, and when it left in nanoseconds."""
+    pending_ping: tuple[float, int] | None = None
+    """The unanswered Ping: its content, and when it was sent in nanoseconds."""
     probes: RecentProbes = field(default_factory=RecentProbes)
 
     @property
@@ -53,7 +53,7 @@ class RemoteWorker:
         return None if self.probes.best is None else 2e-9 * self.probes.best.error
 
     def entry(self) -> WorkerEntry:
-        """What the owner is shown."""
+        """The worker in the owner's list."""
         best, hello = self.probes.best, self.hello
         return WorkerEntry(
             name=self.name,
@@ -68,11 +68,11 @@ class RemoteWorker:
 
 
 class RemoteRegistry:
-    """All workers of other machines that hold a valid stamp."""
+    """All remote workers with a valid stamp."""
 
     def __init__(self, incarnations: Callable[[], int], refusals: Mapping[Role, str]) -> None:
-        """`incarnations` gives numbers that no worker of this pipeline ever had; `refusals` say why a role is not
-        wanted here."""
+        """`incarnations` returns a number that no worker of this pipeline had before; `refusals` gives the reason for
+        each role that is not accepted."""
         self._incarnations = incarnations
         self._refusals = refusals
         self._workers: dict[int, RemoteWorker] = {}
@@ -81,7 +81,7 @@ class RemoteRegistry:
         return iter(list(self._workers.values()))
 
     def attach(self, name: str, identity: bytes, control: bytes, wanted: Attach, now: float) -> RemoteWorker | str:
-        """A stamp for one life, the same when it is asked for again; or why there is none."""
+        """A worker with a stamp for one life, the same if it is requested again; or the reason for a refusal."""
         for worker in self._workers.values():
             if (worker.identity, worker.role, worker.life) == (identity, wanted.role, wanted.life):
                 worker.control = control
@@ -90,15 +90,15 @@ class RemoteRegistry:
             return self._refusals[wanted.role]
         if wanted.role != "draft" and any(worker.role == wanted.role for worker in self._workers.values()):
             what = "target" if wanted.role == "target" else "prefill worker"
-            return f"This pipeline has a {what} from another machine already; this one is taken when that one is gone."
-        if len(self._workers) >= _MOST:
-            return f"This pipeline has {_MOST} workers of other machines already: end one of them first."
+            return f"This pipeline has a {what} on another machine already; this one is accepted when that one is gone."
+        if len(self._workers) >= _MAX_WORKERS:
+            return f"This pipeline has {_MAX_WORKERS} workers on other machines already: end one of them first."
         worker = RemoteWorker(name, identity, control, wanted.role, wanted.life, self._incarnations(), now)
         self._workers[worker.incarnation] = worker
         return worker
 
     def find(self, incarnation: int, identity: bytes) -> RemoteWorker | None:
-        """The worker with that stamp, if it was given to this guest."""
+        """The worker with that incarnation, if its stamp was given to this key."""
         worker = self._workers.get(incarnation)
         return worker if worker is not None and worker.identity == identity else None
 
@@ -106,11 +106,11 @@ class RemoteRegistry:
         return self._workers.get(incarnation)
 
     def of(self, identity: bytes) -> list[RemoteWorker]:
-        """All workers of one guest."""
+        """All workers of one machine."""
         return [worker for worker in self._workers.values() if worker.identity == identity]
 
     def introduce(self, worker: RemoteWorker, peer: bytes, hello: Hello) -> bool:
-        """A worker said Hello; False for one that plays another part than it was admitted for."""
+        """Take in a worker's Hello; False if its role is not the admitted one."""
         if hello.role != worker.role:
             return False
         worker.peer, worker.hello = peer, hello
@@ -118,37 +118,37 @@ class RemoteRegistry:
         return True
 
     def drop(self, worker: RemoteWorker) -> None:
-        """Its stamp is void from here on."""
+        """Void a worker's stamp."""
         self._workers.pop(worker.incarnation, None)
 
     def ping(self, worker: RemoteWorker, now: int) -> Ping:
-        """A sign of life is wanted; `now` in nanoseconds, on the clock that the offset is measured against."""
-        worker.asked = now * 1e-9, now
-        return Ping(worker.asked[0])
+        """The Ping to send now; `now` in nanoseconds on the clock that offsets are measured against."""
+        worker.pending_ping = now * 1e-9, now
+        return Ping(worker.pending_ping[0])
 
     def pong(self, worker: RemoteWorker, pong: Pong, now: int) -> bool:
-        """Take in an answer; whether another probe would tell more. Answers to no question of ours are ignored."""
-        if worker.asked is None or pong.sent != worker.asked[0] or not pong.clock:
+        """Take in a Pong; True if another probe is needed. A Pong that answers no Ping is ignored."""
+        if worker.pending_ping is None or pong.sent != worker.pending_ping[0] or not pong.clock:
             return False
-        worker.probes.add(worker.asked[1], pong.clock, now)
-        worker.asked = None
+        worker.probes.add(worker.pending_ping[1], pong.clock, now)
+        worker.pending_ping = None
         return len(worker.probes) < _PROBES
 
-    def gone(self, now: float) -> list[RemoteWorker]:
-        """Workers to give up: out of reach, silent for too long, or never done with loading."""
-        return [worker for worker in self._workers.values() if worker.lost or now >= _patience(worker)]
+    def overdue(self, now: float) -> list[RemoteWorker]:
+        """Workers to give up: unreachable, silent for too long, or not loaded in time."""
+        return [worker for worker in self._workers.values() if worker.lost or now >= _overdue_at(worker)]
 
     def deadline(self) -> float | None:
-        """When the next one has to be given up if nothing is heard of it."""
+        """When the next worker is overdue if no message of it arrives."""
         if any(worker.lost for worker in self._workers.values()):
             return 0.0
-        return min(map(_patience, self._workers.values()), default=None)
+        return min(map(_overdue_at, self._workers.values()), default=None)
 
 
 def without_shared_memory(message: ToWorker) -> ToWorker:
-    """As a worker on another machine should hear it: it can't open an arena of this one."""
+    """The message for a remote worker, which can't open an arena of this machine."""
     return structs.replace(message, adopt=None) if isinstance(message, Start) and message.adopt else message
 
 
-def _patience(worker: RemoteWorker) -> float:
+def _overdue_at(worker: RemoteWorker) -> float:
     return worker.heard_at + (_LOADING_SECONDS if worker.hello is None else _SILENCE_SECONDS[worker.role])

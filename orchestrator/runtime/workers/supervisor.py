@@ -1,4 +1,4 @@
-"""Starts, watches, restarts and stops the worker processes. Knows processes; knows no tokens."""
+"""Starts, restarts and stops the worker processes. Knows no messages."""
 
 import math
 import os
@@ -22,15 +22,15 @@ from protocol.worker.pacing import DevicePace
 from protocol.worker.process import WorkerSetup
 
 _GRACE = 2.0
-"""Seconds between a request to end and the next stronger one. A hard kill of a process with GPU
-memory wired can leak that memory on macOS, so it comes last."""
-_COLLECTING = 0.1
-"""Seconds that an ended process has to be collected; everything else waits meanwhile."""
+"""Seconds between a request to end and the next stronger signal. SIGKILL comes last: on macOS it can leak wired GPU
+memory."""
+_WAIT_SECONDS = 0.1
+"""How long the exit code of an ended process is awaited, which blocks the main loop."""
 
 
 @dataclass(slots=True)
 class Child:
-    """A running worker. `life` is our end of a socket pair: it reads end-of-file when the worker is gone."""
+    """A running worker. `life` is our end of a socket pair: it reads end of file when the worker ends."""
 
     role: Role
     incarnation: int
@@ -40,8 +40,8 @@ class Child:
 
 
 @dataclass(slots=True)
-class _Leaving:
-    """A process that was asked to end, and when it is made to."""
+class _Ending:
+    """A process that was sent SIGTERM, and when it gets SIGKILL."""
 
     process: subprocess.Popen[bytes]
     kill_at: float
@@ -49,7 +49,7 @@ class _Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker ended without having been asked to."""
+    """The unexpected end of a worker."""
 
     role: Role
     incarnation: int
@@ -57,7 +57,7 @@ class Death:
 
 
 class Supervisor:
-    """At most one worker a role. Restarts follow `RestartPolicy`; `given_up` says what was not restarted."""
+    """Holds at most one worker for each role. Restarts follow `RestartPolicy`."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Supervisor:
         epoch: int,
         cores: Mapping[Role, tuple[int, ...]] | None = None,
     ) -> None:
-        """`cores`: processor cores for each worker, none for all of them; None for the usual shares."""
+        """`cores`: processor cores of each worker, an empty tuple for all; None for the default partition."""
         self._setup = setup
         self._session = session
         self._epoch = epoch
@@ -74,11 +74,11 @@ class Supervisor:
         self._incarnations = 0
         self._policies: dict[Role, RestartPolicy] = {role: RestartPolicy() for role in get_args(Role)}
         self._due: dict[Role, float] = {}
-        self._leaving: list[_Leaving] = []
+        self._ending: list[_Ending] = []
         self.children: dict[Role, Child] = {}
 
     def start(self, role: Role) -> Child:
-        """Start a new life of a role's worker."""
+        """Start a worker with a new incarnation."""
         incarnation = self.next_incarnation()
         log = f"{role}-{incarnation}"
         process, life = launch(
@@ -88,20 +88,20 @@ class Supervisor:
         return self.children[role]
 
     def next_incarnation(self) -> int:
-        """A number that no worker's life had before."""
+        """A number that no worker had before."""
         self._incarnations += 1
         return self._incarnations
 
-    def bury(self, role: Role, now: float) -> Death:
-        """The worker's life socket ended: collect it and plan its next start. `given_up(role)` if there is none."""
+    def reap(self, role: Role, now: float) -> Death:
+        """Wait for a worker whose life socket has ended, and schedule its restart unless it died too often."""
         child = self.children.pop(role)
         child.life.close()
         try:
-            cause = _cause(child.process.wait(_COLLECTING))
-            _end_family(child.process)
+            cause = _cause(child.process.wait(_WAIT_SECONDS))
+            _kill_group(child.process)
         except subprocess.TimeoutExpired:
-            self._urge(child.process)
-            cause = "let go of its connection to its parent and was told to end"
+            self._terminate(child.process)
+            cause = "closed its connection to its parent and was told to end"
         delay = self._policies[role].died(now)
         if delay is not None:
             self._due[role] = now + delay
@@ -111,58 +111,58 @@ class Supervisor:
         return role in self._due
 
     def forget(self, role: Role) -> None:
-        """Do not start this role again."""
+        """Cancel the scheduled restart of a role."""
         self._due.pop(role, None)
 
     def deadline(self) -> float | None:
-        """When the next restart or the end of somebody's grace is due."""
-        return min([*self._due.values(), *(leaving.kill_at for leaving in self._leaving)], default=None)
+        """When the next restart or SIGKILL is due."""
+        return min([*self._due.values(), *(ending.kill_at for ending in self._ending)], default=None)
 
     def restart_due(self, now: float) -> list[Child]:
-        """Start what is due; returns the new children. Whose grace is over is killed."""
-        self._insist(now)
+        """Restart the workers that are due and return them; kill processes whose grace is over."""
+        self._kill_overdue(now)
         due: list[Role] = [role for role, at in self._due.items() if at <= now]
         for role in due:
             del self._due[role]
         return [self.start(role) for role in due]
 
     def kill(self, role: Role) -> None:
-        """End a worker that answers no more, after a grace period by force; its death is noticed like any other."""
+        """End a worker that does not answer: SIGTERM, and SIGKILL after a grace period. `reap` follows."""
         child = self.children.get(role)
-        if child is not None and all(child.process is not leaving.process for leaving in self._leaving):
-            self._urge(child.process)
+        if child is not None and all(child.process is not ending.process for ending in self._ending):
+            self._terminate(child.process)
 
-    def stop(self, told: Collection[int]) -> None:
-        """End all workers: the incarnations that were told to get a grace period before SIGTERM, then comes SIGKILL."""
+    def stop(self, notified: Collection[int]) -> None:
+        """End all workers: SIGTERM, then SIGKILL. `notified` incarnations got a Shutdown, and a grace period."""
         for child in self.children.values():
-            if child.incarnation not in told:
+            if child.incarnation not in notified:
                 child.process.terminate()
-        for urges in ((), (signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
+        for signals in ((), (signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
             for child in self.children.values():
-                for urge in urges:
+                for number in signals:
                     with suppress(ProcessLookupError):
-                        child.process.send_signal(urge)
+                        child.process.send_signal(number)
             if self._all_ended(time.monotonic() + _GRACE):
                 break
         for child in self.children.values():
-            _end_family(child.process)
+            _kill_group(child.process)
             child.life.close()
         self.children.clear()
-        self._insist(math.inf)
+        self._kill_overdue(math.inf)
 
-    def _urge(self, process: subprocess.Popen[bytes]) -> None:
-        """Ask a process to end, also one that is stopped."""
-        for urge in (signal.SIGTERM, signal.SIGCONT):
-            process.send_signal(urge)
-        self._leaving.append(_Leaving(process, time.monotonic() + _GRACE))
+    def _terminate(self, process: subprocess.Popen[bytes]) -> None:
+        """Send SIGTERM, and SIGCONT so that a stopped process receives it."""
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            process.send_signal(number)
+        self._ending.append(_Ending(process, time.monotonic() + _GRACE))
 
-    def _insist(self, now: float) -> None:
-        """Kill whose grace is over, and forget who has gone, after ending what it had started."""
-        for leaving in self._leaving:
-            if leaving.kill_at <= now or leaving.process.poll() is not None:
-                _end_family(leaving.process)
-                leaving.kill_at = now + _GRACE
-        self._leaving = [leaving for leaving in self._leaving if leaving.process.poll() is None]
+    def _kill_overdue(self, now: float) -> None:
+        """Kill processes whose grace is over, and the children of those that have ended."""
+        for ending in self._ending:
+            if ending.kill_at <= now or ending.process.poll() is not None:
+                _kill_group(ending.process)
+                ending.kill_at = now + _GRACE
+        self._ending = [ending for ending in self._ending if ending.process.poll() is None]
 
     def _all_ended(self, until: float) -> bool:
         for child in self.children.values():
@@ -202,7 +202,7 @@ class Supervisor:
         return folders.get(role, "") or self._setup.target
 
     def _cores_of(self, role: Role) -> tuple[int, ...]:
-        """A prefill worker shares the draft's: while a prompt is read there is little to draft."""
+        """A prefill worker shares the draft's cores: during prefill there is little to draft."""
         return self._cores.get("draft" if role == "prefill" else role, ())
 
     def _pace(self, role: Role) -> DevicePace | None:
@@ -219,13 +219,13 @@ class Supervisor:
 
 
 def _shares(setup: OrchestratorSetup) -> Mapping[Role, tuple[int, ...]]:
-    """Ranks on one core would wait a time slice for one another in each collective: they may go where they like."""
+    """Local ranks get no cores of their own: on one core, each collective would cost a time slice."""
     hosts = setup.target_hosts
     return {} if hosts is not None and hosts.local else partition_cores()
 
 
-def _end_family(process: subprocess.Popen[bytes]) -> None:
-    """End a worker and what it had started, too: a process of its that was stopped does not see that it is gone."""
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a worker and its children: a stopped child would not notice that the worker has ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 

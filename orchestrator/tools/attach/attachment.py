@@ -27,7 +27,7 @@ from protocol.messages.base import Role, plain
 from protocol.messages.client import Refused
 from protocol.messages.remote import Attach, Join, Joined, Leave, StatusUpdate, ToGuest, Welcome
 from protocol.security.keys import JoinLine, KeyPair, own_keys
-from protocol.transport.sockets import Link
+from protocol.transport.link import Link
 from protocol.worker.process import WorkerSetup
 
 _GLANCE = 0.2
@@ -117,7 +117,7 @@ class Attachment:
             self._watch(control, worker)
         finally:
             # To a server that does not let us in, sending would wait for ever.
-            if control.standing == "up":
+            if control.state == "up":
                 control.send(Leave(life))
             if worker is not None:
                 _end(worker)
@@ -132,7 +132,7 @@ class Attachment:
                 if isinstance(message, Welcome) and message.life == life:
                     return message
                 _heed(message)
-            match control.standing:
+            match control.state:
                 case "denied" if self._lending.line is not None:
                     return None
                 case "denied":
@@ -140,7 +140,7 @@ class Attachment:
                         f"{self._where} does not let this machine in (it was sent away, or never joined): "
                         "ask for a new join line (`launch-pipeline workers invite` there)."
                     )
-                case "mistaken":
+                case "wrong server":
                     raise self._mistaken()
                 case standing:
                     waited = time.monotonic() - began
@@ -159,12 +159,12 @@ class Attachment:
                         self._show(f"Joined {self._where} as {message.name}.")
                         return
                     _heed(message)
-                if joining.standing == "denied":
+                if joining.state == "denied":
                     raise InputError(
                         "This join line was used or is older than ten minutes: ask for a new one "
                         "(`launch-pipeline workers invite` there)."
                     )
-                if joining.standing == "mistaken":
+                if joining.state == "wrong server":
                     raise self._mistaken()
         finally:
             joining.close()
@@ -182,7 +182,7 @@ class Attachment:
                     return
                 else:
                     _heed(message)
-            up = control.standing == "up"
+            up = control.state == "up"
             if up and not was_up:
                 control.send(Attach(self._lending.role, worker.life))
             elif was_up and not up:

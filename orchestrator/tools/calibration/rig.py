@@ -14,7 +14,7 @@ from protocol.errors import PipelineError
 from protocol.messages.base import Role
 from protocol.messages.worker import Fault, FromWorker, Hello, Shutdown, ToWorker
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Arrival, Hub
+from protocol.transport.hub import Arrival, Hub
 
 _SILENCE_SECONDS = 120.0
 """The longest that loading a model or one forward may take."""
@@ -41,7 +41,7 @@ class Rig:
     def __exit__(self, *_: object) -> None:
         for role in self._peers:
             self.tell(role, Shutdown())
-        self._supervisor.stop(told=[self._supervisor.children[role].incarnation for role in self._peers])
+        self._supervisor.stop([self._supervisor.children[role].incarnation for role in self._peers])
         self._hub.close()
         self._context.term()
 

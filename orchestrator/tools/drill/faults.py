@@ -17,7 +17,7 @@ from protocol.messages.base import Message, SequenceId
 from protocol.messages.client import Cancel
 from protocol.messages.worker import Ping, Verdict
 from protocol.transport.codec import Stamp, encode
-from protocol.transport.sockets import configured_dealer
+from protocol.transport.sockets import connected_dealer
 
 _SETTLING = 0.05
 """Seconds for frames to leave before a socket is closed."""
@@ -76,7 +76,7 @@ class Victim:
         self._send(address, [encode(message, Stamp(self._source.randrange(1 << 30), 1)) for message in stale])
 
     def _send(self, address: str, frames: list[bytes]) -> None:
-        socket = configured_dealer(self._context, address)
+        socket = connected_dealer(self._context, address)
         for _ in range(50):
             frame = bytearray(self._source.choice(frames))
             socket.send(bytes(frame))

@@ -17,7 +17,8 @@ from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Reroot, Sta
 from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.speculation.token_tree import node_id
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Link, configured_dealer
+from protocol.transport.link import Link
+from protocol.transport.sockets import connected_dealer
 from protocol.worker.interface import Worker
 from protocol.worker.process import WorkerSetup, serve
 
@@ -128,7 +129,7 @@ class Forger(Guesser):
     def __init__(self, setup: WorkerSetup) -> None:
         super().__init__(at_random)
         context = zmq.Context[Any].instance()
-        self._raw = configured_dealer(context, setup.address)
+        self._raw = connected_dealer(context, setup.address)
         self._stranger = Link(context, setup.address, Stamp(setup.epoch + 1, setup.incarnation), ToWorker)
 
     def work(self) -> Iterator[FromWorker]:

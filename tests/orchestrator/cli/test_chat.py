@@ -216,5 +216,5 @@ def test_a_history_that_others_can_read_is_refused(typist: Typist, tmp_path: Pat
 
     from orchestrator.cli.chat.screen import prompt_session
 
-    with pytest.raises(InputError, match="can be read by others"):
+    with pytest.raises(InputError, match="Other users can read"):
         prompt_session(history)

@@ -209,8 +209,8 @@ UNUSABLE: dict[tuple[str, ...], str] = {
     (
         "--address",
         "tcp://8.8.8.8:1",
-    ): "tcp://8.8.8.8:1 is beyond this machine, where sockets need keys: use ipc:///path",
-    ("--address", "tcp://127.0.0.1:0"): "has no possible port: choose one",
+    ): "tcp://8.8.8.8:1 is not on this machine only, so it needs keys: use ipc:///path",
+    ("--address", "tcp://127.0.0.1:0"): "has an invalid port: choose one",
     ("--verification", "rejection"): "choose the strategy sd or ssd",
     ("--record", "/nowhere/record"): "The record /nowhere/record can't be written (No such file or directory): choose",
 }

@@ -100,14 +100,14 @@ def test_results_and_words_of_one_message_keep_their_order():
     ]
 
 
-def test_earlier_thoughts_are_not_told_again():
+def test_earlier_thinking_is_left_out():
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
     said = {"role": "assistant", "content": [thought, {"type": "text", "text": "Yes."}]}
 
     assert messages(None, [said, {"role": "user", "content": "Why?"}])[0] == {"role": "assistant", "content": "Yes."}
 
 
-def test_a_question_is_the_chat_that_it_stands_for():
+def test_a_request_is_translated_to_a_chat():
     asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 7}
     pipeline = FakePipeline()
 
@@ -164,7 +164,7 @@ def test_choices_and_formats_are_what_they_are_in_a_chat(hermes: ChatTemplate, f
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
-        ({"messages": [{"role": "assistant", "content": "I"}]}, "end with a message of the user's"),
+        ({"messages": [{"role": "assistant", "content": "I"}]}, "end with a user message"),
         ({"temperature": "hot"}, "temperature"),
         ({"tool_choice": {"type": []}}, ""),
         ({"stop_sequences": "x"}, "stop_sequences"),
@@ -173,7 +173,7 @@ def test_choices_and_formats_are_what_they_are_in_a_chat(hermes: ChatTemplate, f
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ],
 )
-def test_what_is_wrong_or_would_have_to_be_faked_is_named(change: dict[str, Any], word: str):
+def test_an_error_names_the_wrong_or_unsupported_field(change: dict[str, Any], word: str):
     body = {name: value for name, value in {**HI, **change}.items() if value is not None}
 
     response = post(MESSAGES, body)
@@ -195,7 +195,7 @@ TURN = st.builds(
     turns=st.lists(st.one_of(TURN, JSON), min_size=1, max_size=3),
     others=st.dictionaries(st.sampled_from(["system", "tools", "tool_choice", "thinking", "output_config"]), JSON),
 )
-def test_whatever_is_asked_is_a_chat_or_a_refusal(turns: list[Any], others: dict[str, Any]):
+def test_any_input_is_a_chat_or_a_refusal(turns: list[Any], others: dict[str, Any]):
     with suppress(ApiError):
         chat = decoded(json.dumps({"messages": turns, "max_tokens": 1, **others}).encode(), MessagesRequest).chat()
         assert all(isinstance(message["content"], str) for message in chat.messages)
@@ -227,7 +227,7 @@ def test_a_message_says_what_it_cost_and_counts_what_was_known_already_apart():
         (("length", None), "max_tokens", None),
     ],
 )
-def test_why_it_ended_is_told_and_our_own_stops_are_the_model_s_end(ends: Any, reason: str, sequence: str | None):
+def test_the_stop_reason_distinguishes_stop_sequences_from_the_models_end(ends: Any, reason: str, sequence: str | None):
     answer = post(MESSAGES, {**HI, "stop_sequences": ["x"]}, FakePipeline(ends=ends)).json()
 
     assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, sequence)
@@ -247,7 +247,7 @@ def test_events_add_up_to_the_message(hermes: ChatTemplate, size: int):
     assert whole["stop_reason"] == "tool_use"
 
 
-def test_each_block_is_told_from_its_beginning_to_its_end_before_the_next(hermes: ChatTemplate):
+def test_each_block_ends_before_the_next_begins(hermes: ChatTemplate):
     told = events(post(MESSAGES, {**HI, "tools": TOOLS, "stream": True}, saying([SAID]), template=hermes))
 
     block = ["content_block_start", "content_block_delta", "content_block_stop"]

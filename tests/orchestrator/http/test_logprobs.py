@@ -8,8 +8,7 @@ import pytest
 
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.generation import End, Text
-from orchestrator.http.openai.answers import AnswerKind, ChoiceAnswer
-from orchestrator.http.openai.chunks import Chunks
+from orchestrator.http.openai.answers import AnswerKind, ChoiceAnswer, Chunks
 from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import SequenceId
@@ -29,19 +28,19 @@ def likelihood(place: int) -> Likelihood:
     return Likelihood(-0.5 - place, ((IDS[place % len(IDS)], -0.25), (7, -1.0 - place)))
 
 
-def told(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[Text], Result]:
-    """What a client of the pipeline gets of these tokens, in pieces cut at random."""
+def generated(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[Text], Result]:
+    """The pieces and the result that a client gets for these tokens, split at random."""
     source = random.Random(seed)
     submit = Submit("r", "", None, Sampling(), 99, stops)
-    conversation = RequestState.open(SequenceId(1), b"", Stamp(0, 0), submit, CODEC)
+    state = RequestState.open(SequenceId(1), b"", Stamp(0, 0), submit, CODEC)
     rest, pieces, place = [*IDS, END], [], 0
-    while rest and not conversation.stopped:
+    while rest and not state.stopped:
         count = source.randrange(1, 4)
         likelihoods = tuple(likelihood(place + index) for index in range(len(rest[:count])))
-        pieces.append(conversation.output(tuple(rest[:count]), likelihoods=likelihoods))
+        pieces.append(state.output(tuple(rest[:count]), likelihoods=likelihoods))
         del rest[:count]
         place += count
-    last = conversation.rest()
+    last = state.rest()
     pieces += [last] if last else []
     texts = [Text(0, piece.text, tuple(map(Chosen, piece.tokens, piece.likelihoods))) for piece in pieces]
     chosen = [one for text in texts for one in text.chosen]
@@ -52,18 +51,18 @@ def told(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[Text], Result
 
 def both(kind: AnswerKind, stops: tuple[str, ...] = (), seed: int = 0) -> tuple[str, Any, list[Any]]:
     """The text, its log-probabilities as a whole, and those in the chunks of a stream."""
-    texts, result = told(stops, seed)
+    texts, result = generated(stops, seed)
     answer = ChoiceAnswer(kind, "m", 1, codec=CODEC)
     (choice,) = answer.whole([result])["choices"]
     chunks = Chunks(answer, 1)
-    frames = [frame for event in [*texts, End(0, result)] for frame in chunks.told(event)]
+    frames = [frame for event in [*texts, End(0, result)] for frame in chunks.render(event)]
     streamed = [json.loads(frame.removeprefix(b"data: "))["choices"][0]["logprobs"] for frame in frames]
     return result.text, choice["logprobs"], [each for each in streamed if each]
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("stops", [(), (" in",), ("f\u00e9s",), ("for",), ("\N{PILE OF POO}",), (" end", "d!")])
-def test_every_token_of_the_text_is_told_once_and_none_beyond(stops: tuple[str, ...], seed: int):
+def test_every_token_of_the_text_is_sent_once_and_no_other(stops: tuple[str, ...], seed: int):
     text, whole, streamed = both("chat", stops, seed)
 
     content = whole["content"]
@@ -100,10 +99,10 @@ def test_completions_tell_lists_and_where_in_the_text_each_token_begins(seed: in
     assert all(token in best for token, best in zip(whole["tokens"], whole["top_logprobs"], strict=True))
 
 
-def test_nothing_is_told_that_was_not_asked_for():
-    texts, result = told()
+def test_without_a_request_no_log_probabilities_are_sent():
+    texts, result = generated()
     (choice,) = ChoiceAnswer("chat", "m", 1).whole([result])["choices"]
-    frames = [frame for text in texts for frame in Chunks(ChoiceAnswer("chat", "m", 1), 1).told(text)]
+    frames = [frame for text in texts for frame in Chunks(ChoiceAnswer("chat", "m", 1), 1).render(text)]
 
     assert choice["logprobs"] is None
     assert all(b'"logprobs":null' in frame for frame in frames)

@@ -1,4 +1,4 @@
-"""Laws of the live page and its events that need no model and no browser."""
+"""Laws of the live page and its event stream that need neither a model nor a browser."""
 
 import asyncio
 import base64
@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from html.parser import HTMLParser
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from msgspec.structs import replace
@@ -15,21 +15,45 @@ from starlette.requests import ClientDisconnect, Request
 
 from orchestrator.http.errors import ApiError
 from orchestrator.http.monitoring.health import Health
-from orchestrator.http.monitoring.live import MOST_WATCHERS, Live
+from orchestrator.http.monitoring.live import MAX_SUBSCRIBERS, Live
 from orchestrator.http.page import document
 from orchestrator.http.run import bound, greet
 from orchestrator.http.settings import ServerSettings
 from protocol.errors import PipelineError
-from protocol.messages.telemetry import TelemetryFrame
+from protocol.messages.client import Statistics
+from protocol.messages.telemetry import (
+    RequestSnapshot,
+    RequestSummary,
+    TelemetryFrame,
+    TreeSnapshot,
+    VerifiedRound,
+    WorkerSummary,
+    WorkSpan,
+)
 from tests.orchestrator.http.test_rules import get
 from tests.support.fake_pipeline import READY, FakePipeline
 
-SCENE = TelemetryFrame(serial=1, at=2.0, lost=0, drafts=True, workers=(), requests=(), shown=None, judged=(), spans=())
+FRAME = TelemetryFrame(
+    serial=1, at=2.0, dropped=0, uses_draft=True, workers=(), requests=(), selected=None, verified=(), spans=()
+)
 VOID = {"meta", "link", "input", "br", "img", "hr"}
+
+READ_AS = {
+    "frame": TelemetryFrame,
+    "round": VerifiedRound,
+    "span": WorkSpan,
+    "worker": WorkerSummary,
+    "request": RequestSummary,
+    "selected": RequestSnapshot,
+    "live": RequestSnapshot,
+    "tree": TreeSnapshot,
+    "statistics": Statistics,
+}
+"""The page's names for parts of a frame."""
 
 
 class Reader(HTMLParser):
-    """Elements as they open and close, with the ids and references among their attributes."""
+    """Collects elements, ids, references and attributes of a document."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -54,7 +78,7 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag, tag
 
 
-def test_every_element_is_closed_and_every_label_and_description_leads_somewhere():
+def test_every_element_is_closed_and_every_reference_has_a_target():
     read = Reader(document())
 
     assert read.open == []
@@ -62,8 +86,8 @@ def test_every_element_is_closed_and_every_label_and_description_leads_somewhere
     assert set(read.references) <= set(read.ids)
 
 
-def test_the_page_names_no_other_place():
-    """What may look like an address is a namespace, which nothing fetches."""
+def test_the_page_refers_to_no_other_server():
+    """The only address is a namespace, which no browser fetches."""
     addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[\w./]*", document()))
     read = Reader(document())
 
@@ -73,7 +97,7 @@ def test_the_page_names_no_other_place():
     assert all(value.startswith(("#", "data:")) for value in hrefs)
 
 
-def test_nothing_in_the_page_makes_markup_or_code_of_text():
+def test_the_page_never_turns_text_into_markup_or_code():
     forbidden = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc")
     read = Reader(document())
 
@@ -81,7 +105,7 @@ def test_nothing_in_the_page_makes_markup_or_code_of_text():
     assert [name for _, name, _ in read.attributes if name.startswith("on") or name == "style"] == []
 
 
-def test_the_policy_admits_the_pages_own_style_and_script_and_nothing_else():
+def test_the_policy_allows_only_the_pages_own_style_and_script():
     response = get("/", headers={})
     rules = dict(rule.split(" ", 1) for rule in response.headers["content-security-policy"].split("; "))
 
@@ -99,9 +123,37 @@ def test_the_policy_admits_the_pages_own_style_and_script_and_nothing_else():
     assert response.headers["referrer-policy"] == "no-referrer"
 
 
-def test_the_page_is_the_same_for_everybody():
-    """It needs no key, so it must hold nothing that is anybody's."""
+def test_the_page_is_the_same_for_every_client():
+    """It needs no key, so it must hold no private data."""
     assert get("/", headers={}).text == get("/", names=("another",), key=None).text == document()
+
+
+@pytest.mark.parametrize("name", READ_AS)
+def test_the_script_reads_only_fields_that_telemetry_has(name: str):
+    """`round.hit`, and `{ keys, texts } = round.tree`."""
+    accessed = set(re.findall(rf"\b{name}\??\.([a-z_]+)\b(?!\()", script()))
+    unpacked = set()
+    for pattern in re.findall(rf"\{{ ([^{{}}]+) \}} = [\w.]+\.{name}\b(?![.(])", script()):
+        unpacked |= {re.split(r"[:=]", field)[0].strip() for field in pattern.split(",")}
+    # `tree` is also the name of the object that draws it.
+    fields = unpacked if name == "tree" else accessed | unpacked
+
+    assert fields
+    assert fields <= set(READ_AS[name].__struct_fields__)
+
+
+def test_the_script_compares_fields_only_with_values_that_they_can_have():
+    structs = "|".join(name for name in READ_AS if name != "tree")
+    compared = re.findall(rf"\b({structs})\.(\w+) === \"(\w+)\"", script())
+
+    assert ("span", "kind", "prefill") in compared
+    for name, field, value in compared:
+        assert value in get_args(get_type_hints(READ_AS[name])[field]), (name, field)
+
+
+def script() -> str:
+    (content,) = re.findall(r"<script>(.*?)</script>", document(), re.DOTALL)
+    return content
 
 
 # Events ------------------------------------------------------------------------------------------
@@ -111,14 +163,14 @@ def request(query: bytes = b"") -> Request:
     return Request({"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": query})
 
 
-def told(
+def received(
     pipeline: FakePipeline,
     count: int,
     query: bytes = b"",
     then: Callable[[FakePipeline, Live], None] = lambda *_: None,
     more: int = 0,
 ) -> list[tuple[str, Any]]:
-    """The first `count` events, and `more` after `then`; (name, content) each, without signs of life."""
+    """The first `count` events, then `more` after `then`, as (name, content); comments are left out."""
 
     async def read() -> list[tuple[str, Any]]:
         live = Live(pipeline, Health(pipeline), {"models": ["demo"], "chat": False})
@@ -138,54 +190,54 @@ async def named(frames: AsyncIterable[Any]) -> AsyncIterator[tuple[str, Any]]:
             yield head.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-def test_a_stream_says_who_speaks_then_how_it_is_then_what_happens():
-    events = told(FakePipeline(scenes=[SCENE, replace(SCENE, serial=2)]), 4)
+def test_a_stream_begins_with_hello_and_status_and_continues_with_frames():
+    events = received(FakePipeline(frames=[FRAME, replace(FRAME, serial=2)]), 4)
 
-    assert [name for name, _ in events] == ["hello", "status", "scene", "scene"]
+    assert [name for name, _ in events] == ["hello", "status", "frame", "frame"]
     assert events[0][1] == {"models": ["demo"], "chat": False}
     assert events[1][1]["status"] == "ok"
-    assert [scene["serial"] for _, scene in events[2:]] == [1, 2]
+    assert [frame["serial"] for _, frame in events[2:]] == [1, 2]
 
 
-def test_models_are_told_by_name_and_not_by_where_they_lie():
+def test_status_holds_names_of_models_and_not_their_paths():
     state = replace(READY, target="/home/me/models/target", draft="some/draft")
-    (_, (_, status)) = told(FakePipeline(condition=state), 2)
+    (_, (_, status)) = received(FakePipeline(condition=state), 2)
 
     assert (status["target"], status["draft"]) == ("target", "draft")
 
 
-def test_a_stream_outlasts_loading_and_a_pipeline_that_does_not_answer():
+def test_a_stream_survives_loading_and_a_pipeline_that_does_not_answer():
     def answers(pipeline: FakePipeline, _: Live) -> None:
         pipeline.condition = READY
-        pipeline.scenes = [SCENE]
+        pipeline.frames = [FRAME]
 
     pipeline = FakePipeline(condition=None)
-    events = told(pipeline, 2, then=answers, more=2)
+    events = received(pipeline, 2, then=answers, more=2)
     assert [content.get("status") for _, content in events[1:]] == ["loading", "ok", None]
 
     def recovers(pipeline: FakePipeline, _: Live) -> None:
-        pipeline.scenes = [SCENE]
+        pipeline.frames = [FRAME]
 
-    pipeline = FakePipeline(scenes=[PipelineError("No pipeline answers.")])
-    assert told(pipeline, 2, then=recovers, more=1)[-1][0] == "scene"
+    pipeline = FakePipeline(frames=[PipelineError("No pipeline answers.")])
+    assert received(pipeline, 2, then=recovers, more=1)[-1][0] == "frame"
 
 
-def test_a_wanted_request_is_asked_for_and_nonsense_is_named():
-    pipeline = FakePipeline(scenes=[SCENE])
-    told(pipeline, 3, b"request=12")
+def test_a_request_can_be_selected_and_a_malformed_number_is_refused():
+    pipeline = FakePipeline(frames=[FRAME])
+    received(pipeline, 3, b"request=12")
     assert pipeline.watched == [12]
 
     for query in (b"request=x", b"request=-1", b"request=", b"request=" + b"9" * 20):
         with pytest.raises(ApiError) as refused:
-            told(pipeline, 1, query)
+            received(pipeline, 1, query)
         assert refused.value.status == 400
 
 
-def test_watchers_are_counted_and_their_places_given_back():
+def test_the_number_of_streams_is_limited_and_a_closed_one_frees_its_place():
     async def watch() -> None:
-        pipeline = FakePipeline(scenes=[SCENE])
+        pipeline = FakePipeline(frames=[FRAME])
         live = Live(pipeline, Health(pipeline), {})
-        streams = [await live.events(request()) for _ in range(MOST_WATCHERS)]
+        streams = [await live.events(request()) for _ in range(MAX_SUBSCRIBERS)]
         with pytest.raises(ApiError) as refused:
             await live.events(request())
         assert refused.value.status == 429
@@ -194,7 +246,7 @@ def test_watchers_are_counted_and_their_places_given_back():
         await live.events(request())
 
     async def gone(stream: Any) -> None:
-        """The reader hangs up at once."""
+        """The client disconnects at once."""
 
         async def receive() -> Any:
             return {"type": "http.disconnect"}
@@ -210,7 +262,7 @@ def test_watchers_are_counted_and_their_places_given_back():
 
 def test_streams_end_with_the_server():
     async def watch() -> None:
-        pipeline = FakePipeline(scenes=[SCENE])
+        pipeline = FakePipeline(frames=[FRAME])
         live = Live(pipeline, Health(pipeline), {})
         events = named((await live.events(request())).body_iterator)
         for _ in range(3):
@@ -226,10 +278,10 @@ def test_streams_end_with_the_server():
 
 
 @pytest.mark.parametrize(("made", "fragment"), [(True, "#key=a-fresh-key"), (False, "")])
-def test_the_printed_address_holds_the_key_only_if_it_was_made_here(
+def test_the_printed_address_holds_the_key_only_if_the_server_made_it(
     made: bool, fragment: str, capsys: pytest.CaptureFixture[str]
 ):
-    """A key of the owner's own is known to him, and others may see his terminal."""
+    """The user knows a key of their own, and others may see the terminal."""
     settings = ServerSettings(names=("demo",), key="a-fresh-key")
     with bound("127.0.0.1", 0) as listener:
         greet(settings, listener, made)

@@ -19,7 +19,7 @@ from orchestrator.http.request_bodies import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.items import messages
 from orchestrator.http.responses.request import Response
-from orchestrator.http.responses.store import ResponseStore
+from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError
 from tests.orchestrator.http import test_logprobs as likely
@@ -45,13 +45,13 @@ def saying(said: list[str], reason: Any = "stop") -> FakePipeline:
 
 def events(response: httpx.Response) -> list[Any]:
     """Of a stream, in their order, which their numbers tell too."""
-    told = []
+    found = []
     for block in response.text.strip().split("\n\n"):
         name, data = block.split("\n")
-        told.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {told[-1]['type']}"
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    return told
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
 
 
 def unnamed(answer: Any) -> Any:
@@ -62,10 +62,10 @@ def unnamed(answer: Any) -> Any:
     return [unnamed(each) for each in answer] if isinstance(answer, list) else answer
 
 
-def rebuilt(told: list[Any]) -> list[Any]:
+def rebuilt(sent: list[Any]) -> list[Any]:
     """The items that the events between the first and the last tell of, by their small steps alone."""
     items: dict[int, Any] = {}
-    for event in told:
+    for event in sent:
         match event["type"]:
             case "response.output_item.added":
                 assert event["output_index"] == len(items)
@@ -133,7 +133,7 @@ def test_a_call_without_words_is_a_turn_of_the_assistant_s():
     assert (turn["role"], turn["content"], [each["id"] for each in turn["tool_calls"]]) == ("assistant", "", ["1", "2"])
 
 
-def test_a_question_is_the_chat_that_it_stands_for():
+def test_a_request_is_translated_to_a_chat():
     asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 7}
     pipeline = FakePipeline()
 
@@ -205,7 +205,7 @@ def test_a_format_is_what_it_is_in_a_chat(hermes: ChatTemplate, form: dict[str, 
         ({"input": "a", "previous_response_id": "resp_none"}, "previous_response_id"),
     ],
 )
-def test_what_is_wrong_or_would_have_to_be_faked_is_named(body: Any, param: str):
+def test_an_error_names_the_wrong_or_unsupported_field(body: Any, param: str):
     response = post(RESPONSES, body)
 
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
@@ -241,7 +241,7 @@ ITEM = st.builds(
     items=st.lists(st.one_of(ITEM, JSON), max_size=3),
     others=st.dictionaries(st.sampled_from(["tools", "tool_choice", "text", "include", "instructions"]), JSON),
 )
-def test_whatever_is_asked_is_a_chat_or_a_refusal(items: list[Any], others: dict[str, Any]):
+def test_any_input_is_a_chat_or_a_refusal(items: list[Any], others: dict[str, Any]):
     with suppress(ApiError):
         chat = decoded(json.dumps({"input": items, **others}).encode(), Response).chat([])
         assert all(isinstance(message["content"], str) for message in chat.messages)
@@ -278,13 +278,13 @@ def test_events_add_up_to_the_answer(hermes: ChatTemplate, size: int, reason: st
     asked = {"input": "Hi", "tools": TOOLS, "seed": 1}
     whole = post(RESPONSES, asked, saying([SAID], reason), template=hermes).json()
 
-    told = events(post(RESPONSES, {**asked, "stream": True}, saying(cut, reason), template=hermes))
+    sent = events(post(RESPONSES, {**asked, "stream": True}, saying(cut, reason), template=hermes))
 
-    last = told[-1]["response"]
+    last = sent[-1]["response"]
     status = {"stop": "completed", "length": "incomplete"}[reason]
-    assert [event["type"] for event in told[:2]] == ["response.created", "response.in_progress"]
-    assert (told[-1]["type"], last["status"]) == (f"response.{status}", status)
-    assert rebuilt(told) == last["output"]
+    assert [event["type"] for event in sent[:2]] == ["response.created", "response.in_progress"]
+    assert (sent[-1]["type"], last["status"]) == (f"response.{status}", status)
+    assert rebuilt(sent) == last["output"]
     assert unnamed(last) == unnamed(whole)
     message, *calls = last["output"]
     assert message["content"][0]["text"] == "Let me see."
@@ -292,10 +292,10 @@ def test_events_add_up_to_the_answer(hermes: ChatTemplate, size: int, reason: st
     assert last["incomplete_details"] == ({"reason": "max_output_tokens"} if reason == "length" else None)
 
 
-def test_each_item_is_told_from_its_beginning_to_its_end_before_the_next(hermes: ChatTemplate):
-    told = events(post(RESPONSES, {"input": "Hi", "tools": TOOLS, "stream": True}, saying([SAID]), template=hermes))
+def test_each_item_ends_before_the_next_begins(hermes: ChatTemplate):
+    sent = events(post(RESPONSES, {"input": "Hi", "tools": TOOLS, "stream": True}, saying([SAID]), template=hermes))
 
-    kinds = [event["type"].removeprefix("response.") for event in told]
+    kinds = [event["type"].removeprefix("response.") for event in sent]
     of_text = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
     of_call = ["function_call_arguments.delta", "function_call_arguments.done"]
     items = [kind for each in (of_text, of_call, of_call) for kind in ("output_item.added", *each, "output_item.done")]
@@ -312,7 +312,7 @@ def test_a_call_without_words_is_the_only_item(hermes: ChatTemplate):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_log_probabilities_are_those_of_a_chat(seed: int):
-    texts, result = likely.told((" end",), seed)
+    texts, result = likely.generated((" end",), seed)
     _, expected, _ = likely.both("chat", (" end",), seed)
 
     def answer() -> ResponseAnswer:
@@ -320,7 +320,7 @@ def test_log_probabilities_are_those_of_a_chat(seed: int):
         return ResponseAnswer({}, parts, LogprobTranscript("chat", likely.CODEC), lambda _: None)
 
     streamed = answer()
-    frames = [frame for event in [*texts, End(0, result)] for frame in streamed.told(event)]
+    frames = [frame for event in [*texts, End(0, result)] for frame in streamed.render(event)]
     decoded_frames = [json.loads(frame.split(b"data: ")[1]) for frame in frames]
     deltas = [event for event in decoded_frames if event["type"] == "response.output_text.delta"]
     (item,) = answer().whole([result])["output"]
@@ -336,13 +336,13 @@ def test_log_probabilities_are_asked_for_in_either_way():
         assert pipeline.asked[0][1].logprobs == asked.get("top_logprobs", 0)
 
 
-def test_what_fails_later_ends_the_stream_with_what_there_was():
+def test_a_late_failure_ends_the_stream_with_the_partial_output():
     pipeline = FakePipeline(lambda _: ["Hel", PipelineError("Oh.")])
 
-    told = events(post(RESPONSES, {"input": "Hi", "stream": True}, pipeline))
+    sent = events(post(RESPONSES, {"input": "Hi", "stream": True}, pipeline))
 
-    response = told[-1]["response"]
-    assert (told[-1]["type"], response["status"]) == ("response.failed", "failed")
+    response = sent[-1]["response"]
+    assert (sent[-1]["type"], response["status"]) == ("response.failed", "failed")
     assert response["error"] == {"code": "server_error", "message": "Oh."}
     assert (response["output"][0]["status"], response["output"][0]["content"][0]["text"]) == ("incomplete", "Hel")
 
@@ -389,14 +389,14 @@ def test_answers_can_be_read_again_until_they_are_deleted():
 
 
 @given(sizes=st.lists(st.integers(0, 60), max_size=12))
-def test_memory_is_bounded_and_forgets_the_oldest_first(sizes: list[int]):
-    memory = ResponseStore(120)
+def test_the_store_is_bounded_and_drops_the_oldest_first(sizes: list[int]):
+    store = ResponseStore(120)
     for number, size in enumerate(sizes):
-        memory.keep(str(number), {"said": "x" * size}, [])
+        store.add(str(number), {"said": "x" * size}, [])
 
     def there(number: int) -> bool:
         try:
-            return memory.recall(str(number)).answer == {"said": "x" * sizes[number]}
+            return store.get(str(number)).answer == {"said": "x" * sizes[number]}
         except ApiError:
             return False
 
@@ -407,19 +407,19 @@ def test_memory_is_bounded_and_forgets_the_oldest_first(sizes: list[int]):
     assert len(kept) == len(sizes) or sum(spent[len(sizes) - len(kept) - 1 :]) > 120
 
 
-def test_who_was_asked_for_stays_longer():
-    memory = ResponseStore(100)
+def test_a_used_response_stays_longer():
+    store = ResponseStore(100)
     for name in ("a", "b"):
-        memory.keep(name, {}, [])
-    memory.recall("a")
-    memory.keep("c", {"said": "x" * 30}, [])
+        store.add(name, {}, [])
+    store.get("a")
+    store.add("c", {"said": "x" * 30}, [])
 
     with pytest.raises(ApiError):
-        memory.recall("b")
-    assert memory.recall("a").answer == {}
+        store.get("b")
+    assert store.get("a").answer == {}
 
 
-def test_the_key_is_asked_for_here_too():
+def test_the_key_is_required():
     ask: Callable[[httpx.AsyncClient], Awaitable[Any]] = lambda client: client.post(RESPONSES, json={"input": "a"})  # noqa: E731
 
     assert talk(ask, headers={}).status_code == 401

@@ -1,4 +1,4 @@
-"""Laws of the server that need no model: who gets in, what may be asked, and what an answer looks like."""
+"""Laws of the server that need no model: access, request validation, and the form of responses."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 def receiving(body: Any, gone: asyncio.Event) -> Callable[[], Awaitable[Any]]:
-    """What a client sends that goes away when `gone` is set."""
+    """The messages of a client that disconnects when `gone` is set."""
     coming = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
     async def receive() -> Any:
@@ -65,7 +65,7 @@ def talk(
     template: ChatTemplate = TEMPLATE,
     **settings: Any,
 ) -> T:
-    """Hold a conversation with a server in this process."""
+    """Send requests to a server in this process."""
 
     async def held() -> T:
         given = ServerSettings(**{"names": ("demo",), "key": KEY, "keep_alive": 0.02, **settings})
@@ -198,7 +198,7 @@ def test_wrong_input_is_named(path: str, body: Any, param: str | None):
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b"\xff", b"[" * 100_000])
-def test_what_is_no_json_is_said_to_be_none(body: bytes):
+def test_a_body_that_is_not_json_is_refused(body: bytes):
     response = talk(lambda client: client.post(CHAT, content=body, headers={"content-type": "application/json"}))
 
     assert response.status_code == 400
@@ -218,14 +218,14 @@ def test_what_is_no_json_is_said_to_be_none(body: bytes):
         (CHAT, {"functions": [{"name": "f"}]}),
     ],
 )
-def test_what_would_have_to_be_faked_is_refused(path: str, given: dict[str, Any]):
+def test_unsupported_fields_are_refused(path: str, given: dict[str, Any]):
     response = post(path, {**HELLO, "prompt": "a", **given})
 
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", next(iter(given)))
 
 
-def test_what_clients_send_without_meaning_it_is_no_reason_to_refuse():
+def test_unsupported_fields_with_neutral_values_are_accepted():
     meaningless = {
         "frequency_penalty": 0,
         "presence_penalty": 0.0,
@@ -272,7 +272,7 @@ def test_parameters_reach_the_pipeline():
     assert {name: getattr(params, name) for name in asked} == {**asked, "stop": ("x",), "logit_bias": {50: -100.0}}
 
 
-def test_what_is_left_open_is_as_the_api_has_it():
+def test_omitted_fields_have_the_defaults_of_the_api():
     pipeline = FakePipeline()
     post(COMPLETIONS, {"prompt": [1, 2, 3]}, pipeline)
     post(CHAT, HELLO, pipeline)
@@ -347,7 +347,7 @@ def test_a_streamed_completion_is_the_whole_one_in_chunks():
     assert {chunk["object"] for chunk in plain} == {"text_completion"}
 
 
-def test_who_has_read_the_end_of_a_stream_finds_the_place_free():
+def test_a_place_is_free_when_the_end_of_a_stream_was_read():
     async def twice() -> int:
         app = served(FakePipeline(), ServerSettings(names=("demo",), most_open=1))
         transport = httpx.ASGITransport(app=app)
@@ -364,7 +364,7 @@ def test_who_has_read_the_end_of_a_stream_finds_the_place_free():
     assert asyncio.run(twice()) == 200
 
 
-def test_what_fails_at_once_has_a_status_and_what_fails_later_an_error_in_the_stream():
+def test_an_early_failure_has_a_status_and_a_late_one_an_error_event():
     at_once = FakePipeline(lambda _: [InputError("No.")])
     later = FakePipeline(lambda _: ["Hel", PipelineError("Oh.")])
     streamed = {**HELLO, "stream": True}
@@ -380,7 +380,7 @@ def test_what_fails_at_once_has_a_status_and_what_fails_later_an_error_in_the_st
 # Full, loading, failing, gone --------------------------------------------------------------------
 
 
-def test_who_comes_when_all_places_are_taken_is_sent_away_and_the_places_come_back():
+def test_a_request_beyond_the_limit_is_refused_and_places_are_released():
     pipeline = FakePipeline(lambda params: ["a", None] if params.seed == 1 else ["a"])
 
     async def crowd(client: httpx.AsyncClient) -> list[httpx.Response]:
@@ -410,7 +410,7 @@ def test_who_comes_when_all_places_are_taken_is_sent_away_and_the_places_come_ba
         (replace(READY, failure="The target died three times."), "failed"),
     ],
 )
-def test_what_cannot_serve_says_why(state: Any, status: str):
+def test_a_pipeline_that_does_not_serve_gives_the_reason(state: Any, status: str):
     pipeline = FakePipeline(condition=state)
 
     health, answer = get("/health", pipeline), post(CHAT, HELLO, pipeline)
@@ -436,7 +436,7 @@ def test_a_pipeline_without_a_worker_is_degraded_and_serves(role: Any):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_goes_away_is_not_generated_for(stream: bool):
+def test_generation_stops_when_the_client_disconnects(stream: bool):
     pipeline = FakePipeline(lambda _: ["a", None])
 
     async def go_away() -> bytes:
@@ -466,7 +466,7 @@ def test_who_goes_away_is_not_generated_for(stream: bool):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_server_that_is_stopped_says_so_to_whoever_waits(stream: bool):
+def test_a_stopped_server_sends_waiting_clients_an_error(stream: bool):
     pipeline = FakePipeline(lambda _: ["a", None])
 
     async def stopped() -> httpx.Response:

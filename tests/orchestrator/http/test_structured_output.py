@@ -7,8 +7,8 @@ import pytest
 
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError
-from orchestrator.http.openai.structured_output import asked_form, forced_call
-from orchestrator.http.openai.tool_calls import parted
+from orchestrator.http.openai.structured_output import forced_call, response_grammar
+from orchestrator.http.openai.tool_calls import split_calls
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.sampling import Grammar
 from protocol.sampling.grammar import flaw
@@ -72,7 +72,9 @@ def test_a_form_holds_the_whole_answer_to_its_schema():
         assert not takes(grammar, "[1]")
         assert not takes(grammar, f"Here: {said}")
     assert asked({"response_format": {"type": "text"}}) is None
-    assert asked_form({"type": "json_schema", "json_schema": {"name": "any"}}) == asked_form({"type": "json_object"})
+    assert response_grammar({"type": "json_schema", "json_schema": {"name": "any"}}) == response_grammar(
+        {"type": "json_object"}
+    )
 
 
 def test_a_demanded_call_is_of_an_offered_function_with_arguments_of_its_schema():
@@ -114,7 +116,7 @@ def test_strict_functions_are_called_properly_or_not_at_all():
 
 
 def test_what_a_grammar_allows_is_read_as_a_call():
-    _, calls = parted(call("add", {"a": 1}) + "\n" + call("walk", {}), None)
+    _, calls = split_calls(call("add", {"a": 1}) + "\n" + call("walk", {}), None)
 
     assert [one["function"]["name"] for one in calls] == ["add", "walk"]
 
@@ -126,7 +128,7 @@ def test_even_a_model_that_knows_no_tools_makes_a_proper_call_when_it_must(refer
 
     said = reference("import os", SamplingParams(grammar=grammar, temperature=1.0, seed=1, max_tokens=99))
 
-    text, calls = parted(said.text, None)
+    text, calls = split_calls(said.text, None)
     assert (text, said.finish_reason, len(calls)) == ("", "stop", 1)
     assert json.loads(calls[0]["function"]["arguments"])["one"] in ("left", "right")
 
@@ -212,4 +214,4 @@ def test_penalties_and_log_probabilities_reach_the_pipeline(hermes: ChatTemplate
 
 def test_a_schema_that_does_not_fit_its_message_is_refused():
     with pytest.raises(ApiError, match="characters"):
-        asked_form({"type": "json_schema", "json_schema": {"schema": {"enum": ["\N{PILE OF POO}" * 6000]}}})
+        response_grammar({"type": "json_schema", "json_schema": {"schema": {"enum": ["\N{PILE OF POO}" * 6000]}}})

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.api.sampling_params import SamplingParams
-from orchestrator.http.openai.tool_calls import ToolCallParser, parted, readable, taught
+from orchestrator.http.openai.tool_calls import ToolCallParser, split_calls, supports_tools, with_parsed_arguments
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_rules import CHAT, DEMO, HELLO, TEMPLATE, chunks, post
 from tests.support.fake_pipeline import FakePipeline
@@ -81,7 +81,7 @@ def test_no_text_is_lost_and_cuts_do_not_matter(said: list[str]):
     text = "".join(map(caller.push, said))
     rest, calls = caller.finish()
 
-    whole, expected = parted("".join(said), None)
+    whole, expected = split_calls("".join(said), None)
     assert (text + rest, functions(calls)) == (whole, functions(expected))
     assert calls or whole == "".join(said)
 
@@ -103,13 +103,13 @@ def test_a_model_that_was_not_taught_is_not_asked(hermes: ChatTemplate):
     refused = post(CHAT, {**HELLO, "tools": TOOLS}).json()["error"]
 
     assert (refused["code"], refused["param"]) == ("unsupported_parameter", "tools")
-    assert taught(hermes)
-    assert not taught(TEMPLATE)
+    assert supports_tools(hermes)
+    assert not supports_tools(TEMPLATE)
 
 
 def test_templates_read_the_arguments_of_earlier_calls(hermes: ChatTemplate):
     function = {"name": "add", "arguments": '{"a": 41}'}
     messages = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}]
 
-    assert hermes.text(readable(messages)) == "assistant: 41"
-    assert readable([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}, 3]}])
+    assert hermes.text(with_parsed_arguments(messages)) == "assistant: 41"
+    assert with_parsed_arguments([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}, 3]}])

@@ -1,4 +1,4 @@
-"""Laws of the emulated link: nothing is early, nothing overtakes, nothing gets lost for good."""
+"""Laws of the emulated link: no message is early, overtakes another, or is lost for good."""
 
 import random
 
@@ -53,14 +53,14 @@ def test_the_timer_doubles():
     assert arrived == [(0, pytest.approx(1.0 + 3 * (0.02 + TIMEOUT) + 0.01))]
 
 
-def test_the_third_message_behind_a_lost_one_makes_it_come_again_at_once():
+def test_the_third_message_after_a_lost_one_causes_a_fast_retransmit():
     line = wire(delay=0.01, loss=0.5, chances=[0.4, 0.6, 0.6, 0.6, 0.6])
     arrived = arrivals(line, [1.0, 1.001, 1.002, 1.003])
 
     assert arrived == [(number, pytest.approx(1.003 + 3 * 0.01)) for number in range(4)]
 
 
-def test_what_is_behind_a_lost_message_waits_for_it():
+def test_messages_after_a_lost_one_wait_for_it():
     line = wire(delay=0.01, loss=0.5, chances=[0.4, 0.6, 0.6])
     arrived = arrivals(line, [1.0, 1.001])
 

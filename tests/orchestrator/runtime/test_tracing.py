@@ -40,7 +40,7 @@ def step(recording: Recording, arrived: Message, *told: Message) -> None:
     recording.arrived(role, 2 if role == "draft" else 1, arrived)
     began = recording.now()
     for message in told:
-        recording.told("target", 1, message, recording.now())
+        recording.sent("target", 1, message, recording.now())
     recording.stepped(began)
 
 

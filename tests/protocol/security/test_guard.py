@@ -1,4 +1,4 @@
-"""Who is let in by a hub with keys, for how long, and what becomes of everybody else: over real loopback TCP."""
+"""Which keys a hub with a guard admits, and for how long; other keys are refused. Over real loopback TCP."""
 
 import socket
 import stat
@@ -15,7 +15,9 @@ from protocol.messages.worker import FromWorker, Ping, Pong, ToWorker
 from protocol.security.guard import INVITATION_SECONDS, Guard
 from protocol.security.keys import JoinLine, KeyPair, guest_keys
 from protocol.transport.codec import Stamp
-from protocol.transport.sockets import Arrival, Hub, Link, configured_dealer
+from protocol.transport.hub import Arrival, Hub
+from protocol.transport.link import Link
+from protocol.transport.sockets import connected_dealer
 from tests.support.processes import until
 
 STAMP = Stamp(epoch=7, incarnation=3)
@@ -24,7 +26,7 @@ GUEST = KeyPair(*zmq.curve_keypair())
 OTHER = KeyPair(*zmq.curve_keypair())
 
 
-class Door:
+class GuardedHub:
     """A hub with a guard, served by hand, and a clock that stands still until a test moves it."""
 
     def __init__(self, folder: Path, address: str = "tcp://127.0.0.1:0") -> None:
@@ -60,8 +62,8 @@ class Door:
         """Whether a link is not admitted; nothing that it sent has arrived."""
         before = len(self.arrived)
         link.send(Pong(0.5))
-        self.until(lambda: link.standing not in ("connecting", "up"))
-        return len(self.arrived) == before and link.standing == "denied"
+        self.until(lambda: link.state not in ("connecting", "up"))
+        return len(self.arrived) == before and link.state == "denied"
 
     def close(self) -> None:
         for link in self.links:
@@ -78,154 +80,154 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def door(folder: Path) -> Iterator[Door]:
-    door = Door(folder)
-    yield door
-    door.close()
+def guarded(folder: Path) -> Iterator[GuardedHub]:
+    guarded = GuardedHub(folder)
+    yield guarded
+    guarded.close()
 
 
-def test_a_pinned_guest_is_heard_and_known_by_its_key(door: Door):
-    name = door.guard.pin("studio", GUEST.public)
-    link = door.link(GUEST)
+def test_a_pinned_guest_is_heard_and_known_by_its_key(guarded: GuardedHub):
+    name = guarded.guard.pin("studio", GUEST.public)
+    link = guarded.link(GUEST)
 
-    arrival = door.hear(link)
+    arrival = guarded.hear(link)
     assert (arrival.message, arrival.stamp, arrival.identity) == (Pong(0.5), STAMP, GUEST.public)
-    assert door.guard.name_of(arrival.identity) == name == "studio"
-    assert link.standing == "up"
+    assert guarded.guard.name_of(arrival.identity) == name == "studio"
+    assert link.state == "up"
 
 
-def test_the_hub_answers_a_guest(door: Door):
-    door.guard.pin("studio", GUEST.public)
-    link = door.link(GUEST)
-    arrival = door.hear(link)
+def test_the_hub_answers_a_guest(guarded: GuardedHub):
+    guarded.guard.pin("studio", GUEST.public)
+    link = guarded.link(GUEST)
+    arrival = guarded.hear(link)
 
-    assert door.hub.send(arrival.peer, Ping(4.0), STAMP)
+    assert guarded.hub.send(arrival.peer, Ping(4.0), STAMP)
     assert until(lambda: link.receive(1.0)) == [Ping(4.0)]
 
 
-def test_a_key_that_nobody_pinned_is_denied(door: Door):
-    door.guard.pin("studio", GUEST.public)
+def test_a_key_that_nobody_pinned_is_denied(guarded: GuardedHub):
+    guarded.guard.pin("studio", GUEST.public)
 
-    assert door.refused(door.link(OTHER))
-    assert door.guard.denied == 1
+    assert guarded.refused(guarded.link(OTHER))
+    assert guarded.guard.denied == 1
 
 
-def test_a_guest_does_not_speak_to_a_server_with_another_key(door: Door):
-    door.guard.pin("studio", GUEST.public)
-    link = door.link(GUEST, server=OTHER.public)
+def test_a_guest_does_not_speak_to_a_server_with_another_key(guarded: GuardedHub):
+    guarded.guard.pin("studio", GUEST.public)
+    link = guarded.link(GUEST, server=OTHER.public)
     link.send(Pong(0.5))
 
-    door.until(lambda: link.standing == "mistaken")
-    assert door.arrived == []
+    guarded.until(lambda: link.state == "wrong server")
+    assert guarded.arrived == []
 
 
-def test_a_peer_without_keys_is_not_heard(door: Door):
-    with configured_dealer(door.context, door.hub.address) as naked:
+def test_a_peer_without_keys_is_not_heard(guarded: GuardedHub):
+    with connected_dealer(guarded.context, guarded.hub.address) as naked:
         naked.send(b"hello")
-        known = door.link(GUEST)
-        door.guard.pin("studio", GUEST.public)
-        door.hear(known)
+        known = guarded.link(GUEST)
+        guarded.guard.pin("studio", GUEST.public)
+        guarded.hear(known)
 
-    assert len(door.arrived) == 1
-    assert door.hub.rejected == door.hub.strangers == 0
+    assert len(guarded.arrived) == 1
+    assert guarded.hub.rejected == guarded.hub.not_admitted == 0
 
 
-def test_without_a_guard_to_ask_nobody_is_let_in(door: Door):
+def test_without_a_guard_to_ask_nobody_is_let_in(guarded: GuardedHub):
     """libzmq's default is the opposite: no handler, no questions."""
-    door.guard.pin("studio", GUEST.public)
-    door.guard.close()
-    link = door.link(GUEST)
+    guarded.guard.pin("studio", GUEST.public)
+    guarded.guard.close()
+    link = guarded.link(GUEST)
     link.send(Pong(0.5))
 
-    until(lambda: link.receive(0) or link.standing == "mistaken")
-    assert list(door.hub.receive()) == []
+    until(lambda: link.receive(0) or link.state == "wrong server")
+    assert list(guarded.hub.receive()) == []
 
 
-def test_no_message_of_a_revoked_guest_counts_on_an_open_connection_either(door: Door):
-    door.guard.pin("studio", GUEST.public)
-    door.guard.pin("mini", OTHER.public)
-    revoked, kept = door.link(GUEST), door.link(OTHER)
-    door.hear(revoked)
+def test_no_message_of_a_revoked_guest_counts_on_an_open_connection_either(guarded: GuardedHub):
+    guarded.guard.pin("studio", GUEST.public)
+    guarded.guard.pin("mini", OTHER.public)
+    revoked, kept = guarded.link(GUEST), guarded.link(OTHER)
+    guarded.hear(revoked)
 
-    assert door.guard.revoke("studio") == GUEST.public
+    assert guarded.guard.revoke("studio") == GUEST.public
     revoked.send(Pong(1.0))
-    door.until(lambda: door.hub.strangers == 1)
-    assert door.hear(kept).identity == OTHER.public
-    assert [arrival.identity for arrival in door.arrived] == [GUEST.public, OTHER.public]
-    assert door.refused(door.link(GUEST))
+    guarded.until(lambda: guarded.hub.not_admitted == 1)
+    assert guarded.hear(kept).identity == OTHER.public
+    assert [arrival.identity for arrival in guarded.arrived] == [GUEST.public, OTHER.public]
+    assert guarded.refused(guarded.link(GUEST))
 
 
-def test_an_invited_guest_is_let_in_by_the_join_line_alone(door: Door):
-    line = JoinLine("127.0.0.1", 1, SERVER.public, door.guard.invite(door.now))
+def test_an_invited_guest_is_let_in_by_the_join_line_alone(guarded: GuardedHub):
+    line = JoinLine("127.0.0.1", 1, SERVER.public, guarded.guard.invite(guarded.now))
     keys = JoinLine.parse(str(line)).guest_keys()
 
-    arrival = door.hear(door.link(keys))
+    arrival = guarded.hear(guarded.link(keys))
     assert arrival.identity == keys.public
-    assert door.guard.name_of(arrival.identity) is None
-    assert door.guard.redeem(arrival.identity, "studio", GUEST.public, door.now) == "studio"
-    assert door.hear(door.link(GUEST)).identity == GUEST.public
+    assert guarded.guard.name_of(arrival.identity) is None
+    assert guarded.guard.redeem(arrival.identity, "studio", GUEST.public, guarded.now) == "studio"
+    assert guarded.hear(guarded.link(GUEST)).identity == GUEST.public
 
 
-def test_a_join_line_is_good_once(door: Door):
-    keys = guest_keys(door.guard.invite(door.now))
-    first, second = door.link(keys), door.link(keys)
-    door.hear(first)
-    door.hear(second)
-    door.guard.redeem(keys.public, "studio", GUEST.public, door.now)
+def test_a_join_line_is_good_once(guarded: GuardedHub):
+    keys = guest_keys(guarded.guard.invite(guarded.now))
+    first, second = guarded.link(keys), guarded.link(keys)
+    guarded.hear(first)
+    guarded.hear(second)
+    guarded.guard.redeem(keys.public, "studio", GUEST.public, guarded.now)
 
     first.send(Pong(1.0))
     second.send(Pong(1.0))
-    door.until(lambda: door.hub.strangers == 2)
-    assert door.refused(door.link(keys))
+    guarded.until(lambda: guarded.hub.not_admitted == 2)
+    assert guarded.refused(guarded.link(keys))
     with pytest.raises(InputError, match="was used or is older than ten minutes: ask for a new one"):
-        door.guard.redeem(keys.public, "again", OTHER.public, door.now)
-    assert door.guard.pinned == {"studio": GUEST.public}
+        guarded.guard.redeem(keys.public, "again", OTHER.public, guarded.now)
+    assert guarded.guard.pinned == {"studio": GUEST.public}
 
 
-def test_a_join_line_is_good_for_ten_minutes(door: Door):
-    keys = guest_keys(door.guard.invite(door.now))
-    door.now += INVITATION_SECONDS - 0.001
-    early = door.link(keys)
-    door.hear(early)
+def test_a_join_line_is_good_for_ten_minutes(guarded: GuardedHub):
+    keys = guest_keys(guarded.guard.invite(guarded.now))
+    guarded.now += INVITATION_SECONDS - 0.001
+    early = guarded.link(keys)
+    guarded.hear(early)
 
-    door.now += 0.001
-    assert door.refused(door.link(keys))
+    guarded.now += 0.001
+    assert guarded.refused(guarded.link(keys))
     early.send(Pong(1.0))
-    door.until(lambda: door.hub.strangers == 1)
+    guarded.until(lambda: guarded.hub.not_admitted == 1)
     with pytest.raises(InputError, match="older than ten minutes"):
-        door.guard.redeem(keys.public, "studio", GUEST.public, door.now)
+        guarded.guard.redeem(keys.public, "studio", GUEST.public, guarded.now)
 
 
-def test_a_refused_redemption_leaves_the_join_line_good(door: Door):
-    keys = guest_keys(door.guard.invite(door.now))
+def test_a_refused_redemption_leaves_the_join_line_good(guarded: GuardedHub):
+    keys = guest_keys(guarded.guard.invite(guarded.now))
 
     with pytest.raises(InputError, match="must be 32 bytes in Z85"):
-        door.guard.redeem(keys.public, "studio", b"no key", door.now)
-    with pytest.raises(InputError, match="by a key of its own"):
-        door.guard.redeem(keys.public, "studio", keys.public, door.now)
-    assert door.guard.redeem(keys.public, "studio", GUEST.public, door.now) == "studio"
+        guarded.guard.redeem(keys.public, "studio", b"no key", guarded.now)
+    with pytest.raises(InputError, match="with its own key"):
+        guarded.guard.redeem(keys.public, "studio", keys.public, guarded.now)
+    assert guarded.guard.redeem(keys.public, "studio", GUEST.public, guarded.now) == "studio"
 
 
-def test_a_pinned_guest_can_not_use_an_invitation_that_is_not_its_own(door: Door):
-    door.guard.pin("studio", GUEST.public)
-    door.guard.invite(door.now)
+def test_a_pinned_guest_can_not_use_an_invitation_that_is_not_its_own(guarded: GuardedHub):
+    guarded.guard.pin("studio", GUEST.public)
+    guarded.guard.invite(guarded.now)
 
     with pytest.raises(InputError, match="was used"):
-        door.guard.redeem(GUEST.public, "other", OTHER.public, door.now)
+        guarded.guard.redeem(GUEST.public, "other", OTHER.public, guarded.now)
 
 
-def test_invitations_are_not_without_end(door: Door):
+def test_invitations_are_not_without_end(guarded: GuardedHub):
     for _ in range(64):
-        door.guard.invite(door.now)
+        guarded.guard.invite(guarded.now)
 
-    with pytest.raises(InputError, match="64 join lines are waiting"):
-        door.guard.invite(door.now)
-    door.now += INVITATION_SECONDS
-    door.guard.invite(door.now)
+    with pytest.raises(InputError, match="64 join lines are unused"):
+        guarded.guard.invite(guarded.now)
+    guarded.now += INVITATION_SECONDS
+    guarded.guard.invite(guarded.now)
 
 
-def test_pins_outlive_the_server_and_are_nobody_elses(door: Door, folder: Path):
-    door.guard.pin("studio", GUEST.public)
+def test_pins_outlive_the_server_and_are_nobody_elses(guarded: GuardedHub, folder: Path):
+    guarded.guard.pin("studio", GUEST.public)
     file = folder / "pins.json"
 
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -236,17 +238,17 @@ def test_pins_outlive_the_server_and_are_nobody_elses(door: Door, folder: Path):
         again.close()
 
 
-def test_two_pipelines_share_their_guests(door: Door, folder: Path):
+def test_two_pipelines_share_their_guests(guarded: GuardedHub, folder: Path):
     with zmq.Context[Any]() as context:
         other = Guard(context, folder)
-        door.guard.pin("studio", GUEST.public)
+        guarded.guard.pin("studio", GUEST.public)
         other.pin("mini", OTHER.public)
         assert other.pinned == {"studio": GUEST.public, "mini": OTHER.public}
 
         other.revoke("studio")
         other.close()
-    assert door.refused(door.link(GUEST))
-    assert door.hear(door.link(OTHER)).identity == OTHER.public
+    assert guarded.refused(guarded.link(GUEST))
+    assert guarded.hear(guarded.link(OTHER)).identity == OTHER.public
 
 
 @pytest.mark.parametrize(
@@ -261,23 +263,23 @@ def test_two_pipelines_share_their_guests(door: Door, folder: Path):
         ("日本", "guest"),
     ],
 )
-def test_a_guest_gets_a_name_that_is_its_own_and_harms_no_terminal(door: Door, given: str, kept: str):
-    door.guard.pin("studio", OTHER.public)
+def test_a_guest_gets_a_name_that_is_its_own_and_harms_no_terminal(guarded: GuardedHub, given: str, kept: str):
+    guarded.guard.pin("studio", OTHER.public)
 
-    assert door.guard.pin(given, GUEST.public) == kept
-
-
-def test_a_key_that_is_pinned_keeps_its_name(door: Door):
-    assert door.guard.pin("studio", GUEST.public) == "studio"
-    assert door.guard.pin("another", GUEST.public) == "studio"
-    assert len(door.guard.pinned) == 1
+    assert guarded.guard.pin(given, GUEST.public) == kept
 
 
-def test_revoking_nobody_says_who_there_is(door: Door):
-    door.guard.pin("studio", GUEST.public)
+def test_a_key_that_is_pinned_keeps_its_name(guarded: GuardedHub):
+    assert guarded.guard.pin("studio", GUEST.public) == "studio"
+    assert guarded.guard.pin("another", GUEST.public) == "studio"
+    assert len(guarded.guard.pinned) == 1
 
-    with pytest.raises(InputError, match=r"No guest is called 'mini' \(known: studio\)"):
-        door.guard.revoke("mini")
+
+def test_revoking_nobody_says_who_there_is(guarded: GuardedHub):
+    guarded.guard.pin("studio", GUEST.public)
+
+    with pytest.raises(InputError, match=r"No machine is called 'mini' \(known: studio\)"):
+        guarded.guard.revoke("mini")
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"studio": 5}', b"\xff"])
@@ -290,51 +292,51 @@ def test_damaged_pins_are_refused(folder: Path, content: bytes):
         Guard(context, folder)
 
 
-def test_pins_that_others_may_have_written_are_refused(folder: Path, door: Door):
-    door.guard.pin("studio", GUEST.public)
+def test_pins_that_others_may_have_written_are_refused(folder: Path, guarded: GuardedHub):
+    guarded.guard.pin("studio", GUEST.public)
     (folder / "pins.json").chmod(0o666)
 
-    with zmq.Context[Any]() as context, pytest.raises(InputError, match="can be read by others"):
+    with zmq.Context[Any]() as context, pytest.raises(InputError, match="Other users can read"):
         Guard(context, folder)
     # One that runs goes on with what it knows.
-    assert door.hear(door.link(GUEST)).identity == GUEST.public
+    assert guarded.hear(guarded.link(GUEST)).identity == GUEST.public
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4", "*", "[::]", "example.org"])
-def test_nobody_listens_beyond_this_machine_without_keys_and_guard(door: Door, host: str):
-    halves: list[dict[str, Any]] = [{}, {"keys": SERVER}, {"guard": door.guard}]
+def test_nobody_listens_beyond_this_machine_without_keys_and_guard(guarded: GuardedHub, host: str):
+    halves: list[dict[str, Any]] = [{}, {"keys": SERVER}, {"guard": guarded.guard}]
     for half in halves:
-        with pytest.raises(InputError, match=r"sockets need keys|is no address"):
-            Hub(door.context, f"tcp://{host}:5570", FromWorker, **half)
+        with pytest.raises(InputError, match=r"it needs keys|is not an address"):
+            Hub(guarded.context, f"tcp://{host}:5570", FromWorker, **half)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has no second loopback address")
-def test_a_hub_with_keys_may_listen_on_other_addresses(door: Door):
+def test_a_hub_with_keys_may_listen_on_other_addresses(guarded: GuardedHub):
     """127.0.0.2 is none that needs no keys, and still nothing that the network could reach."""
-    hub = Hub(door.context, "tcp://127.0.0.2:0", FromWorker, guard=door.guard, keys=SERVER)
+    hub = Hub(guarded.context, "tcp://127.0.0.2:0", FromWorker, guard=guarded.guard, keys=SERVER)
 
     assert hub.address.startswith("tcp://127.0.0.2:")
     hub.close()
 
 
 @pytest.mark.parametrize("given", [{}, {"server": SERVER.public}, {"keys": GUEST}])
-def test_a_link_beyond_this_machine_needs_both_keys(door: Door, given: dict[str, Any]):
-    with pytest.raises(InputError, match="sockets need keys"):
-        Link(door.context, "tcp://192.0.2.1:5570", STAMP, ToWorker, **given)
+def test_a_link_beyond_this_machine_needs_both_keys(guarded: GuardedHub, given: dict[str, Any]):
+    with pytest.raises(InputError, match="it needs keys"):
+        Link(guarded.context, "tcp://192.0.2.1:5570", STAMP, ToWorker, **given)
 
 
 def test_ipv6_works_the_same(folder: Path):
     if not _has_ipv6():
         pytest.skip("no IPv6 loopback here")
-    door = Door(folder, "tcp://[::1]:0")
-    door.guard.pin("studio", GUEST.public)
+    guarded = GuardedHub(folder, "tcp://[::1]:0")
+    guarded.guard.pin("studio", GUEST.public)
 
-    assert door.hear(door.link(GUEST)).identity == GUEST.public
-    door.close()
+    assert guarded.hear(guarded.link(GUEST)).identity == GUEST.public
+    guarded.close()
 
 
-def test_a_question_of_another_domain_or_mechanism_is_answered_with_no(door: Door):
-    with door.context.socket(zmq.REQ) as asker:
+def test_a_question_of_another_domain_or_mechanism_is_answered_with_no(guarded: GuardedHub):
+    with guarded.context.socket(zmq.REQ) as asker:
         asker.connect("inproc://zeromq.zap.01")
         for domain, mechanism, credentials in (
             (b"", b"CURVE", [bytes(32)]),
@@ -343,7 +345,7 @@ def test_a_question_of_another_domain_or_mechanism_is_answered_with_no(door: Doo
             (b"launch-pipeline", b"CURVE", [bytes(32), bytes(32)]),
         ):
             asker.send_multipart([b"1.0", b"1", domain, b"127.0.0.1", b"", mechanism, *credentials])
-            door.guard.handle(door.now)
+            guarded.guard.handle(guarded.now)
             assert asker.recv_multipart()[2] == b"400"
 
 

@@ -51,7 +51,7 @@ def test_a_key_that_others_could_read_or_write_is_refused(folder: Path, mode: in
     own_keys(folder)
     (folder / "curve.key").chmod(mode)
 
-    with pytest.raises(InputError, match=r"can be read by others.*remove it.*chmod 600"):
+    with pytest.raises(InputError, match=r"Other users can read .*remove it.*chmod 600"):
         own_keys(folder)
 
 
@@ -75,7 +75,7 @@ def test_a_link_to_a_key_elsewhere_is_refused(folder: Path, tmp_path: Path):
 def test_a_pipe_in_the_place_of_a_key_is_refused_and_not_waited_for(folder: Path):
     os.mkfifo(folder / "curve.key", 0o600)
 
-    with pytest.raises(InputError, match="is no file of yours"):
+    with pytest.raises(InputError, match="is not a regular file of yours"):
         own_keys(folder)
 
 
@@ -84,7 +84,7 @@ def test_a_damaged_key_is_refused(folder: Path, content: bytes):
     (folder / "curve.key").write_bytes(content)
     (folder / "curve.key").chmod(0o600)
 
-    with pytest.raises(InputError, match="holds no key: remove it"):
+    with pytest.raises(InputError, match="holds no valid key: remove it"):
         own_keys(folder)
 
 
@@ -129,18 +129,18 @@ WRONG = {
     "something else": ("https://example.org", "begins with lp1:"),
     "another version": (TEXT.replace("lp1", "lp2"), "begins with lp1:"),
     "half of it": (TEXT[:40], "lacks a part"),
-    "its end is missing": (TEXT[:-1], r"secret in this join line is not whole"),
-    "a letter too many": (TEXT + "A", r"secret in this join line is not whole"),
-    "a key cut short": (f"lp1:{HOST}:{PORT}:{KEY[:-1]}:{SECRET}", r"server's key in this join line is not whole"),
-    "a foreign character": (f"lp1:{HOST}:{PORT}:{KEY}:{SECRET[:-1]}*", r"secret in this join line is not whole"),
-    "a character beyond ASCII": (f"lp1:{HOST}:{PORT}:{KEY}:{SECRET[:-1]}ä", r"secret in this join line is not whole"),
-    "no host": (f"lp1::{PORT}:{KEY}:{SECRET}", "is no host"),
-    "a host that is a command": (f"lp1:a;b:{PORT}:{KEY}:{SECRET}", "is no host"),
-    "any host": (f"lp1:*:{PORT}:{KEY}:{SECRET}", "is no host"),
-    "a port of letters": (f"lp1:{HOST}:http:{KEY}:{SECRET}", "has no possible port"),
-    "no port": (f"lp1:{HOST}:0:{KEY}:{SECRET}", "has no possible port"),
-    "a port beyond all": (f"lp1:{HOST}:65536:{KEY}:{SECRET}", "has no possible port"),
-    "a port of other digits": (f"lp1:{HOST}:٥٥:{KEY}:{SECRET}", "has no possible port"),
+    "its end is missing": (TEXT[:-1], r"secret in this join line is incomplete"),
+    "a letter too many": (TEXT + "A", r"secret in this join line is incomplete"),
+    "a key cut short": (f"lp1:{HOST}:{PORT}:{KEY[:-1]}:{SECRET}", r"server's key in this join line is incomplete"),
+    "a foreign character": (f"lp1:{HOST}:{PORT}:{KEY}:{SECRET[:-1]}*", r"secret in this join line is incomplete"),
+    "a character beyond ASCII": (f"lp1:{HOST}:{PORT}:{KEY}:{SECRET[:-1]}ä", r"secret in this join line is incomplete"),
+    "no host": (f"lp1::{PORT}:{KEY}:{SECRET}", "is not a host"),
+    "a host that is a command": (f"lp1:a;b:{PORT}:{KEY}:{SECRET}", "is not a host"),
+    "any host": (f"lp1:*:{PORT}:{KEY}:{SECRET}", "is not a host"),
+    "a port of letters": (f"lp1:{HOST}:http:{KEY}:{SECRET}", "has an invalid port"),
+    "no port": (f"lp1:{HOST}:0:{KEY}:{SECRET}", "has an invalid port"),
+    "a port beyond all": (f"lp1:{HOST}:65536:{KEY}:{SECRET}", "has an invalid port"),
+    "a port of other digits": (f"lp1:{HOST}:٥٥:{KEY}:{SECRET}", "has an invalid port"),
 }
 
 

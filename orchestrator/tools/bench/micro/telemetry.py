@@ -9,7 +9,7 @@ from orchestrator.core.events import Arrived, Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
-from orchestrator.core.telemetry.watchers import PAUSE
+from orchestrator.core.telemetry.subscribers import FRAME_INTERVAL
 from orchestrator.machine.device_profiles import load_profile
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
 from orchestrator.tools.simulate.devices import Devices
@@ -59,15 +59,15 @@ class _Gallery:
 
     def saw(self, event: Event, commands: Sequence[Command], now: float) -> None:
         began = time.thread_time()
-        self._observation.saw(event, commands, now)
+        self._observation.record(event, commands, now)
         noted = time.thread_time()
         self.noting += noted - began
         if now < self._next:
             return
-        scene = self._observation.scene(self._told, None, now)
+        scene = self._observation.frame(self._told, None, now)
         self.sizes.append(len(encode(scene, Stamp(0, 0))))
         self.painting.append(time.thread_time() - noted)
-        self._told, self._next = scene.serial, now + PAUSE
+        self._told, self._next = scene.serial, now + FRAME_INTERVAL
 
 
 def _recorded(tokens: int) -> list[tuple[Event, float]]:

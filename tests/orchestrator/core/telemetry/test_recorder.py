@@ -1,4 +1,4 @@
-"""Laws of watching: it changes nothing, tells what happened once, is bounded, and costs nobody a round."""
+"""Laws of telemetry: it changes nothing, reports each event once, is bounded, and is sent only on request."""
 
 import itertools
 
@@ -10,15 +10,15 @@ from orchestrator.core.events import Arrived, Event
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
-from orchestrator.core.telemetry.watchers import MOST_WATCHERS, PAUSE, Watchers
+from orchestrator.core.telemetry.subscribers import FRAME_INTERVAL, MAX_SUBSCRIBERS, Subscribers
 from protocol.messages.base import SequenceId
 from protocol.messages.telemetry import (
-    MOST_JUDGED,
-    MOST_NODES,
-    MOST_SPANS,
-    FromClientOrWatcher,
+    MAX_NODES,
+    MAX_ROUNDS,
+    MAX_SPANS,
+    FromClientOrSubscriber,
     TelemetryFrame,
-    ToClientOrWatcher,
+    ToClientOrSubscriber,
     Watch,
 )
 from protocol.messages.worker import Prefilled
@@ -27,7 +27,7 @@ from tests.support.scripted_simulation import ONE, TARGET, ScriptedSimulation, r
 
 
 class WatchedSimulation(ScriptedSimulation):
-    """A target and a draft, seen by whoever asks."""
+    """A target and a draft whose events are recorded."""
 
     def __init__(self, **options) -> None:
         super().__init__(Options(**options))
@@ -37,11 +37,11 @@ class WatchedSimulation(ScriptedSimulation):
 
     def step(self, event: Event) -> list[Command]:
         commands = super().step(event)
-        self.recorder.saw(event, commands, self.now)
+        self.recorder.record(event, commands, self.now)
         return commands
 
-    def scene(self, after: int = 0, wanted: int | None = None) -> TelemetryFrame:
-        return self.recorder.scene(after, None if wanted is None else SequenceId(wanted), self.now)
+    def frame(self, after: int = 0, wanted: int | None = None) -> TelemetryFrame:
+        return self.recorder.frame(after, None if wanted is None else SequenceId(wanted), self.now)
 
 
 def watched(events: int = 2000, *requests: int, **options) -> WatchedSimulation:
@@ -53,211 +53,213 @@ def watched(events: int = 2000, *requests: int, **options) -> WatchedSimulation:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_who_watches_changes_nothing(strategy):
-    seen, unseen = WatchedSimulation(strategy=strategy), ready(strategy)
-    for simulation in (seen, unseen):
+def test_recording_changes_nothing(strategy):
+    recorded, plain = WatchedSimulation(strategy=strategy), ready(strategy)
+    for simulation in (recorded, plain):
         simulation.submit(1, max_tokens=40)
         for _ in range(60):
             simulation.run_events(3)
-            if simulation is seen:
-                seen.scene()
+            if simulation is recorded:
+                recorded.frame()
 
-    assert seen.history == unseen.history
-    assert seen.clients[ONE].tokens == seen.clients[ONE].reference
+    assert recorded.history == plain.history
+    assert recorded.clients[ONE].tokens == recorded.clients[ONE].reference
 
 
-def test_the_rounds_that_are_told_give_the_text():
-    simulation, after, told = WatchedSimulation(), 0, []
+def test_verified_rounds_hold_all_committed_tokens():
+    simulation, after, tokens = WatchedSimulation(), 0, []
     client = simulation.clients[simulation.submit(1, max_tokens=40)]
     while after == 0 or ONE in simulation.live:
         simulation.run_events(2)
-        scene = simulation.scene(after)
-        after = scene.serial
-        assert scene.lost == 0
-        for judged in scene.judged:
-            accepted = [judged.sent.texts[index] for index in judged.accepted]
-            told += [*accepted, judged.bonus][: judged.tokens]
+        frame = simulation.frame(after)
+        after = frame.serial
+        assert frame.dropped == 0
+        for verified in frame.verified:
+            accepted = [verified.tree.texts[index] for index in verified.accepted]
+            tokens += [*accepted, verified.bonus][: verified.committed]
 
-    assert told == [f"<{token}>" for token in client.reference]
+    assert tokens == [f"<{token}>" for token in client.reference]
 
 
-def test_an_accepted_path_runs_down_the_tree_that_was_sent():
-    for judged in watched().scene().judged:
+def test_an_accepted_path_leads_from_parent_to_child():
+    for verified in watched().frame().verified:
         parent = 0
-        for index in judged.accepted:
-            assert judged.sent.parents[index] == parent
+        for index in verified.accepted:
+            assert verified.tree.parents[index] == parent
             parent = index
 
 
-def test_what_is_under_verification_is_part_of_the_tree():
+def test_nodes_under_verification_are_in_the_tree():
     simulation = watched(events=40)
     sequence = simulation.machine.sequences[ONE]
     simulation.run_while(lambda: sequence.outstanding is None or len(sequence.outstanding.tokens) < 3)
-    shown, outstanding = simulation.scene().shown, sequence.outstanding
-    assert shown is not None
+    selected, outstanding = simulation.frame().selected, sequence.outstanding
+    assert selected is not None
     assert outstanding is not None
 
-    assert [shown.tree.texts[index] for index in shown.asked] == [f"<{token}>" for token in outstanding.tokens]
-    assert shown.tree.texts[0] == shown.tail[-1]
+    assert [selected.tree.texts[index] for index in selected.verifying] == [
+        f"<{token}>" for token in outstanding.tokens
+    ]
+    assert selected.tree.texts[0] == selected.last_tokens[-1]
 
 
-def test_a_tree_is_told_parents_first_with_falling_probabilities():
+def test_a_tree_has_parents_before_children_and_falling_path_probabilities():
     for events in range(5, 60, 5):
-        shown = watched(events).scene().shown
-        assert shown is not None
-        tree = shown.tree
+        selected = watched(events).frame().selected
+        assert selected is not None
+        tree = selected.tree
         assert tree.parents[0] == -1
         assert len(set(tree.keys)) == len(tree.keys)
         for index, parent in enumerate(tree.parents[1:], start=1):
             assert 0 <= parent < index
-            assert tree.paths[index] <= tree.paths[parent] + 1e-9
+            assert tree.path_probabilities[index] <= tree.path_probabilities[parent] + 1e-9
 
 
-def test_spans_last_as_long_as_their_work_and_lie_in_the_past():
+def test_a_span_lasts_as_long_as_its_work_and_lies_in_the_past():
     simulation = watched()
-    for span in simulation.scene().spans:
+    for span in simulation.frame().spans:
         assert span.begin <= span.end <= simulation.now
-    verified = [span for span in simulation.scene().spans if span.kind == "verify"]
+    verified = [span for span in simulation.frame().spans if span.kind == "verify"]
 
     assert all(span.end - span.begin == pytest.approx(TARGET.forward(span.tokens)) for span in verified)
-    assert {span.role for span in simulation.scene().spans} == {"draft", "target"}
+    assert {span.role for span in simulation.frame().spans} == {"draft", "target"}
 
 
-def test_figures_are_those_of_the_statistics():
+def test_the_selected_requests_figures_equal_its_statistics():
     simulation = watched(events=60)
-    shown = simulation.scene().shown
-    assert shown is not None
+    selected = simulation.frame().selected
+    assert selected is not None
     simulation.cancel(ONE)
     figures = simulation.statistics()
 
-    assert shown.hits / shown.chances == figures.hit_rate
-    assert sum(shown.accepted) / sum(shown.tried) == figures.acceptance_rate
-    assert shown.generated / shown.rounds == figures.tokens_per_round
-    assert shown.generated / shown.decoding == pytest.approx(figures.tokens_per_second)
-    assert shown.plain == pytest.approx(0.011, rel=0.2)
+    assert selected.hits / selected.hit_chances == figures.hit_rate
+    assert sum(selected.accepted) / sum(selected.tried) == figures.acceptance_rate
+    assert selected.generated_tokens / selected.rounds == figures.tokens_per_round
+    assert selected.generated_tokens / selected.decode_seconds == pytest.approx(figures.tokens_per_second)
+    assert selected.plain_step_seconds == pytest.approx(0.011, rel=0.2)
 
 
-def test_a_request_that_is_over_is_told_with_its_statistics():
+def test_an_ended_request_is_reported_once_with_its_statistics():
     simulation = watched()
-    (over,) = simulation.scene().over
+    (ended,) = simulation.frame().ended
 
-    assert over.sequence == 1
-    assert over.statistics == simulation.statistics()
-    assert simulation.scene(after=simulation.recorder.serial).over == ()
+    assert ended.sequence == 1
+    assert ended.statistics == simulation.statistics()
+    assert simulation.frame(after=simulation.recorder.serial).ended == ()
 
 
-def test_plain_decoding_is_estimated_only_once_something_was_measured():
+def test_plain_decoding_has_no_estimate_before_the_first_measurement():
     simulation = WatchedSimulation()
     simulation.submit(1, max_tokens=5)
-    shown = simulation.scene().shown
-    assert shown is not None
+    selected = simulation.frame().selected
+    assert selected is not None
 
-    assert shown.plain is None
+    assert selected.plain_step_seconds is None
 
 
-def test_the_latest_request_is_shown_unless_another_one_is_wanted():
+def test_the_latest_request_is_selected_unless_another_one_is_wanted():
     simulation = watched(12, 1, 2, 3)
-    shown = [simulation.scene(wanted=wanted).shown for wanted in (None, 1, 2, 99)]
+    selected = [simulation.frame(wanted=wanted).selected for wanted in (None, 1, 2, 99)]
 
-    assert [one.sequence for one in shown if one] == [3, 1, 2, 3]
-    assert [one.sequence for one in simulation.scene().requests] == [1, 2, 3]
+    assert [one.sequence for one in selected if one] == [3, 1, 2, 3]
+    assert [one.sequence for one in simulation.frame().requests] == [1, 2, 3]
 
 
-def test_rounds_of_several_requests_are_all_told():
+def test_rounds_of_all_requests_are_reported():
     simulation = watched(60, 1, 2, 3)
 
-    assert {judged.sequence for judged in simulation.scene().judged} == {1, 2, 3}
+    assert {verified.sequence for verified in simulation.frame().verified} == {1, 2, 3}
 
 
-def test_scenes_are_bounded_however_much_happened():
+def test_a_frame_is_bounded_however_much_happened():
     simulation = watched(4000, *range(1, 40))
-    scene = simulation.scene()
+    frame = simulation.frame()
 
-    assert len(scene.judged) <= MOST_JUDGED
-    assert len(scene.spans) <= MOST_SPANS
-    assert scene.lost > 0
-    assert all(len(judged.sent.texts) <= MOST_NODES for judged in scene.judged)
-    assert len(encode(scene, Stamp(0, 0))) < 1 << 17
+    assert len(frame.verified) <= MAX_ROUNDS
+    assert len(frame.spans) <= MAX_SPANS
+    assert frame.dropped > 0
+    assert all(len(verified.tree.texts) <= MAX_NODES for verified in frame.verified)
+    assert len(encode(frame, Stamp(0, 0))) < 1 << 17
 
 
-def test_questions_and_scenes_survive_the_wire():
+def test_watch_and_frames_survive_the_codec():
     stamp = Stamp(0, 0)
-    for scene in (watched(events).scene() for events in (0, 3, 30, 4000)):
-        assert msgspec.to_builtins(decode(encode(scene, stamp), ToClientOrWatcher)[1]) == msgspec.to_builtins(scene)
-    assert decode(encode(Watch(3), stamp), FromClientOrWatcher)[1] == Watch(3)
+    for frame in (watched(events).frame() for events in (0, 3, 30, 4000)):
+        assert msgspec.to_builtins(decode(encode(frame, stamp), ToClientOrSubscriber)[1]) == msgspec.to_builtins(frame)
+    assert decode(encode(Watch(3), stamp), FromClientOrSubscriber)[1] == Watch(3)
 
 
-def test_a_number_from_another_life_is_taken_for_none():
+def test_a_serial_of_an_earlier_orchestrator_counts_as_none():
     simulation = watched(30)
 
-    assert simulation.scene(after=10**9).judged == simulation.scene().judged
+    assert simulation.frame(after=10**9).verified == simulation.frame().verified
 
 
-def test_a_worker_that_claims_a_year_is_shown_with_a_minute():
+def test_a_span_is_at_most_a_minute_whatever_the_worker_reports():
     simulation = WatchedSimulation()
     simulation.submit(1, max_tokens=5)
     simulation.clock.now = 100.0
     simulation.step(Arrived("target", simulation.own["target"], Prefilled(ONE, 0, 2, seconds=1e6)))
 
-    assert simulation.scene().spans[-1].begin == pytest.approx(40.0)
+    assert simulation.frame().spans[-1].begin == pytest.approx(40.0)
 
 
-# When watchers are told --------------------------------------------------------------------------
+# When subscribers get a frame ---------------------------------------------------------------------
 
 
-def test_nothing_is_watched_before_somebody_asks_and_after_the_last_one_has_gone():
+def test_nothing_is_recorded_without_a_subscriber():
     simulation = WatchedSimulation()
-    watchers = Watchers[str](simulation.recorder)
-    assert not watchers.watching
-    assert watchers.deadline() is None
+    subscribers = Subscribers[str](simulation.recorder)
+    assert not subscribers.active
+    assert subscribers.deadline() is None
 
-    watchers.ask("a", Watch(simulation.recorder.serial), 0.0)
-    assert watchers.watching
-    told = []
+    subscribers.ask("a", Watch(simulation.recorder.serial), 0.0)
+    assert subscribers.active
+    frames = []
     for _ in range(10):
-        deadline = watchers.deadline()
+        deadline = subscribers.deadline()
         if deadline is None:
             break
-        told += watchers.due(deadline)
+        frames += subscribers.due(deadline)
 
-    assert not watchers.watching
-    assert len(told) == 1
+    assert not subscribers.active
+    assert len(frames) == 1
 
 
-def test_no_more_than_twenty_scenes_a_second_however_often_they_are_asked_for():
+def test_at_most_twenty_frames_a_second_are_built():
     simulation = watched(30)
-    watchers = Watchers[int](simulation.recorder)
+    subscribers = Subscribers[int](simulation.recorder)
     moments, now = [], 10.0
     for _ in range(2000):
         now += 0.001
-        for who in range(4):
-            watchers.ask(who, Watch(0), now)
-        if watchers.due(now):
+        for subscriber in range(4):
+            subscribers.ask(subscriber, Watch(0), now)
+        if subscribers.due(now):
             moments.append(now)
 
-    assert all(later - sooner >= PAUSE - 1e-9 for sooner, later in itertools.pairwise(moments))
+    assert all(later - sooner >= FRAME_INTERVAL - 1e-9 for sooner, later in itertools.pairwise(moments))
     assert len(moments) == pytest.approx(40, abs=2)
 
 
-def test_without_news_the_answer_waits_and_with_news_it_comes():
+def test_a_frame_waits_until_something_happens():
     simulation = watched(30)
-    watchers = Watchers[str](simulation.recorder)
-    watchers.ask("a", Watch(simulation.recorder.serial), 5.0)
-    assert watchers.due(5.5) == []
+    subscribers = Subscribers[str](simulation.recorder)
+    subscribers.ask("a", Watch(simulation.recorder.serial), 5.0)
+    assert subscribers.due(5.5) == []
 
     simulation.submit(2, max_tokens=5)
-    ((who, scene),) = watchers.due(5.6)
+    ((subscriber, frame),) = subscribers.due(5.6)
 
-    assert who == "a"
-    assert scene.shown is not None
-    assert scene.shown.sequence == 2
+    assert subscriber == "a"
+    assert frame.selected is not None
+    assert frame.selected.sequence == 2
 
 
-def test_each_question_is_answered_once_and_too_many_watchers_are_forgotten():
-    watchers = Watchers[int](watched(30).recorder)
-    for who in range(MOST_WATCHERS + 5):
-        watchers.ask(who, Watch(0), 1.0)
+def test_each_watch_is_answered_once_and_the_oldest_of_too_many_are_dropped():
+    subscribers = Subscribers[int](watched(30).recorder)
+    for subscriber in range(MAX_SUBSCRIBERS + 5):
+        subscribers.ask(subscriber, Watch(0), 1.0)
 
-    told = [who for who, _ in watchers.due(2.0)]
-    assert told == list(range(5, MOST_WATCHERS + 5))
-    assert watchers.due(2.5) == []
+    answered = [subscriber for subscriber, _ in subscribers.due(2.0)]
+    assert answered == list(range(5, MAX_SUBSCRIBERS + 5))
+    assert subscribers.due(2.5) == []

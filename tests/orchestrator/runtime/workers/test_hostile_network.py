@@ -29,7 +29,9 @@ from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair
 from protocol.speculation.token_tree import node_id
 from protocol.transport.codec import MAX_WORKER_FRAME, Stamp, decode, encode
-from protocol.transport.sockets import Arrival, Hub, Link, configured_dealer
+from protocol.transport.hub import Arrival, Hub
+from protocol.transport.link import Link
+from protocol.transport.sockets import connected_dealer
 from tests.support import hostile
 from tests.support.processes import until
 
@@ -59,24 +61,24 @@ def memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
-class Fort:
+class AttackedHub:
     """A hub on loopback TCP with one honest guest and one that is not."""
 
     def __init__(self, folder: Path) -> None:
         self.context = zmq.Context[Any]()
         self.guard = Guard(self.context, folder)
         self.guard.pin("good", GOOD.public)
-        self.guard.pin("evil", EVIL.public)
+        self.guard.pin("liar", EVIL.public)
         self.hub = Hub(
             self.context, "tcp://127.0.0.1:0", FromGuest, guard=self.guard, keys=SERVER, limit=MAX_WORKER_FRAME
         )
         self.port = int(self.hub.address.rpartition(":")[2])
-        self.good, self.evil = (
+        self.good, self.liar = (
             Link(self.context, self.hub.address, STAMP, ToWorker, server=SERVER.public, keys=keys)
             for keys in (GOOD, EVIL)
         )
         self.lies: Counter[str] = Counter()
-        """Frames of the evil guest that were messages, by type."""
+        """Frames of the lying machine that were messages, by type."""
         self.pongs = 0
 
     def turn(self) -> list[Arrival]:
@@ -92,7 +94,7 @@ class Fort:
 
     @property
     def taken(self) -> int:
-        """Frames of the evil guest that were dealt with in one way or the other."""
+        """Frames of the lying machine that were dealt with in one way or the other."""
         return self.lies.total() + self.hub.rejected
 
     def has_taken(self, count: int) -> bool:
@@ -109,7 +111,7 @@ class Fort:
         assert self.pongs == before + 1
 
     def close(self) -> None:
-        for link in (self.good, self.evil):
+        for link in (self.good, self.liar):
             link.socket.close(linger=0)
         self.hub.close()
         self.guard.close()
@@ -117,82 +119,82 @@ class Fort:
 
 
 @pytest.fixture
-def fort(tmp_path: Path) -> Iterator[Fort]:
-    fort = Fort(tmp_path / "keys")
-    fort.serves()
-    yield fort
-    fort.close()
+def attacked(tmp_path: Path) -> Iterator[AttackedHub]:
+    attacked = AttackedHub(tmp_path / "keys")
+    attacked.serves()
+    yield attacked
+    attacked.close()
 
 
-def bombard(fort: Fort, count: int, seed: int) -> None:
+def bombard(attacked: AttackedHub, count: int, seed: int) -> None:
     """An admitted guest sends frames that are damaged or lie; every one is taken in or counted."""
     waves = hostile.mutations(FRAMES, seed)
-    rejected, end = fort.hub.rejected, fort.taken + count
-    while fort.taken < end:
-        goal = min(end, fort.taken + 50)
-        for frame in islice(waves, goal - fort.taken):
+    rejected, end = attacked.hub.rejected, attacked.taken + count
+    while attacked.taken < end:
+        goal = min(end, attacked.taken + 50)
+        for frame in islice(waves, goal - attacked.taken):
             # Larger ones cost the connection; they have a test of their own.
-            fort.evil.socket.send(frame[:MAX_WORKER_FRAME])
-        fort.until(partial(fort.has_taken, goal))
-    assert fort.taken == end
-    assert fort.hub.rejected - rejected > count / 4
-    fort.serves()
+            attacked.liar.socket.send(frame[:MAX_WORKER_FRAME])
+        attacked.until(partial(attacked.has_taken, goal))
+    assert attacked.taken == end
+    assert attacked.hub.rejected - rejected > count / 4
+    attacked.serves()
 
 
-def test_an_admitted_guest_that_lies_is_heard_or_counted(fort: Fort):
-    bombard(fort, 2000, seed=1)
+def test_an_admitted_guest_that_lies_is_heard_or_counted(attacked: AttackedHub):
+    bombard(attacked, 2000, seed=1)
 
 
-def test_strangers_at_the_port_change_nothing(fort: Fort):
+def test_strangers_at_the_port_change_nothing(attacked: AttackedHub):
     for blob in islice(hostile.blobs(seed=2), 300):
-        hostile.throw(fort.port, blob)
-        fort.turn()
+        hostile.throw(attacked.port, blob)
+        attacked.turn()
 
-    fort.serves()
-    assert fort.lies.total() == fort.hub.rejected == fort.hub.strangers == fort.guard.denied == 0
+    attacked.serves()
+    assert attacked.lies.total() == attacked.hub.rejected == attacked.hub.not_admitted == attacked.guard.denied == 0
 
 
-def test_a_peer_without_keys_costs_nothing_but_its_own_connection(fort: Fort):
-    naked = [configured_dealer(fort.context, fort.hub.address) for _ in range(20)]
+def test_a_peer_without_keys_costs_nothing_but_its_own_connection(attacked: AttackedHub):
+    naked = [connected_dealer(attacked.context, attacked.hub.address) for _ in range(20)]
     for dealer in naked:
         dealer.send(FRAMES[0])
-    fort.serves()
+    attacked.serves()
 
-    assert fort.lies.total() == fort.hub.rejected == 0
+    assert attacked.lies.total() == attacked.hub.rejected == 0
     for dealer in naked:
         dealer.close(linger=0)
 
 
-def test_a_block_of_keys_and_values_as_large_as_they_come_passes(fort: Fort):
+def test_a_block_of_keys_and_values_as_large_as_they_come_passes(attacked: AttackedHub):
     block = KvBlock(ONE, 1, 0, 1, 0)
-    fort.good.send(Shipment(block, bytes(MAX_PAYLOAD)))
+    attacked.good.send(Shipment(block, bytes(MAX_PAYLOAD)))
     arrivals: list[Arrival] = []
-    until(lambda: arrivals.extend(fort.turn()) or arrivals)
+    until(lambda: arrivals.extend(attacked.turn()) or arrivals)
 
     assert [(arrival.message, len(arrival.payload)) for arrival in arrivals] == [(block, MAX_PAYLOAD)]
 
 
-def test_a_frame_beyond_the_cap_costs_the_guest_its_connection_only(fort: Fort):
-    fort.evil.send(Pong(0.0))
-    fort.until(lambda: fort.taken == 1)
-    fort.evil.socket.send(bytes(MAX_WORKER_FRAME + 1))
-    fort.until(lambda: bool(fort.evil.receive(0)) or fort.evil.standing == "down")
+def test_a_frame_beyond_the_cap_costs_the_guest_its_connection_only(attacked: AttackedHub):
+    attacked.liar.send(Pong(0.0))
+    attacked.until(lambda: attacked.taken == 1)
+    attacked.liar.socket.send(bytes(MAX_WORKER_FRAME + 1))
+    attacked.until(lambda: bool(attacked.liar.receive(0)) or attacked.liar.state == "down")
 
-    fort.serves()
-    assert fort.taken == 1
+    attacked.serves()
+    assert attacked.taken == 1
 
 
-def test_a_guest_that_floods_fills_no_more_than_its_share(fort: Fort):
+def test_a_guest_that_floods_fills_no_more_than_its_share(attacked: AttackedHub):
     """What the hub has not read yet waits at the guest."""
-    with fort.context.socket(zmq.DEALER) as flooder:
+    with attacked.context.socket(zmq.DEALER) as flooder:
         flooder.setsockopt(zmq.LINGER, 0)
         flooder.setsockopt(zmq.SNDHWM, 1)
         flooder.setsockopt(zmq.CURVE_SERVERKEY, SERVER.public)
         flooder.setsockopt(zmq.CURVE_PUBLICKEY, EVIL.public)
         flooder.setsockopt(zmq.CURVE_SECRETKEY, EVIL.secret)
-        flooder.connect(fort.hub.address)
+        flooder.connect(attacked.hub.address)
         flooder.send(FRAMES[0])
-        fort.until(lambda: fort.taken == 1)
+        attacked.until(lambda: attacked.taken == 1)
         accepted = 0
         while accepted < 1000 and flooder.poll(500, zmq.POLLOUT):
             flooder.send(bytes(MAX_WORKER_FRAME))
@@ -200,7 +202,7 @@ def test_a_guest_that_floods_fills_no_more_than_its_share(fort: Fort):
 
         # 64 in the hub's queue, and what TCP's buffers hold.
         assert accepted < 100
-        fort.serves()
+        attacked.serves()
 
 
 def live() -> Machine:
@@ -246,12 +248,12 @@ def test_no_lie_brings_the_state_machine_down():
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_a_million_mutated_frames(fort: Fort, capsys: pytest.CaptureFixture[str]):
-    bombard(fort, 20_000, seed=4)
+def test_a_million_mutated_frames(attacked: AttackedHub, capsys: pytest.CaptureFixture[str]):
+    bombard(attacked, 20_000, seed=4)
     lie_to_the_machine(20_000, seed=5)
     before = memory()
     told, count = lie_to_the_machine(860_000, seed=6)
-    bombard(fort, 100_000, seed=7)
+    bombard(attacked, 100_000, seed=7)
 
     grown = memory() - before
     with capsys.disabled():
@@ -261,20 +263,20 @@ def test_a_million_mutated_frames(fort: Fort, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_a_hundred_thousand_blobs(fort: Fort, capsys: pytest.CaptureFixture[str]):
+def test_a_hundred_thousand_blobs(attacked: AttackedHub, capsys: pytest.CaptureFixture[str]):
     waves = hostile.blobs(seed=7)
     for blob in islice(waves, 5_000):
-        hostile.throw(fort.port, blob)
-    fort.serves()
+        hostile.throw(attacked.port, blob)
+    attacked.serves()
     before = memory()
     for number, blob in enumerate(islice(waves, 95_000)):
-        hostile.throw(fort.port, blob)
+        hostile.throw(attacked.port, blob)
         if number % 1000 == 0:
-            fort.serves()
-    fort.serves()
+            attacked.serves()
+    attacked.serves()
 
     grown = memory() - before
     with capsys.disabled():
         print(f"\n10^5 blobs; +{grown:.1f} MiB")
     assert grown < 64
-    assert fort.lies.total() == fort.hub.rejected == fort.hub.strangers == 0
+    assert attacked.lies.total() == attacked.hub.rejected == attacked.hub.not_admitted == 0

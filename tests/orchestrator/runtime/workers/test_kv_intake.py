@@ -27,14 +27,14 @@ FORM = exchange().form
 TARGET = Hello("target", "mlx", "tiny", "llama", 64, 512, "none", "cpu", 1, FORM, "m")
 
 
-def intake(limit: int = 1 << 26, target: Hello = TARGET) -> KvIntake:
-    taking = KvIntake(7, limit)
-    taking.serve(target)
-    return taking
+def new_intake(limit: int = 1 << 26, target: Hello = TARGET) -> KvIntake:
+    intake = KvIntake(7, limit)
+    intake.set_target(target)
+    return intake
 
 
-def asked(taking: KvIntake, tokens: Sequence[int] = PROMPT[:-1]) -> Prefill:
-    attempt = taking.ask(Prefill(ONE, tuple(tokens)))
+def asked(intake: KvIntake, tokens: Sequence[int] = PROMPT[:-1]) -> Prefill:
+    attempt = intake.open(Prefill(ONE, tuple(tokens)))
     assert isinstance(attempt, Prefill)
     return attempt
 
@@ -54,9 +54,9 @@ def segments(registry: Any) -> list[str]:
     return [entry.name for entry in registry.glob("*-segments/lp-*")]
 
 
-def test_the_target_goes_on_from_what_another_machine_read():
-    taking = intake()
-    *partial, offer = [taking.take(*shipment) for shipment in sent(asked(taking))]
+def test_the_target_adopts_what_another_machine_prefilled():
+    intake = new_intake()
+    *partial, offer = [intake.add(*shipment) for shipment in sent(asked(intake))]
 
     assert partial == [None] * len(partial)
     assert isinstance(offer, KvOffer)
@@ -97,41 +97,41 @@ LIES: dict[str, Callable[[KvBlock, bytes], tuple[KvBlock, bytes]]] = {
 @pytest.mark.parametrize("place", [4, 5])
 def test_a_block_that_does_not_fit_ends_its_prompt_and_leaves_nothing(lie: Any, place: int, registry: Any):
     """Block 4 is the first of its rows, block 5 is not."""
-    taking = intake()
-    blocks = sent(asked(taking))
+    intake = new_intake()
+    blocks = sent(asked(intake))
     for shipment in blocks[:place]:
-        assert taking.take(*shipment) is None
+        assert intake.add(*shipment) is None
 
-    answer = taking.take(*lie(*blocks[place]))
+    answer = intake.add(*lie(*blocks[place]))
 
     assert isinstance(answer, Fault)
     assert (answer.kind, answer.sequence) == ("refused", ONE)
     assert segments(registry) == []
-    assert [taking.take(*shipment) for shipment in blocks] == [None] * len(blocks)
-    assert taking.dropped == 1 + len(blocks)
+    assert [intake.add(*shipment) for shipment in blocks] == [None] * len(blocks)
+    assert intake.dropped == 1 + len(blocks)
 
 
-def test_what_nobody_asked_for_is_dropped_and_disturbs_nothing():
-    taking = intake()
-    blocks = sent(asked(taking))
+def test_a_block_that_was_not_requested_is_dropped():
+    intake = new_intake()
+    blocks = sent(asked(intake))
     for block, payload in blocks:
         for other in (structs.replace(block, sequence=SequenceId(2)), structs.replace(block, attempt=99)):
-            assert taking.take(other, payload) is None
-    answers = [taking.take(*shipment) for shipment in blocks]
-    again = [taking.take(*shipment) for shipment in blocks]
+            assert intake.add(other, payload) is None
+    answers = [intake.add(*shipment) for shipment in blocks]
+    again = [intake.add(*shipment) for shipment in blocks]
 
     assert isinstance(answers[-1], KvOffer)
     assert again == [None] * len(blocks)
-    assert taking.dropped == 3 * len(blocks)
+    assert intake.dropped == 3 * len(blocks)
 
 
 def test_blocks_of_a_former_question_are_not_taken_for_the_present_one():
     """A target that died is asked anew while blocks are still on their way."""
-    taking = intake()
-    former = sent(asked(taking, PROMPT[:-2]))
-    taking.take(*former[0])
-    present = sent(asked(taking))
-    mixed = [taking.take(*shipment) for pair in zip(former, present, strict=True) for shipment in pair]
+    intake = new_intake()
+    former = sent(asked(intake, PROMPT[:-2]))
+    intake.add(*former[0])
+    present = sent(asked(intake))
+    mixed = [intake.add(*shipment) for pair in zip(former, present, strict=True) for shipment in pair]
 
     assert isinstance(mixed[-1], KvOffer)
     assert mixed[-1].tokens == 89
@@ -139,52 +139,52 @@ def test_blocks_of_a_former_question_are_not_taken_for_the_present_one():
 
 @pytest.mark.parametrize("end", ["ended", "gone"])
 def test_unfinished_arenas_go_with_their_request_or_their_guest(end: str, registry: Any):
-    taking = intake()
-    blocks = sent(asked(taking))
-    taking.take(*blocks[0])
+    intake = new_intake()
+    blocks = sent(asked(intake))
+    intake.add(*blocks[0])
     (name,) = segments(registry)
     if end == "ended":
-        taking.end(ONE)
+        intake.discard(ONE)
     else:
-        taking.clear()
+        intake.clear()
 
     assert segments(registry) == []
     with pytest.raises(SegmentError):
         open_segment(name)
-    assert taking.take(*blocks[1]) is None
+    assert intake.add(*blocks[1]) is None
 
 
-def test_no_more_memory_is_taken_than_the_owner_allowed(registry: Any):
-    taking = intake(limit=1 << 16)
+def test_unfinished_arenas_respect_the_memory_limit(registry: Any):
+    intake = new_intake(limit=1 << 16)
 
-    assert isinstance(taking.ask(Prefill(ONE, (1,) * 2000)), Fault)
+    assert isinstance(intake.open(Prefill(ONE, (1,) * 2000)), Fault)
     assert segments(registry) == []
-    assert isinstance(taking.ask(Prefill(ONE, (1,) * 20)), Prefill)
+    assert isinstance(intake.open(Prefill(ONE, (1,) * 20)), Prefill)
 
 
 HUGE = structs.replace(TARGET, kv=KvForm(1, 1024, 4096, 3))
 WRONG: dict[str, tuple[Hello, Hello]] = {
     "is not the target's": (TARGET, structs.replace(TARGET, model_fingerprint="other")),
-    "another kind": (TARGET, structs.replace(TARGET, kv=structs.replace(FORM, element=2))),
-    "takes no keys": (structs.replace(TARGET, kv=None), TARGET),
-    "than a block may have": (HUGE, HUGE),
+    "another form": (TARGET, structs.replace(TARGET, kv=structs.replace(FORM, element=2))),
+    "can't adopt keys": (structs.replace(TARGET, kv=None), TARGET),
+    "than a block may hold": (HUGE, HUGE),
 }
 
 
 @pytest.mark.parametrize(("sentence", "hellos"), WRONG.items(), ids=WRONG)
-def test_a_worker_that_can_not_read_for_this_target_is_told_why(sentence: str, hellos: tuple[Hello, Hello]):
+def test_a_mismatch_with_the_target_has_a_reason(sentence: str, hellos: tuple[Hello, Hello]):
     ours, theirs = hellos
 
-    assert sentence in (intake(target=ours).mismatch(theirs) or "")
-    assert intake().mismatch(TARGET) is None
+    assert sentence in (new_intake(target=ours).mismatch(theirs) or "")
+    assert new_intake().mismatch(TARGET) is None
 
 
 @given(st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_comes_an_offer_holds_only_what_was_asked_for_in_order(data: st.DataObject):
+def test_an_offer_holds_only_requested_rows_in_order(data: st.DataObject):
     """Any blocks in any order, lies among them: no exception, and an offer only when every row has come."""
-    taking = intake()
-    attempt = asked(taking, PROMPT[:6])
+    intake = new_intake()
+    attempt = asked(intake, PROMPT[:6])
     layers = 2 * kv_form(MlxPrefillEngine(model(), "t").layout).layers
     row = FORM.kv_heads * FORM.head_size * 4
     written: list[tuple[int, int]] = []
@@ -192,15 +192,15 @@ def test_whatever_comes_an_offer_holds_only_what_was_asked_for_in_order(data: st
         begin, rows, layer = data.draw(st.tuples(st.integers(0, 7), st.integers(1, 6), st.integers(0, layers)))
         if data.draw(st.booleans()):
             begin, rows, layer = len(written) // layers * 3, 3, len(written) % layers
-        answer = taking.take(KvBlock(ONE, attempt.attempt, begin, rows, layer), bytes(rows * row))
+        answer = intake.add(KvBlock(ONE, attempt.attempt, begin, rows, layer), bytes(rows * row))
         if isinstance(answer, KvOffer):
             return
         if isinstance(answer, Fault):
-            assert segments_of(taking) == 0
+            assert segments_of(intake) == 0
             return
         written.append((begin, layer))
-    assert segments_of(taking) <= 1
+    assert segments_of(intake) <= 1
 
 
-def segments_of(taking: KvIntake) -> int:
-    return len(taking._open)
+def segments_of(intake: KvIntake) -> int:
+    return len(intake._unfinished)

@@ -1,4 +1,4 @@
-"""Guests at the door, some of them hostile: a message counts only from the key that its stamp was given to."""
+"""Remote workers, some of them hostile: a message is accepted only from the key that its stamp was given to."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from protocol.messages.worker import Fault, Grow, Hello, KvOffer, ToWorker, Verd
 from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair, own_keys
 from protocol.transport.codec import Stamp, encode
-from protocol.transport.sockets import Link
+from protocol.transport.link import Link
 from tests.support.processes import until
 
 EPOCH = 77
@@ -32,8 +32,8 @@ GUEST, OTHER = KeyPair(*zmq.curve_keypair()), KeyPair(*zmq.curve_keypair())
 ONE = SequenceId(1)
 
 
-class House:
-    """A door on loopback TCP, and the events that it let through."""
+class Server:
+    """Remote workers over loopback TCP, and the events that they cause."""
 
     def __init__(self, folder: Path, session: Path) -> None:
         self.context = zmq.Context[Any]()
@@ -43,7 +43,7 @@ class House:
             before.pin(name, keys.public)
         before.close()
         numbers = count(5)
-        self.door = RemoteWorkers(
+        self.remote = RemoteWorkers(
             self.context,
             OrchestratorSetup(
                 session=str(session),
@@ -60,13 +60,13 @@ class House:
         self.links: list[Link] = []
 
     def link(self, keys: KeyPair, stamp: Stamp = NO_STAMP, expected: Any = ToGuest) -> Link:
-        address = self.door.sockets[1].getsockopt_string(zmq.LAST_ENDPOINT)
+        address = self.remote.sockets[1].getsockopt_string(zmq.LAST_ENDPOINT)
         self.links.append(Link(self.context, address, stamp, expected, server=self.keys.public, keys=keys))
         return self.links[-1]
 
     def turn_until(self, condition: Callable[[], Any]) -> Any:
         def turn() -> Any:
-            self.events += self.door.receive()
+            self.events += self.remote.receive()
             return condition()
 
         return until(turn)
@@ -82,57 +82,57 @@ class House:
         return self.link(keys, stamp, ToWorker)
 
     def close(self) -> None:
-        self.door.close()
+        self.remote.close()
         for link in self.links:
             link.socket.close(linger=0)
         self.context.destroy(linger=0)
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def server(tmp_path: Path) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(dir="/tmp") as session:
-        house = House(tmp_path / "keys", Path(session))
-        yield house
-        house.close()
+        server = Server(tmp_path / "keys", Path(session))
+        yield server
+        server.close()
 
 
 def kinds(events: list[WorkerEvent]) -> list[type]:
     return [type(event.message) if isinstance(event, Arrived) else type(event) for event in events]
 
 
-def test_an_arena_named_by_another_machine_is_never_heard_of(house: House):
+def test_an_arena_named_by_another_machine_is_never_heard_of(server: Server):
     """The name may be that of a segment of this machine's: nobody opens or unlinks it."""
-    worker = house.worker(GUEST, house.welcome(GUEST))
+    worker = server.worker(GUEST, server.welcome(GUEST))
     worker.send(modelled_hello("draft"))
     worker.send(KvOffer(ONE, "lp-0123456789abcdef0123", 40, 4096, 0.0))
     worker.send(Grow(ONE, 0, (NodeId(1),), (2,), (0.5,), 1, 0.1))
-    house.turn_until(lambda: Grow in kinds(house.events))
+    server.turn_until(lambda: Grow in kinds(server.events))
 
-    assert kinds(house.events) == [WorkerUp, Grow]
-    assert house.door.stale == 1
+    assert kinds(server.events) == [WorkerUp, Grow]
+    assert server.remote.stale == 1
 
 
-def test_keys_and_values_of_a_draft_are_never_heard_of(house: House):
-    worker = house.worker(GUEST, house.welcome(GUEST))
+def test_keys_and_values_of_a_draft_are_never_heard_of(server: Server):
+    worker = server.worker(GUEST, server.welcome(GUEST))
     worker.send(modelled_hello("draft"))
     worker.send(Shipment(KvBlock(ONE, 0, 0, 1, 0), bytes(64)))
-    house.turn_until(lambda: house.door.stale == 1)
+    server.turn_until(lambda: server.remote.stale == 1)
 
-    assert kinds(house.events) == [WorkerUp]
-    assert house.door.intake.dropped == 0
+    assert kinds(server.events) == [WorkerUp]
+    assert server.remote.intake.dropped == 0
 
 
-def test_only_a_block_of_keys_and_values_has_a_second_frame_and_it_has_one(house: House):
-    worker = house.worker(GUEST, house.welcome(GUEST))
+def test_only_a_block_of_keys_and_values_has_a_second_frame_and_it_has_one(server: Server):
+    worker = server.worker(GUEST, server.welcome(GUEST))
     stamp = Stamp(EPOCH, 5)
     block, grow = encode(KvBlock(ONE, 0, 0, 1, 0), stamp), encode(Fault("lost", "", ONE), stamp)
     for frames in ([block], [block, b"a", b"b"], [grow, b"a"], [grow, block]):
         worker.socket.send_multipart(frames)
     worker.send(modelled_hello("draft"))
-    house.turn_until(lambda: WorkerUp in kinds(house.events))
+    server.turn_until(lambda: WorkerUp in kinds(server.events))
 
-    assert kinds(house.events) == [WorkerUp]
-    assert house.door._hub.rejected == 4
+    assert kinds(server.events) == [WorkerUp]
+    assert server.remote._hub.rejected == 4
 
 
 def test_a_refusal_can_not_play_with_the_guests_terminal():
@@ -140,72 +140,72 @@ def test_a_refusal_can_not_play_with_the_guests_terminal():
         _heed(Refused("", "no \x1b]0;root\x07", "input"))
 
 
-def test_a_stamp_is_worth_nothing_to_another_guest(house: House):
-    stamp = house.welcome(GUEST)
-    thief = house.worker(OTHER, stamp)
+def test_a_stamp_is_worth_nothing_to_another_guest(server: Server):
+    stamp = server.welcome(GUEST)
+    thief = server.worker(OTHER, stamp)
     thief.send(modelled_hello("draft"))
     thief.send(Verdict(ONE, 0, (), 5, 0.1))
-    house.turn_until(lambda: house.door.stale == 2)
+    server.turn_until(lambda: server.remote.stale == 2)
 
-    assert house.events == []
+    assert server.events == []
 
 
 @pytest.mark.parametrize("stamp", [Stamp(EPOCH, 1), Stamp(EPOCH, 6), Stamp(EPOCH + 1, 5), Stamp(0, 0)])
-def test_a_stamp_that_nobody_gave_is_worth_nothing(house: House, stamp: Stamp):
+def test_a_stamp_that_nobody_gave_is_worth_nothing(server: Server, stamp: Stamp):
     """Numbers of the pipeline's own workers included."""
-    assert house.welcome(GUEST) == Stamp(EPOCH, 5)
-    house.worker(GUEST, stamp).send(modelled_hello("draft"))
-    house.turn_until(lambda: house.door.stale == 1)
+    assert server.welcome(GUEST) == Stamp(EPOCH, 5)
+    server.worker(GUEST, stamp).send(modelled_hello("draft"))
+    server.turn_until(lambda: server.remote.stale == 1)
 
-    assert house.events == []
-
-
-def test_nobody_speaks_before_being_introduced(house: House):
-    house.worker(GUEST, house.welcome(GUEST)).send(Grow(ONE, 0, (NodeId(1),), (2,), (0.5,), 1, 0.1))
-    house.turn_until(lambda: house.door.stale == 1)
-
-    assert house.events == []
+    assert server.events == []
 
 
-def test_a_draft_can_not_become_the_target(house: House):
-    worker = house.worker(GUEST, house.welcome(GUEST, "draft"))
+def test_nobody_speaks_before_being_introduced(server: Server):
+    server.worker(GUEST, server.welcome(GUEST)).send(Grow(ONE, 0, (NodeId(1),), (2,), (0.5,), 1, 0.1))
+    server.turn_until(lambda: server.remote.stale == 1)
+
+    assert server.events == []
+
+
+def test_a_draft_can_not_become_the_target(server: Server):
+    worker = server.worker(GUEST, server.welcome(GUEST, "draft"))
     worker.send(modelled_hello("target"))
     worker.send(Verdict(ONE, 0, (), 5, 0.1))
-    house.turn_until(lambda: house.door.stale == 1)
+    server.turn_until(lambda: server.remote.stale == 1)
 
-    assert WorkerUp not in kinds(house.events)
-    assert Verdict not in kinds(house.events)
+    assert WorkerUp not in kinds(server.events)
+    assert Verdict not in kinds(server.events)
 
 
-def test_a_guest_can_not_let_others_in(house: House):
+def test_a_guest_can_not_let_others_in(server: Server):
     """Only the keys of a join line are good for that."""
-    link = house.link(GUEST)
+    link = server.link(GUEST)
     link.send(Join("guest", OTHER.public.decode()))
-    (answer,) = house.turn_until(lambda: link.receive(0))
+    (answer,) = server.turn_until(lambda: link.receive(0))
 
     assert isinstance(answer, Refused)
     assert "ask for a new one" in answer.text
 
 
-def test_one_guest_can_not_take_back_anothers_worker(house: House):
-    worker = house.worker(GUEST, house.welcome(GUEST))
+def test_one_guest_can_not_take_back_anothers_worker(server: Server):
+    worker = server.worker(GUEST, server.welcome(GUEST))
     worker.send(modelled_hello("draft"))
-    house.turn_until(lambda: WorkerUp in kinds(house.events))
-    house.link(OTHER).send(Leave(1))
-    house.worker(OTHER, Stamp(EPOCH, 5)).send(Fault("fatal", "I am your draft and I end."))
-    house.turn_until(lambda: house.door.stale == 1)
+    server.turn_until(lambda: WorkerUp in kinds(server.events))
+    server.link(OTHER).send(Leave(1))
+    server.worker(OTHER, Stamp(EPOCH, 5)).send(Fault("fatal", "I am your draft and I end."))
+    server.turn_until(lambda: server.remote.stale == 1)
     worker.send(Fault("lost", "", ONE))
-    house.turn_until(lambda: Fault in kinds(house.events))
+    server.turn_until(lambda: Fault in kinds(server.events))
 
-    assert WorkerDown not in kinds(house.events)
+    assert WorkerDown not in kinds(server.events)
 
 
-def test_texts_that_would_play_with_a_terminal_never_get_in(house: House):
-    worker = house.worker(GUEST, house.welcome(GUEST))
+def test_texts_that_would_play_with_a_terminal_never_get_in(server: Server):
+    worker = server.worker(GUEST, server.welcome(GUEST))
     worker.send(Hello("draft", "mlx", "\x1b]0;root\x07", "llama", 50, 400, "same", "cpu", 1))
     worker.send(modelled_hello("draft"))
-    house.turn_until(lambda: WorkerUp in kinds(house.events))
+    server.turn_until(lambda: WorkerUp in kinds(server.events))
 
-    (up,) = house.events
+    (up,) = server.events
     assert isinstance(up, WorkerUp)
     assert up.hello == modelled_hello("draft")

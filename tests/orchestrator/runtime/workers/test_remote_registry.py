@@ -1,4 +1,4 @@
-"""Who holds which stamp: a pinned key speaks for its own workers alone, and nobody is waited for for ever."""
+"""Laws of the registry: a stamp is valid for one pinned key only, and a silent worker is given up."""
 
 from itertools import count
 
@@ -92,8 +92,8 @@ def test_a_silent_draft_is_given_up_after_ten_seconds_and_not_before():
     worker.heard_at = 5.0
 
     assert all.deadline() == 15.0
-    assert all.gone(14.9) == []
-    assert all.gone(15.0) == [worker]
+    assert all.overdue(14.9) == []
+    assert all.overdue(15.0) == [worker]
 
 
 def test_a_worker_out_of_reach_is_given_up_at_once():
@@ -101,7 +101,7 @@ def test_a_worker_out_of_reach_is_given_up_at_once():
     worker = attached(all)
     worker.lost = True
 
-    assert all.gone(0.0) == [worker]
+    assert all.overdue(0.0) == [worker]
     assert all.deadline() == 0.0
 
 

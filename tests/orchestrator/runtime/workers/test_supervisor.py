@@ -1,4 +1,4 @@
-"""Laws of ending a worker: asked before it is made to, waited for without holding up others. Real processes."""
+"""Laws of ending a worker: SIGTERM before SIGKILL, without blocking the main loop. Real processes."""
 
 import signal
 import sys
@@ -64,7 +64,7 @@ def test_a_silent_worker_is_asked_to_end_before_it_is_killed(stage: Stage):
 
     stage.supervisor.restart_due(due)
     assert stage.child.process.wait(10) == -signal.SIGKILL
-    assert stage.supervisor.bury("draft", due).text.startswith("ended by signal 9.")
+    assert stage.supervisor.reap("draft", due).text.startswith("ended by signal 9.")
 
 
 def test_a_stopped_worker_is_woken_to_hear_that_it_should_end(stage: Stage):
@@ -76,7 +76,7 @@ def test_a_stopped_worker_is_woken_to_hear_that_it_should_end(stage: Stage):
 
 
 def test_the_end_of_all_begins_with_a_request(stage: Stage):
-    stage.supervisor.stop(told=())
+    stage.supervisor.stop(())
 
     assert "SIGTERM" in stage.heard()
     assert stage.child.process.returncode == -signal.SIGKILL
@@ -86,10 +86,10 @@ def test_the_end_of_all_begins_with_a_request(stage: Stage):
 def test_a_worker_that_lets_go_of_its_parent_is_not_waited_for(stage: Stage):
     """Its life socket has ended, it has not: everybody else would wait."""
     began = time.monotonic()
-    death = stage.supervisor.bury("draft", began)
+    death = stage.supervisor.reap("draft", began)
 
     assert time.monotonic() - began < 1.0
-    assert death.text.startswith("let go of its connection")
+    assert death.text.startswith("closed its connection")
     until(lambda: "SIGTERM" in stage.heard())
     stage.supervisor.forget("draft")
     due = stage.supervisor.deadline()
