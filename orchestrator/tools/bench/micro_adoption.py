@@ -1,11 +1,12 @@
-"""How long a target takes to adopt KV from shared memory, and what share of the memory's speed that is.
+"""Measures how long a target takes to adopt KV from shared memory, and compares it with a plain copy.
 
-Imports MLX, so it runs in a process that may: a micro benchmark's, not the orchestrator's. Random data,
-real shared memory, the target's own code.
+Imports MLX, so it runs as a process: `python -m orchestrator.tools.bench.micro_adoption` writes figures as JSON.
+The data is random; the shared memory and the target's code are real.
 """
 
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 
+from protocol.contracts.figure import Figure
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout, ElementType
@@ -35,28 +38,39 @@ class AdoptionFigures:
     tokens: int
     bytes: int
     write: float
-    """The writer: rows out of a model's KV into a new arena, checksum included."""
+    """Write rows of a model's KV into a new arena, checksum included."""
     attach: float
-    """The reader: open and map the arena, check its header."""
+    """Open and map the arena, check its header."""
     validate: float
-    """Check that every row is the one that was committed."""
+    """Check that every row is as committed."""
     copy: float
-    """Bring the rows into a model's KV."""
+    """Copy the rows into a model's KV."""
     copy_bandwidth: float
 
     @property
     def seconds(self) -> float:
-        """From a name to a sequence that can be decoded."""
+        """From the arena's name to a sequence that can be decoded."""
         return self.attach + self.validate + self.copy
 
     @property
     def bandwidth_share(self) -> float:
-        """Speed of the whole adoption as a share of that of a plain copy."""
+        """Speed of the adoption as a share of a plain copy's speed."""
         return self.bytes / self.seconds / self.copy_bandwidth
 
 
+def main() -> int:
+    figures = []
+    for each in measure():
+        parts = {"attach": each.attach, "validate": each.validate, "copy": each.copy, "in all": each.seconds}
+        name = f"adopt {each.tokens:,} tokens of Qwen2.5-3B's KV"
+        figures += [Figure(f"{name}, {part}", seconds * 1e3, "ms") for part, seconds in parts.items()]
+        figures.append(Figure(f"{name}, share of a plain copy's speed", each.bandwidth_share, ""))
+    sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
+    return 0
+
+
 def measure(layout: ArenaLayout = QWEN_3B, tokens: Sequence[int] = TOKENS, repeats: int = 9) -> list[AdoptionFigures]:
-    """One entry for each number of tokens. Needs twice the biggest KV as memory."""
+    """One entry for each number of tokens. Needs twice the memory of the largest KV."""
     bandwidth = _copy_bandwidth(repeats)
     return [_measured(layout, count, repeats, bandwidth) for count in tokens]
 
@@ -103,7 +117,7 @@ def _filled(layout: ArenaLayout, tokens: int) -> TreeSequence:
 
 
 def _empty(layout: ArenaLayout) -> TreeSequence:
-    """Adoption asks a network only for the number of its layers."""
+    """Adoption needs only the number of layers of a network."""
     return TreeSequence(SimpleNamespace(layers=[None] * layout.layers))
 
 
@@ -118,7 +132,7 @@ def _arena(exchange: KvExchange, tokens: int) -> Iterator[Arena]:
 
 
 def _copy_bandwidth(repeats: int) -> float:
-    """Bytes a second of one big copy between arrays that are in memory."""
+    """Bytes a second of one large copy between two arrays."""
     source, target = np.ones(_COPY_BYTES, np.uint8), np.ones(_COPY_BYTES, np.uint8)
     return _COPY_BYTES / statistics.median(_timed(lambda: np.copyto(target, source)) for _ in range(repeats))
 
@@ -128,3 +142,7 @@ def _timed(call: Callable[[], Any]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Servers as processes: started on a free port, ended whatever happens, their ports free again. Knows no requests."""
+"""Servers as processes: each starts on a free port, always ends, and frees its port. Knows no requests."""
 
 import os
 import signal
@@ -21,17 +21,17 @@ _START_SECONDS, _END_SECONDS = 120.0, 15.0
 class Server:
     title: str
     arguments: Sequence[str]
-    """Of Python; the port comes behind them."""
+    """Arguments of Python; the port is appended."""
     key: str | None = None
 
 
 @dataclass
-class Running:
+class RunningServer:
     server: Server
     port: int
     process: subprocess.Popen[bytes]
     occupied: bool = False
-    """It works for somebody who went away, so that others had better ask a new one."""
+    """It still works for a client that disconnected; the next probe needs a new server."""
 
     def client(self, key: bool = True) -> httpx.Client:
         headers = {"authorization": f"Bearer {self.server.key}"} if key and self.server.key else {}
@@ -55,10 +55,10 @@ class Running:
 
 
 @contextmanager
-def running(server: Server) -> Iterator[Running]:
-    """Ready to answer. Raises RuntimeError for one that does not start, or leaves its port taken."""
+def running(server: Server) -> Iterator[RunningServer]:
+    """A server that answers. Raises RuntimeError if it does not start, or leaves its port taken."""
     port = _free_port()
-    # A group of its own: Ctrl-C is for us alone, and we end the server as always.
+    # In a process group of its own: Ctrl-C must reach this program only, which then ends the server.
     process = subprocess.Popen(
         [sys.executable, *server.arguments, "--port", str(port)],
         cwd=ROOT,
@@ -68,11 +68,11 @@ def running(server: Server) -> Iterator[Running]:
         start_new_session=True,
     )
     try:
-        found = Running(server, port, process)
-        _await_health(found)
-        yield found
+        started = RunningServer(server, port, process)
+        _await_health(started)
+        yield started
     finally:
-        # A second Ctrl-C is no reason to leave it behind.
+        # A second Ctrl-C must not leave the server behind.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         _end(process)
         signal.signal(signal.SIGINT, before)
@@ -80,16 +80,17 @@ def running(server: Server) -> Iterator[Running]:
             raise RuntimeError(f"{server.title} ended, and port {port} is still taken: see `lsof -i :{port}`.")
 
 
-def _await_health(found: Running) -> None:
+def _await_health(running_server: RunningServer) -> None:
     until = time.monotonic() + _START_SECONDS
-    while not found.healthy():
-        if time.monotonic() > until or found.process.poll() is not None:
-            raise RuntimeError(f"{found.server.title} did not start: try `python {' '.join(found.server.arguments)}`.")
+    while not running_server.healthy():
+        if time.monotonic() > until or running_server.process.poll() is not None:
+            server = running_server.server
+            raise RuntimeError(f"{server.title} did not start: try `python {' '.join(server.arguments)}`.")
         time.sleep(0.2)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-C would; then the whole group, for whoever does not listen."""
+    """SIGINT, then SIGTERM, then SIGKILL for the whole group."""
     for number in (signal.SIGINT, signal.SIGTERM):
         process.send_signal(number)
         try:
@@ -115,7 +116,7 @@ def _is_free(port: int) -> bool:
 
 
 def _seconds(spent: str) -> float:
-    """Of `ps`: [days-]hours:minutes:seconds on Linux, minutes:seconds.hundredths on a Mac."""
+    """From the format of `ps`: [days-]hours:minutes:seconds on Linux, minutes:seconds.hundredths on macOS."""
     days, _, clock = spent.rpartition("-")
     total = 0.0
     for part in clock.split(":"):

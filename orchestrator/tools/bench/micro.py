@@ -15,10 +15,10 @@ from protocol.errors import PipelineError
 
 _PROGRAMS = (
     "draft_worker.coreml.host_overhead",
-    "orchestrator.tools.bench.micro.adoption_process",
-    "orchestrator.tools.bench.micro.telemetry_process",
+    "orchestrator.tools.bench.micro_adoption",
+    "orchestrator.tools.bench.micro_telemetry",
 )
-_PATIENCE = 600.0
+_TIMEOUT_SECONDS = 600.0
 
 
 def measured(programs: Sequence[str] = _PROGRAMS) -> list[Figure]:
@@ -44,15 +44,15 @@ def to_json(figures: Sequence[Figure]) -> dict[str, Any]:
 
 
 def _run(program: str) -> list[Figure]:
-    # One core: what a draft worker has on a small machine, and what its limits are about.
+    # The limits are stated for one core, which is what a draft worker has on a small machine.
     environment = {**os.environ, **worker_environment("draft", (0,))}
     command = [sys.executable, "-m", program]
     try:
-        out = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, env=environment)
+        out = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, env=environment)
     except subprocess.TimeoutExpired as error:
-        text = f"{program} gave no figures within {_PATIENCE:.0f} s: try again on an idle machine."
+        text = f"{program} gave no figures within {_TIMEOUT_SECONDS:.0f} s: try again on an idle machine."
         raise PipelineError(text) from error
     if out.returncode:
-        words = (out.stderr.strip().splitlines() or ["none"])[-1]
-        raise PipelineError(f"{program} failed; its last words: {words}")
+        last_line = (out.stderr.strip().splitlines() or ["none"])[-1]
+        raise PipelineError(f"{program} failed; its last line: {last_line}")
     return msgspec.json.decode(out.stdout, type=list[Figure])
