@@ -1,4 +1,7 @@
-"""A Llama-architecture network in torch, and its Hugging Face files. Knows nothing of training."""
+"""A network of the Llama architecture in torch, and its Hugging Face files. Knows nothing of training."""
+
+# pyright: reportMissingImports=false
+# torch is an optional package: see the extra `training`.
 
 import json
 import math
@@ -46,14 +49,14 @@ class Norm(nn.Module):
 
 
 class Cache:
-    """Keys and values of what a layer has read, each (batch, kv heads, tokens, head size)."""
+    """Keys and values of a layer's past tokens, each (batch, kv heads, tokens, head size)."""
 
     def __init__(self) -> None:
         self.length = 0
         self._past: tuple[Tensor, Tensor] | None = None
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add tokens; all keys and values so far."""
+        """Append tokens; returns all keys and values."""
         if self._past is not None:
             keys, values = torch.cat((self._past[0], keys), 2), torch.cat((self._past[1], values), 2)
         self._past = keys, values
@@ -106,7 +109,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Names are Llama's, so that the state is the file."""
+    """Attributes have Llama's names, so that the state dict matches the file."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -136,9 +139,9 @@ class Network(nn.Module):
         self._initialise()
 
     def forward(self, tokens: Tensor, caches: list[Cache] | None = None) -> Tensor:
-        """With `caches`, one a layer, tokens go behind those read before: all at once the first time, then singly."""
+        """`caches`, one a layer, hold the past tokens: the first call takes a whole prompt, later calls one token."""
         begin = caches[0].length if caches else 0
-        assert begin == 0 or tokens.shape[1] == 1, "the causal mask is made for no past or one token"
+        assert begin == 0 or tokens.shape[1] == 1, "the causal mask needs an empty cache or a single token"
         here = slice(begin, begin + tokens.shape[1])
         rows = self.embed_tokens(tokens)
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
@@ -146,7 +149,7 @@ class Network(nn.Module):
         return functional.linear(self.norm(rows), self.embed_tokens.weight)
 
     def _initialise(self) -> None:
-        """0.02, and smaller where a residual stream is added to, by the number of additions (GPT-2)."""
+        """Standard deviation 0.02; divided by sqrt(2 layers) for projections into the residual stream (GPT-2)."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 adds = name.endswith(("o_proj.weight", "down_proj.weight"))

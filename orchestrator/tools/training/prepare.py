@@ -1,8 +1,8 @@
-"""Makes the demo pair's text: a tokenizer and token files from this Python's own standard library.
+"""Makes the demo pair's tokenizer and token files from the standard library of this Python.
 
-Needs numpy and tokenizers. Run with CPython 3.11 to get the text that the shipped pair was trained on:
+CPython 3.11 has the text that the shipped pair was trained on:
 
-    python3.11 docs/demo-pair/prepare.py --out build
+    python3.11 -m orchestrator.tools.training.prepare --out build
 """
 
 import argparse
@@ -30,11 +30,11 @@ WORDS = (
     r"'(?:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How text is cut before byte pairs are merged: words with their blank, at most three digits, runs of signs."""
+"""Splits text before byte pairs are merged: words with a leading blank, up to three digits, runs of signs."""
 
 
 class Source(NamedTuple):
-    """A file of the standard library, by its path below the library's folder."""
+    """A file of the standard library; the path is relative to the library's folder."""
 
     path: str
     text: str
@@ -42,7 +42,7 @@ class Source(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("build"), help="where the files go")
+    parser.add_argument("--out", type=Path, default=Path("build"), help="folder for the files")
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     training, held_out = split(sources(Path(sysconfig.get_paths()["stdlib"])))
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def sources(library: Path) -> list[Source]:
-    """All Python files worth learning from, in the order of their paths."""
+    """All Python files with code, sorted by path."""
     found = []
     for path in sorted(library.rglob("*.py"), key=str):
         relative = path.relative_to(library).as_posix()
@@ -66,19 +66,19 @@ def sources(library: Path) -> list[Source]:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        if is_prose(relative, text):
+        if is_code(relative, text):
             found.append(Source(relative, text))
     return found
 
 
-def is_prose(path: str, text: str) -> bool:
-    """Neither a stub, nor a table of data in Python's clothes, nor a codec's character map."""
+def is_code(path: str, text: str) -> bool:
+    """Whether the file is neither a stub, nor a table of data, nor a codec's character map."""
     longest = max(map(len, text.splitlines()), default=0)
     return len(text) >= 200 and longest <= 600 and not (path.startswith("encodings/") and "decoding_table" in text)
 
 
 def split(files: list[Source]) -> tuple[list[Source], list[Source]]:
-    """Files to train on and files held out: every fortieth of a seeded shuffle that is no test."""
+    """Files to train on and held-out files: every fortieth file of a seeded shuffle, without tests."""
     shuffled = files.copy()
     random.seed(SEED)
     random.shuffle(shuffled)
@@ -107,7 +107,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def tokens(tokenizer: Tokenizer, files: list[Source]) -> np.ndarray:
-    """All files behind one another, each after an end-of-text token; uint16."""
+    """The tokens of all files, each file after an end-of-text token; uint16."""
     joined: list[int] = []
     for file in files:
         joined.append(0)

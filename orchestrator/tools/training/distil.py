@@ -1,15 +1,18 @@
-"""Makes the demo pair's draft out of a first, smaller one: a layer more, trained to guess as the target does.
+"""Distils a draft from a target: it may insert layers of the target into a smaller draft, then trains it.
 
-Needs torch and safetensors, which the project does not install. Begins from two folders that train.py made:
+Needs torch and safetensors (the extra `training`), and two folders that `train` made:
 
-    python docs/demo-pair/distil.py --data build --target build/target --draft build/draft --insert 2 \
-        --out build/draft-3
-    python docs/demo-pair/distil.py --data build --target build/target --draft build/draft-3 \
+    python -m orchestrator.tools.training.distil --data build --target build/target --draft build/draft \
+        --insert 2 --out build/draft-3
+    python -m orchestrator.tools.training.distil --data build --target build/target --draft build/draft-3 \
         --out build/draft-3b --lr 7e-4 --muon-lr 0.004 --seed 1
 
-The first run also makes the target's own writing and keeps it in the data folder (a quarter of an hour
-on one core); later runs take it from there. Delete written.npy when the target changes.
+The first run also generates text with the target and saves it in the data folder as written.npy (a quarter of an
+hour on one core). Later runs read that file. Delete it when the target changes.
 """
+
+# pyright: reportMissingImports=false
+# torch is an optional package: see the extra `training`.
 
 import argparse
 import copy
@@ -20,26 +23,27 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from loop import log_probabilities, parser, random_rows, tokens, train
-from network import Cache, Layer, Network, copy_tokenizer, load
 from torch import Tensor
 from torch.nn import functional
 
+from orchestrator.tools.training.network import Cache, Layer, Network, copy_tokenizer, load
+from orchestrator.tools.training.training_loop import log_probabilities, parser, random_rows, tokens, train
+
 INSERTED_SHARE = 0.1
-"""What an inserted layer adds at first, of what it added in the target."""
+"""Initial scale of an inserted layer's output, relative to its scale in the target."""
 DIVERGENCE_WEIGHT = 0.6
 PROMPT = 128
 TEMPERATURES = (0.0, 0.7, 1.0, 1.0)
 WRITERS = 32
-"""Rows that the target writes at once."""
+"""Rows that the target generates at once."""
 HELD_OUT_ROWS = 40
 
 
 class Agreement(NamedTuple):
-    """How a draft agrees with its target, means over positions."""
+    """How often a draft agrees with its target; means over positions."""
 
     shared_noise: float
-    """How often the first guess is right when both sample with the same noise at temperature 1."""
+    """Share of positions with the same token when both sample with the same noise at temperature 1."""
     greedy: float
     divergence: float
     """KL(target, draft), nats."""
@@ -65,7 +69,7 @@ def main() -> None:
         insert(draft, target, layers)
         print(f"with {len(draft.layers)} layers, {agreement(target, draft, held_out)}", flush=True)
     library = tokens(options.data / "train.npy")
-    batches = mixed_batches(library, writing(target, library, options), options)
+    batches = mixed_batches(library, generated_text(target, library, options), options)
     losses = (loss_of(target, draft, inputs) for inputs in batches)
     train(draft, losses, options, lambda: str(agreement(target, draft, held_out)))
     copy_tokenizer(options.target, options.out)
@@ -75,8 +79,10 @@ def arguments() -> argparse.Namespace:
     options = parser(__doc__, batch=4, minutes=36.0, lr=1e-3, muon_lr=0.006)
     options.add_argument("--target", type=Path, required=True, help="folder of the model to learn from")
     options.add_argument("--draft", type=Path, required=True, help="folder of the draft to begin from")
-    options.add_argument("--insert", default="", help="the target's layers to insert before the draft's last: 2")
-    options.add_argument("--written", type=int, default=1920, help="rows that the target writes, if none are there")
+    options.add_argument(
+        "--insert", default="", help="layers of the target to insert before the draft's last layer, for instance 2"
+    )
+    options.add_argument("--written", type=int, default=1920, help="rows that the target generates, if there are none")
     return options.parse_args()
 
 
@@ -88,7 +94,7 @@ def check(target: Network, draft: Network, layers: list[int]) -> None:
 
 
 def insert(draft: Network, target: Network, layers: list[int]) -> None:
-    """Put the target's layers before the draft's last, scaled down so that little changes at first."""
+    """Insert layers of the target before the draft's last layer, scaled down so that the output changes little."""
     for number in layers:
         layer = copy.deepcopy(target.layers[number])
         assert isinstance(layer, Layer)
@@ -98,8 +104,8 @@ def insert(draft: Network, target: Network, layers: list[int]) -> None:
     draft.shape = replace(draft.shape, layers=len(draft.layers))
 
 
-def writing(target: Network, library: Tensor, options: argparse.Namespace) -> Tensor:
-    """(rows, tokens): what the target writes behind library code, which is what a draft meets."""
+def generated_text(target: Network, library: Tensor, options: argparse.Namespace) -> Tensor:
+    """(rows, tokens): the target's continuations of library code, which a draft has to guess in use."""
     path: Path = options.data / "written.npy"
     if not path.exists():
         generator = torch.Generator().manual_seed(options.seed + 1)
@@ -108,7 +114,7 @@ def writing(target: Network, library: Tensor, options: argparse.Namespace) -> Te
             count = min(WRITERS, options.written - done)
             prompts = random_rows(library, count, PROMPT, generator)
             chosen = torch.randint(0, len(TEMPERATURES), (count,), generator=generator)
-            rows.append(write(target, prompts, options.length, torch.tensor(TEMPERATURES)[chosen], generator))
+            rows.append(generate(target, prompts, options.length, torch.tensor(TEMPERATURES)[chosen], generator))
             print(f"written: {done + count} rows of {options.written}", flush=True)
         np.save(path, torch.cat(rows).numpy().astype(np.uint16))
     written = tokens(path)
@@ -118,8 +124,8 @@ def writing(target: Network, library: Tensor, options: argparse.Namespace) -> Te
 
 
 @torch.no_grad()
-def write(target: Network, prompts: Tensor, length: int, temperatures: Tensor, generator: torch.Generator) -> Tensor:
-    """The prompts (rows, tokens) continued to `length`, each row at its own temperature."""
+def generate(target: Network, prompts: Tensor, length: int, temperatures: Tensor, generator: torch.Generator) -> Tensor:
+    """The prompts (rows, tokens) continued to `length` tokens, each row at its own temperature."""
     caches = [Cache() for _ in target.layers]
     rows = unread = prompts
     while rows.shape[1] < length:
@@ -131,12 +137,12 @@ def write(target: Network, prompts: Tensor, length: int, temperatures: Tensor, g
 
 
 def gumbel(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise whose addition makes the largest logit a sample of the softmax."""
+    """Gumbel noise: the argmax of logits plus noise is a sample of the softmax."""
     return -torch.empty_like(like).exponential_(generator=generator).log()
 
 
 def mixed_batches(library: Tensor, written: Tensor, options: argparse.Namespace) -> Iterator[Tensor]:
-    """Rows of which half are the library's and half the target's writing, for ever."""
+    """Endless batches: half of the rows from the library, half generated by the target."""
     generator = torch.Generator().manual_seed(options.seed + 2)
     half = options.batch // 2
     while True:
@@ -145,7 +151,7 @@ def mixed_batches(library: Tensor, written: Tensor, options: argparse.Namespace)
 
 
 def loss_of(target: Network, draft: Network, inputs: Tensor) -> Tensor:
-    """KL for the whole distribution, total variation for the share of first guesses that are right."""
+    """KL for the whole distribution, total variation for the acceptance of the first guess."""
     with torch.no_grad():
         wanted = log_probabilities(target, inputs)
     found = log_probabilities(draft, inputs)
@@ -164,7 +170,7 @@ def variation(wanted: Tensor, found: Tensor) -> Tensor:
 
 @torch.no_grad()
 def agreement(target: Network, draft: Network, text: Tensor, length: int = 512) -> Agreement:
-    """On text that neither was trained on, always the same noise."""
+    """On held-out text, always with the same noise."""
     generator = torch.Generator().manual_seed(5)
     found = []
     for start in range(0, min(len(text) - length, HELD_OUT_ROWS * length), length):

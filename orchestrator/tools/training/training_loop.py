@@ -1,4 +1,7 @@
-"""What both trainings share: options, rows of text, rates, steps by the clock. Knows no loss and no model's history."""
+"""The training loop: options, random rows of text, learning rates, steps until the time is up. Knows no loss."""
+
+# pyright: reportMissingImports=false
+# torch is an optional package: see the extra `training`.
 
 import argparse
 import time
@@ -7,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from muon import Muon
-from network import Network, save
 from torch import Tensor
+
+from orchestrator.tools.training.muon import Muon
+from orchestrator.tools.training.network import Network, save
 
 WARM_UP_STEPS = 60
 DECAY_SHARE = 0.6
-"""The last part of the time, in which the rates fall linearly."""
+"""Last share of the time, in which the rates fall linearly."""
 LOWEST_RATE = 0.02
 REPORT_SECONDS = 120
 
@@ -21,9 +25,9 @@ REPORT_SECONDS = 120
 def parser(
     description: str | None, *, batch: int, minutes: float, lr: float, muon_lr: float
 ) -> argparse.ArgumentParser:
-    """The options of any training, with these defaults."""
+    """The options of every training program, with these defaults."""
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--data", type=Path, default=Path("build"), help="folder that prepare.py filled")
+    result.add_argument("--data", type=Path, default=Path("build"), help="folder that `prepare` filled")
     result.add_argument("--out", type=Path, required=True, help="folder of the model")
     result.add_argument("--length", type=int, default=512, help="tokens in a row of a batch")
     result.add_argument("--batch", type=int, default=batch, help="rows")
@@ -36,7 +40,7 @@ def parser(
 
 
 def train(network: Network, losses: Iterator[Tensor], options: argparse.Namespace, report: Callable[[], str]) -> None:
-    """A step for each loss until the time is up; saves at every report. `losses` must be lazy."""
+    """One step for each loss until the time is up; saves at every report. `losses` must be lazy."""
     optimizers = optimizers_for(network, options)
     began, reported, seen = time.monotonic(), 0.0, 0
     for step, loss in enumerate(losses):
@@ -59,7 +63,7 @@ def tokens(path: Path) -> Tensor:
 
 
 def random_rows(text: Tensor, count: int, length: int, generator: torch.Generator) -> Tensor:
-    """(count, length) from random places."""
+    """(count, length) rows from random places of the text."""
     starts = torch.randint(0, len(text) - length, (count,), generator=generator)
     return torch.stack([text[start : start + length] for start in starts])
 
@@ -83,7 +87,7 @@ def optimizers_for(network: Network, options: argparse.Namespace) -> list[torch.
 
 
 def rate(step: int, share: float) -> float:
-    """Share of the full learning rate at `step`, when `share` of the time is spent: up, level, down."""
+    """Share of the full learning rate at `step` when `share` of the time has passed: up, constant, down."""
     return max(LOWEST_RATE, min(1.0, (step + 1) / WARM_UP_STEPS) * min(1.0, (1 - share) / DECAY_SHARE))
 
 

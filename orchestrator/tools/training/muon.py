@@ -1,5 +1,8 @@
 """The Muon optimiser for matrices (Jordan et al. 2024): momentum, made orthogonal by Newton-Schulz."""
 
+# pyright: reportMissingImports=false
+# torch is an optional package: see the extra `training`.
+
 from collections.abc import Iterable
 
 import torch
@@ -12,7 +15,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 class Muon(torch.optim.Optimizer):
-    """For hidden matrices only; embeddings and norms want Adam."""
+    """For hidden matrices only; embeddings and norms need Adam."""
 
     def __init__(self, matrices: Iterable[Tensor], lr: float) -> None:
         super().__init__(matrices, {"lr": lr})

@@ -1,22 +1,26 @@
-"""Trains one model of the demo pair on what prepare.py made. Two processor cores are enough.
+"""Trains one model of the demo pair on the files of `prepare`. Two processor cores are enough.
 
-Needs torch and safetensors, which the project does not install. The target (50 minutes), then the
-first draft, which begins from two of the target's layers and is distilled from it (20 minutes):
+Needs torch and safetensors (the extra `training`). First the target (50 minutes), then the first draft, which
+starts from two of the target's layers and is distilled from it (20 minutes):
 
-    python docs/demo-pair/train.py --data build --out build/target --layers 6 --minutes 50
-    python docs/demo-pair/train.py --data build --out build/draft --layers 2 --minutes 20 \
+    python -m orchestrator.tools.training.train --data build --out build/target --layers 6 --minutes 50
+    python -m orchestrator.tools.training.train --data build --out build/draft --layers 2 --minutes 20 \
         --teacher build/target --keep 0,5 --lr 2e-3 --muon-lr 0.01
 """
+
+# pyright: reportMissingImports=false
+# torch is an optional package: see the extra `training`.
 
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from loop import log_probabilities, parser, random_rows, tokens, train
-from network import Network, Shape, copy_tokenizer, load
 from torch import Tensor
 from torch.nn import functional
+
+from orchestrator.tools.training.network import Network, Shape, copy_tokenizer, load
+from orchestrator.tools.training.training_loop import log_probabilities, parser, random_rows, tokens, train
 
 TEACHER_SHARE = 0.9
 
@@ -42,7 +46,7 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     options = parser(__doc__, batch=8, minutes=50.0, lr=1.5e-3, muon_lr=0.02)
     options.add_argument("--teacher", type=Path, help="folder of a model to learn from")
-    options.add_argument("--keep", default="", help="the teacher's layers to begin from: 0,5")
+    options.add_argument("--keep", default="", help="layers of the teacher to start from, for instance 0,5")
     options.add_argument("--hidden", type=int, default=256)
     options.add_argument("--layers", type=int, default=6)
     options.add_argument("--heads", type=int, default=4)
@@ -52,7 +56,7 @@ def arguments() -> argparse.Namespace:
 
 
 def inherit(network: Network, teacher: Network, layers: list[int]) -> None:
-    """Begin from the teacher's embedding, norm and the given layers."""
+    """Copy the teacher's embedding, norm and the given layers."""
     state = teacher.state_dict()
     for index, layer in enumerate(layers):
         prefix, source = f"layers.{index}.", f"layers.{layer}."
@@ -62,7 +66,7 @@ def inherit(network: Network, teacher: Network, layers: list[int]) -> None:
 
 
 def random_batches(text: Tensor, options: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of (inputs, next tokens) from random places, for ever."""
+    """Endless batches of (inputs, next tokens) from random places."""
     generator = torch.Generator().manual_seed(options.seed + 1)
     while True:
         rows = random_rows(text, options.batch, options.length + 1, generator)
@@ -70,7 +74,7 @@ def random_batches(text: Tensor, options: argparse.Namespace) -> Iterator[tuple[
 
 
 def loss_of(network: Network, teacher: Network | None, inputs: Tensor, wanted: Tensor) -> Tensor:
-    """Cross entropy; with a teacher, mostly the KL divergence from its distribution."""
+    """Cross entropy; with a teacher, mostly the KL divergence from the teacher's distribution."""
     found = log_probabilities(network, inputs)
     loss = functional.nll_loss(found, wanted.flatten())
     if teacher is None:
@@ -83,7 +87,7 @@ def loss_of(network: Network, teacher: Network | None, inputs: Tensor, wanted: T
 
 @torch.no_grad()
 def held_out_loss(network: Network, text: Tensor, length: int = 512, rows: int = 40) -> float:
-    """Nats a token on text the model was not trained on."""
+    """Nats a token on held-out text."""
     found = [
         functional.nll_loss(
             log_probabilities(network, text[None, start : start + length]), text[start + 1 : start + length + 1]
