@@ -1,1 +1,1 @@
-"""What a pipeline promises to survive, put to the proof: real processes, real faults, figures."""
+"""Tests of the promises about faults, with real processes and real faults, and figures of the outcome."""

@@ -1,1 +1,1 @@
-"""One drill a file: a promise, the faults that test it, the figures that come out."""
+"""The drills, a file for each process that fails: promises, faults, figures."""

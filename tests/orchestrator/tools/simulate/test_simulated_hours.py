@@ -9,7 +9,7 @@ from orchestrator.core.policy.adaptive import Adaptive
 from orchestrator.core.policy.decision import WaitUntil
 from orchestrator.core.response_timeouts import ResponseTimeouts
 from orchestrator.core.sequence import Sequence
-from orchestrator.tools.drill.drills.simulated import simulate
+from orchestrator.tools.drill.registry import simulate
 from orchestrator.tools.simulate.faults.schedule import simulate_hours
 
 

@@ -1,6 +1,6 @@
-"""A draft process that misbehaves on purpose: `python -m orchestrator.tools.drill.garbage_draft MODE SETUP`.
+"""A faulty draft process without a model: `python -m orchestrator.tools.drill.faulty_draft MODE SETUP`.
 
-Knows no language model. What it proposes is random, wrong, impossible, late, too much, or no message at all.
+Its guesses are random, wrong, invalid, late, too many, or no messages at all.
 """
 
 import os
@@ -24,7 +24,7 @@ from protocol.worker.process import WorkerSetup, serve
 VOCABULARY = 4096
 _DEPTH = 5
 Guess = Callable[[random.Random, int], tuple[tuple[int, float], ...]]
-"""Given the last token: tokens to propose behind it with their claims, best first."""
+"""From the last token to candidates with claimed probabilities, best first."""
 
 
 def at_random(source: random.Random, _: int) -> tuple[tuple[int, float], ...]:
@@ -32,7 +32,7 @@ def at_random(source: random.Random, _: int) -> tuple[tuple[int, float], ...]:
 
 
 def surely_wrong(_: random.Random, last: int) -> tuple[tuple[int, float], ...]:
-    """Tokens without any sense, claimed with near certainty."""
+    """Meaningless tokens, claimed with near certainty."""
     return (((last * 7 + 2011) % VOCABULARY, 0.99),)
 
 
@@ -41,10 +41,10 @@ def beyond_the_vocabulary(source: random.Random, _: int) -> tuple[tuple[int, flo
 
 
 class Guesser:
-    """Grows a few levels below every root it hears of, by a rule that knows no language."""
+    """Grows a few levels below every root, by a rule without a model."""
 
     def __init__(self, guess: Guess, follows: int = 0) -> None:
-        """`follows`: which of its guesses it continues; any but the first leaves its main chain short."""
+        """`follows`: the candidate that it continues. Any but the first leaves the main chain short."""
         self._guess = guess
         self._follows = follows
         self._source = random.Random(1)  # noqa: S311 - no secret
@@ -53,7 +53,7 @@ class Guesser:
         self._due: list[SequenceId] = []
 
     def hello(self) -> Hello:
-        return Hello("draft", "chaos", "chaos", "none", VOCABULARY, 1 << 20, "", "none", os.getpid())
+        return Hello("draft", "faulty", "faulty", "none", VOCABULARY, 1 << 20, "", "none", os.getpid())
 
     def handle(self, message: ToWorker) -> Iterator[FromWorker]:
         match message:
@@ -98,8 +98,8 @@ class Silent(Guesser):
         return False
 
 
-class Mortal(Guesser):
-    """Dies in the middle of its fifth step."""
+class Crashing(Guesser):
+    """Exits in the middle of its fifth step."""
 
     steps = 0
 
@@ -111,7 +111,7 @@ class Mortal(Guesser):
 
 
 class Flood(Guesser):
-    """Never rests, and sends hundreds of nodes at a time."""
+    """Is never idle, and sends hundreds of nodes at a time."""
 
     @property
     def has_work(self) -> bool:
@@ -123,20 +123,20 @@ class Flood(Guesser):
 
 
 class Forger(Guesser):
-    """Between honest growth: noise, frames cut short, other lives, and what only a target may say."""
+    """Adds to its growth: random bytes, multipart messages, stamps of other workers, messages of a target."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         super().__init__(at_random)
         context = zmq.Context[Any].instance()
         self._raw = configured_dealer(context, setup.address)
-        self._stranger = Link(context, setup.address, Stamp(setup.epoch + 1, setup.incarnation), ToWorker)
+        self._other_life = Link(context, setup.address, Stamp(setup.epoch + 1, setup.incarnation), ToWorker)
 
     def work(self) -> Iterator[FromWorker]:
         sequence = self._due[0]
         round, root, token = self._roots[sequence]
         self._raw.send(self._source.randbytes(self._source.randrange(200)))
         self._raw.send_multipart([b"several", b"frames"])
-        self._stranger.send(Verdict(sequence, round, (), 1, 0.001))
+        self._other_life.send(Verdict(sequence, round, (), 1, 0.001))
         yield Verdict(sequence, round, (), 2, 0.001)
         yield Grow(SequenceId(999), round, (root,), (token,), (1.0,), 1, 1e6)
         yield Grow(sequence, round, (NodeId(5),), (token,), (0.0,), 1 << 40, 1e6)
@@ -145,11 +145,10 @@ class Forger(Guesser):
             yield Fault("lost", "Not again.", sequence)
 
 
-class Turncoat(Guesser):
-    """Guesses by what the text repeats, until its pipeline has learned to rely on it; then it is sure and wrong."""
+class Deceptive(Guesser):
+    """Guesses by prompt lookup until the pipeline relies on it; then it claims wrong tokens with certainty."""
 
-    _HONEST = 12
-    """Steps."""
+    _CORRECT_STEPS = 12
 
     def __init__(self) -> None:
         super().__init__(lambda source, last: self._guessed(source, last))
@@ -166,7 +165,7 @@ class Turncoat(Guesser):
         yield from super().work()
 
     def _guessed(self, source: random.Random, last: int) -> tuple[tuple[int, float], ...]:
-        known = self._lookup.continuations((last,), 2) if self._steps <= self._HONEST else []
+        known = self._lookup.continuations((last,), 2) if self._steps <= self._CORRECT_STEPS else []
         return tuple(known) or surely_wrong(source, last)
 
 
@@ -175,10 +174,10 @@ MODES: dict[str, Callable[[WorkerSetup], Worker]] = {
     "short": lambda _: Guesser(at_random, follows=1),
     "surely wrong": lambda _: Guesser(surely_wrong),
     "beyond the vocabulary": lambda _: Guesser(beyond_the_vocabulary),
-    "turncoat": lambda _: Turncoat(),
+    "deceptive": lambda _: Deceptive(),
     "slow": lambda _: Slow(at_random),
     "silent": lambda _: Silent(at_random),
-    "mortal": lambda _: Mortal(at_random),
+    "crashing": lambda _: Crashing(at_random),
     "flood": lambda _: Flood(at_random, follows=1),
     "forger": Forger,
 }

@@ -1,4 +1,4 @@
-"""Single faults that a running pipeline must bear, to be drawn from again and again. Knows sockets and signals."""
+"""The faults of the soak: signals to workers, disconnected clients, invalid frames at the sockets."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from orchestrator.api.client import STAMP, Client
-from orchestrator.tools.drill.exchange import DrillRequest
+from orchestrator.tools.drill.drill_requests import DrillRequest
 from orchestrator.tools.drill.processes import members
 from protocol.messages.base import Message, SequenceId
 from protocol.messages.client import Cancel
@@ -19,30 +19,30 @@ from protocol.messages.worker import Ping, Verdict
 from protocol.transport.codec import Stamp, encode
 from protocol.transport.sockets import configured_dealer
 
-_SETTLING = 0.05
-"""Seconds for frames to leave before a socket is closed."""
+_SEND_SECONDS = 0.05
+"""Time for frames to leave before a socket is closed."""
 
 
-class Victim:
-    """A running pipeline and what can be done to it."""
+class FaultInjector:
+    """Injects faults into a running pipeline."""
 
-    def __init__(self, address: str, place: str, questions: list[DrillRequest], seed: int) -> None:
-        """`place`: what its processes' command lines contain."""
+    def __init__(self, address: str, place: str, requests: list[DrillRequest], seed: int) -> None:
+        """`place`: the text that marks its processes' command lines."""
         self._address = address
         self._place = place
-        self._questions = questions
+        self._requests = requests
         self._source = random.Random(seed)  # noqa: S311 - no secret
         self._context = zmq.Context[Any].instance()
         self.faults: list[Callable[[], None]] = [
             self.kill_draft,
-            self.junk_to_clients,
+            self.garbage_to_client_socket,
             self.stop_target,
-            self.abandon,
+            self.disconnect_client,
             self.kill_target,
-            self.junk_to_workers,
+            self.garbage_to_worker_socket,
             self.stop_draft,
         ]
-        """In an order that, with five seconds between them, kills no role three times a minute."""
+        """The registry. With five seconds between faults, this order kills no role three times a minute."""
 
     def kill_draft(self) -> None:
         self._signal("draft_worker", signal.SIGKILL)
@@ -56,21 +56,21 @@ class Victim:
     def stop_target(self) -> None:
         self._pause("target_worker", 0.5)
 
-    def abandon(self) -> None:
-        """A client that asks for much and is gone without a word after the first pieces."""
-        question = self._source.choice(self._questions)
-        stream = Client(self._address).stream(question.prompt, question.params)
+    def disconnect_client(self) -> None:
+        """A client that disconnects after the first pieces."""
+        request = self._source.choice(self._requests)
+        stream = Client(self._address).stream(request.prompt, request.params)
         for count, _ in enumerate(stream):
             if count == self._source.randrange(1, 9):
                 break
         stream.close()
 
-    def junk_to_clients(self) -> None:
-        """Noise, several frames, requests that are none, at the clients' socket."""
+    def garbage_to_client_socket(self) -> None:
+        """Random bytes, damaged frames and multipart messages at the clients' socket."""
         self._send(self._address, [encode(Cancel("nobody's"), STAMP), encode(Cancel("x" * 40), Stamp(7, 7))])
 
-    def junk_to_workers(self) -> None:
-        """Noise and messages of workers of other lives, at the workers' socket."""
+    def garbage_to_worker_socket(self) -> None:
+        """Random bytes, and messages with stamps of other workers, at the workers' socket."""
         address = self._address.removesuffix("clients") + "workers"
         stale: list[Message] = [Verdict(SequenceId(1), 1, (), 1, 0.1), Ping(1.0)]
         self._send(address, [encode(message, Stamp(self._source.randrange(1 << 30), 1)) for message in stale])
@@ -84,7 +84,7 @@ class Victim:
             socket.send(bytes(frame))
             socket.send(self._source.randbytes(self._source.randrange(300)))
         socket.send_multipart([b"several", b"frames"])
-        time.sleep(_SETTLING)
+        time.sleep(_SEND_SECONDS)
         socket.close()
 
     def _signal(self, program: str, kind: signal.Signals) -> int | None:

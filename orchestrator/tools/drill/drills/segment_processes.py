@@ -1,8 +1,8 @@
-"""What a pipeline does with shared memory, by itself: `python -m orchestrator.tools.drill.segment_cycle ROLE [NAME]`.
+"""Processes that use shared memory like a pipeline: `python -m orchestrator.tools.drill.drills.segment_processes ROLE`.
 
-An *owner* sweeps, as a start does, and starts a *writer*, which makes segments that belong to the owner and is
-joined by an *attacher*. Each also runs a resource tracker of the standard library, and says its process ids and
-segments. Then all wait to be killed.
+The *owner* removes stale segments, as a start does, and starts a *writer*. The writer creates segments that belong to
+the owner and starts an *attacher*. Each process runs a resource tracker of the standard library, and reports its
+process ids and segments on standard output. Then all wait to be killed.
 """
 
 import os
@@ -19,23 +19,23 @@ _SEGMENTS = 3
 
 def main() -> None:
     role, *names = sys.argv[1:]
-    # The tracker is what unlinks segments that others still use, where one attaches by the standard library.
+    # A resource tracker may unlink segments in use, if a process attaches by the standard library.
     resource_tracker.ensure_running()
-    _say("process", os.getpid())
+    _report("process", os.getpid())
     if Path("/proc").is_dir():
         for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-            _say("process", child)
+            _report("process", child)
     if role == "owner":
         sweep()
         _start("writer", str(os.getpid()))
     elif role == "writer":
         memory = [create_segment(_SIZE, owner=int(names[0])) for _ in range(_SEGMENTS)]
         for name, _ in memory:
-            _say("segment", name)
+            _report("segment", name)
         _start("attacher", *(name for name, _ in memory))
     else:
         held = [open_segment(name) for name in names]
-        _say("attached", len(held))
+        _report("attached", len(held))
     sys.stdin.read()
 
 
@@ -43,7 +43,7 @@ def _start(role: str, *arguments: str) -> None:
     subprocess.Popen([sys.executable, "-m", __spec__.name if __spec__ else "", role, *arguments], stdin=sys.stdin)
 
 
-def _say(what: str, value: object) -> None:
+def _report(what: str, value: object) -> None:
     # One write a line: several processes share this pipe.
     os.write(sys.stdout.fileno(), f"{what} {value}\n".encode())
 
