@@ -1,1 +1,1 @@
-"""The real state machine against modelled workers in virtual time: predictions, and hours of faults."""
+"""The real state machine with modelled workers in virtual time: predictions, and hours of faults."""

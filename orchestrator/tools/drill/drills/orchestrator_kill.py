@@ -48,9 +48,8 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
             before = command.mark
             on_step()
         last = GenerateCommand("generate", "import os", "--max-tokens", "1", "--quiet")
-        failures += (
-            [] if last.code(_TIMEOUT_SECONDS) == 0 else [f"The start after the last kill failed: {last.errors()}"]
-        )
+        if last.code(_TIMEOUT_SECONDS) != 0:
+            failures.append(f"The start after the last kill failed: {last.errors()}")
         last.close()
         failures += _stale(before, "at the end")
     measured = f"{count} kills, {len(failures)} failures; workers ended after p50 / p99 / max {milliseconds(times)}"
