@@ -234,7 +234,7 @@ def _usage(error: click.ClickException) -> str:
 
 def _neural_engine(draft: str | None, runtime: Any, quiet: bool) -> Any:
     """An examination of minutes, which says on stderr what it is at."""
-    from orchestrator.tools.doctor.neural_engine_doctor import examined
+    from orchestrator.tools.doctor.neural_engine import examined
 
     def say(words: str) -> None:
         if not quiet:

@@ -75,7 +75,7 @@ def _task(prompt: str, options: dict[str, Any]) -> ProfileTask:
 
 def _profile(task: ProfileTask, out: Path, as_json: bool) -> None:
     # Neither matplotlib nor the trace's schema should slow the other commands' start down.
-    from orchestrator.tools.profile.report.files import require_folder, write_files
+    from orchestrator.tools.profile.report.page import require_folder, write_files
 
     require_folder(out)
     with _notice(as_json) as notice:

@@ -10,9 +10,9 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.machine.hardware import chip
-from orchestrator.tools.profile.analysis.figures import ProfileFigures, accounts
+from orchestrator.tools.profile.analysis.figures import ProfileFigures, request_profiles
 from orchestrator.tools.profile.run import TracedRun, WorkerLife, load
-from orchestrator.tools.profile.solo import REPLAYED, replays
+from orchestrator.tools.profile.worker_replay import REPLAYED, replays
 
 WARM_UP_TOKENS = 16
 """Generated at each temperature before anything is measured."""
@@ -81,7 +81,7 @@ def _profile(
         clock_error=None if error is None else error / 1e9,
         lost=run.lost,
         notes=tuple(_notes(pipeline.note, run, alone, results)),
-        accounts=tuple(accounts(run, alone, [result.statistics for result in results])),
+        requests=tuple(request_profiles(run, alone, [result.statistics for result in results])),
     )
 
 

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.tools.profile.analysis.episode import Episode, edges
 from orchestrator.tools.profile.analysis.intervals import Interval, Intervals, difference, intersection, total
 from orchestrator.tools.profile.analysis.rounds import Step
+from orchestrator.tools.profile.analysis.traced_request import TracedRequest, edges
 from orchestrator.tools.profile.run import TracedSpan, WorkerLife
 from protocol.worker.spans import SpanKind
 
@@ -53,13 +53,13 @@ def overlapped_share(draft: Intervals, target: Intervals) -> float | None:
     return total(intersection(draft, target)) / total(draft) if draft else None
 
 
-def draft_time(episode: Episode, steps: dict[Interval, Step], used: set[Step]) -> DraftTime:
+def draft_time(request: TracedRequest, steps: dict[Interval, Step], used: set[Step]) -> DraftTime:
     """Where the draft's time went. `steps` names the growth spans; `used` are those that led to accepted tokens."""
-    target = episode.busy(work(episode.target, TARGET_WORK), episode.decode)
-    growth = work(episode.draft, (SpanKind.GROW,))
-    chosen = episode.busy((span for span in growth if steps.get(edges(span)) in used), episode.decode)
-    grown = episode.busy(growth, episode.decode)
-    busy = episode.busy(work(episode.draft, DRAFT_WORK), episode.decode)
+    target = request.busy(work(request.target, TARGET_WORK), request.decode)
+    growth = work(request.draft, (SpanKind.GROW,))
+    chosen = request.busy((span for span in growth if steps.get(edges(span)) in used), request.decode)
+    grown = request.busy(growth, request.decode)
+    busy = request.busy(work(request.draft, DRAFT_WORK), request.decode)
     hidden = intersection(grown, target)
     used_time = total(intersection(chosen, target))
     return DraftTime(
@@ -67,7 +67,7 @@ def draft_time(episode: Episode, steps: dict[Interval, Step], used: set[Step]) -
         discarded=total(hidden) - used_time,
         exposed=total(difference(grown, target)),
         prefill=total(busy) - total(grown),
-        idle=total(episode.decode) - total(busy),
+        idle=total(request.decode) - total(busy),
     )
 
 

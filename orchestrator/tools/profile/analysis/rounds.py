@@ -97,7 +97,7 @@ class _Growth:
             ahead = child in self._evaluated
             self._chosen.setdefault(child, _Chosen(parent, self.step_of(parent, child), ahead))
 
-    def led_to(self, node: NodeId) -> set[Step]:
+    def steps_behind(self, node: NodeId) -> set[Step]:
         """The step that published this chosen node, and those that made it possible ahead of the target."""
         steps: set[Step] = set()
         known = self._chosen.get(node)
@@ -145,7 +145,7 @@ def _round(question: _Question, answered: int, verdict: Verdict, growth: _Growth
         tried=accepted + any(parent == path[-1] for parent, _ in _below(verify)),
         sources={step for step in steps.values() if step is not None},
         accepted_from={step for node in grown if (step := steps[node]) is not None},
-        used=set().union(*(growth.led_to(node) for node in grown)),
+        used=set().union(*(growth.steps_behind(node) for node in grown)),
     )
 
 

@@ -16,14 +16,14 @@ from protocol.messages.worker import Fault, FromWorker, Hello, Shutdown, ToWorke
 from protocol.transport.codec import Stamp
 from protocol.transport.sockets import Arrival, Hub
 
-_SILENCE_SECONDS = 120.0
+_TIMEOUT_SECONDS = 120.0
 """The longest that loading a model or one forward may take."""
-_GLANCE_MILLISECONDS = 200
+_POLL_MILLISECONDS = 200
 
 M = TypeVar("M")
 
 
-class Rig:
+class WorkerHarness:
     """Context of some workers. Every failure of one is a PipelineError."""
 
     def __init__(self, setup: OrchestratorSetup, session: Session, cores: Mapping[Role, tuple[int, ...]]) -> None:
@@ -61,7 +61,7 @@ class Rig:
         """The next message of any worker."""
         return self._arrival().message
 
-    def await_(self, kind: type[M]) -> M:
+    def await_message(self, kind: type[M]) -> M:
         """The next message of this kind; others are passed over."""
         while True:
             message = self.hear()
@@ -69,12 +69,12 @@ class Rig:
                 return message
 
     def _arrival(self) -> Arrival:
-        deadline = time.monotonic() + _SILENCE_SECONDS
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             for arrival in self._hub.receive():
                 _raise_fault(arrival)
                 return arrival
-            self._hub.socket.poll(_GLANCE_MILLISECONDS)
+            self._hub.socket.poll(_POLL_MILLISECONDS)
             self._check()
         raise PipelineError(
             "A worker was silent for two minutes: choose smaller models, or see `launch-pipeline doctor`."

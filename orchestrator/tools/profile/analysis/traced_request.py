@@ -14,7 +14,7 @@ from protocol.worker.spans import SpanKind
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class TracedRequest:
     """Times are nanoseconds on the orchestrator's clock."""
 
     sequence: int
@@ -44,20 +44,20 @@ class Episode:
         return intersection(union(edges(span) for span in spans), within)
 
 
-def episodes(run: TracedRun) -> list[Episode]:
+def traced_requests(run: TracedRun) -> list[TracedRequest]:
     """Every request that came to a verdict, in order."""
     starts = {}
     for seen in run.seen:
         if isinstance(seen.message, Start) and seen.role == "target":
             starts.setdefault(seen.message.sequence, seen)
-    return [episode for seen in starts.values() if (episode := _episode(run, seen)) is not None]
+    return [request for seen in starts.values() if (request := _traced_request(run, seen)) is not None]
 
 
 def edges(span: TracedSpan) -> Interval:
     return (span.begin, span.end)
 
 
-def _episode(run: TracedRun, start: Seen) -> Episode | None:
+def _traced_request(run: TracedRun, start: Seen) -> TracedRequest | None:
     assert isinstance(start.message, Start)
     sequence = start.message.sequence
     seen = tuple(each for each in run.seen if each.message.sequence == sequence)
@@ -67,7 +67,7 @@ def _episode(run: TracedRun, start: Seen) -> Episode | None:
         return None
     began, ended = start.at, max(span.end for span in rounds)
     prefilled = [span.end for span in target if span.kind is SpanKind.PREFILL and began <= span.end <= rounds[0].begin]
-    return Episode(
+    return TracedRequest(
         sequence=sequence,
         temperature=start.message.sampling.temperature,
         began=began,

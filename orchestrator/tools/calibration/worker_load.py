@@ -18,7 +18,7 @@ _FAN = 8
 """Wide steps soon, and room for one of them below that number of nodes."""
 
 
-class Questions:
+class RandomSequences:
     """Sequences of random tokens for one worker."""
 
     def __init__(self, hello: Hello, seed: int = 0) -> None:
@@ -42,12 +42,12 @@ class Questions:
         return tuple(self._random.integers(self._vocabulary, size=count).tolist())
 
 
-class Verifying:
+class VerifyLoad:
     """One sequence at a target that is asked to verify chains of random tokens."""
 
-    def __init__(self, questions: Questions) -> None:
-        self._questions = questions
-        self.start = questions.start(PROMPT_TOKENS)
+    def __init__(self, sequences: RandomSequences) -> None:
+        self._questions = sequences
+        self.start = sequences.start(PROMPT_TOKENS)
         self._root, self._last = self.start.root, self.start.tokens[-1]
         self._round, self._position = 0, PROMPT_TOKENS - 1
         self._asked: Verify | None = None
@@ -71,11 +71,11 @@ class Verifying:
         self._position += len(accepted) + 1
 
 
-class Growing:
+class GrowthLoad:
     """Sequences at a draft that is let grow `width` nodes a step, each until its tree is full."""
 
-    def __init__(self, questions: Questions, width: int) -> None:
-        self._questions = questions
+    def __init__(self, sequences: RandomSequences, width: int) -> None:
+        self._questions = sequences
         self._plan = BestFirst(width=width, fan=_FAN)
         self._sequence: SequenceId | None = None
         self._grown = 0
