@@ -1,1 +1,1 @@
-"""Measures what this machine takes for a pair of models, in its own worker processes. `calibrate` is the way in."""
+"""Measures the forward times of a pair of models on this machine, in worker processes. `calibrate` is the entry."""

@@ -1,4 +1,4 @@
-"""A profile of this machine from start to end: starts the workers, has them measured, ends them. Prints nothing."""
+"""Measures a device profile of this machine: starts workers, measures them, ends them. Prints nothing."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -32,8 +32,8 @@ def calibrate(
 ) -> DeviceProfile:
     """Measure this pair on this machine; the draft on its own device by `engine`, and by MLX on the target's.
 
-    `date` is written beside each number; `samples` forwards are measured of each kind; `notice` is told what
-    is measured now. Raises InputError for models that can't be had, PipelineError if a worker fails.
+    `date` is written beside each number; `samples` forwards are measured of each kind; `notice` is called with the
+    current measurement. Raises InputError for models that can't be loaded, PipelineError if a worker fails.
     """
     folders = str(resolve(target, "target")), str(resolve(draft, "draft"))
     cores = machine_facts.partition_cores()
@@ -53,7 +53,7 @@ def calibrate(
 
 
 def device_times(times: Times, source: str, weights: int | None = None) -> DeviceTimes:
-    """What was measured, each number with the same source, of a model with so many bytes of weights."""
+    """Measured times as part of a profile; `source` is noted at each number, `weights` are bytes."""
     steps = tuple(
         ForwardTime(width=width, milliseconds=round(seconds * 1000, 4), source=source)
         for width, seconds in sorted(times.steps.items())
@@ -67,7 +67,7 @@ def slow_down_of(factor: float, source: str) -> SlowDown:
 
 
 def to_toml(profile: DeviceProfile) -> str:
-    """The file's content."""
+    """The profile as TOML that `load_profile` reads."""
     lines = [f"name = {_text(profile.name)}", f"description = {_text(profile.description)}"]
     for name in ("target", "draft", "draft_on_target_device"):
         lines += ["", f"[{name}]", *_device(getattr(profile, name))]
@@ -79,7 +79,7 @@ def to_toml(profile: DeviceProfile) -> str:
 def _measured(
     folders: tuple[str, str], engine: DraftEngineName, cores: Cores, samples: int, notice: OnCalibrationProgress
 ) -> tuple[Times, Times, float]:
-    """The target and the draft, each alone on its own device, and the slow-down of both at once."""
+    """The times of target and draft without overlap, and the slow-down with overlap."""
     converts = draft_model(engine) == "package"
     draft = str(converted_draft(folders[1])) if converts else folders[1]
     notice("loading models")
@@ -124,5 +124,5 @@ def _device(times: DeviceTimes) -> list[str]:
 
 
 def _text(value: str) -> str:
-    """A basic string: JSON's escapes are TOML's."""
+    """A basic string: TOML has JSON's escapes."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What forwards and prompts take in real worker processes, alone and both at once. Medians; seconds."""
+"""Times of forwards and prefills in real worker processes, without and with overlap. Medians in seconds."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +12,9 @@ from protocol.messages.worker import Grow, Hello, Prefilled, Stop, Verdict
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 _WARM_UP = 3
-"""Forwards of a width before any counts: kernels are compiled in them."""
+"""Unmeasured forwards of each width: kernels are compiled in them."""
 _TARGET_OVERLAP_WIDTH, _DRAFT_OVERLAP_WIDTH = 8, 8
-"""Widths while both are at work."""
+"""Widths with overlap."""
 _PROMPT_TOKENS = 512
 
 OnCalibrationProgress = Callable[[str], None]
@@ -78,7 +78,7 @@ def slow_down(
     samples: int,
     notice: OnCalibrationProgress,
 ) -> float:
-    """What a forward takes while the other worker is at work too, relative to alone: the larger of the two ratios.
+    """The time of a forward with overlap relative to the time without: the larger of the two workers' ratios.
 
     `hellos` and `alone` are the target's and the draft's. Never below 1.
     """
@@ -90,7 +90,7 @@ def slow_down(
 
 
 def _overlapping(harness: WorkerHarness, hellos: tuple[Hello, Hello], samples: int) -> tuple[float, float]:
-    """Seconds of a verification and of a growth step while both workers never rest."""
+    """Seconds of a verification and of a growth step while both workers are always busy."""
     sequences = RandomSequences(hellos[0], seed=1)
     verifying = _verifying(harness, sequences)
     growing = GrowthLoad(RandomSequences(hellos[1], seed=1), _DRAFT_OVERLAP_WIDTH)
@@ -124,7 +124,7 @@ def _verify(harness: WorkerHarness, verifying: VerifyLoad, width: int) -> float:
 
 
 def _verifying(harness: WorkerHarness, sequences: RandomSequences) -> VerifyLoad:
-    """A new sequence whose prompt the target has read."""
+    """A new sequence whose prompt the target has prefilled."""
     verifying = VerifyLoad(sequences)
     harness.tell("target", verifying.start)
     harness.await_message(Prefilled)
@@ -142,7 +142,7 @@ def _target_rates(harness: WorkerHarness, sequences: RandomSequences) -> Iterato
 
 
 def _draft_rates(harness: WorkerHarness, sequences: RandomSequences) -> Iterator[float]:
-    """A draft says nothing of its prefill: the time to its first growth less that step's own."""
+    """A draft does not report its prefill: the time to its first Grow minus that step's own time."""
     for repeat in range(4):
         start = sequences.start(min(_PROMPT_TOKENS, sequences.context // 2), BestFirst(width=1, fan=2))
         began = time.perf_counter()
@@ -155,7 +155,7 @@ def _draft_rates(harness: WorkerHarness, sequences: RandomSequences) -> Iterator
 
 
 def _first_of(harness: WorkerHarness, sequence: int) -> Grow:
-    """An earlier sequence's last growth may still be on its way."""
+    """Skips late Grow messages of earlier sequences."""
     while True:
         grow = harness.await_message(Grow)
         if grow.sequence == sequence:

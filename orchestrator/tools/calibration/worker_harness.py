@@ -1,4 +1,4 @@
-"""Worker processes without an orchestrator: says to each what it is told to, and hears what it answers."""
+"""Worker processes without an orchestrator: starts them, sends messages, receives the answers."""
 
 import os
 import time
@@ -17,14 +17,14 @@ from protocol.transport.codec import Stamp
 from protocol.transport.sockets import Arrival, Hub
 
 _TIMEOUT_SECONDS = 120.0
-"""The longest that loading a model or one forward may take."""
+"""Maximum time of loading a model or of one forward."""
 _POLL_MILLISECONDS = 200
 
 M = TypeVar("M")
 
 
 class WorkerHarness:
-    """Context of some workers. Every failure of one is a PipelineError."""
+    """A context with workers. Every failure of a worker is a PipelineError."""
 
     def __init__(self, setup: OrchestratorSetup, session: Session, cores: Mapping[Role, tuple[int, ...]]) -> None:
         """`cores`: as `Supervisor` takes them."""
@@ -62,7 +62,7 @@ class WorkerHarness:
         return self._arrival().message
 
     def await_message(self, kind: type[M]) -> M:
-        """The next message of this kind; others are passed over."""
+        """The next message of this kind; other messages are skipped."""
         while True:
             message = self.hear()
             if isinstance(message, kind):
@@ -83,7 +83,7 @@ class WorkerHarness:
     def _check(self) -> None:
         for role, child in self._supervisor.children.items():
             if child.process.poll() is not None:
-                # It may have said why.
+                # Its last message may give the reason.
                 for arrival in self._hub.receive():
                     _raise_fault(arrival)
                 words = self._session.last_words(child.log) or "none"

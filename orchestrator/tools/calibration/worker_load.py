@@ -1,4 +1,4 @@
-"""What the workers are asked, so that they show what a forward takes: any tokens will do. Pure."""
+"""Synthetic load for workers that are measured: random tokens. Pure."""
 
 from itertools import count
 
@@ -11,11 +11,11 @@ from protocol.messages.worker import Hello, Start, Stop, Verdict, Verify
 from protocol.speculation.token_tree import node_id
 
 PROMPT_TOKENS = 64
-"""Of a sequence that steps are measured on."""
-_MOST_GROWN = 256
-"""Tree nodes, after which a draft begins anew: it rests when it has too many, or none that is likely enough."""
+"""Prompt length of the sequences whose steps are measured."""
+_MAX_GROWN = 256
+"""Tree nodes after which a new sequence starts: a draft stops growing a large tree."""
 _FAN = 8
-"""Wide steps soon, and room for one of them below that number of nodes."""
+"""Gives wide steps early, with room for one of them below that number of nodes."""
 
 
 class RandomSequences:
@@ -28,7 +28,7 @@ class RandomSequences:
         self._ids = map(SequenceId, count(1))
 
     def start(self, tokens: int, plan: BestFirst | None = None) -> Start:
-        """A new sequence of so many tokens, the root included."""
+        """A new sequence of `tokens` tokens, the root included."""
         return Start(
             sequence=next(self._ids),
             round=0,
@@ -43,7 +43,7 @@ class RandomSequences:
 
 
 class VerifyLoad:
-    """One sequence at a target that is asked to verify chains of random tokens."""
+    """One sequence at a target that verifies chains of random tokens."""
 
     def __init__(self, sequences: RandomSequences) -> None:
         self._questions = sequences
@@ -72,7 +72,7 @@ class VerifyLoad:
 
 
 class GrowthLoad:
-    """Sequences at a draft that is let grow `width` nodes a step, each until its tree is full."""
+    """Sequences at a draft that grows `width` nodes a step, each until its tree is full."""
 
     def __init__(self, sequences: RandomSequences, width: int) -> None:
         self._questions = sequences
@@ -81,18 +81,18 @@ class GrowthLoad:
         self._grown = 0
 
     def begin(self) -> list[Stop | Start]:
-        """Give up the sequence that was grown so far, and start another."""
+        """End the current sequence and start another."""
         old = self.end()
         start = self._questions.start(PROMPT_TOKENS, self._plan)
         self._sequence, self._grown = start.sequence, 0
         return [*old, start]
 
     def end(self) -> list[Stop]:
-        """Give up the sequence that was grown so far."""
+        """End the current sequence."""
         return [] if self._sequence is None else [Stop(self._sequence)]
 
     def heard(self, sequence: SequenceId, nodes: int) -> bool:
-        """New nodes arrived; whether it is time to begin anew. Those of an earlier sequence don't count."""
+        """Count new nodes of the current sequence; returns whether a new sequence must start."""
         if sequence == self._sequence:
             self._grown += nodes
-        return self._grown >= _MOST_GROWN
+        return self._grown >= _MAX_GROWN

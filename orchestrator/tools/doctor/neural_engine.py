@@ -11,14 +11,14 @@ from protocol.contracts.examination import Agreed, Placed, Predicted, RuntimeNam
 from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, record
 
 _DEVIATION = 0.1
-"""Of a device's logits, in standard deviations: fp16 sums in another order stay below, wrong numbers do not."""
+"""Limit for a device's logits, in standard deviations: fp16 sums in another order stay below it."""
 _SAME = 0.9
-"""Share of tokens whose favourite must be the executor's."""
+"""Minimum share of positions with the executor's top token."""
 _FASTER = 1.1
-"""A Neural Engine beats the processor by more than this at the draft's usual width, or it is not used at all."""
+"""Minimum speed-up over the processor at the draft's usual width; below it the Neural Engine is not in use."""
 _USUAL_WIDTH = 8
-_LITTLE = 0.9
-"""Share of the estimated cost below which it is worth a warning that operations leave the Neural Engine."""
+_MIN_COST = 0.9
+"""Below this share of the estimated cost on the Neural Engine, a warning is given."""
 _NEXT = "the pipeline drafts in MLX instead; try again after an update of macOS, or convert with other options"
 
 
@@ -34,8 +34,8 @@ def examined(
 ) -> list[Finding]:
     """Findings on the draft model `draft` (None: the demo draft) on this machine's Neural Engine.
 
-    `runtime`: None for what this machine has; "executor" rehearses the examination without a device.
-    The verdict of a real one is kept, by the system's build, the chip and the package.
+    `runtime`: None for what this machine has; "executor" rehearses it without a device.
+    The verdict of a real examination is stored by system build, chip and package.
     """
     if runtime is None and sys.platform != "darwin":
         return [_none_here()]
@@ -55,9 +55,9 @@ def examined(
 def judge(
     outcomes: Sequence[StageOutcome], place: ExaminedSystem, rehearsal: bool = False
 ) -> tuple[list[Finding], EngineVerdict]:
-    """Findings in the order of the stages, and the verdict: the first failure decides against Core ML.
+    """Findings in the order of the stages, and the verdict: any failure decides against Core ML.
 
-    In a rehearsal our executor stands in for the device, and no time means anything.
+    In a rehearsal our executor replaces the device, and times are ignored.
     """
     findings = [finding for outcome in outcomes for finding in _of_stage(outcome)]
     findings += [] if rehearsal else _speed(outcomes)
@@ -70,7 +70,7 @@ def judge(
 def _of_stage(outcome: StageOutcome) -> list[Finding]:
     name = {"golden": "executor", "plan": "compute plan"}.get(outcome.stage, _device(outcome))
     if outcome.ending != "done":
-        # The plan is an estimate and a library call of its own: without it, timing still tells.
+        # The plan is only an estimate: without it, the times still decide.
         status = "warn" if outcome.stage == "plan" else "fail"
         return [Finding(name, status, f"the examining process {_ending(outcome)}", _NEXT if status == "fail" else None)]
     match outcome.stage:
@@ -114,11 +114,11 @@ def _placement(placed: Placed) -> Finding:
         text += "; elsewhere " + ", ".join(f"{count} {kind}" for kind, count in list(placed.elsewhere.items())[:4])
     if placed.engine == 0:
         return Finding("compute plan", "fail", text, _NEXT)
-    return Finding("compute plan", "ok" if placed.cost >= _LITTLE else "warn", text)
+    return Finding("compute plan", "ok" if placed.cost >= _MIN_COST else "warn", text)
 
 
 def _speed(outcomes: Sequence[StageOutcome]) -> list[Finding]:
-    """The only sign that Core ML has not silently moved everything to the processor."""
+    """Only the times show whether Core ML has silently moved everything to the processor."""
     times = {
         outcome.units: {each.width: each.milliseconds for each in outcome.of(Timed)}
         for outcome in outcomes

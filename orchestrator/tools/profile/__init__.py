@@ -1,1 +1,1 @@
-"""Where the time of a pipeline goes: from the spans of its processes to figures and pictures."""
+"""Profiles a pipeline: from the spans of its processes to figures and pictures."""

@@ -1,4 +1,4 @@
-"""Workers of a traced run do their work again, each with nobody else at work: the solo times of the overlap."""
+"""Replays each worker of a traced run alone: the times without overlap."""
 
 import os
 import subprocess
@@ -20,10 +20,10 @@ REPLAYED: tuple[Role, ...] = ("target", "draft")
 
 
 def replays(run: TracedRun, folder: Path, draft_command: Sequence[str] = ()) -> Iterator[tuple[str, WorkerLife | None]]:
-    """Each worker's name with the spans of its replay, one after the other; None if it left no script to follow.
+    """Each worker's name with the spans of its replay, one after the other; None if it left no script.
 
-    `folder`: where the traced run wrote. A worker has the cores, the environment and the pace that it had,
-    save for the slow-down by another device at work. Raises PipelineError if a replay fails.
+    `folder`: folder of the trace. A worker has the cores, environment and pace of the run, without the slow-down by
+    overlap. Raises PipelineError if a replay fails.
     """
     for life in run.lives:
         if life.worker.role in REPLAYED:
@@ -57,8 +57,8 @@ def _work(command: Sequence[str], role: Role, setup: WorkerSetup, name: str) -> 
             env={**os.environ, **worker_environment(role, setup.cores)},
         )
     finally:
-        # What a worker saves it saves for others, and there are none.
+        # No other process adopts the arenas of a replay.
         unlink_owned()
     if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or ["none"]
-        raise PipelineError(f"The replay of {name} failed: run the profile again. Its last words: {words[-1][:500]}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["none"]
+        raise PipelineError(f"The replay of {name} failed: run the profile again. Its last line: {lines[-1][:500]}")

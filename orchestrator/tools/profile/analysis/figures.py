@@ -54,11 +54,11 @@ class RequestProfile(msgspec.Struct, frozen=True, kw_only=True):
     acceptance_rate: float | None
     acceptance_by_depth: tuple[float, ...]
     seconds: float
-    """Of decoding: from the target having read the prompt to its last verdict; T_both."""
+    """Of decoding: from the end of the target's prefill to its last verdict; T_both."""
     draft_alone: float | None
-    """T_draft: the same growth replayed with nobody else at work."""
+    """T_draft: the same growth steps replayed alone."""
     target_alone: float | None
-    """T_target: the same verifications replayed with nobody else at work."""
+    """T_target: the same verifications replayed alone."""
     overlap_efficiency: float | None
     overlapped_share: float | None
     useful_overlap: float | None
@@ -68,17 +68,17 @@ class RequestProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProfileFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """The figures of all requests."""
 
     strategy: str
     machine: tuple[str, ...]
     prompt_tokens: int
     clock_error: float | None
-    """Seconds that times of different processes may be off against one another."""
+    """Maximum error between the clocks of two processes, in seconds."""
     lost: int
     """Spans and messages that were overwritten by newer ones; their rounds are not accounted for."""
     notes: tuple[str, ...]
-    """What a reader must know before believing the figures."""
+    """Conditions that make figures invalid or incomplete."""
     requests: tuple[RequestProfile, ...]
 
 

@@ -1,8 +1,7 @@
-"""Where the target's time goes, and what it waits for when it is idle. Pure.
+"""The target's time by kind of work, and its idle time by cause. Pure.
 
-From the moment a request is handed to the target, an idle target waits for whatever holds the request: a
-message on its way (either way), the orchestrator between reading an answer and sending the next
-verification, or the draft whose growth the orchestrator deliberately awaits.
+The cause of idle time is the place of the request: a message under way (in either direction), the orchestrator between
+the receipt of an answer and the next verification, or the draft whose growth the orchestrator awaits.
 """
 
 from collections.abc import Iterator
@@ -28,9 +27,9 @@ class TargetTime:
     for_draft: int
     """Idle, because the orchestrator awaited growth."""
     for_prefill: int
-    """Idle, because it awaited growth of a draft that was still reading the prompt."""
+    """Idle, because the orchestrator awaited growth of a draft that still prefilled the prompt."""
     for_orchestrator: int
-    """Idle, because the orchestrator had an answer and had not yet sent the next question."""
+    """Idle, because the orchestrator had an answer and had not sent the next verification."""
     for_messages: int
     """Idle, because a message was being encoded, on its way, or waiting to be read."""
 
@@ -44,7 +43,7 @@ class TargetTime:
 
 
 def target_time(request: TracedRequest, within: Intervals) -> TargetTime:
-    """`within`: the moments that count, for instance `request.all`."""
+    """`within`: the time that is counted, for instance `request.all`."""
     idle = idle_by_cause(request, within)
     verify = request.busy(work(request.target, (SpanKind.VERIFY,)), within)
     prefill = difference(request.busy(work(request.target, (SpanKind.PREFILL,)), within), verify)
@@ -73,7 +72,7 @@ def idle_by_cause(request: TracedRequest, within: Intervals) -> dict[str, Interv
 
 
 def _stations(request: TracedRequest) -> Iterator[tuple[int, int, str]]:
-    """Where the request was, from when to when."""
+    """The places of the request with their begin and end."""
     events = [(span.end, _TRAVELLING) for span in work(request.target, (SpanKind.VERIFY, SpanKind.PREFILL))]
     for seen in request.seen:
         if isinstance(seen.message, Verdict | Prefilled):

@@ -1,7 +1,7 @@
-"""How much of the draft's and the target's work goes on at the same time. Pure.
+"""The overlap of the draft's and the target's work. Pure.
 
-Work of the target: verifying and tidying up behind it. Work of the draft: growth steps, and what it still
-prefills while the target decodes already. Only the time of decoding counts.
+Work of the target: verification and the clean-up after it. Work of the draft: growth steps, and prefill while the
+target decodes. Only the time of decoding counts.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ def overlapped_share(draft: Intervals, target: Intervals) -> float | None:
 
 
 def draft_time(request: TracedRequest, steps: dict[Interval, Step], used: set[Step]) -> DraftTime:
-    """Where the draft's time went. `steps` names the growth spans; `used` are those that led to accepted tokens."""
+    """The draft's time by use. `steps`: the step of each growth span; `used`: the steps that led to accepted tokens."""
     target = request.busy(work(request.target, TARGET_WORK), request.decode)
     growth = work(request.draft, (SpanKind.GROW,))
     chosen = request.busy((span for span in growth if steps.get(edges(span)) in used), request.decode)
@@ -93,7 +93,7 @@ def time_alone(life: WorkerLife, replayed: WorkerLife, kinds: Sequence[SpanKind]
 
 
 def _named(spans: Iterable[TracedSpan]) -> Iterator[tuple[tuple[int, ...], TracedSpan]]:
-    """Spans with what identifies them in a replay: what they were for, and the how manieth of that kind it was."""
+    """Spans with their identity in a replay: their fields, and their number among the spans with equal fields."""
     seen: Counter[tuple[int, ...]] = Counter()
     for span in spans:
         name = (span.kind, span.sequence, span.round, span.serial)

@@ -1,6 +1,6 @@
-"""One request of a traced run: its time, and what target, draft and orchestrator did in it. Pure.
+"""One request of a traced run: its time, and the spans of target, draft and orchestrator in it. Pure.
 
-Requests follow one another: what happens between the first and the last moment of one belongs to it.
+Requests follow one another: every span between the start and the end of a request belongs to it.
 """
 
 from collections.abc import Iterable
@@ -20,9 +20,9 @@ class TracedRequest:
     sequence: int
     temperature: float
     began: int
-    """The target was told to start."""
+    """The orchestrator sent the target's Start."""
     decoding: int
-    """The target held the prompt; what follows is decoding."""
+    """The target had prefilled the prompt; decoding begins."""
     ended: int
     """The target had its last verdict."""
     target: tuple[TracedSpan, ...]
@@ -40,12 +40,12 @@ class TracedRequest:
         return [(self.decoding, self.ended)]
 
     def busy(self, spans: Iterable[TracedSpan], within: Intervals) -> Intervals:
-        """When any of these spans was going on."""
+        """The time covered by any of these spans."""
         return intersection(union(edges(span) for span in spans), within)
 
 
 def traced_requests(run: TracedRun) -> list[TracedRequest]:
-    """Every request that came to a verdict, in order."""
+    """Every request with a verdict, in order."""
     starts = {}
     for seen in run.seen:
         if isinstance(seen.message, Start) and seen.role == "target":

@@ -173,7 +173,7 @@ def _hit(hit: bool | None) -> str:
 
 def _definitions() -> str:
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(meaning)}</dd>" for name, meaning in DEFINITIONS.items())
-    return f"<h2>What the words mean</h2><dl>{items}</dl>"
+    return f"<h2>Definitions</h2><dl>{items}</dl>"
 
 
 def _legend(words: Mapping[str, str]) -> str:

@@ -32,8 +32,8 @@ DRAFT_WORDS = {
 """What the draft's time is spent on."""
 DEFINITIONS = {
     "overlap efficiency": "(draft alone + target alone - both) / the shorter of the two, within 0 and 1: the share of "
-    "the shorter one's work that the other hides (Intel MPI Benchmarks' definition). Alone: the same forwards again, "
-    "in the same processes' set-up, with nobody else at work. T_both, T_draft, T_target: those times in ms.",
+    "the shorter one's work that the other hides (Intel MPI Benchmarks' definition). Alone: the same forwards replayed "
+    "in the same process, without the other worker. T_both, T_draft, T_target: those times in ms.",
     "overlapped": "share of the draft's busy time in which the target was busy too.",
     "useful": "share of the draft's busy time in which the target was busy too, in growth steps that published a "
     "token which the target then accepted, or one that led to it ahead of the target.",
@@ -42,7 +42,7 @@ DEFINITIONS = {
 
 
 def tables(profile: ProfileFigures) -> Group:
-    """The figures, where each one's time went, and what to know about them."""
+    """The figures, the use of time by worker, and the definitions."""
     parts: list[RenderableType] = [_figures(profile.requests), ""]
     parts += [_times("target", profile.requests, lambda request: request.target, TARGET_WORDS), ""]
     if any(request.draft_alone or request.overlapped_share is not None for request in profile.requests):
