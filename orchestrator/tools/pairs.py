@@ -1,4 +1,4 @@
-"""What recommended pairs of models take, whether they go together, what they would reach here. Prints nothing."""
+"""Memory, tokenizers and predicted speed of the recommended pairs on this machine. Prints nothing."""
 
 import json
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from orchestrator.tools.simulate.sweep import with_draft_step, with_target_step
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 
 _USABLE = 0.75
-"""Of a machine's memory: about what macOS lends the GPU, and the system needs the rest."""
+"""Share of the memory that a pair may use: about what macOS gives the GPU."""
 _KV_BYTES = 1 << 30
-"""For keys and values of some thousand tokens, and the processes themselves."""
+"""For the KV of some thousand tokens, and the processes."""
 _TOKENS = 128
-_FURTHEST = 20.0
-"""Times the weights of the calibrated model: beyond, what a forward takes besides reading them is a guess."""
-_SLOWEST = 2000.0
-"""Milliseconds of a forward that anybody would wait for; far slower targets are taken for dead."""
+_MAX_RATIO = 20.0
+"""Of the weights to those of the calibrated model: beyond it the time of a forward is not proportional to them."""
+_MAX_MILLISECONDS = 2000.0
+"""Of a forward: much slower targets count as dead."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def fits(pair: Pair, on_processor: bool, available: int) -> bool:
 
 
 def tokenizers(pair: Pair) -> tuple[bool, bool]:
-    """Whether they match, and whether that was found in the files themselves, because both are here."""
+    """Whether the tokenizers match, and whether both models' files were compared (else the listed names are)."""
     folders = cached(pair.target.id), cached(pair.draft.id)
     if None in folders:
         return pair.target.tokenizer == pair.draft.tokenizer, False
@@ -51,10 +51,9 @@ def tokenizers(pair: Pair) -> tuple[bool, bool]:
 
 
 def forecast(pair: Pair, profile: DeviceProfile, on_processor: bool) -> Forecast | None:
-    """What `plan` says for a device whose forwards take as much longer as the weights are bigger.
+    """The prediction of `plan` for forward times in proportion to the weights, with the demo draft's acceptance.
 
-    None if the profile does not say what weights it was measured with, or they were too different. The draft
-    guesses as the demo pair's does.
+    None if the profile does not state the weights it was measured with, or if they are too different.
     """
     measured = profile.target.weights, profile.draft.weights
     if measured[0] is None or measured[1] is None:
@@ -66,7 +65,7 @@ def forecast(pair: Pair, profile: DeviceProfile, on_processor: bool) -> Forecast
     ):
         factor = model.weights(on_processor) / known
         milliseconds = 1000 * pace.forward(1) * factor
-        if not 1 / _FURTHEST <= factor <= _FURTHEST or milliseconds > _SLOWEST:
+        if not 1 / _MAX_RATIO <= factor <= _MAX_RATIO or milliseconds > _MAX_MILLISECONDS:
             return None
         scenario = change(scenario, milliseconds)
     return Forecast(plain(scenario).tokens_per_second, simulated(scenario, "adaptive").tokens_per_second)

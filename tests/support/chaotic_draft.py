@@ -1,6 +1,6 @@
-"""A draft process that misbehaves on purpose: `python -m tests.support.chaotic_draft MODE SETUP`. Knows no target.
+"""A faulty draft process: `python -m tests.support.chaotic_draft MODE SETUP`. Knows no target.
 
-The drills' garbage, and what becomes of an honest draft's messages when their order is lost (`Disorder`).
+The modes of the drills, and an honest draft whose messages lose their order (`Disorder`).
 """
 
 import random
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker
-from orchestrator.tools.drill import garbage_draft
+from orchestrator.tools.drill import faulty_draft
 from protocol.messages.worker import FromWorker, Hello, ToWorker
 from protocol.worker.interface import Worker
 from protocol.worker.process import WorkerSetup, serve
 
 
 class Disorder:
-    """An honest draft whose growth is held back, doubled and told in another order."""
+    """An honest draft whose messages are delayed, doubled and sent in another order."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._draft = DraftWorker(MlxEngine.load(Path(setup.model)), time.perf_counter)
@@ -45,7 +45,7 @@ class Disorder:
                 self._held.remove(message)
 
 
-MODES: dict[str, Callable[[WorkerSetup], Worker]] = {**garbage_draft.MODES, "disorder": Disorder}
+MODES: dict[str, Callable[[WorkerSetup], Worker]] = {**faulty_draft.MODES, "disorder": Disorder}
 
 
 def main() -> int:

@@ -78,66 +78,63 @@ def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: i
     elif growth:
         _growth(**options)
     elif requests:
-        _crowd(requests, **options)
+        _concurrency(requests, **options)
     else:
         _compare(**options)
 
 
 def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
-    from orchestrator.tools.bench import table
-    from orchestrator.tools.bench.distance import draw_distances
+    from orchestrator.tools.bench import report
     from orchestrator.tools.bench.figures import rows
-    from orchestrator.tools.bench.plot import draw
-    from orchestrator.tools.bench.progress import BenchProgress
+    from orchestrator.tools.bench.plot import draw, draw_distances
     from orchestrator.tools.bench.prompts import read_prompts
     from orchestrator.tools.bench.trials import BenchPlan, run
 
     plan = BenchPlan.of(**_with_strategies(options, "ar,sd,ssd,adaptive"))
     texts = read_prompts(path, limit)
-    with BenchProgress(plan.generations(len(texts))) as turns:
-        measurements, names = run(plan, texts, turns.starting, turns.took)
+    with report.BenchProgress(plan.generations(len(texts))) as turns:
+        measurements, names = run(plan, texts, turns.starting, turns.finished)
     figures = rows(measurements, names)
     if as_json:
-        click.echo(json.dumps(table.to_json(figures, plan, len(texts))))
+        click.echo(json.dumps(report.to_json(figures, plan, len(texts))))
     else:
-        table.wide_enough().print(table.tables(figures, plan, len(texts)))
+        report.wide_console().print(report.tables(figures, plan, len(texts)))
     if plot is not None:
         subtitle = f"{plan.pace or 'this machine'}, {len(texts)} prompts, {plan.max_tokens} tokens"
         if plan.links:
             draw_distances(figures, plan.strategies, plan.links, subtitle, plot)
         else:
             draw(figures, subtitle, plot)
-    _complain(table.invalid(figures))
-    wrong = table.failures(figures)
+    _complain(report.invalid(figures))
+    wrong = report.failures(figures)
     _complain(wrong)
     if wrong:
         sys.exit(_FAILED)
 
 
 def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
-    from orchestrator.tools.bench.progress import BenchProgress
     from orchestrator.tools.bench.prompts import read_prompts
+    from orchestrator.tools.bench.report import BenchProgress
     from orchestrator.tools.bench.trials import BenchPlan
-    from orchestrator.tools.bench.workloads import prompt_length_report as growth_report
+    from orchestrator.tools.bench.workloads import prompt_length_report as length_report
     from orchestrator.tools.bench.workloads.prompt_length import LENGTHS, measure
 
     plan = BenchPlan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, _GROWING))
     with BenchProgress(len(plan.strategies) * len(LENGTHS)) as turns:
-        figures, context = measure(plan, read_prompts(path, limit), turns.count, turns.took)
+        figures, context = measure(plan, read_prompts(path, limit), turns.set_total, turns.finished)
     if as_json:
-        click.echo(json.dumps(growth_report.to_json(figures, plan, context)))
+        click.echo(json.dumps(length_report.to_json(figures, plan, context)))
     else:
-        Console().print(growth_report.table(figures, plan, context))
+        Console().print(length_report.table(figures, plan, context))
     if plot is not None:
-        growth_report.draw(figures, plot)
+        length_report.draw(figures, plot)
 
 
 def _reuse(
     conversation: int, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
 ) -> None:
-    from orchestrator.tools.bench.progress import BenchProgress
     from orchestrator.tools.bench.prompts import read_prompts
-    from orchestrator.tools.bench.table import wide_enough
+    from orchestrator.tools.bench.report import BenchProgress, wide_console
     from orchestrator.tools.bench.trials import BenchPlan
     from orchestrator.tools.bench.workloads import prefix_reuse_report as reuse_report
     from orchestrator.tools.bench.workloads.prefix_reuse import measure
@@ -146,11 +143,11 @@ def _reuse(
         raise click.UsageError("--reuse draws no picture: leave --plot out.")
     plan = BenchPlan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, "adaptive"))
     with BenchProgress(conversation) as progress:
-        turns, shape = measure(plan, conversation, read_prompts(path, limit), progress.count, progress.took)
+        turns, shape = measure(plan, conversation, read_prompts(path, limit), progress.set_total, progress.finished)
     if as_json:
         click.echo(json.dumps(reuse_report.to_json(turns, shape, plan)))
     else:
-        wide_enough().print(reuse_report.table(turns, shape, plan))
+        wide_console().print(reuse_report.table(turns, shape, plan))
     _complain(reuse_report.invalid(turns))
     wrong = reuse_report.failures(turns)
     _complain(wrong)
@@ -158,13 +155,13 @@ def _reuse(
         sys.exit(_FAILED)
 
 
-def _crowd(
+def _concurrency(
     requests: str, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
 ) -> None:
-    from orchestrator.tools.bench.progress import BenchProgress
     from orchestrator.tools.bench.prompts import read_prompts
+    from orchestrator.tools.bench.report import BenchProgress
     from orchestrator.tools.bench.trials import BenchPlan
-    from orchestrator.tools.bench.workloads import concurrency_report as crowd_report
+    from orchestrator.tools.bench.workloads import concurrency_report
     from orchestrator.tools.bench.workloads.concurrency import measure, parse_requests
 
     if plot is not None:
@@ -172,19 +169,19 @@ def _crowd(
     counts = parse_requests(requests)
     plan = BenchPlan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, _GROWING))
     with BenchProgress((1 + len(plan.strategies)) * len(counts) + len(plan.draft_tokens)) as turns:
-        figures = measure(plan, counts, read_prompts(path, limit), turns.starting, turns.took)
+        figures = measure(plan, counts, read_prompts(path, limit), turns.starting, turns.finished)
     if as_json:
-        click.echo(json.dumps(crowd_report.to_json(figures, plan)))
+        click.echo(json.dumps(concurrency_report.to_json(figures, plan)))
     else:
-        Console().print(crowd_report.table(figures, plan))
-    wrong = crowd_report.failures(figures)
+        Console().print(concurrency_report.table(figures, plan))
+    wrong = concurrency_report.failures(figures)
     _complain(wrong)
     if wrong:
         sys.exit(_FAILED)
 
 
 def _micro(as_json: bool) -> None:
-    from orchestrator.tools.bench.micro import commands as micro
+    from orchestrator.tools.bench import micro
 
     figures = micro.measured()
     click.echo(json.dumps(micro.to_json(figures))) if as_json else Console().print(micro.table(figures))

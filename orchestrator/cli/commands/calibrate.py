@@ -38,7 +38,7 @@ def calibrate(out: Path | None, **options: Any) -> None:
     launch-pipeline bench --pace mine.toml
     """
     from orchestrator.tools.calibration.calibrate import calibrate as measured
-    from orchestrator.tools.calibration.toml_writer import to_toml
+    from orchestrator.tools.calibration.calibrate import to_toml
 
     path = out or calibration_file()
     _require_writable(path)

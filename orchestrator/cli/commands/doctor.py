@@ -43,7 +43,7 @@ def doctor(as_json: bool, neural_engine: bool, draft: str | None, runtime: Any) 
 
 def _neural_engine(draft: str | None, runtime: Any, quiet: bool) -> Any:
     """The findings of an examination that takes minutes; its stages are shown on stderr."""
-    from orchestrator.tools.doctor.neural_engine_doctor import examined
+    from orchestrator.tools.doctor.neural_engine import examined
 
     def say(words: str) -> None:
         if not quiet:

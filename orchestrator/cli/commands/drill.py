@@ -5,22 +5,21 @@ import os
 import random
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from orchestrator.tools.drill.outcome import DrillOutcome
+from orchestrator.tools.drill.outcome import DrillOutcome
+from orchestrator.tools.drill.registry import DRILLS, drill_counts, simulate
 
 _FAILED = 1
 _SENTENCES_SHOWN = 5
 
 
-@click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.command(epilog=f"NAMEs: {', '.join(DRILLS)}.")
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(list(DRILLS)))
 @click.option("--count", type=click.IntRange(min=1), help="Faults of each drill.  [default: a few]")
 @click.option("--minutes", type=click.FloatRange(min=0.1), help="How long the soak takes.")
 @click.option("--full", is_flag=True, help="As many faults as the promises speak of; about an hour for all.")
@@ -40,9 +39,8 @@ def drill(
 ) -> None:
     """Break a pipeline on purpose, and see whether it keeps its promises.
 
-    Starts pipelines of its own, kills and stops their processes, sends garbage, presses Ctrl-C. NAMEs are
-    draft-kill, draft-stop, draft-garbage, target-kill, orchestrator-kill, interrupt, segments, soak; without one
-    all take place. Ends with exit code 1 if a promise was not kept.
+    Starts pipelines of its own, kills and stops their processes, sends garbage, presses Ctrl-C. Runs the drills
+    with these NAMEs, or all of them. Ends with exit code 1 if a promise was not kept.
 
     \b
     launch-pipeline drill
@@ -54,35 +52,23 @@ def drill(
     if simulate is not None:
         _simulate(simulate, hours, seed or 0, as_json)
         return
-    from orchestrator.tools.drill.drills.soak import FAULT_SECONDS
-    from orchestrator.tools.drill.registry import DRILLS
-
-    unknown = [name for name in names if name not in DRILLS]
-    if unknown:
-        raise click.UsageError(f"There is no drill {unknown[0]!r}: choose from {', '.join(DRILLS)}.")
-    chosen = {name: DRILLS[name] for name in names or DRILLS}
-    counts = {name: count or (one.full if full else one.quick) for name, one in chosen.items()}
-    if minutes is not None and "soak" in counts:
-        counts["soak"] = max(1, round(60 * minutes / FAULT_SECONDS))
-    # So few that a person can type it to see the same faults again.
+    # A short number, because a user may type it to repeat the faults.
     seed = random.SystemRandom().randrange(10_000) if seed is None else seed
     outcomes: dict[str, DrillOutcome] = {}
     with _progress(quiet=as_json) as progress:
-        for name, one in chosen.items():
-            outcomes[name] = one.run(counts[name], seed, _stepper(progress, name, counts[name]))
+        for name, number in drill_counts(names, count, full, minutes).items():
+            outcomes[name] = DRILLS[name].run(number, seed, _stepper(progress, name, number))
     _tell(outcomes, seed, as_json)
 
 
 def _simulate(count: int, hours: float, seed: int, as_json: bool) -> None:
     """Seeds from `seed` on, so that a count of one shows that seed again."""
-    from orchestrator.tools.drill.drills.simulated import simulate
-
     with _progress(quiet=as_json) as progress:
         outcome = simulate(count, seed, _stepper(progress, "simulated hours", count), hours)
     _tell({"simulate": outcome}, seed, as_json)
 
 
-def _tell(outcomes: Mapping[str, "DrillOutcome"], seed: int, as_json: bool) -> None:
+def _tell(outcomes: Mapping[str, DrillOutcome], seed: int, as_json: bool) -> None:
     """Print what came of it, and end with exit code 1 unless all was kept."""
     if as_json:
         click.echo(json.dumps(_to_json(outcomes, seed)))
@@ -102,7 +88,7 @@ def _stepper(progress: Progress, name: str, count: int) -> Callable[[], None]:
     return lambda: progress.advance(task)
 
 
-def _print(outcomes: Mapping[str, "DrillOutcome"], seed: int) -> None:
+def _print(outcomes: Mapping[str, DrillOutcome], seed: int) -> None:
     console = Console()
     table = Table(box=None, padding=(0, 2), caption=f"seed {seed}, load {_load():.1f} on {os.cpu_count()} processors")
     for title in ("promise", "measured", "held?"):
@@ -115,7 +101,7 @@ def _print(outcomes: Mapping[str, "DrillOutcome"], seed: int) -> None:
             console.print(f"{name}: {sentence}", style="red", markup=False)
 
 
-def _to_json(outcomes: Mapping[str, "DrillOutcome"], seed: int) -> dict[str, object]:
+def _to_json(outcomes: Mapping[str, DrillOutcome], seed: int) -> dict[str, object]:
     drills = {
         name: {
             "promise": outcome.promise,

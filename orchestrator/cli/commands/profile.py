@@ -73,7 +73,7 @@ def _task(prompt: str, options: dict[str, Any]) -> "ProfileTask":
 
 def _profile(task: "ProfileTask", out: Path, as_json: bool) -> None:
     from orchestrator.tools.profile.measure import measure
-    from orchestrator.tools.profile.report.files import require_folder, write_files
+    from orchestrator.tools.profile.report.page import require_folder, write_files
     from orchestrator.tools.profile.report.table import tables
 
     require_folder(out)

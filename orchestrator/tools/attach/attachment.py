@@ -1,4 +1,4 @@
-"""A worker of this machine for a pipeline on another one: joins, attaches, runs the worker, comes back when it can.
+"""A worker of this machine for a pipeline on another machine: joins, attaches, runs the worker, reconnects.
 
 The thin shell of `launch-pipeline attach`; the worker itself is the same as in a pipeline of one machine.
 """
@@ -30,18 +30,18 @@ from protocol.security.keys import JoinLine, KeyPair, own_keys
 from protocol.transport.link import Link
 from protocol.worker.process import WorkerSetup
 
-_GLANCE = 0.2
-_GRACE = 2.0
+_POLL_SECONDS = 0.2
+_TERMINATION_SECONDS = 2.0
 _EXPLANATION_SECONDS = 1.0
-"""For the server to say why a worker was told to end."""
+"""For the server to send the reason why a worker had to end."""
 _SERVER_SILENCE = 10.0
-_WAITS = (1.0, 2.0, 4.0, 8.0)
-"""Seconds between attempts at a server that refuses for now."""
+_RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0)
+"""Between attempts at a server that refuses temporarily."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lending:
-    """What is lent to whom."""
+    """The worker that is lent, and the server."""
 
     role: Role
     engine: str
@@ -49,17 +49,17 @@ class Lending:
     """Folder; empty for an engine that needs no model."""
     server: KnownServer
     name: str
-    """What this machine would like to be called there."""
+    """The name of this machine that is proposed to the server."""
     folder: Path
-    """Where its keys are."""
+    """Folder of this machine's keys."""
     source: str = ""
-    """Folder of the model that a conversion in `model` stands in for, where that matters."""
+    """Folder of the original model, if `model` is a conversion of it."""
     line: JoinLine | None = None
-    """For a server that does not know this machine yet."""
+    """For a server that this machine has not joined yet."""
 
 
-class _NotNow(Exception):
-    """The server refused or let the worker go; it may take another one later."""
+class _TemporaryRefusal(Exception):
+    """The server refused or released the worker; it may accept one later."""
 
 
 @dataclass(slots=True)
@@ -71,14 +71,14 @@ class _Worker:
     process: subprocess.Popen[bytes]
     pipe: socket.socket
     worked: bool = False
-    """It got as far as being of use."""
+    """It has loaded its model."""
 
 
 class Attachment:
-    """Until Ctrl-C. Raises PipelineError when it makes no sense to go on."""
+    """Runs until Ctrl-C. Raises PipelineError for a failure that a retry can't fix."""
 
     def __init__(self, lending: Lending, show: Callable[[str], None]) -> None:
-        """`show` is given one line whenever it changes."""
+        """`show` is called with the status line whenever it changes."""
         self._lending = lending
         self._keys = own_keys(lending.folder)
         self._show = show
@@ -93,8 +93,8 @@ class Attachment:
                 try:
                     self._one_life()
                     refused = 0
-                except _NotNow as reason:
-                    wait = _WAITS[min(refused, len(_WAITS) - 1)]
+                except _TemporaryRefusal as reason:
+                    wait = _RETRY_SECONDS[min(refused, len(_RETRY_SECONDS) - 1)]
                     refused += 1
                     self._show(f"{reason} Trying again in {wait:.0f} s.")
                     time.sleep(wait)
@@ -116,7 +116,7 @@ class Attachment:
             worker = self._launch(welcome)
             self._watch(control, worker)
         finally:
-            # To a server that does not let us in, sending would wait for ever.
+            # Sending to a server that denies the connection would block for ever.
             if control.state == "up":
                 control.send(Leave(life))
             if worker is not None:
@@ -124,14 +124,14 @@ class Attachment:
             control.close()
 
     def _attach(self, control: Link, life: int) -> Welcome | None:
-        """The stamp for one life; None if the server does not know this machine yet and a join line may help."""
+        """The stamp for one life; None if the server does not know this machine and there is a join line."""
         control.send(Attach(self._lending.role, life))
         began = time.monotonic()
         while True:
-            for message in control.receive(_GLANCE):
+            for message in control.receive(_POLL_SECONDS):
                 if isinstance(message, Welcome) and message.life == life:
                     return message
-                _heed(message)
+                _raise_refusal(message)
             match control.state:
                 case "denied" if self._lending.line is not None:
                     return None
@@ -142,23 +142,23 @@ class Attachment:
                     )
                 case "wrong server":
                     raise self._mistaken()
-                case standing:
+                case state:
                     waited = time.monotonic() - began
-                    self._show(f"{_WAITING[standing]} {self._where} ({waited:.0f} s) ...")
+                    self._show(f"{_WAITING[state]} {self._where} ({waited:.0f} s) ...")
 
     def _join(self) -> None:
-        """Have this machine's own key pinned, by the one-time keys of the join line."""
+        """Register this machine's own key with the one-time keys of the join line."""
         line = self._lending.line
         assert line is not None
         joining = self._connect(line.guest_keys())
         try:
             joining.send(Join(self._lending.name, self._keys.public.decode()))
             while True:
-                for message in joining.receive(_GLANCE):
+                for message in joining.receive(_POLL_SECONDS):
                     if isinstance(message, Joined):
                         self._show(f"Joined {self._where} as {message.name}.")
                         return
-                    _heed(message)
+                    _raise_refusal(message)
                 if joining.state == "denied":
                     raise InputError(
                         "This join line was used or is older than ten minutes: ask for a new one "
@@ -170,18 +170,18 @@ class Attachment:
             joining.close()
 
     def _watch(self, control: Link, worker: _Worker) -> None:
-        """Until the worker has ended, or the server has no use for it any more."""
+        """Until the worker has ended or the server has given it up."""
         was_up = True
         while worker.process.poll() is None:
-            for message in control.receive(_GLANCE):
+            for message in control.receive(_POLL_SECONDS):
                 if isinstance(message, StatusUpdate) and message.life == worker.life:
                     worker.worked = worker.worked or message.status != "loading"
                     self._show(self._line(message))
                 elif isinstance(message, Welcome) and (message.epoch, message.incarnation) != worker.stamp:
-                    # The connection was lost for so long that the worker was given up.
+                    # After a long interruption the server has given the worker up.
                     return
                 else:
-                    _heed(message)
+                    _raise_refusal(message)
             up = control.state == "up"
             if up and not was_up:
                 control.send(Attach(self._lending.role, worker.life))
@@ -192,13 +192,13 @@ class Attachment:
             if isinstance(message, Refused) and not worker.worked:
                 raise blaming(message.blame, plain(message.text))
             if isinstance(message, Refused):
-                _heed(message)
+                _raise_refusal(message)
         self._after(worker)
 
     def _after(self, worker: _Worker) -> None:
         code = worker.process.returncode
         if code == 0:
-            raise _NotNow(f"{self._where} has let the {self._lending.role} go.")
+            raise _TemporaryRefusal(f"{self._where} has released the {self._lending.role}.")
         words = self._session.last_words(self._lending.role) or "none"
         delay = self._policy.died(time.monotonic())
         if delay is None:
@@ -235,9 +235,9 @@ class Attachment:
     def _where(self) -> str:
         return self._lending.server.address.removeprefix("tcp://")
 
-    def _line(self, standing: StatusUpdate) -> str:
-        away = "" if standing.round_trip is None else f" · round trip {standing.round_trip * 1000:.1f} ms"
-        return f"{self._lending.role} for {self._where} · {standing.status}{away}"
+    def _line(self, state: StatusUpdate) -> str:
+        away = "" if state.round_trip is None else f" · round trip {state.round_trip * 1000:.1f} ms"
+        return f"{self._lending.role} for {self._where} · {state.status}{away}"
 
     def _mistaken(self) -> InputError:
         return InputError(
@@ -248,25 +248,25 @@ class Attachment:
 
 _WAITING = {
     "connecting": "Looking for",
-    "up": "Waiting for a word from",
+    "up": "Waiting for an answer from",
     "down": "Lost the connection to",
 }
 
 
-def _heed(message: Any) -> None:
-    """A refusal that is the guest's to mend ends it; any other one may pass."""
+def _raise_refusal(message: Any) -> None:
+    """A refusal that blames this machine's input is an InputError; any other one is temporary."""
     if isinstance(message, Refused):
-        # Another machine's words on this one's terminal.
+        # `plain` removes control characters: the text comes from another machine.
         if message.blame == "input":
             raise InputError(plain(message.text))
-        raise _NotNow(plain(message.text))
+        raise _TemporaryRefusal(plain(message.text))
 
 
 def _end(worker: _Worker) -> None:
-    """In good order if that does not take long."""
+    """SIGTERM, then SIGKILL."""
     for urge in (signal.SIGTERM, signal.SIGKILL):
         if worker.process.poll() is None:
             worker.process.send_signal(urge)
             with suppress(subprocess.TimeoutExpired):
-                worker.process.wait(_GRACE)
+                worker.process.wait(_TERMINATION_SECONDS)
     worker.pipe.close()

@@ -1,6 +1,6 @@
 """Finds pipelines on the local network by DNS-SD over multicast DNS (RFC 6762, 6763), with the optional zeroconf.
 
-What is found is an address and a public key to compare with, never a reason to trust: CURVE proves the key.
+A result is an address and a public key to compare. It is not trusted: CURVE proves the key.
 """
 
 import socket
@@ -19,7 +19,7 @@ _KEY = b"key"
 
 @contextmanager
 def announced(name: str, server: KnownServer, interfaces: Sequence[str] = ()) -> Iterator[None]:
-    """Let others on the local network find this server under `name`; `interfaces`: addresses, none for all."""
+    """Announce this server on the local network under `name`; `interfaces`: addresses, none for all."""
     zeroconf = _zeroconf()
     addresses = [_packed(server.where.host)]
     described = zeroconf.ServiceInfo(
@@ -29,12 +29,12 @@ def announced(name: str, server: KnownServer, interfaces: Sequence[str] = ()) ->
         port=server.where.port,
         properties={_KEY: server.public},
     )
-    radio = _radio(zeroconf, interfaces)
+    zeroconf_instance = _zeroconf_instance(zeroconf, interfaces)
     try:
-        radio.register_service(described, allow_name_change=True)
+        zeroconf_instance.register_service(described, allow_name_change=True)
         yield
     finally:
-        radio.close()
+        zeroconf_instance.close()
 
 
 def discover(
@@ -52,15 +52,15 @@ def discover(
                 KnownServer(Endpoint(address, described.port), key) for address in described.parsed_addresses()[:1]
             )
 
-    radio = _radio(zeroconf, interfaces)
-    browser = zeroconf.ServiceBrowser(radio, _TYPE, handlers=[heard])
+    zeroconf_instance = _zeroconf_instance(zeroconf, interfaces)
+    browser = zeroconf.ServiceBrowser(zeroconf_instance, _TYPE, handlers=[heard])
     try:
         deadline = clock() + seconds
         while not found and clock() < deadline:
             time.sleep(0.05)
     finally:
         browser.cancel()
-        radio.close()
+        zeroconf_instance.close()
     if not found:
         raise InputError(
             f"No pipeline that this machine may join was announced within {seconds:.0f} s (`--announce NAME` there; on "
@@ -69,7 +69,7 @@ def discover(
     return found[0]
 
 
-def _radio(zeroconf: Any, interfaces: Sequence[str]) -> Any:
+def _zeroconf_instance(zeroconf: Any, interfaces: Sequence[str]) -> Any:
     return zeroconf.Zeroconf(interfaces=list(interfaces)) if interfaces else zeroconf.Zeroconf()
 
 

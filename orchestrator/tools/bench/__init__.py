@@ -1,4 +1,4 @@
-"""Compares our strategies with mlx-lm's own code, interleaved in one run. `trials` runs, `table` shows.
+"""Compares our strategies with mlx-lm's own code, interleaved in one run. `trials` runs, `report` shows.
 
-Only the processes in `baseline` and `micro` import MLX.
+Only `baseline`, `micro_adoption` and `servers`, which run as processes of their own, import MLX.
 """

@@ -1,13 +1,15 @@
-"""What is compared: a task that is the same for all, who carries it out, and what came of it. Pure data."""
+"""What the bench compares: the task that every contender gets, its result, and our pipelines as contenders."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
+from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling_params import SamplingParams
+from protocol.messages.base import Verification
 from protocol.messages.client import Pace
 
-Family = Literal["mlx-lm", "ours", "in law"]
-"""mlx-lm's own code; ours, token for token the target's; ours, whose tokens are distributed like the target's."""
+Family = Literal["mlx-lm", "coupled", "rejection"]
+"""mlx-lm's own code; ours with the target's own tokens; ours with tokens of the target's distribution."""
 
 
 class GenerationTask(NamedTuple):
@@ -19,23 +21,23 @@ class GenerationTask(NamedTuple):
     seed: int
 
     def sampling(self) -> SamplingParams:
-        """The same for a pipeline."""
+        """The same parameters for a pipeline."""
         return SamplingParams(temperature=self.temperature, seed=self.seed, max_tokens=self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedGeneration:
-    """What one contender made of one task. None: this contender has no such figure."""
+    """The result of one task. None: this contender has no such figure."""
 
     tokens: tuple[int, ...]
     tokens_per_second: float
-    """Generated tokens, the first included, divided by the seconds from when the prompt but for its
-    last token was evaluated by the target, and that target was free, to the last token."""
+    """Generated tokens, the first included, divided by the seconds until the last token. The clock starts when the
+    target is free and has evaluated all of the prompt but its last token."""
     tokens_per_round: float
     """Generated tokens divided by forwards of the target."""
     hit_rate: float | None = None
     acceptance_rate: float | None = None
-    """Accepted tokens divided by tokens that the target got to judge."""
+    """Accepted tokens divided by draft tokens that the target verified."""
     target_busy: float | None = None
     draft_busy: float | None = None
     overhead_per_round: float | None = None
@@ -45,7 +47,7 @@ class TimedGeneration:
 
 
 class Contender(Protocol):
-    """One way to decode, ready to start at once and idle until then."""
+    """One way to decode: loaded, and idle between tasks."""
 
     @property
     def name(self) -> str: ...
@@ -56,6 +58,31 @@ class Contender(Protocol):
     def generate(self, task: GenerationTask) -> TimedGeneration: ...
 
 
+class PipelineContender:
+    """A started pipeline of ours. It keeps its estimates from task to task, as in normal use."""
+
+    def __init__(self, name: str, pipeline: Pipeline, verification: Verification = "coupled") -> None:
+        self.name = name
+        self.family: Family = verification
+        self._pipeline = pipeline
+        self._verification: Verification = verification
+
+    def generate(self, task: GenerationTask) -> TimedGeneration:
+        result = self._pipeline.generate(task.tokens, replace(task.sampling(), verification=self._verification))
+        figures = result.statistics
+        return TimedGeneration(
+            tokens=result.tokens,
+            tokens_per_second=figures.tokens_per_second,
+            tokens_per_round=figures.tokens_per_round,
+            hit_rate=figures.hit_rate,
+            acceptance_rate=figures.acceptance_rate,
+            target_busy=figures.target_busy,
+            draft_busy=figures.draft_busy,
+            overhead_per_round=figures.overhead_per_round,
+            pace=figures.pace,
+        )
+
+
 def takes_part(contender: Contender, temperature: float) -> bool:
-    """At temperature 0 both rules of verification accept the same tokens, and one is enough."""
-    return contender.family != "in law" or temperature > 0
+    """At temperature 0 both rules of verification accept the same tokens: coupled verification stands for both."""
+    return contender.family != "rejection" or temperature > 0

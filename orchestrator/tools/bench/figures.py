@@ -1,4 +1,4 @@
-"""From measurements to the figures of the table: medians, spreads and ratios. Pure arithmetic."""
+"""From measurements to the figures of the table: medians, extremes and ratios. Pure arithmetic."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -6,11 +6,12 @@ from statistics import median
 
 from orchestrator.core.request_stats import TOLERATED_OVERRUNS
 from orchestrator.tools.bench.contender import TimedGeneration
-from orchestrator.tools.bench.measurement import Measurement, deviating, is_checked
-from orchestrator.tools.bench.schedule import Setting
+from orchestrator.tools.bench.measurement import Measurement, Setting, deviating, is_checked
+from protocol.messages.client import Pace
+from protocol.messages.worker import Paced
 
 PLAIN = "mlx-lm"
-"""Name of the contender that everything is compared with."""
+"""Name of the plain baseline."""
 AUTOREGRESSIVE = "ar"
 _FIGURES: dict[str, Callable[[TimedGeneration], float | None]] = {
     "tokens_per_round": lambda generation: generation.tokens_per_round,
@@ -25,7 +26,7 @@ _FIGURES: dict[str, Callable[[TimedGeneration], float | None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRow:
-    """One contender at one temperature. Figures are medians over prompts and repeats; None: has none."""
+    """One contender at one temperature. Figures are medians over prompts and repeats. None: no such figure."""
 
     contender: str
     temperature: float
@@ -34,10 +35,10 @@ class BenchRow:
     slowest: float
     fastest: float
     over_plain: float | None
-    """Median over settings of its tokens/s divided by those of mlx-lm's plain decoding in the same setting."""
+    """Tokens/s divided by those of mlx-lm's plain decoding in the same setting, median over settings."""
     over_speculative: float | None
-    """The same against mlx-lm's speculative decoding with the number of draft tokens that did best at this
-    temperature, judged by its median."""
+    """The same against mlx-lm's speculative decoding, with the number of draft tokens whose median is highest at this
+    temperature."""
     over_autoregressive: float | None
     """The same against our own `ar`."""
     tokens_per_round: float | None
@@ -48,19 +49,19 @@ class BenchRow:
     overhead_per_round: float | None
     """Seconds."""
     checked: int
-    """Generations whose tokens were compared with the reference's."""
+    """Generations whose tokens were compared with a reference."""
     deviating: int
-    """Those that differed; with any, the other figures mean nothing."""
-    in_law: bool
-    """Its tokens are only distributed like the target's, and can't be compared."""
+    """Those that differed from it. If there are any, the other figures mean nothing."""
+    rejection: bool
+    """It verifies by rejection sampling: its tokens have the target's distribution and no reference."""
     overruns: float | None
-    """Share of paced forwards whose real work took longer than the profile's device would."""
+    """Share of the paced forwards that took longer than on the profile's device."""
     stretch: float | None
-    """Median share by which all paced forwards of a generation took longer, late awakenings included."""
+    """Share by which all paced forwards of a generation took longer, late wake-ups included; median."""
 
     @property
     def representative(self) -> bool:
-        """The figures can stand for the profile's device, if there is one."""
+        """The contender kept its pace, if it has one."""
         return self.overruns is None or self.overruns <= TOLERATED_OVERRUNS
 
     @property
@@ -79,7 +80,7 @@ def rows(measurements: Sequence[Measurement], order: Sequence[str]) -> list[Benc
 
 
 def best_speculative(measurements: Iterable[Measurement]) -> str | None:
-    """The name of mlx-lm's speculative contender with the highest median of tokens/s, if there is any."""
+    """The name of mlx-lm's speculative contender with the highest median of tokens/s; None if there is none."""
     speeds: dict[str, list[float]] = {}
     for measurement in measurements:
         if measurement.family == "mlx-lm" and measurement.contender != PLAIN:
@@ -87,16 +88,22 @@ def best_speculative(measurements: Iterable[Measurement]) -> str | None:
     return max(speeds, key=lambda name: median(speeds[name]), default=None)
 
 
+def kept_pace(paces: Iterable[Pace | Paced | None]) -> bool:
+    """Whether at most 1% of the forwards overran the profile's device. None: not paced."""
+    known = [pace for pace in paces if pace is not None]
+    return sum(pace.overruns for pace in known) <= TOLERATED_OVERRUNS * sum(pace.forwards for pace in known)
+
+
 def _rows_at(
     temperature: float, measurements: Sequence[Measurement], order: Sequence[str], wrong: Sequence[Measurement]
 ) -> Iterable[BenchRow]:
-    rivals = (PLAIN, best_speculative(measurements), AUTOREGRESSIVE)
+    baselines = (PLAIN, best_speculative(measurements), AUTOREGRESSIVE)
     for name in order:
         own = [measurement for measurement in measurements if measurement.contender == name]
         if not own:
             continue
         speeds = [measurement.generation.tokens_per_second for measurement in own]
-        plain, speculative, autoregressive = (_ratio(own, measurements, rival) for rival in rivals)
+        plain, speculative, autoregressive = (_ratio(own, measurements, name) for name in baselines)
         yield BenchRow(
             contender=name,
             temperature=temperature,
@@ -109,18 +116,18 @@ def _rows_at(
             over_autoregressive=autoregressive,
             checked=sum(map(is_checked, own)),
             deviating=sum(measurement in wrong for measurement in own),
-            in_law=own[0].family == "in law",
+            rejection=own[0].family == "rejection",
             overruns=_overruns(one.generation for one in own),
             **{figure: _median(map(read, (one.generation for one in own))) for figure, read in _FIGURES.items()},
         )
 
 
-def _ratio(own: Sequence[Measurement], everybody: Iterable[Measurement], rival: str | None) -> float | None:
-    """Paired by setting: what slows one prompt or one minute down slows both."""
+def _ratio(own: Sequence[Measurement], measurements: Iterable[Measurement], baseline: str | None) -> float | None:
+    """Median over pairs of the same setting: a slow prompt or a slow minute slows both of a pair."""
     speeds: dict[Setting, float] = {
         measurement.setting: measurement.generation.tokens_per_second
-        for measurement in everybody
-        if measurement.contender == rival
+        for measurement in measurements
+        if measurement.contender == baseline
     }
     ratios = [one.generation.tokens_per_second / speeds[one.setting] for one in own if one.setting in speeds]
     return median(ratios) if ratios else None

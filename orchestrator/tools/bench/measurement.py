@@ -1,16 +1,33 @@
-"""One generation with where it belongs, and whether its tokens are the ones they must be. Pure."""
+"""The order of a bench's generations, their results, and which of them have wrong tokens. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple, TypeVar
 
 from orchestrator.tools.bench.contender import Family, TimedGeneration
-from orchestrator.tools.bench.schedule import Setting
+
+C = TypeVar("C")
+
+
+class Setting(NamedTuple):
+    """The conditions of one comparison: only generations of the same setting are compared."""
+
+    repeat: int
+    prompt: int
+    """Index of the prompt."""
+    temperature: float
+
+    @property
+    def seed(self) -> int:
+        """The same for every contender, another one for every repeat and prompt."""
+        return self.repeat * 1_000 + self.prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Who, under what, with what result."""
+    """One generation of one contender in one setting."""
 
     setting: Setting
     contender: str
@@ -18,12 +35,28 @@ class Measurement:
     generation: TimedGeneration
 
 
-def deviating(measurements: Iterable[Measurement], order: Sequence[str]) -> list[Measurement]:
-    """Those whose tokens differ from the reference of their setting.
+def settings(repeats: int, prompts: int, temperatures: Sequence[float]) -> Iterator[Setting]:
+    """Every prompt at every temperature, `repeats` times over; the temperature changes fastest."""
+    for repeat, prompt, temperature in product(range(repeats), range(prompts), temperatures):
+        yield Setting(repeat, prompt, temperature)
 
-    At temperature 0 everybody must agree with the first of `order` (names of contenders). At a higher one
-    our contenders share their noise and must agree with the first of ours; mlx-lm and rejection sampling draw
-    their own tokens.
+
+def schedule(contenders: Sequence[C], order: Sequence[Setting]) -> Iterator[tuple[Setting, C]]:
+    """Each contender once in every setting, so that a machine that slows down slows all contenders alike.
+
+    Each setting starts with the contender after the one that started the setting before.
+    """
+    for index, setting in enumerate(order):
+        first = index % len(contenders)
+        for contender in (*contenders[first:], *contenders[:first]):
+            yield setting, contender
+
+
+def deviating(measurements: Iterable[Measurement], order: Sequence[str]) -> list[Measurement]:
+    """The measurements whose tokens differ from the reference of their setting.
+
+    At temperature 0 the reference is the first contender of `order` (names). Above it the reference is the first
+    coupled contender, because all coupled contenders share their noise; the others draw tokens of their own.
     """
     by_setting: dict[Setting, list[Measurement]] = defaultdict(list)
     for measurement in measurements:
@@ -33,8 +66,8 @@ def deviating(measurements: Iterable[Measurement], order: Sequence[str]) -> list
 
 
 def is_checked(measurement: Measurement) -> bool:
-    """Whether its tokens can be compared with anybody's."""
-    return measurement.setting.temperature == 0 or measurement.family == "ours"
+    """Whether there is a reference for its tokens."""
+    return measurement.setting.temperature == 0 or measurement.family == "coupled"
 
 
 def _differing(group: Sequence[Measurement], order: Sequence[str]) -> Iterator[Measurement]:

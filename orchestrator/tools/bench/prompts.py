@@ -1,4 +1,4 @@
-"""The texts to continue: a file of the user's, or the few that come along."""
+"""The prompts of a bench: a file of the user, or the shipped ones."""
 
 from importlib import resources
 from pathlib import Path
@@ -15,9 +15,9 @@ class _Line(msgspec.Struct):
 
 
 def read_prompts(path: Path | None, limit: int | None) -> list[str]:
-    """The field `prompt` of each line (JSON objects), at most the first `limit`. None: the shipped ones.
+    """The field `prompt` of each line (JSON objects), at most the first `limit`. No path: the shipped prompts.
 
-    Raises InputError naming the line that is wrong.
+    Raises InputError naming the wrong line.
     """
     shipped = resources.files("orchestrator.tools.bench") / "prompts.jsonl"
     content = shipped.read_bytes() if path is None else _bytes(path)

@@ -1,4 +1,4 @@
-"""A bench from start to end: opens every contender, lets them take turns, closes them. Prints nothing."""
+"""A bench from start to end: opens every contender, measures them in turns, closes them. Prints nothing."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,10 +17,8 @@ from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.text.tokenizer import TextCodec
 from orchestrator.tools.bench.baseline.contender import MlxLmContender, running
-from orchestrator.tools.bench.contender import Contender, GenerationTask, takes_part
-from orchestrator.tools.bench.measurement import Measurement
-from orchestrator.tools.bench.pipelines import PipelineContender
-from orchestrator.tools.bench.schedule import schedule, settings
+from orchestrator.tools.bench.contender import Contender, GenerationTask, PipelineContender, takes_part
+from orchestrator.tools.bench.measurement import Measurement, schedule, settings
 from protocol.contracts.engines import DraftEngineName
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
@@ -31,12 +29,12 @@ WARM_UP_TOKENS = 16
 _MOST_DRAFT_TOKENS = 64
 
 OnBenchProgress = Callable[[str], None]
-"""Told the name of each contender that starts or that has finished a generation."""
+"""Called with the name of a contender that starts or that has finished a generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """What to compare. `draft_tokens` are mlx-lm's; `random_draft` adds a pipeline whose draft guesses blindly."""
+    """The settings of a bench. `draft_tokens` are mlx-lm's; `random_draft` adds a pipeline with a random draft."""
 
     target: str | None
     draft: str | None
@@ -47,13 +45,13 @@ class BenchPlan:
     max_tokens: int
     random_draft: bool
     verification: Verification = "coupled"
-    """rejection adds the strategies that can verify so, above temperature 0."""
+    """rejection: above temperature 0, strategies that verify chains also run with rejection sampling."""
     links: tuple[EmulatedLink, ...] = ()
-    """Every strategy with a draft also competes with its draft at the other end of each of these."""
+    """Each link adds a contender for every strategy with a draft: the draft is behind the link."""
     pace: str | None = None
-    """A profile's name or path: be as slow as its devices."""
+    """Name or path of the device profile that all contenders are paced by."""
     target_hosts: str | None = None
-    """A hosts file of this machine's own addresses: our pipelines divide their targets."""
+    """A hosts file with local addresses alone: our pipelines divide their targets."""
 
     @classmethod
     def of(
@@ -66,7 +64,7 @@ class BenchPlan:
         link_loss: float = 0.0,
         **others: Any,
     ) -> "BenchPlan":
-        """From the command line's words. Raises InputError naming the one that is wrong."""
+        """From the options of the command line. Raises InputError naming the wrong one."""
         temperatures = tuple(dict.fromkeys(temperature)) or (0.0, 1.0)
         for each in temperatures:
             GenerationTask((0,), 1, each, 0).sampling().submit("", "check")
@@ -79,19 +77,19 @@ class BenchPlan:
         )
 
     def folders(self) -> tuple[str, str]:
-        """Target and draft. A bench is about drafts: one that does not fit is an error, also the demo draft."""
+        """Target and draft. A draft that does not fit the target is an error here, the demo draft too."""
         return str(resolve(self.target, "target")), str(resolve(self.draft, "draft"))
 
     def generations(self, prompts: int) -> int:
-        """How many are measured."""
-        far = len(self.links) * sum(strategy != "ar" for strategy in self.strategies)
-        exact = 1 + len(self.draft_tokens) + len(self.strategies) + far + self.random_draft
-        in_law = len(self.rejecting) * sum(temperature > 0 for temperature in self.temperatures)
-        return (exact * len(self.temperatures) + in_law) * self.repeats * prompts
+        """Number of generations that are measured."""
+        remote = len(self.links) * sum(strategy != "ar" for strategy in self.strategies)
+        exact = 1 + len(self.draft_tokens) + len(self.strategies) + remote + self.random_draft
+        rejection = len(self.rejecting) * sum(temperature > 0 for temperature in self.temperatures)
+        return (exact * len(self.temperatures) + rejection) * self.repeats * prompts
 
     @property
     def rejecting(self) -> tuple[StrategyName, ...]:
-        """Strategies that also compete with rejection sampling: those that verify chains."""
+        """Strategies that also run with rejection sampling: those that verify chains."""
         if self.verification == "coupled":
             return ()
         return tuple(strategy for strategy in self.strategies if strategy in ("sd", "ssd"))
@@ -108,9 +106,9 @@ def run(
 
 @contextmanager
 def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator[list[Contender]]:
-    """Every contender of the plan, ready and idle: mlx-lm plain first, then speculative, then ours.
+    """Every contender of the plan, loaded and idle: mlx-lm plain first, then speculative, then ours.
 
-    Raises InputError if the target has no room for a prompt of `longest` tokens and what is to follow it.
+    Raises InputError if the target's context has no room for a prompt of `longest` tokens and its continuation.
     """
     target, draft = plan.folders()
     ends = sorted(TextCodec(Path(target)).eos)
@@ -121,7 +119,7 @@ def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator
         hosts = _local_hosts(plan.target_hosts, target)
         for index, entry in enumerate(_entries(plan)):
             on_start(entry.name)
-            # Of a repeated prompt a target may still hold the KV, but its draft does not. mlx-lm reads it anew too.
+            # Without arenas: mlx-lm prefills a repeated prompt again, so our target must too.
             pipeline = stack.enter_context(
                 Pipeline(
                     target,
@@ -149,7 +147,7 @@ def _local_hosts(file: str | None, target: str) -> TargetHosts | None:
 
 
 class _Entry(NamedTuple):
-    """A pipeline that competes."""
+    """A pipeline of ours that is measured."""
 
     name: str
     strategy: StrategyName
@@ -162,9 +160,9 @@ def _entries(plan: BenchPlan) -> Iterator[_Entry]:
     for strategy in plan.strategies:
         yield _Entry(strategy, strategy)
         for link in plan.links if strategy != "ar" else ():
-            yield _Entry(far_name(strategy, link), strategy, link=link)
+            yield _Entry(remote_name(strategy, link), strategy, link=link)
     for strategy in plan.rejecting:
-        # Of its own: what one rule of verification accepts would spoil the estimates of the other.
+        # A pipeline of its own: the estimates of the two verification rules must not mix.
         yield _Entry(f"{strategy} rejection", strategy, verification="rejection")
     if plan.random_draft:
         yield _Entry("random draft", "adaptive", "random")
@@ -179,10 +177,19 @@ def encoded(texts: Sequence[str], plan: BenchPlan) -> list[tuple[int, ...]]:
     return prompts
 
 
+def joined_tokens(texts: Sequence[str], plan: BenchPlan) -> list[int]:
+    """All prompts behind one another as the target's tokens. Raises InputError if there are none."""
+    codec = TextCodec(resolve(plan.target, "target"))
+    tokens = [token for text in texts for token in codec.encode(text)]
+    if not tokens:
+        raise InputError("The prompts have no tokens: give every line of them at least one word.")
+    return tokens
+
+
 def measured(
     contenders: Sequence[Contender], prompts: Sequence[tuple[int, ...]], plan: BenchPlan, on_generation: OnBenchProgress
 ) -> list[Measurement]:
-    """Warm everybody up, then let them take turns, one at a time: nobody computes while another is measured."""
+    """Warm up every contender, then measure one generation at a time: the other contenders are idle."""
     for temperature in plan.temperatures:
         for contender in filter(lambda one: takes_part(one, temperature), contenders):
             contender.generate(GenerationTask(prompts[0], min(WARM_UP_TOKENS, plan.max_tokens), temperature, 0))
@@ -198,7 +205,7 @@ def measured(
 
 
 def parse_strategies(text: str) -> tuple[StrategyName, ...]:
-    """Strategies separated by commas. Raises InputError naming the one that does not exist."""
+    """Strategies separated by commas. Raises InputError naming the unknown ones."""
     known = {name: name for name in STRATEGIES}
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
@@ -209,13 +216,13 @@ def parse_strategies(text: str) -> tuple[StrategyName, ...]:
     return tuple(known[name] for name in dict.fromkeys(names))
 
 
-def far_name(strategy: str, link: EmulatedLink) -> str:
-    """What a strategy is called whose draft is that far away."""
+def remote_name(strategy: str, link: EmulatedLink) -> str:
+    """Name of a strategy whose draft is behind this link."""
     return f"{strategy}, {1000 * link.delay:g} ms"
 
 
 def parse_links(delays: str | None, loss: float) -> tuple[EmulatedLink, ...]:
-    """Links of these milliseconds one way, separated by commas. Raises InputError for what is no delay."""
+    """Links with these delays: milliseconds one way, separated by commas. Raises InputError for anything else."""
     try:
         milliseconds = [float(delay) for delay in delays.split(",")] if delays else []
         links = [EmulatedLink(delay=delay / 1000, loss=loss) for delay in dict.fromkeys(milliseconds)]

@@ -1,4 +1,1 @@
-"""Measures this machine's times for a pair of models, in worker processes of its own. `calibrate` is the entry point.
-
-Predicts nothing.
-"""
+"""Measures the forward times of a pair of models on this machine, in worker processes. `calibrate` is the entry."""

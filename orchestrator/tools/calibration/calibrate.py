@@ -1,5 +1,6 @@
-"""A profile of this machine from start to end: starts the workers, has them measured, ends them. Prints nothing."""
+"""Measures a device profile of this machine: starts workers, measures them, ends them. Prints nothing."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,12 +9,11 @@ from orchestrator.core.options import Options
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import converted_draft
-from orchestrator.machine.device_profiles import DeviceProfile
+from orchestrator.machine.device_profiles import DeviceProfile, DeviceTimes, ForwardTime, PrefillRate, SlowDown
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.tools.calibration.measure import OnCalibrationProgress, Times, draft_alone, slow_down, target_alone
-from orchestrator.tools.calibration.rig import Rig
-from orchestrator.tools.calibration.toml_writer import device_times, slowed
+from orchestrator.tools.calibration.worker_harness import WorkerHarness
 from orchestrator.tools.pairs import weights_in
 from protocol.contracts.engines import DraftEngineName, draft_model
 from protocol.messages.base import Role
@@ -32,8 +32,8 @@ def calibrate(
 ) -> DeviceProfile:
     """Measure this pair on this machine; the draft on its own device by `engine`, and by MLX on the target's.
 
-    `date` is written beside each number; `samples` forwards are measured of each kind; `notice` is told what
-    is measured now. Raises InputError for models that can't be had, PipelineError if a worker fails.
+    `date` is written beside each number; `samples` forwards are measured of each kind; `notice` is called with the
+    current measurement. Raises InputError for models that can't be loaded, PipelineError if a worker fails.
     """
     folders = str(resolve(target, "target")), str(resolve(draft, "draft"))
     cores = machine_facts.partition_cores()
@@ -48,30 +48,54 @@ def calibrate(
         target=device_times(apart, source, target_size),
         draft=device_times(beside, source, draft_size),
         draft_on_target_device=device_times(shared, source, draft_size),
-        both_busy=slowed(factor, source),
+        both_busy=slow_down_of(factor, source),
     )
+
+
+def device_times(times: Times, source: str, weights: int | None = None) -> DeviceTimes:
+    """Measured times as part of a profile; `source` is noted at each number, `weights` are bytes."""
+    steps = tuple(
+        ForwardTime(width=width, milliseconds=round(seconds * 1000, 4), source=source)
+        for width, seconds in sorted(times.steps.items())
+    )
+    rate = PrefillRate(tokens_per_second=round(times.prefill_rate, 1), source=source)
+    return DeviceTimes(prefill=rate, steps=steps, weights=weights)
+
+
+def slow_down_of(factor: float, source: str) -> SlowDown:
+    return SlowDown(factor=round(factor, 3), source=source)
+
+
+def to_toml(profile: DeviceProfile) -> str:
+    """The profile as TOML that `load_profile` reads."""
+    lines = [f"name = {_text(profile.name)}", f"description = {_text(profile.description)}"]
+    for name in ("target", "draft", "draft_on_target_device"):
+        lines += ["", f"[{name}]", *_device(getattr(profile, name))]
+    slow_down = profile.both_busy
+    lines += ["", "[both_busy]", f"factor = {slow_down.factor}", f"source = {_text(slow_down.source)}"]
+    return "\n".join(lines) + "\n"
 
 
 def _measured(
     folders: tuple[str, str], engine: DraftEngineName, cores: Cores, samples: int, notice: OnCalibrationProgress
 ) -> tuple[Times, Times, float]:
-    """The target and the draft, each alone on its own device, and the slow-down of both at once."""
+    """The times of target and draft without overlap, and the slow-down with overlap."""
     converts = draft_model(engine) == "package"
     draft = str(converted_draft(folders[1])) if converts else folders[1]
     notice("loading models")
-    with _rig(folders[0], draft, engine, cores) as rig:
-        hellos = rig.start("target"), rig.start("draft")
-        alone = target_alone(rig, hellos[0], samples, notice), draft_alone(rig, hellos[1], samples, notice)
-        return *alone, slow_down(rig, hellos, alone, samples, notice)
+    with _harness(folders[0], draft, engine, cores) as harness:
+        hellos = harness.start("target"), harness.start("draft")
+        alone = target_alone(harness, hellos[0], samples, notice), draft_alone(harness, hellos[1], samples, notice)
+        return *alone, slow_down(harness, hellos, alone, samples, notice)
 
 
 def _on_target_device(folders: tuple[str, str], cores: Cores, samples: int, notice: OnCalibrationProgress) -> Times:
-    with _rig(*folders, "mlx", dict.fromkeys(cores, cores["target"])) as rig:
-        return draft_alone(rig, rig.start("draft"), samples, notice)
+    with _harness(*folders, "mlx", dict.fromkeys(cores, cores["target"])) as harness:
+        return draft_alone(harness, harness.start("draft"), samples, notice)
 
 
 @contextmanager
-def _rig(target: str, draft: str, engine: DraftEngineName, cores: Cores) -> Iterator[Rig]:
+def _harness(target: str, draft: str, engine: DraftEngineName, cores: Cores) -> Iterator[WorkerHarness]:
     session = Session.create()
     setup = OrchestratorSetup(
         session=str(session.folder),
@@ -82,7 +106,23 @@ def _rig(target: str, draft: str, engine: DraftEngineName, cores: Cores) -> Iter
         options=Options(arena_memory=0),
     )
     try:
-        with Rig(setup, session, cores) as rig:
-            yield rig
+        with WorkerHarness(setup, session, cores) as harness:
+            yield harness
     finally:
         session.remove()
+
+
+def _device(times: DeviceTimes) -> list[str]:
+    prefill = times.prefill
+    rate = f"tokens_per_second = {prefill.tokens_per_second}, source = {_text(prefill.source)}"
+    steps = [
+        f"    {{ width = {step.width}, milliseconds = {step.milliseconds}, source = {_text(step.source)} }},"
+        for step in times.steps
+    ]
+    weights = [] if times.weights is None else [f"weights = {times.weights}"]
+    return [*weights, f"prefill = {{ {rate} }}", "steps = [", *steps, "]"]
+
+
+def _text(value: str) -> str:
+    """A basic string: TOML has JSON's escapes."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,20 +1,20 @@
-"""What forwards and prompts take in real worker processes, alone and both at once. Medians; seconds."""
+"""Times of forwards and prefills in real worker processes, without and with overlap. Medians in seconds."""
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from orchestrator.tools.calibration.rig import Rig
-from orchestrator.tools.calibration.worker_messages import Growing, Questions, Verifying
+from orchestrator.tools.calibration.worker_harness import WorkerHarness
+from orchestrator.tools.calibration.worker_load import GrowthLoad, RandomSequences, VerifyLoad
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Grow, Hello, Prefilled, Stop, Verdict
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 _WARM_UP = 3
-"""Forwards of a width before any counts: kernels are compiled in them."""
-_TARGET_TOGETHER, _DRAFT_TOGETHER = 8, 8
-"""Widths while both are at work."""
+"""Unmeasured forwards of each width: kernels are compiled in them."""
+_TARGET_OVERLAP_WIDTH, _DRAFT_OVERLAP_WIDTH = 8, 8
+"""Widths with overlap."""
 _PROMPT_TOKENS = 512
 
 OnCalibrationProgress = Callable[[str], None]
@@ -30,139 +30,143 @@ class Times:
     """Seconds by width."""
 
 
-def target_alone(rig: Rig, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
+def target_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
     """`samples` forwards of each width."""
-    questions = Questions(hello)
+    sequences = RandomSequences(hello)
     notice("target, prompts")
-    rate = median(_target_rates(rig, questions))
-    verifying = _verifying(rig, questions)
+    rate = median(_target_rates(harness, sequences))
+    verifying = _verifying(harness, sequences)
     steps: dict[int, float] = {}
     for width in WIDTHS:
         notice(f"target, {width} tokens")
         taken = []
         for _ in range(_WARM_UP + samples):
             if not verifying.has_room(width):
-                rig.tell("target", Stop(verifying.start.sequence))
-                verifying = _verifying(rig, questions)
-            taken.append(_verify(rig, verifying, width))
+                harness.tell("target", Stop(verifying.start.sequence))
+                verifying = _verifying(harness, sequences)
+            taken.append(_verify(harness, verifying, width))
         steps[width] = median(taken[_WARM_UP:])
     return Times(rate, steps)
 
 
-def draft_alone(rig: Rig, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
+def draft_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
     """`samples` growth steps of each width."""
-    questions = Questions(hello)
+    sequences = RandomSequences(hello)
     notice("draft, prompts")
-    rate = median(_draft_rates(rig, questions))
+    rate = median(_draft_rates(harness, sequences))
     steps: dict[int, float] = {}
     for width in WIDTHS:
         notice(f"draft, {width} tokens")
         taken: list[float] = []
-        growing = Growing(questions, width)
-        _begin(rig, growing)
+        growing = GrowthLoad(sequences, width)
+        _begin(harness, growing)
         while len(taken) < _WARM_UP + samples:
-            grow = rig.await_(Grow)
+            grow = harness.await_message(Grow)
             if grow.evaluated == width:
                 taken.append(grow.seconds)
             if growing.heard(grow.sequence, len(grow.tokens)):
-                _begin(rig, growing)
-        _end(rig, growing)
+                _begin(harness, growing)
+        _end(harness, growing)
         steps[width] = median(taken[_WARM_UP:])
     return Times(rate, steps)
 
 
 def slow_down(
-    rig: Rig, hellos: tuple[Hello, Hello], alone: tuple[Times, Times], samples: int, notice: OnCalibrationProgress
+    harness: WorkerHarness,
+    hellos: tuple[Hello, Hello],
+    alone: tuple[Times, Times],
+    samples: int,
+    notice: OnCalibrationProgress,
 ) -> float:
-    """What a forward takes while the other worker is at work too, relative to alone: the larger of the two ratios.
+    """The time of a forward with overlap relative to the time without: the larger of the two workers' ratios.
 
     `hellos` and `alone` are the target's and the draft's. Never below 1.
     """
     notice("both at once")
-    together = _together(rig, hellos, samples)
-    widths = _TARGET_TOGETHER, _DRAFT_TOGETHER
+    together = _overlapping(harness, hellos, samples)
+    widths = _TARGET_OVERLAP_WIDTH, _DRAFT_OVERLAP_WIDTH
     ratios = [both / times.steps[width] for both, times, width in zip(together, alone, widths, strict=True)]
     return max(1.0, *ratios)
 
 
-def _together(rig: Rig, hellos: tuple[Hello, Hello], samples: int) -> tuple[float, float]:
-    """Seconds of a verification and of a growth step while both workers never rest."""
-    questions = Questions(hellos[0], seed=1)
-    verifying = _verifying(rig, questions)
-    growing = Growing(Questions(hellos[1], seed=1), _DRAFT_TOGETHER)
-    _begin(rig, growing)
-    rig.tell("target", verifying.ask(_TARGET_TOGETHER))
+def _overlapping(harness: WorkerHarness, hellos: tuple[Hello, Hello], samples: int) -> tuple[float, float]:
+    """Seconds of a verification and of a growth step while both workers are always busy."""
+    sequences = RandomSequences(hellos[0], seed=1)
+    verifying = _verifying(harness, sequences)
+    growing = GrowthLoad(RandomSequences(hellos[1], seed=1), _DRAFT_OVERLAP_WIDTH)
+    _begin(harness, growing)
+    harness.tell("target", verifying.ask(_TARGET_OVERLAP_WIDTH))
     verified: list[float] = []
     grown: list[float] = []
     while min(len(verified), len(grown)) < _WARM_UP + samples:
-        match rig.hear():
+        match harness.hear():
             case Verdict() as verdict:
                 verified.append(verdict.seconds)
                 verifying.heard(verdict)
-                if not verifying.has_room(_TARGET_TOGETHER):
-                    verifying = _verifying(rig, questions)
-                rig.tell("target", verifying.ask(_TARGET_TOGETHER))
+                if not verifying.has_room(_TARGET_OVERLAP_WIDTH):
+                    verifying = _verifying(harness, sequences)
+                harness.tell("target", verifying.ask(_TARGET_OVERLAP_WIDTH))
             case Grow() as grow:
-                if grow.evaluated == _DRAFT_TOGETHER:
+                if grow.evaluated == _DRAFT_OVERLAP_WIDTH:
                     grown.append(grow.seconds)
                 if growing.heard(grow.sequence, len(grow.tokens)):
-                    _begin(rig, growing)
+                    _begin(harness, growing)
             case _:
                 pass
     return median(verified[_WARM_UP:]), median(grown[_WARM_UP:])
 
 
-def _verify(rig: Rig, verifying: Verifying, width: int) -> float:
-    rig.tell("target", verifying.ask(width))
-    verdict = rig.await_(Verdict)
+def _verify(harness: WorkerHarness, verifying: VerifyLoad, width: int) -> float:
+    harness.tell("target", verifying.ask(width))
+    verdict = harness.await_message(Verdict)
     verifying.heard(verdict)
     return verdict.seconds
 
 
-def _verifying(rig: Rig, questions: Questions) -> Verifying:
-    """A new sequence whose prompt the target has read."""
-    verifying = Verifying(questions)
-    rig.tell("target", verifying.start)
-    rig.await_(Prefilled)
+def _verifying(harness: WorkerHarness, sequences: RandomSequences) -> VerifyLoad:
+    """A new sequence whose prompt the target has prefilled."""
+    verifying = VerifyLoad(sequences)
+    harness.tell("target", verifying.start)
+    harness.await_message(Prefilled)
     return verifying
 
 
-def _target_rates(rig: Rig, questions: Questions) -> Iterator[float]:
+def _target_rates(harness: WorkerHarness, sequences: RandomSequences) -> Iterator[float]:
     for repeat in range(4):
-        start = questions.start(min(_PROMPT_TOKENS, questions.context // 2))
-        rig.tell("target", start)
-        prefilled = rig.await_(Prefilled)
-        rig.tell("target", Stop(start.sequence))
+        start = sequences.start(min(_PROMPT_TOKENS, sequences.context // 2))
+        harness.tell("target", start)
+        prefilled = harness.await_message(Prefilled)
+        harness.tell("target", Stop(start.sequence))
         if repeat:
             yield prefilled.tokens / prefilled.seconds
 
 
-def _draft_rates(rig: Rig, questions: Questions) -> Iterator[float]:
-    """A draft says nothing of its prefill: the time to its first growth less that step's own."""
+def _draft_rates(harness: WorkerHarness, sequences: RandomSequences) -> Iterator[float]:
+    """A draft does not report its prefill: the time to its first Grow minus that step's own time."""
     for repeat in range(4):
-        start = questions.start(min(_PROMPT_TOKENS, questions.context // 2), BestFirst(width=1, fan=2))
+        start = sequences.start(min(_PROMPT_TOKENS, sequences.context // 2), BestFirst(width=1, fan=2))
         began = time.perf_counter()
-        rig.tell("draft", start)
-        grow = _first_of(rig, start.sequence)
+        harness.tell("draft", start)
+        grow = _first_of(harness, start.sequence)
         seconds = time.perf_counter() - began - grow.seconds
-        rig.tell("draft", Stop(start.sequence))
+        harness.tell("draft", Stop(start.sequence))
         if repeat:
             yield (len(start.tokens) - 1) / seconds
 
 
-def _first_of(rig: Rig, sequence: int) -> Grow:
-    """An earlier sequence's last growth may still be on its way."""
+def _first_of(harness: WorkerHarness, sequence: int) -> Grow:
+    """Skips late Grow messages of earlier sequences."""
     while True:
-        grow = rig.await_(Grow)
+        grow = harness.await_message(Grow)
         if grow.sequence == sequence:
             return grow
 
 
-def _begin(rig: Rig, growing: Growing) -> None:
+def _begin(harness: WorkerHarness, growing: GrowthLoad) -> None:
     for message in growing.begin():
-        rig.tell("draft", message)
+        harness.tell("draft", message)
 
 
-def _end(rig: Rig, growing: Growing) -> None:
+def _end(harness: WorkerHarness, growing: GrowthLoad) -> None:
     for message in growing.end():
-        rig.tell("draft", message)
+        harness.tell("draft", message)

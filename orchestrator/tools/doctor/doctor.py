@@ -1,4 +1,4 @@
-"""Examines this machine and says what is missing and what to do. Changes nothing and prints nothing."""
+"""Examines this machine: what is missing, and the next step. Changes nothing and prints nothing."""
 
 import importlib.metadata
 import json
@@ -31,7 +31,7 @@ _ROLES: tuple[Role, ...] = ("target", "draft")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -41,7 +41,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Everything worth knowing before a pipeline starts, most basic first."""
+    """All checks before a pipeline starts, the most basic first."""
     return [
         *(python(), packages(), mlx(machine_facts.mlx_device())),
         *_linux_processor(),
@@ -153,9 +153,8 @@ def leftovers() -> Finding:
 
 
 def local_network(own: str | None, system: str = sys.platform, reach: Callable[[], None] | None = None) -> Finding:
-    """Whether other machines can be reached. macOS asks its user first, for each program, and a program that may not
-    sees only that nobody is there; `reach` (default: a datagram to the network's own multicast group) raises OSError
-    then."""
+    """Whether this program can reach other machines. macOS asks the user for each program, and hides the network from
+    a program without permission; `reach` (default: a multicast datagram) raises OSError then."""
     if own is None:
         return Finding("local network", "ok", "none: workers of other machines can't come, all else works")
     if system != "darwin":
@@ -173,7 +172,7 @@ def local_network(own: str | None, system: str = sys.platform, reach: Callable[[
 
 
 def _multicast() -> None:
-    """An empty datagram to where mDNS lives (RFC 6762); nobody answers, but a system that forbids it says so."""
+    """An empty datagram to the multicast group of mDNS (RFC 6762). A system that forbids it raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.sendto(b"", ("224.0.0.251", 5353))
 
@@ -200,7 +199,7 @@ def neural_engine() -> list[Finding]:
 
 
 def weights_are_whole(path: Path) -> bool:
-    """Whether a safetensors file's header is readable and promises exactly the bytes that follow it.
+    """Whether a safetensors file's header is readable and matches the number of bytes that follow it.
 
     The format: 8 bytes of header length, a JSON header, then the tensors' bytes.
     """
@@ -223,7 +222,7 @@ def _linux_processor() -> list[Finding]:
 
 
 def _unmet(lines: Iterable[str]) -> Iterator[str]:
-    """The requirements of this environment, extras aside, that no installed package meets, in words."""
+    """The requirements of this environment, without extras, that no installed package meets, as text."""
     for requirement in map(Requirement, lines):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue

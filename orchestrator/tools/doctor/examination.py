@@ -1,4 +1,4 @@
-"""Runs the stages of an examination of the Neural Engine, each in a process that may crash or hang. Judges nothing."""
+"""Runs the stages of an examination of the Neural Engine, each in a process that may crash or hang."""
 
 import os
 import selectors
@@ -17,21 +17,21 @@ from protocol.contracts.examination import Broken, ExaminationOrder, Examination
 EXAMINER = (sys.executable, "-m", "draft_worker.coreml.examine")
 PREDICTS = 300
 _PREDICTS_ON_PROCESSOR = 60
-"""Enough for a time to compare with."""
-_PATIENCE = 300.0
-"""Seconds without a word after which a stage counts as hung: the first load of a big model takes minutes."""
+"""Enough for a time to compare with the Neural Engine's."""
+_TIMEOUT_SECONDS = 300.0
+"""Without output for this time a stage counts as hung: the first load of a large model takes minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageOutcome:
-    """What became of one stage."""
+    """The outcome of one stage."""
 
     stage: Stage
     units: Units
     reports: tuple[ExaminationReport, ...]
     ending: Literal["done", "broken", "crashed", "hung"]
     text: str = ""
-    """Why it did not end well: half a sentence."""
+    """The reason of a bad ending, without a subject."""
 
     def of(self, kind: type) -> list:
         """Reports of one kind."""
@@ -43,13 +43,13 @@ def examine(
     runtime: RuntimeName,
     *,
     examiner: Sequence[str] = EXAMINER,
-    patience: float = _PATIENCE,
+    patience: float = _TIMEOUT_SECONDS,
     predicts: int = PREDICTS,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> list[StageOutcome]:
-    """Every stage's outcome, up to the first without which the others mean nothing.
+    """The outcome of every stage; without the executor's logits the later stages are skipped.
 
-    `on_stage` is told what begins, in words; `examiner` is the program that carries out a stage.
+    `on_stage` is called with a description of each stage; `examiner` is the program that runs a stage.
     """
     outcomes: list[StageOutcome] = []
     with tempfile.TemporaryDirectory() as room:
@@ -106,7 +106,7 @@ def _run(order: ExaminationOrder, examiner: Sequence[str], patience: float) -> S
 
 
 def _read(process: subprocess.Popen[bytes], patience: float) -> tuple[tuple[ExaminationReport, ...], bool]:
-    """Reports until the end of the output, and whether it never came. Collects the exit code where there is one."""
+    """All reports, and whether the process hung. Collects the exit code if the process ends."""
     assert process.stdout is not None
     pending, reports = b"", []
     with selectors.DefaultSelector() as selector:
@@ -121,7 +121,7 @@ def _read(process: subprocess.Popen[bytes], patience: float) -> tuple[tuple[Exam
 
 
 def _report(line: bytes) -> ExaminationReport:
-    """A library that writes to standard output spoils the stage, and is not believed."""
+    """A line that is no report, for instance of a library, breaks the stage."""
     try:
         return msgspec.json.decode(line, type=ExaminationReport)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,30 +1,63 @@
-"""What an examination of the Neural Engine means: findings for people, and the engine that a draft should use. Pure."""
+"""`doctor --neural-engine`: examines a converted draft, and decides which engine the pipeline uses for it."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 
+from orchestrator.machine.converted_draft import OnProgress, converted_draft
+from orchestrator.machine.draft_choice import place_of
 from orchestrator.tools.doctor.doctor import Finding
-from orchestrator.tools.doctor.examination import StageOutcome
-from protocol.contracts.examination import Agreed, Placed, Predicted, Timed
-from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem
+from orchestrator.tools.doctor.examination import EXAMINER, PREDICTS, StageOutcome, examine
+from protocol.contracts.examination import Agreed, Placed, Predicted, RuntimeName, Timed
+from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, record
 
 _DEVIATION = 0.1
-"""Of a device's logits, in standard deviations: fp16 sums in another order stay below, wrong numbers do not."""
+"""Limit for a device's logits, in standard deviations: fp16 sums in another order stay below it."""
 _SAME = 0.9
-"""Share of tokens whose favourite must be the executor's."""
+"""Minimum share of positions with the executor's top token."""
 _FASTER = 1.1
-"""A Neural Engine beats the processor by more than this at the draft's usual width, or it is not used at all."""
+"""Minimum speed-up over the processor at the draft's usual width; below it the Neural Engine is not in use."""
 _USUAL_WIDTH = 8
-_LITTLE = 0.9
-"""Share of the estimated cost below which it is worth a warning that operations leave the Neural Engine."""
+_MIN_COST = 0.9
+"""Below this share of the estimated cost on the Neural Engine, a warning is given."""
 _NEXT = "the pipeline drafts in MLX instead; try again after an update of macOS, or convert with other options"
+
+
+def examined(
+    draft: str | None,
+    runtime: RuntimeName | None,
+    *,
+    on_progress: OnProgress = lambda _: None,
+    on_stage: Callable[[str], None] = lambda _: None,
+    examiner: Sequence[str] = EXAMINER,
+    predicts: int = PREDICTS,
+    patience: float | None = None,
+) -> list[Finding]:
+    """Findings on the draft model `draft` (None: the demo draft) on this machine's Neural Engine.
+
+    `runtime`: None for what this machine has; "executor" rehearses it without a device.
+    The verdict of a real examination is stored by system build, chip and package.
+    """
+    if runtime is None and sys.platform != "darwin":
+        return [_none_here()]
+    folder = converted_draft(draft, on_progress)
+    place, chosen = place_of(folder), runtime or "coreml"
+    limits = {} if patience is None else {"patience": patience}
+    outcomes = examine(folder, chosen, examiner=examiner, predicts=predicts, on_stage=on_stage, **limits)
+    findings, verdict = judge(outcomes, place, rehearsal=chosen == "executor")
+    if chosen == "executor":
+        return [*findings, Finding("verdict", "ok", "a rehearsal: nothing was found out about a Neural Engine")]
+    file = record(verdict)
+    if verdict.choice == "coreml":
+        return [*findings, Finding("verdict", "ok", f"--draft-engine coreml uses Core ML here ({file})")]
+    return [*findings, Finding("verdict", "warn", f"--draft-engine coreml drafts in MLX here ({file})")]
 
 
 def judge(
     outcomes: Sequence[StageOutcome], place: ExaminedSystem, rehearsal: bool = False
 ) -> tuple[list[Finding], EngineVerdict]:
-    """Findings in the order of the stages, and the verdict: the first failure decides against Core ML.
+    """Findings in the order of the stages, and the verdict: any failure decides against Core ML.
 
-    In a rehearsal our executor stands in for the device, and no time means anything.
+    In a rehearsal our executor replaces the device, and times are ignored.
     """
     findings = [finding for outcome in outcomes for finding in _of_stage(outcome)]
     findings += [] if rehearsal else _speed(outcomes)
@@ -37,7 +70,7 @@ def judge(
 def _of_stage(outcome: StageOutcome) -> list[Finding]:
     name = {"golden": "executor", "plan": "compute plan"}.get(outcome.stage, _device(outcome))
     if outcome.ending != "done":
-        # The plan is an estimate and a library call of its own: without it, timing still tells.
+        # The plan is only an estimate: without it, the times still decide.
         status = "warn" if outcome.stage == "plan" else "fail"
         return [Finding(name, status, f"the examining process {_ending(outcome)}", _NEXT if status == "fail" else None)]
     match outcome.stage:
@@ -81,11 +114,11 @@ def _placement(placed: Placed) -> Finding:
         text += "; elsewhere " + ", ".join(f"{count} {kind}" for kind, count in list(placed.elsewhere.items())[:4])
     if placed.engine == 0:
         return Finding("compute plan", "fail", text, _NEXT)
-    return Finding("compute plan", "ok" if placed.cost >= _LITTLE else "warn", text)
+    return Finding("compute plan", "ok" if placed.cost >= _MIN_COST else "warn", text)
 
 
 def _speed(outcomes: Sequence[StageOutcome]) -> list[Finding]:
-    """The only sign that Core ML has not silently moved everything to the processor."""
+    """Only the times show whether Core ML has silently moved everything to the processor."""
     times = {
         outcome.units: {each.width: each.milliseconds for each in outcome.of(Timed)}
         for outcome in outcomes
@@ -108,3 +141,13 @@ def _compared(width: int, engine: float, processor: float, *, decides: bool) -> 
 
 def _device(outcome: StageOutcome) -> str:
     return "Neural Engine" if outcome.units == "CPU_AND_NE" else "processor"
+
+
+def _none_here() -> Finding:
+    return Finding(
+        "Neural Engine",
+        "ok",
+        "there is none: --draft-engine coreml runs the same package by an executor, which proves it and is no "
+        "Neural Engine",
+        "run this on a Mac, or rehearse it with --runtime executor",
+    )

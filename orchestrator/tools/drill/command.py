@@ -1,4 +1,4 @@
-"""A `launch-pipeline generate` of a drill's own, as a person starts it, and what it leaves. Knows no messages."""
+"""A `launch-pipeline generate` process of a drill, and what it leaves behind. Knows no messages."""
 
 import os
 import signal
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from orchestrator.tools.drill.processes import members, remains, until
 
-_ALL_GONE = 15.0
-"""Seconds until all that a command started must be gone, too."""
+_CLEANUP_SECONDS = 15.0
+"""Time in which everything that a command started must end."""
 
 
 class GenerateCommand:
-    """A running command with a process group of its own, like that of a shell's job."""
+    """A running command in a process group of its own, like a shell's job."""
 
     def __init__(self, *arguments: str) -> None:
         self.began = time.monotonic()
@@ -29,10 +29,10 @@ class GenerateCommand:
             start_new_session=True,
         )
         self.mark = f"lp-{self.process.pid}-"
-        """What its pipeline's processes and folder contain, and those of no other."""
+        """A text in the command lines and the folder of its pipeline, and of no other pipeline."""
 
     def interrupt(self) -> None:
-        """Ctrl-C: to every process of the group."""
+        """SIGINT to every process of the group, like Ctrl-C."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGINT)
 
@@ -46,25 +46,25 @@ class GenerateCommand:
             return 128 - code if code < 0 else code
         return None
 
-    def words(self) -> str:
-        """What it wrote to stderr."""
+    def errors(self) -> str:
+        """Its output on stderr."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")
 
     def find(self, program: str, seconds: float) -> int | None:
-        """Process id of one of its pipeline's programs, if it comes up within `seconds`."""
+        """Process id of one of its pipeline's programs; None if it does not start within `seconds`."""
         with suppress(TimeoutError):
             return until(lambda: members(self.mark).get(program), seconds)
         return None
 
     def leftovers(self) -> list[str]:
-        """What is left of it after a few seconds."""
+        """Processes, folders and segments that remain after `_CLEANUP_SECONDS`."""
         with suppress(TimeoutError):
-            until(lambda: not remains(self.mark), _ALL_GONE)
+            until(lambda: not remains(self.mark), _CLEANUP_SECONDS)
         return remains(self.mark)
 
     def close(self) -> None:
-        """End it the hard way, if it still runs."""
+        """Kill it if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -72,7 +72,7 @@ class GenerateCommand:
 
 
 def _program() -> list[str]:
-    """What `bin/launch-pipeline` runs, or the installed command where there is no checkout."""
+    """The program of `bin/launch-pipeline`, or the installed command outside a checkout."""
     start = Path(__file__).parents[3] / "bin" / ".start.py"
     if start.is_file():
         return [sys.executable, "-P", "-S", str(start)]

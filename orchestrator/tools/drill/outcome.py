@@ -1,23 +1,23 @@
-"""What comes out of a drill: a promise, what was measured, and what broke it, if anything did. Pure."""
+"""The outcome of a drill: a promise, the measurement, and what broke the promise. Pure."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 OnStep = Callable[[], None]
-"""Called once for every fault that was dealt with."""
+"""Called after every fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrillOutcome:
-    """A promise and its measurement. It held if there is neither a failure nor anything late."""
+    """A promise and its measurement. The promise held if there are no failures and no missed time limits."""
 
     promise: str
     measured: str
     failures: Sequence[str] = ()
-    """Wrong tokens, failed requests, leftovers: sentences."""
+    """Sentences: wrong tokens, failed requests, leftovers."""
     late: Sequence[str] = ()
-    """Time limits that were missed: sentences. On a busy machine these may be the machine's fault."""
+    """Sentences: missed time limits. A busy machine may cause them."""
     figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -26,23 +26,28 @@ class DrillOutcome:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that `share` of all values do not exceed (nearest rank); NaN of nothing."""
+    """The smallest value that `share` of all values do not exceed (nearest rank); NaN without values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 def spread(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """Median, 99th percentile and most of some times, as figures in milliseconds."""
-    shares = {"p50": 0.5, "p99": 0.99, "most": 1.0}
+    """Median, 99th percentile and maximum of times, as figures in milliseconds."""
+    shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     return {f"{name}_{label}_ms": round(1000 * percentile(seconds, share), 1) for label, share in shares.items()}
 
 
 def too_late(what: str, seconds: float, limit: float) -> list[str]:
     """A sentence if `seconds` exceeds `limit`."""
-    return [f"{what} took {1000 * seconds:.0f} ms, {1000 * limit:.0f} were promised."] if seconds > limit else []
+    return [f"{what} took {1000 * seconds:.0f} ms; the promise is {1000 * limit:.0f} ms."] if seconds > limit else []
+
+
+def left_behind(where: str, remains: Iterable[str]) -> list[str]:
+    """A sentence for each process, folder or segment that a pipeline left."""
+    return [f"{where}: {each} was left behind." for each in remains]
 
 
 def milliseconds(seconds: Sequence[float]) -> str:
-    """Median, 99th percentile and most, for people."""
-    p50, p99, most = (1000 * percentile(seconds, share) for share in (0.5, 0.99, 1.0))
-    return f"{p50:.0f} / {p99:.0f} / {most:.0f} ms"
+    """Median, 99th percentile and maximum as text."""
+    p50, p99, longest = (1000 * percentile(seconds, share) for share in (0.5, 0.99, 1.0))
+    return f"{p50:.0f} / {p99:.0f} / {longest:.0f} ms"

@@ -1,4 +1,4 @@
-"""A pipeline's processes as seen from outside, and waiting for conditions. Knows no messages and no tokens."""
+"""A pipeline's processes seen from outside, and waiting for conditions. Knows no messages and no tokens."""
 
 import os
 import re
@@ -15,19 +15,19 @@ from protocol.kv.segments import stale_segments
 
 T = TypeVar("T")
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _PROGRAM = re.compile(
     r"-m (?:tests\.support\.|orchestrator\.tools\.drill\.)?"
-    r"(orchestrator|target_worker|draft_worker\.prefill|draft_worker|chaotic_draft|garbage_draft)(?![.\w])"
+    r"(orchestrator|target_worker|draft_worker\.prefill|draft_worker|chaotic_draft|faulty_draft)(?![.\w])"
 )
 _PROCESSES = Path("/proc")
 
 
 class Usage(NamedTuple):
-    """What a process holds. Without /proc (macOS) only its memory is known."""
+    """Resources of a process. Without /proc (macOS) only its memory is known."""
 
     memory: int
-    """Bytes resident."""
+    """Resident bytes."""
     descriptors: int | None
     threads: int | None
 
@@ -38,12 +38,12 @@ def until(condition: Callable[[], T | None], seconds: float = 30.0) -> T:
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"still {value!r} after {seconds} s")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return value
 
 
 def mark(address: str) -> str:
-    """What the command lines of a pipeline's processes, and of no others, contain: its session folder."""
+    """The session folder of a pipeline: only the command lines of its processes contain it."""
     return str(Path(address.removeprefix("ipc://")).parent)
 
 
@@ -65,13 +65,13 @@ def state(pid: int) -> str:
 
 
 def remains(mark: str) -> list[str]:
-    """Processes, folders and shared memory that a pipeline should not have left behind."""
+    """Processes, folders and shared memory that a pipeline left behind."""
     folders = [str(folder) for folder in sessions_home().glob("lp-*") if mark in str(folder)]
     return [*members(mark), *folders, *stale_segments()]
 
 
 def usage(pid: int) -> Usage | None:
-    """What process `pid` holds now; None if it has ended."""
+    """Resources of process `pid`; None if it has ended."""
     with suppress(OSError, ValueError):
         if not _PROCESSES.is_dir():
             rss = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True)  # noqa: S607
@@ -85,9 +85,9 @@ def usage(pid: int) -> Usage | None:
 
 @contextmanager
 def own_registry() -> Iterator[Path]:
-    """Within, this process and its children register shared memory in a folder of their own.
+    """Within the context, this process and its children register shared memory in a folder of their own.
 
-    Other pipelines of this user then neither sweep up what a drill leaves nor add to it.
+    So other pipelines of this user neither remove the segments that a drill leaves nor add to them.
     """
     before, variable = tempfile.tempdir, os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix="drill-") as folder:

@@ -1,4 +1,1 @@
-"""Where the time of a pipeline goes: from the spans of its processes to figures and pictures.
-
-Changes no decision of the run that it measures.
-"""
+"""Profiles a pipeline: from the spans of its processes to figures and pictures."""

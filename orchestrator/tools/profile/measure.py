@@ -1,4 +1,4 @@
-"""A profile from start to end: a traced pipeline, one request a temperature, then each worker's work alone."""
+"""A profile from start to end: a traced pipeline, one request a temperature, then a replay of each worker alone."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -10,15 +10,15 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.machine.hardware import chip
-from orchestrator.tools.profile.analysis.figures import ProfileFigures, accounts
+from orchestrator.tools.profile.analysis.figures import ProfileFigures, request_profiles
 from orchestrator.tools.profile.run import TracedRun, WorkerLife, load
-from orchestrator.tools.profile.solo import REPLAYED, replays
+from orchestrator.tools.profile.worker_replay import REPLAYED, replays
 
 WARM_UP_TOKENS = 16
 """Generated at each temperature before anything is measured."""
 
 OnProfileProgress = Callable[[str], None]
-"""Told what begins."""
+"""Called with the name of each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ProfileTask:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """The figures, and the run that they were taken from."""
+    """The figures, and the run that they come from."""
 
     profile: ProfileFigures
     run: TracedRun
@@ -81,7 +81,7 @@ def _profile(
         clock_error=None if error is None else error / 1e9,
         lost=run.lost,
         notes=tuple(_notes(pipeline.note, run, alone, results)),
-        accounts=tuple(accounts(run, alone, [result.statistics for result in results])),
+        requests=tuple(request_profiles(run, alone, [result.statistics for result in results])),
     )
 
 
@@ -91,7 +91,7 @@ def _notes(note: str, run: TracedRun, alone: dict[str, WorkerLife], results: Seq
         notes.append(f"{run.lost:,} spans and messages were overwritten by newer ones: generate fewer tokens.")
     roles = [life.worker.role for life in run.lives]
     notes += [
-        f"The {role} died and was started again: these are not the figures of a healthy run."
+        f"The {role} died and was started again: the figures are not valid."
         for role in dict.fromkeys(roles)
         if roles.count(role) > 1
     ]
@@ -106,7 +106,7 @@ def _notes(note: str, run: TracedRun, alone: dict[str, WorkerLife], results: Seq
         if life.worker.role in REPLAYED and life.spans and life.name not in alone
     ]
     if run.clock_error is None:
-        notes.append("A worker told no time, so its spans may be shifted against the others.")
+        notes.append("A worker sent no clock, so its spans may be shifted against the others.")
     if any(result.statistics.pace is not None and not result.statistics.pace.valid for result in results):
         notes.append("Too many forwards overran the pace: this machine is too slow for the device, or too busy.")
     return notes

@@ -1,4 +1,4 @@
-"""What tracing costs: a traced and an untraced pipeline generate the same in turns."""
+"""The cost of tracing: a traced and an untraced pipeline generate the same tokens in turns."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.tools.profile.measure import WARM_UP_TOKENS, ProfileTask
 
 PAIRS = 8
-"""Generations of each before both are started anew."""
+"""Generations of each pipeline before both are restarted."""
 
 
 class TracingCost(NamedTuple):
@@ -30,10 +30,10 @@ def tracing_cost(
     notice: Callable[[str], None],
     on_note: Callable[[str], None] = lambda _: None,
 ) -> TracingCost:
-    """`groups` times both pipelines are started, and take turns. Two equal pipelines may differ by some percent
-    for as long as they live (where their memory lies), so one start of each would say little.
+    """Starts both pipelines `groups` times and measures them in turns.
 
-    `on_note` is told the pipelines' note once, if they have one.
+    Two equal pipelines may differ by some percent for their whole life (memory placement), so one start is not enough.
+    `on_note` receives the pipelines' note once, if they have one.
     """
     ratios = []
     told: set[str] = {""}
@@ -59,9 +59,9 @@ def _ratio(traced: Pipeline, untraced: Pipeline, task: ProfileTask, index: int) 
 
 
 def cost(ratios: Sequence[float]) -> TracingCost:
-    """The median with its confidence interval by order statistics, which assumes nothing of the noise.
+    """The median with its confidence interval by order statistics, which needs no assumption about the noise.
 
-    With fewer than six of them there is none of 95%; then it is all of the range.
+    Fewer than six ratios give no 95% interval; then it is the whole range.
     """
     ranked = sorted(ratios)
     count = len(ranked)

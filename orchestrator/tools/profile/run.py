@@ -1,4 +1,4 @@
-"""A traced run as it was, on one clock: who did what when, and which messages went between them."""
+"""A traced run on one clock: the spans of all processes and the messages between them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ class WorkerLife:
 
 @dataclass(frozen=True, slots=True)
 class TracedRun:
-    """What all processes of one pipeline wrote."""
+    """The traces of all processes of one pipeline."""
 
     orchestrator: tuple[TracedSpan, ...]
     lives: tuple[WorkerLife, ...]
@@ -60,12 +60,12 @@ class TracedRun:
 
     @property
     def lost(self) -> int:
-        """Everything that was overwritten by something newer."""
+        """Number of spans and messages that were overwritten by newer ones."""
         return self.dropped + sum(life.lost for life in self.lives)
 
     @property
     def clock_error(self) -> int | None:
-        """Nanoseconds that a worker's times may be off against the others'; None if a worker told no time."""
+        """Maximum clock error of a worker in nanoseconds; None if a worker sent no clock."""
         errors = [life.worker.error for life in self.lives]
         known = [error for error in errors if error is not None]
         return max(known) if errors and len(known) == len(errors) else None

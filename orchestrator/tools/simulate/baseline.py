@@ -1,7 +1,7 @@
-"""What others' decoders reach on the same devices: target alone, and draft and target on one device in turns. Pure.
+"""Decoding times of the baselines on the same devices: plain decoding, and draft and target in turns. Pure.
 
-The second is mlx-lm's `speculative_generate_step`: K draft forwards, one verification, nothing overlaps.
-Above temperature 0 it accepts a draft token only if two independent draws agree.
+The second is mlx-lm's `speculative_generate_step`: K draft forwards, one verification, no overlap. Above
+temperature 0 it accepts a draft token only if two independent draws agree.
 """
 
 from collections.abc import Callable
@@ -17,21 +17,23 @@ Agreement = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """Over a number of tokens."""
+class DecodingTime:
+    """Rounds and time for a number of tokens."""
 
     tokens: int
     rounds: int
     seconds: float
 
 
-def alone(devices: Devices, tokens: int) -> Reached:
+def plain_decoding(devices: Devices, tokens: int) -> DecodingTime:
     """Plain decoding without messages."""
-    return Reached(tokens, tokens, tokens * devices.target.forward(1))
+    return DecodingTime(tokens, tokens, tokens * devices.target.forward(1))
 
 
-def in_turns(devices: Devices, agrees: Agreement, draft_tokens: int, request: int, first: int, tokens: int) -> Reached:
-    """`tokens` tokens from absolute position `first` on, `draft_tokens` drafted a round."""
+def turn_taking(
+    devices: Devices, agrees: Agreement, draft_tokens: int, request: int, first: int, tokens: int
+) -> DecodingTime:
+    """`tokens` tokens from absolute position `first` on, with `draft_tokens` draft tokens a round."""
     done = rounds = 0
     seconds = 0.0
     behind = 1
@@ -41,11 +43,11 @@ def in_turns(devices: Devices, agrees: Agreement, draft_tokens: int, request: in
         while accepted < drafted and agrees(request, first + done + accepted):
             accepted += 1
         seconds += _round(devices, drafted, behind)
-        # Where all were accepted the draft has not read its own last token yet.
+        # If all tokens are accepted, the draft has not evaluated its last token yet.
         behind = 2 if accepted == drafted else 1
         done += accepted + 1
         rounds += 1
-    return Reached(done, rounds, seconds)
+    return DecodingTime(done, rounds, seconds)
 
 
 def agreement(language: Language, acceptance: AcceptanceModel | None) -> Agreement:
@@ -60,7 +62,7 @@ def agreement(language: Language, acceptance: AcceptanceModel | None) -> Agreeme
 
 
 def _guessed(language: Language, request: int, position: int) -> bool:
-    best = language.candidates(request, NodeId(position), position, on_truth=True, limit=1)
+    best = language.candidates(request, NodeId(position), position, on_target_path=True, limit=1)
     return list(best.tokens) == [language.token(request, position)]
 
 

@@ -1,4 +1,4 @@
-"""What a simulated pipeline runs on: two devices' paces, and wires with delay, jitter and loss. Pure."""
+"""The devices of a simulated pipeline, and its wires with delay, jitter and loss. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -10,15 +10,15 @@ from protocol.worker.pacing import DevicePace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """A target and a draft on the hardware that they run on, each as fast as when it is alone."""
+    """The forward times of target and draft, each without overlap."""
 
     target: DevicePace
     draft: DevicePace
     """On a device of its own."""
     baseline_draft: DevicePace
-    """The draft on the target's own device, as turn-taking decoders use it."""
+    """The draft on the target's device, as the baseline runs it."""
     slow_down: float = 1.0
-    """Factor on everything under a strategy whose draft works while the target verifies."""
+    """Factor on all times under a strategy whose draft and target overlap."""
 
     @classmethod
     def of(cls, profile: DeviceProfile) -> "Devices":
@@ -30,7 +30,7 @@ class Devices:
         )
 
     def shared(self) -> "Devices":
-        """Both at work at once."""
+        """The times when target and draft overlap."""
         return Devices(
             target=stretched(self.target, self.slow_down),
             draft=stretched(self.draft, self.slow_down),
@@ -40,30 +40,30 @@ class Devices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """The way between the orchestrator and one worker, each direction. Order is kept unless `overtaking` says so."""
+    """The connection between the orchestrator and one worker. It keeps the order, except for `overtaking` messages."""
 
     delay: float = 0.00015
-    """Seconds a message travels, its encoding, reading and the decision about it included."""
+    """Seconds from sending a message to the receiver's reaction, encoding and decoding included."""
     jitter: float = 0.0
-    """Most additional seconds; what is added is uniform."""
+    """Maximum of an additional, uniformly distributed delay in seconds."""
     loss: float = 0.0
-    """Share of messages that don't get through at first."""
+    """Share of messages that are lost at first."""
     resend: float | None = 0.2
-    """Seconds until a lost one is sent again, as TCP does; None: it is lost for good."""
+    """Seconds until a lost message is sent again, as by TCP; None: it is not sent again."""
     doubled: float = 0.0
-    """Share of messages that come twice, the second time late."""
+    """Share of messages that arrive twice, the second time late."""
     overtaking: float = 0.0
-    """Share of messages that nothing holds back, as across a reconnection."""
+    """Share of messages that may overtake earlier ones, as after a reconnection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """Of one pipeline."""
+    """The wires of one pipeline."""
 
     target: Wire = field(default_factory=Wire)
     draft: Wire = field(default_factory=Wire)
 
 
 def stretched(pace: DevicePace, factor: float) -> DevicePace:
-    """A device that takes so many times as long for everything."""
+    """A device whose times are `factor` times as long."""
     return msgspec.structs.replace(pace, slow_down=pace.slow_down * factor)

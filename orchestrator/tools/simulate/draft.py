@@ -1,4 +1,4 @@
-"""A draft worker without a model: the real growth rules on a modelled language, time from a pace. Pure."""
+"""A draft worker without a model: the real growth rules, a modelled language, times from a device's pace. Pure."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from protocol.speculation.token_tree import Node, TokenTree, node_id
 from protocol.worker.pacing import DevicePace
 
 _CATCH_UP = 16
-"""Committed tokens without KV that ride along with a growth step; more of them are prefilled."""
+"""Up to this number, committed tokens without KV are evaluated in a growth step; more of them are prefilled."""
 
 
 class ModelledDraft:
@@ -80,7 +80,7 @@ class ModelledDraft:
 
 
 class _DraftedSequence:
-    """One sequence: how many committed tokens have KV, and the tree below the root."""
+    """One sequence: the number of committed tokens with KV, and the token tree."""
 
     def __init__(self, start: Start, language: Language, horizon: int, calibration: Calibration) -> None:
         self._calibration = calibration
@@ -92,7 +92,7 @@ class _DraftedSequence:
         self.restart(start)
 
     def restart(self, start: Start) -> None:
-        # Committed tokens never change, so what is held is the prefix of any later Start.
+        # Committed tokens never change, so the held KV is a prefix of every later Start.
         self._held = min(self._held, len(start.tokens) - 1)
         self._backlog = len(start.tokens) - 1 - self._held
         tree = TokenTree(start.root, start.tokens[-1], len(start.tokens) - 1)
@@ -122,7 +122,7 @@ class _DraftedSequence:
             yield from self._messages(fresh, StepCost())
 
     def work(self, pace: DevicePace) -> Work | None:
-        """A prefill chunk or a growth step; None in a lull."""
+        """A prefill chunk or a growth step; None if there is no work."""
         step = self._growth.next_step()
         if step is None:
             return None
@@ -139,10 +139,10 @@ class _DraftedSequence:
         return Work(tuple(self._messages(fresh, StepCost(evaluated, seconds))), seconds)
 
     def _candidates(self, node: Node, limit: int) -> Candidates:
-        return self._language.candidates(self.sampling.seed, node.id, node.depth + 1, self._on_truth(node), limit)
+        return self._language.candidates(self.sampling.seed, node.id, node.depth + 1, self._on_target_path(node), limit)
 
-    def _on_truth(self, node: Node) -> bool:
-        """The path is what the target says; the root always is."""
+    def _on_target_path(self, node: Node) -> bool:
+        """Whether the path to the node consists of the target's tokens; for the root it always does."""
         while node.parent is not None:
             if node.token != self._language.token(self.sampling.seed, node.depth):
                 return False

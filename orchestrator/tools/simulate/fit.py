@@ -1,23 +1,23 @@
-"""The parameters of an acceptance process from a recorded run. Pure arithmetic."""
+"""Fits an acceptance model to a recorded run. Pure arithmetic."""
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import mean, pstdev
 
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, from_odds, to_odds
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, from_log_odds, to_log_odds
 from orchestrator.tools.simulate.trace import Recorded, TracedPosition
 
 _NEWTON_STEPS = 25
 _RIDGE = 1.0
-"""Pseudo-observations that hold a claim for what it says, so that few positions can't make it absurd."""
-_LONGEST_PASSAGE = 16
+"""Pseudo-observations of well-calibrated claims, which stabilise the fit with few positions."""
+_MAX_PASSAGE = 16
 _EXPONENTS = [0.1 * 1.08**step for step in range(61)]
-"""Tried for r: 0.1 to 10 by 8%."""
+"""Candidates for r: 0.1 to 10 in steps of 8%."""
 
 
 def fit(recorded: Sequence[Recorded], independent: float | None = None) -> AcceptanceModel:
-    """What the positions with known guesses suggest. There must be at least one."""
+    """The model of the positions with known guesses. There must be at least one."""
     runs = [[position for position in one.positions if position.candidates is not None] for one in recorded]
     known = [position for run in runs for position in run]
     slope, shift = _odds_of_claims(known)
@@ -26,7 +26,7 @@ def fit(recorded: Sequence[Recorded], independent: float | None = None) -> Accep
         exponent=_exponent(known, slope, shift),
         spread=slope * pstdev(_claimed_odds(position) for position in known),
         passage=_passage(runs),
-        # The fit says what a claim is worth; the model needs what a worth is claimed to be.
+        # The fit maps claims to acceptance; the model needs the inverse.
         claim_slope=1.0 / slope,
         claim_shift=-shift / slope,
         independent=independent,
@@ -35,7 +35,7 @@ def fit(recorded: Sequence[Recorded], independent: float | None = None) -> Accep
 
 def _claimed_odds(position: TracedPosition) -> float:
     assert position.candidates is not None
-    return to_odds(min(max(position.candidates.probabilities[0], 1e-4), 1.0 - 1e-4))
+    return to_log_odds(min(max(position.candidates.probabilities[0], 1e-4), 1.0 - 1e-4))
 
 
 def _odds_of_claims(known: Sequence[TracedPosition]) -> tuple[float, float]:
@@ -46,11 +46,11 @@ def _odds_of_claims(known: Sequence[TracedPosition]) -> tuple[float, float]:
         a, b, c = _RIDGE, 0.0, _RIDGE
         toward_slope, toward_shift = -_RIDGE * (slope - 1.0), -_RIDGE * shift
         for odds, right in points:
-            believed = 1.0 / (1.0 + math.exp(-(slope * odds + shift)))
-            weight = believed * (1.0 - believed)
+            expected = 1.0 / (1.0 + math.exp(-(slope * odds + shift)))
+            weight = expected * (1.0 - expected)
             a, b, c = a + weight * odds * odds, b + weight * odds, c + weight
-            toward_slope += (right - believed) * odds
-            toward_shift += right - believed
+            toward_slope += (right - expected) * odds
+            toward_shift += right - expected
         scale = a * c - b * b
         slope += (c * toward_slope - b * toward_shift) / scale
         shift += (a * toward_shift - b * toward_slope) / scale
@@ -58,9 +58,9 @@ def _odds_of_claims(known: Sequence[TracedPosition]) -> tuple[float, float]:
 
 
 def _exponent(known: Sequence[TracedPosition], slope: float, shift: float) -> float:
-    """The r under which the right guesses' ranks are likeliest, given that they were not the first."""
+    """The r that maximises the likelihood of the ranks of right guesses that were not the first."""
     missed = [
-        (position.rank, len(position.candidates.tokens), from_odds(slope * _claimed_odds(position) + shift))
+        (position.rank, len(position.candidates.tokens), from_log_odds(slope * _claimed_odds(position) + shift))
         for position in known
         if position.candidates is not None and position.rank != 1
     ]
@@ -68,9 +68,9 @@ def _exponent(known: Sequence[TracedPosition], slope: float, shift: float) -> fl
 
 
 def _log_likelihood(missed: Sequence[tuple[int | None, int, float]], exponent: float) -> float:
-    """Of (rank, guesses, chance of the first guess); rank None: no guess was right."""
+    """Of (rank, number of guesses, probability of the first guess); rank None: no guess was right."""
     law = AcceptanceModel(accept=0.5, exponent=exponent)
-    # Two imagined misses of an even first guess, so that a run without any has an answer.
+    # Two pseudo-observations, so that a run without misses has a maximum.
     total = 0.0
     for rank, count, accept in [*missed, (2, 2, 0.5), (None, 2, 0.5)]:
         chance = law.beyond(count, accept) if rank is None else law.beyond(rank - 1, accept) - law.beyond(rank, accept)
@@ -79,12 +79,12 @@ def _log_likelihood(missed: Sequence[tuple[int | None, int, float]], exponent: f
 
 
 def _passage(runs: Sequence[Sequence[TracedPosition]]) -> int:
-    """How many positions are equally easy, if neighbours' claims are as alike as in passages of that length."""
+    """The passage length whose correlation of neighbouring claims equals the observed one."""
     pairs = [(_claimed_odds(one), _claimed_odds(next)) for run in runs for one, next in pairwise(run)]
     if len(pairs) < 2:
         return 1
     center = mean(one for one, _ in pairs)
     variance = mean((one - center) ** 2 for one, _ in pairs)
     together = mean((one - center) * (next - center) for one, next in pairs)
-    likeness = together / variance if variance > 0 else 0.0
-    return max(1, min(_LONGEST_PASSAGE, round(1.0 / max(1e-3, 1.0 - likeness))))
+    correlation = together / variance if variance > 0 else 0.0
+    return max(1, min(_MAX_PASSAGE, round(1.0 / max(1e-3, 1.0 - correlation))))

@@ -1,4 +1,4 @@
-"""What a modelled target says and a modelled draft guesses: the interface, and noise without a state. Pure."""
+"""The tokens of a modelled target and the guesses of a modelled draft: the interface, and stateless noise. Pure."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,37 +8,36 @@ from protocol.speculation.candidates import Candidates
 from protocol.speculation.token_tree import node_id
 
 VOCABULARY = 1 << 20
-"""Of made-up tokens, the most that a worker may claim: hardly any two are alike by chance, so that prompt lookup finds
-nothing."""
+"""The largest vocabulary of a worker: random tokens hardly ever repeat, so that prompt lookup finds nothing."""
 
 
 class Language(Protocol):
-    """Deterministic: the same question always has the same answer.
+    """Deterministic: equal arguments give equal results.
 
-    A request is named by its number, which travels as the seed of its sampling.
+    A request is identified by its number, which is the seed of its sampling.
     """
 
     def prompt(self, request: int) -> tuple[int, ...]: ...
 
     def token(self, request: int, position: int) -> int:
-        """What the target alone says at this absolute position."""
+        """The target's token at this absolute position."""
         ...
 
-    def candidates(self, request: int, node: NodeId, position: int, on_truth: bool, limit: int) -> Candidates:
-        """At most `limit` guesses of the token at `position`, behind this node, by falling claimed probability.
+    def candidates(self, request: int, node: NodeId, position: int, on_target_path: bool, limit: int) -> Candidates:
+        """At most `limit` guesses of the token at `position`, below this node, by falling claimed probability.
 
-        `on_truth`: the path up to the node is what the target says, so that a guess can come true.
+        `on_target_path`: the path to the node consists of the target's tokens, so that a guess can be right.
         """
         ...
 
 
 def uniform(*key: int) -> float:
-    """A number strictly inside (0, 1) that depends on all of `key` and on nothing else."""
+    """A number strictly inside (0, 1), a function of `key` alone."""
     return ((_mixed(key) >> 10) + 0.5) / (1 << 53)
 
 
-def made_up(*key: int) -> int:
-    """A token of the invented vocabulary."""
+def random_token(*key: int) -> int:
+    """A token of the invented vocabulary, a function of `key` alone."""
     return _mixed(key) % VOCABULARY
 
 
@@ -46,5 +45,5 @@ def _mixed(key: Sequence[int]) -> int:
     mixed = NodeId(len(key))
     for part in key:
         mixed = node_id(mixed, part)
-    # Once more: one round of the hash leaves the high bits of neighbouring keys alike.
+    # A second round: after one round the high bits of neighbouring keys are alike.
     return node_id(mixed, 1)

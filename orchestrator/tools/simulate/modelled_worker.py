@@ -1,4 +1,4 @@
-"""The interface of modelled workers, and the host that runs one on the virtual clock behind a wire. Pure."""
+"""The interface of modelled workers, and the host that runs a worker on the virtual clock behind a wire. Pure."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,28 +11,28 @@ from protocol.messages.base import Role
 from protocol.messages.worker import FromWorker, Hello, ToWorker
 
 CHUNK = 512
-"""Prompt tokens of one prefill forward; messages are read in between."""
+"""Prompt tokens of one prefill forward; messages are handled between forwards."""
 CONTEXT = 1 << 17
 _RETRY_SECONDS = 1.0
-"""After this long a frozen host looks again whether it may finish a unit of work."""
+"""Interval at which a frozen host checks whether it may finish a unit of work."""
 
 
 class Work(NamedTuple):
-    """The worker is busy for `seconds`, then its replies leave."""
+    """The worker is busy for `seconds`, then it sends its replies."""
 
     replies: tuple[FromWorker, ...] = ()
     seconds: float = 0.0
 
 
 class ModelledWorker(Protocol):
-    """Messages in, work out; knows no time of day."""
+    """Messages in, work out; without a clock."""
 
     hello: Hello
 
     def handle(self, message: ToWorker) -> Work: ...
 
     def work(self) -> Work | None:
-        """One unit of what it does unasked; None if there is nothing to do."""
+        """One unit of background work; None if there is none."""
         ...
 
 
@@ -51,7 +51,7 @@ def modelled_hello(role: Role, context: int = CONTEXT) -> Hello:
 
 
 class WorkerHost:
-    """One life of a worker: handles what has arrived, does one unit of work, repeats, as a real worker's loop does."""
+    """One life of a worker: handles the messages, does one unit of work, repeats, like a real worker's loop."""
 
     def __init__(
         self,
@@ -60,45 +60,45 @@ class WorkerHost:
         clock: VirtualClock,
         wire: Wire,
         seed: int,
-        heard: Callable[[FromWorker], None],
+        receive: Callable[[FromWorker], None],
     ) -> None:
-        """`seed` decides what the wire does to messages; `heard` receives those that arrive at the orchestrator."""
+        """`seed` decides the wire's faults; `receive` gets the messages that arrive at the orchestrator."""
         self.worker = worker
         self.role: Role = worker.hello.role
         self.incarnation = incarnation
         self.alive = True
-        """A dead worker says nothing more; what it had sent still arrives."""
+        """A dead worker sends nothing; messages that it sent before still arrive."""
         self.up = False
-        """The orchestrator was told of it."""
+        """The orchestrator knows that it is up."""
         self._clock = clock
-        self._heard = heard
+        self._reply_to = receive
         self._inbox: deque[ToWorker] = deque()
         self._busy = False
         self._frozen = False
-        self._there = WireDirection(clock, wire, seed, incarnation, 0)
-        self._back = WireDirection(clock, wire, seed, incarnation, 1)
+        self._outbound = WireDirection(clock, wire, seed, incarnation, 0)
+        self._inbound = WireDirection(clock, wire, seed, incarnation, 1)
 
     def tell(self, message: ToWorker) -> None:
-        self._there.send(self._clock.now, lambda: self._hear(message))
+        self._outbound.send(self._clock.now, lambda: self._receive(message))
 
     def rewire(self, wire: Wire) -> None:
-        """Send messages over another wire from now on."""
-        self._there.wire = self._back.wire = wire
+        """Send later messages over another wire."""
+        self._outbound.wire = self._inbound.wire = wire
 
     def freeze(self) -> None:
         """Stop in the middle of a unit of work; messages queue up."""
         self._frozen = True
 
     def thaw(self) -> None:
-        """Go on where it stopped."""
+        """Continue where it stopped."""
         self._frozen = False
-        self._go_on()
+        self._continue()
 
-    def _hear(self, message: ToWorker) -> None:
+    def _receive(self, message: ToWorker) -> None:
         self._inbox.append(message)
-        self._go_on()
+        self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         while self.alive and not self._busy and not self._frozen:
             work = self.worker.handle(self._inbox.popleft()) if self._inbox else self.worker.work()
             if work is None:
@@ -115,9 +115,9 @@ class WorkerHost:
             return
         self._busy = False
         self._reply(work)
-        self._go_on()
+        self._continue()
 
     def _reply(self, work: Work) -> None:
         if self.alive:
             for reply in work.replies:
-                self._back.send(self._clock.now, lambda reply=reply: self._heard(reply))
+                self._inbound.send(self._clock.now, lambda reply=reply: self._reply_to(reply))

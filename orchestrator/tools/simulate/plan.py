@@ -1,4 +1,4 @@
-"""Predicts tokens a second for every way to decode, on given devices with a given draft. Pure."""
+"""Predicts tokens/s of every strategy and baseline, on given devices with a given draft. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ import msgspec
 
 from orchestrator.core.options import Options
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
-from orchestrator.tools.simulate.baseline import Agreement, Reached, agreement, alone, in_turns
+from orchestrator.tools.simulate.baseline import Agreement, DecodingTime, agreement, plain_decoding, turn_taking
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.language import Language
 from orchestrator.tools.simulate.simulation import SimulatedClient, modelled_pipeline
@@ -18,9 +18,9 @@ from protocol.worker.pacing import DevicePace
 PLAIN_NAME = "mlx-lm"
 BASELINE_NAME = "mlx-lm, speculative"
 ORACLE = "adaptive, draft takes no time"
-_MOST_BASELINE_TOKENS = 8
+_MAX_BASELINE_TOKENS = 8
 _NO_TIME = 1e-6
-"""Seconds: above zero, so that a growth step still has an end to wait for."""
+"""Seconds. Above zero, so that a growth step has an end."""
 GREEDY = AcceptanceModel(accept=0.81, exponent=1.27, spread=2.14, claim_slope=0.93, claim_shift=-1.96)
 SAMPLED = AcceptanceModel(
     accept=0.67, exponent=2.17, spread=1.45, claim_slope=1.03, claim_shift=-1.55, independent=0.172
@@ -30,20 +30,20 @@ SAMPLED = AcceptanceModel(
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Who decodes what, on which devices."""
+    """What is decoded, and on which devices."""
 
     devices: Devices
     wires: Wires = field(default_factory=Wires)
     acceptance: AcceptanceModel = GREEDY
     recorded: tuple[Recorded, ...] = ()
-    """Replayed instead of an invented language, if there are any; all of one temperature."""
+    """Recorded requests to replay, all of one temperature; none: an invented language."""
     temperature: float = 0.0
     options: Options = field(default_factory=Options)
     """Of the speculating strategies; the strategy's name is replaced."""
     tokens: int = 256
-    """A request, at most."""
+    """Maximum for each request."""
     requests: int = 3
-    """One after the other; what the controller learns from one serves the next."""
+    """Served one after the other; the controller keeps its estimates."""
     seed: int = 0
 
     @property
@@ -55,7 +55,7 @@ class Scenario:
         )
 
     def work(self) -> list[tuple[int, int]]:
-        """Requests with the tokens to generate for each."""
+        """Each request with its number of tokens."""
         if self.recorded:
             return [(index, min(self.tokens, len(one.positions))) for index, one in enumerate(self.recorded)]
         return [(request, self.tokens) for request in range(self.requests)]
@@ -63,7 +63,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One way to decode. Rates are None where it has no such thing."""
+    """One strategy or baseline. None: it has no such rate."""
 
     contender: str
     tokens_per_second: float
@@ -75,25 +75,25 @@ class Prediction:
 
 
 def predict(scenario: Scenario) -> list[Prediction]:
-    """Others' decoders first, then our strategies, then what a draft without a cost would reach."""
+    """The baselines, our strategies, then the bound of a draft that takes no time."""
     ours = [simulated(scenario, strategy) for strategy in ("ar", "sd", "ssd", "adaptive")]
     return [plain(scenario), *baseline_prediction(scenario), *ours, oracle(scenario)]
 
 
 def plain(scenario: Scenario) -> Prediction:
     """mlx-lm without a draft."""
-    return _of(PLAIN_NAME, [alone(scenario.devices, tokens) for _, tokens in scenario.work()])
+    return _prediction(PLAIN_NAME, [plain_decoding(scenario.devices, tokens) for _, tokens in scenario.work()])
 
 
 def baseline_prediction(scenario: Scenario) -> list[Prediction]:
-    """mlx-lm with the number of draft tokens that suits it best; nothing where its acceptance is not known."""
+    """mlx-lm with its best number of draft tokens; nothing if its acceptance is unknown."""
     independent = None
     if scenario.temperature > 0:
         if scenario.acceptance.independent is None:
             return []
         independent = replace(scenario.acceptance, accept=scenario.acceptance.independent)
     agrees = agreement(scenario.language, independent)
-    tried = [_in_turns(scenario, agrees, depth) for depth in range(1, _MOST_BASELINE_TOKENS + 1)]
+    tried = [_turn_taking(scenario, agrees, depth) for depth in range(1, _MAX_BASELINE_TOKENS + 1)]
     return [max(tried, key=lambda prediction: prediction.tokens_per_second)]
 
 
@@ -110,19 +110,18 @@ def simulated(scenario: Scenario, strategy: str, name: str | None = None) -> Pre
 
 
 def oracle(scenario: Scenario) -> Prediction:
-    """The same tree policy with a draft that takes no time: what is missing from here on is up to the draft's
-    quality, the tree's shape and the target."""
+    """The adaptive strategy with a draft that takes no time: what draft quality, tree and target allow."""
     instant = DevicePace(steps=((1, _NO_TIME),), prefill_rate=1e9)
-    # The target is as slow as with a draft at work beside it, so that only the draft's time differs.
+    # The target keeps its times with overlap, so that only the draft's time differs.
     devices = replace(scenario.devices, draft=instant)
     wires = Wires(scenario.wires.target, Wire(delay=0.0))
     return simulated(replace(scenario, devices=devices, wires=wires), "adaptive", ORACLE)
 
 
 def pays_from(scenario: Scenario, gain: float = 1.1, steps: int = 6) -> float | None:
-    """The acceptance from which on `adaptive` reaches `gain` times plain decoding; None if it never does.
+    """The lowest acceptance with which `adaptive` reaches `gain` times plain decoding; None if none does.
 
-    To 1 in 2^`steps`; text without repetition, so that prompt lookup does not help.
+    Found by bisection to 2^-`steps`, on text without repetition, so that prompt lookup does not help.
     """
     brief = replace(scenario, recorded=(), requests=1)
     goal = gain * simulated(brief, "ar").tokens_per_second
@@ -140,15 +139,15 @@ def pays_from(scenario: Scenario, gain: float = 1.1, steps: int = 6) -> float | 
     return high
 
 
-def _in_turns(scenario: Scenario, agrees: Agreement, depth: int) -> Prediction:
+def _turn_taking(scenario: Scenario, agrees: Agreement, depth: int) -> Prediction:
     reached = []
     for request, tokens in scenario.work():
         first = len(scenario.language.prompt(request))
-        reached.append(in_turns(scenario.devices, agrees, depth, request, first, tokens))
-    return _of(f"{BASELINE_NAME}, K = {depth}", reached)
+        reached.append(turn_taking(scenario.devices, agrees, depth, request, first, tokens))
+    return _prediction(f"{BASELINE_NAME}, K = {depth}", reached)
 
 
-def _of(name: str, reached: Sequence[Reached]) -> Prediction:
+def _prediction(name: str, reached: Sequence[DecodingTime]) -> Prediction:
     tokens = sum(one.tokens for one in reached)
     return Prediction(
         contender=name,

@@ -11,7 +11,7 @@ from orchestrator.tools.simulate.plan import BASELINE_NAME, PLAIN_NAME, Predicti
 from orchestrator.tools.simulate.sweep import SWEEPS, Point
 
 _TITLES = ("tok/s", "x mlx-lm", "x its spec", "tok/round", "hit", "accept", "target", "draft")
-_WORTH_IT = 1.1
+_MIN_GAIN = 1.1
 _SIZE = (8.0, 4.5)
 
 
@@ -43,14 +43,14 @@ def sweep_table(name: str, temperature: float, points: Sequence[Point]) -> Table
 
 
 def sentence(predictions: Sequence[Prediction], pays_from: float | None) -> str:
-    """Whether a draft would pay, and how good it has to be."""
+    """Whether a draft would pay, and the acceptance that it needs."""
     speed = {prediction.contender: prediction.tokens_per_second for prediction in predictions}
     gain = speed["adaptive"] / speed["ar"]
     figures = f"{speed['adaptive']:.1f} tokens/s with it, {speed['ar']:.1f} without, {gain:.2f} times"
-    verdict = "A draft would pay" if gain >= _WORTH_IT else "A draft would hardly pay"
+    verdict = "A draft would pay" if gain >= _MIN_GAIN else "A draft would hardly pay"
     if pays_from is None:
-        return f"{verdict}: {figures}. One this slow would not, however good its guesses."
-    return f"{verdict}: {figures}. One this fast pays when its best guess is right in {pays_from:.0%} of cases or more."
+        return f"{verdict}: {figures}. A draft this slow would not, at any acceptance."
+    return f"{verdict}: {figures}. A draft this fast pays if its best guess is right in at least {pays_from:.0%}."
 
 
 def to_json(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ def _cells(prediction: Prediction, predictions: Sequence[Prediction]) -> Iterato
 
 
 def _curves(points: Sequence[Point]) -> dict[str, list[float]]:
-    """Tokens a second by contender. The baseline is one curve, whatever number of draft tokens is best."""
+    """Tokens/s by contender. The speculative baseline is one curve over all numbers of draft tokens."""
     curves: dict[str, list[float]] = {}
     for point in points:
         for prediction in point.predictions:

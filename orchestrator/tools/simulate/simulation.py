@@ -27,12 +27,12 @@ from protocol.messages.worker import FromWorker, ToWorker
 BuildWorker: TypeAlias = Callable[[Role], ModelledWorker]
 """Makes a worker for a new life."""
 _RESTART_SECONDS = 1.0
-"""Until the successor of a replaced worker has loaded its model."""
+"""Until the successor of a replaced worker is up."""
 
 
 @dataclass(slots=True)
 class SimulatedClient:
-    """One request, and what its client was sent."""
+    """One request, and what its client received."""
 
     request: Request
     reference: list[int]
@@ -45,7 +45,7 @@ class SimulatedClient:
 
 
 class Simulation:
-    """Start workers, submit requests, run, look at `clients`."""
+    """Start workers, submit requests, run, read `clients`."""
 
     first_sequence = 1
     """Id of the first request; the others follow."""
@@ -59,8 +59,8 @@ class Simulation:
         seed: int = 0,
         kept: int | None = 0,
     ) -> None:
-        """`build` makes the pipeline's own workers; `seed` decides what the wires do to messages; `kept`: number of
-        the last events in `history`, None for all."""
+        """`build` makes the pipeline's own workers; `seed` decides the wires' faults; `kept`: number of the last
+        events in `history`, None for all."""
         self.clock = VirtualClock()
         self.options = options
         self.language = language
@@ -88,12 +88,12 @@ class Simulation:
 
     @property
     def next_at(self) -> float | None:
-        """When the next thing happens; None if nothing is due."""
+        """Time of the next event; None if there is none."""
         due = [at for at in (self.clock.next_at, self.machine.deadline()) if at is not None]
         return min(due, default=None)
 
     def advance(self) -> bool:
-        """Let the next thing happen; False if nothing is due."""
+        """Process the next event; False if there is none."""
         at = self.next_at
         if at is None:
             return False
@@ -107,10 +107,10 @@ class Simulation:
     def run(self) -> None:
         """Advance until every request has ended."""
         while self.live:
-            assert self.advance(), "requests are live and nothing will ever happen"
+            assert self.advance(), "requests are live and no event is due"
 
     def run_until(self, time: float) -> None:
-        """Advance until nothing more is due at `time` or before."""
+        """Process all events up to `time`."""
         while (at := self.next_at) is not None and at <= time:
             self.advance()
         self.clock.now = max(self.now, time)
@@ -139,7 +139,7 @@ class Simulation:
         self.step(Ended(sequence, "cancelled"))
 
     def _reference(self, request: Request) -> list[int]:
-        """The tokens of target-only decoding in a context that does not end."""
+        """The tokens of target-only decoding with an unlimited context."""
         tokens: list[int] = []
         for position in range(len(request.tokens), len(request.tokens) + request.max_tokens):
             tokens.append(self.language.token(request.sampling.seed, position))
@@ -177,7 +177,7 @@ class Simulation:
         return True
 
     def replace(self, role: Role) -> None:
-        """Kill a worker that answers no more and start another one."""
+        """Kill a worker that does not answer and start another one."""
         self.kill(role)
         self.start(role, _RESTART_SECONDS)
 
@@ -185,13 +185,13 @@ class Simulation:
         self._incarnations += 1
         role, incarnation, machine = worker.hello.role, self._incarnations, self.machine
 
-        def heard(message: FromWorker) -> None:
-            # Messages of a dead worker still arrive, but not in another life of the orchestrator.
+        def receive(message: FromWorker) -> None:
+            # Messages of a dead worker still arrive, but only in the same life of the orchestrator.
             if machine is self.machine:
                 self.hear(role, incarnation, message)
 
         wire = wire or (self.wires.target if role == "target" else self.wires.draft)
-        host = WorkerHost(worker, incarnation, self.clock, wire, self._seed, heard)
+        host = WorkerHost(worker, incarnation, self.clock, wire, self._seed, receive)
         self.hosts[incarnation] = host
         return host
 
@@ -247,7 +247,7 @@ class Simulation:
 
 
 def modelled_workers(language: Language, devices: Devices, context: int = CONTEXT) -> BuildWorker:
-    """Targets and drafts of this language, as fast as these devices."""
+    """Targets and drafts of this language with the times of these devices."""
 
     def build(role: Role) -> ModelledWorker:
         if role == "target":
@@ -265,7 +265,7 @@ def modelled_pipeline(
     seed: int = 0,
     kept: int | None = 0,
 ) -> Simulation:
-    """A pipeline whose target is up, and whose draft is if the strategy drafts."""
+    """A pipeline whose target is up; its draft too, if the strategy uses one."""
     strategy = STRATEGIES[options.strategy]
     workers = modelled_workers(language, devices.shared() if strategy.caches else devices)
     simulation = Simulation(options, language, workers, wires, seed, kept)

@@ -1,4 +1,4 @@
-"""One thing changed at a time: which, over what values, and what each value makes of a scenario. Pure."""
+"""Sweeps of a scenario over the values of one quantity. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from protocol.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A quantity, its unit, the values to try unless others are given, and how a scenario takes one."""
+    """A quantity, its unit, its default values, and the function that sets it in a scenario."""
 
     unit: str
     values: tuple[float, ...]
@@ -22,14 +22,14 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What the contenders reach at one value."""
+    """The predictions at one value."""
 
     value: float
     predictions: tuple[Prediction, ...]
 
 
 def sweep(scenario: Scenario, name: str, values: Sequence[float] = ()) -> Iterator[Point]:
-    """A point for each value. Raises InputError for a value that makes no sense."""
+    """A point for each value. Raises InputError for an invalid value."""
     chosen = SWEEPS[name]
     for value in values or chosen.values:
         try:
@@ -41,7 +41,7 @@ def sweep(scenario: Scenario, name: str, values: Sequence[float] = ()) -> Iterat
 
 
 def with_draft_step(scenario: Scenario, milliseconds: float) -> Scenario:
-    """A draft whose step over one token takes so long, wherever it runs, in proportion at other widths."""
+    """A draft with this time for a step over one token, on both devices; other widths in proportion."""
     devices = scenario.devices
     factor = _positive(milliseconds) / 1000 / devices.draft.forward(1)
     changed = replace(
@@ -51,14 +51,14 @@ def with_draft_step(scenario: Scenario, milliseconds: float) -> Scenario:
 
 
 def with_target_step(scenario: Scenario, milliseconds: float) -> Scenario:
-    """A target whose forward over one token takes so long, in proportion at other widths."""
+    """A target with this time for a forward over one token; other widths in proportion."""
     devices = scenario.devices
     factor = _positive(milliseconds) / 1000 / devices.target.forward(1)
     return replace(scenario, devices=replace(devices, target=stretched(devices.target, factor)))
 
 
 def with_acceptance(scenario: Scenario, accept: float) -> Scenario:
-    """A draft whose best guess is right so often; two independent draws agree less often in proportion."""
+    """A draft with this acceptance of its best guess; independent draws agree in proportion."""
     if not 0.0 <= accept <= 1.0:
         raise ValueError("an acceptance is between 0 and 1")
     known = scenario.acceptance
@@ -69,7 +69,7 @@ def with_acceptance(scenario: Scenario, accept: float) -> Scenario:
 
 
 def with_draft_delay(scenario: Scenario, milliseconds: float) -> Scenario:
-    """A draft in another machine, as far away as its messages take, each way; it shares no memory with the target."""
+    """A draft on another machine with this delay each way; it shares no memory bandwidth with the target."""
     if milliseconds < 0:
         raise ValueError("a delay is not negative")
     wires = scenario.wires

@@ -1,4 +1,4 @@
-"""A target worker without a model: the protocol's rules, an invented language, time from a pace. Pure."""
+"""A target worker without a model: the protocol's rules, a language, times from a device's pace. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,19 +30,19 @@ class _ServedSequence:
     round: int
     root: NodeId
     position: int
-    """Of the root."""
+    """Position of the root."""
     adopted: int
     """Tokens whose KV came from an arena."""
     evaluated: int
-    """Tokens that are prefilled for this start."""
+    """Tokens to prefill for this start."""
     unread: int
-    """Those of them that are still to be prefilled."""
+    """Tokens of them that are not prefilled yet."""
     verdict: Verdict | None = None
     prefill_seconds: float = 0.0
 
 
 class ModelledTarget:
-    """Verifies as soon as it is told to; prompts are read a chunk at a time in between, in turns."""
+    """Verifies at once; between verifications it prefills prompts chunk by chunk, in turns."""
 
     def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT) -> None:
         self.hello: Hello = modelled_hello("target", context)
@@ -91,13 +91,13 @@ class ModelledTarget:
         return Work() if served.unread else Work((_prefilled(served),))
 
     def _verify(self, trees: Sequence[Verify]) -> Work:
-        """One forward over all trees that there is no other answer to."""
+        """One forward over all trees; faults and repeated verdicts need none."""
         settled = {verify.sequence: self._without_forward(verify) for verify in trees}
-        asked = [verify for verify in trees if settled[verify.sequence] is None]
-        seconds = self._pace.forward(sum(len(verify.tokens) for verify in asked)) if asked else 0.0
+        pending = [verify for verify in trees if settled[verify.sequence] is None]
+        seconds = self._pace.forward(sum(len(verify.tokens) for verify in pending)) if pending else 0.0
         known = [reply for replies in settled.values() if replies is not None for reply in replies]
-        judged = [self._judge(self._sequences[verify.sequence], verify, seconds) for verify in asked]
-        return Work((*known, *judged), seconds)
+        verdicts = [self._verdict(self._sequences[verify.sequence], verify, seconds) for verify in pending]
+        return Work((*known, *verdicts), seconds)
 
     def _without_forward(self, verify: Verify) -> tuple[FromWorker, ...] | None:
         served = self._sequences.get(verify.sequence)
@@ -114,8 +114,8 @@ class ModelledTarget:
             return (Fault("lost", "The target is out of step.", verify.sequence),)
         return None
 
-    def _judge(self, served: _ServedSequence, verify: Verify, seconds: float) -> Verdict:
-        """Walk down from the root for as long as the language's token is a node of the tree."""
+    def _verdict(self, served: _ServedSequence, verify: Verify, seconds: float) -> Verdict:
+        """Walk down from the root while the language's token is a node of the tree."""
         children = {
             (parent, token): i for i, (parent, token) in enumerate(zip(verify.parents, verify.tokens, strict=True))
         }

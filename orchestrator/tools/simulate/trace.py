@@ -1,4 +1,4 @@
-"""A recorded run: what a real draft guessed and a real target chose, read from its file and replayed as a language."""
+"""A recorded run: the guesses of a real draft and the tokens of a real target, read from a file, as a language."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,28 +7,28 @@ from pathlib import Path
 
 from orchestrator.core.events import Arrived, Request, Submitted
 from orchestrator.runtime.journal import replay
-from orchestrator.tools.simulate.language import made_up, uniform
+from orchestrator.tools.simulate.language import random_token, uniform
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.worker import Grow, Verdict
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.token_tree import node_id
 
-_STAND_IN, _OTHER, _BEYOND = range(5, 8)
-"""Streams of noise, apart from those of invented languages."""
+_SUBSTITUTE, _OTHER, _BEYOND = range(5, 8)
+"""Streams of random numbers, different from those of invented languages."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedPosition:
-    """One generated token, and what the draft guessed in its place."""
+    """One generated token, and the draft's guesses for it."""
 
     token: int
     candidates: Candidates | None
-    """None where the verdict came before the draft's guesses."""
+    """None if the verdict came before the draft's guesses."""
 
     @property
     def rank(self) -> int | None:
-        """Which guess was right, counted from 1; None if none was, or nothing is known."""
+        """Rank of the right guess, from 1; None if no guess was right or none is known."""
         if self.candidates is None or self.token not in self.candidates.tokens:
             return None
         return self.candidates.tokens.index(self.token) + 1
@@ -44,20 +44,20 @@ class Recorded:
 
 
 def read_trace(path: Path) -> list[Recorded]:
-    """The coupled requests of a file that `--record` wrote. Raises InputError if it holds no guess of a draft."""
-    readings: dict[SequenceId, _Reading] = {}
+    """The requests with coupled verification of a `--record` file. Raises InputError if it holds no draft's guesses."""
+    readers: dict[SequenceId, _TraceReader] = {}
     try:
         for event, _ in replay(path):
             match event:
                 case Submitted(sequence, request):
-                    readings[sequence] = _Reading(request)
-                case Arrived("draft", _, Grow() as growth) if growth.sequence in readings:
-                    readings[growth.sequence].grow(growth)
-                case Arrived("target", _, Verdict() as verdict) if verdict.sequence in readings:
-                    readings[verdict.sequence].judge(verdict)
+                    readers[sequence] = _TraceReader(request)
+                case Arrived("draft", _, Grow() as growth) if growth.sequence in readers:
+                    readers[growth.sequence].grow(growth)
+                case Arrived("target", _, Verdict() as verdict) if verdict.sequence in readers:
+                    readers[verdict.sequence].add_verdict(verdict)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no recorded run ({error}): write one with `generate --record FILE`.") from error
-    recorded = [reading.recorded() for reading in readings.values() if reading.usable]
+    recorded = [reader.recorded() for reader in readers.values() if reader.usable]
     if not any(position.candidates is not None for one in recorded for position in one.positions):
         raise InputError(
             f"{path} holds no guesses of a draft: record a run with a draft, coupled verification and "
@@ -75,8 +75,8 @@ def coverage(recorded: Iterable[Recorded]) -> float:
 class ReplayedLanguage:
     """Request i is the i-th recorded one. Tokens, prompts and guesses on the target's path are the recorded ones.
 
-    Off that path, and where the draft's guesses were not recorded, the shape of another position stands
-    in, chosen by seed, with made-up tokens in place of those that were not the target's.
+    Off that path, and where the guesses were not recorded, the guesses of another recorded position are used, chosen
+    by seed, with random tokens in place of those that were not the target's.
     """
 
     def __init__(self, recorded: Sequence[Recorded], seed: int = 0) -> None:
@@ -88,29 +88,29 @@ class ReplayedLanguage:
 
     def token(self, request: int, position: int) -> int:
         known = self._position(request, position)
-        return made_up(self._seed, request, _BEYOND, position) if known is None else known.token
+        return random_token(self._seed, request, _BEYOND, position) if known is None else known.token
 
-    def candidates(self, request: int, node: NodeId, position: int, on_truth: bool, limit: int) -> Candidates:
-        known = self._position(request, position) if on_truth else None
+    def candidates(self, request: int, node: NodeId, position: int, on_target_path: bool, limit: int) -> Candidates:
+        known = self._position(request, position) if on_target_path else None
         if known is not None and known.candidates is not None:
             return Candidates(known.candidates.tokens[:limit], known.candidates.probabilities[:limit])
-        stand_in, claims = self._known[int(uniform(self._seed, node, _STAND_IN) * len(self._known))]
-        right = stand_in.rank if on_truth else None
+        substitute, claims = self._known[int(uniform(self._seed, node, _SUBSTITUTE) * len(self._known))]
+        right = substitute.rank if on_target_path else None
         tokens = [
-            self.token(request, position) if rank == right else made_up(node, _OTHER, rank)
+            self.token(request, position) if rank == right else random_token(node, _OTHER, rank)
             for rank in range(1, len(claims[:limit]) + 1)
         ]
         return Candidates(tokens, claims[:limit])
 
     def _position(self, request: int, position: int) -> TracedPosition | None:
-        """None beyond the end of what was recorded."""
+        """None beyond the end of the recording."""
         one = self._recorded[request]
         index = position - len(one.prompt)
         return one.positions[index] if 0 <= index < len(one.positions) else None
 
     @cached_property
     def _known(self) -> list[tuple[TracedPosition, Sequence[float]]]:
-        """Positions whose guesses are known, with what was claimed of them."""
+        """Positions with known guesses, and the claimed probabilities."""
         return [
             (position, position.candidates.probabilities)
             for one in self._recorded
@@ -119,8 +119,8 @@ class ReplayedLanguage:
         ]
 
 
-class _Reading:
-    """Follows one sequence through its messages, by the ids that name paths."""
+class _TraceReader:
+    """Follows one sequence through its messages by node ids."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -139,7 +139,7 @@ class _Reading:
         for parent, token, claim in zip(growth.parents, growth.tokens, growth.probabilities, strict=True):
             self._guesses.setdefault(parent, {}).setdefault(token, claim)
 
-    def judge(self, verdict: Verdict) -> None:
+    def add_verdict(self, verdict: Verdict) -> None:
         if verdict.round != self._round:
             return
         tokens: list[int] = []
@@ -166,8 +166,8 @@ class _Reading:
         return id
 
     def _token(self, parent: NodeId, id: NodeId) -> int | None:
-        """The token that makes `id` a child of `parent`: a draft's guess, or one by prompt lookup, which only
-        repeats what was read."""
+        """The token that makes `id` a child of `parent`: a guess of the draft, or of prompt lookup, which repeats
+        earlier tokens."""
         seen = (self._guesses.get(parent, {}), set(self._request.tokens), set(self._tokens))
         return next((token for tokens in seen for token in tokens if node_id(parent, token) == id), None)
 

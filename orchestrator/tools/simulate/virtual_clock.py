@@ -1,4 +1,4 @@
-"""A virtual clock with what is due on it, and wires that carry messages in order. Pure; chance by seed."""
+"""A virtual clock with its pending actions, and wires that carry messages. Pure; random by seed."""
 
 import heapq
 import itertools
@@ -9,7 +9,7 @@ from orchestrator.tools.simulate.language import uniform
 
 
 class VirtualClock:
-    """Actions by the time at which they are due; those due at the same time happen in the order of `at`."""
+    """Runs actions by due time; actions with the same time run in the order of the calls of `at`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,7 +25,7 @@ class VirtualClock:
         return self._due[0][0] if self._due else None
 
     def advance(self) -> None:
-        """Go on to the next action that is due, and perform it."""
+        """Advance to the next action and run it."""
         self.now, _, action = heapq.heappop(self._due)
         action()
 
@@ -34,17 +34,17 @@ class WireDirection:
     """One direction of a wire."""
 
     def __init__(self, clock: VirtualClock, wire: Wire, *key: int) -> None:
-        """`key` tells this direction's chance from all others'."""
+        """`key` seeds the faults of this direction."""
         self._clock = clock
         self.wire = wire
-        """May be exchanged; what is on its way stays as it is."""
+        """May be replaced; messages under way keep their arrival times."""
         self._key = key
         self._sent = 0
         self._clear_at = 0.0
         """No message arrives before one that was sent earlier."""
 
     def send(self, at: float, deliver: Callable[[], None]) -> None:
-        """Deliver something that leaves at `at`, unless the wire loses it for good."""
+        """Deliver a message that is sent at `at`, unless the wire loses it."""
         wire = self.wire
         arrival = at + wire.delay + wire.jitter * self._chance(0)
         doubled, overtaking = self._chance(-1) < wire.doubled, self._chance(-2) < wire.overtaking

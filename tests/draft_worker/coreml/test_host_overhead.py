@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from draft_worker.coreml.host_overhead import calls, choices, peak
-from orchestrator.tools.bench.micro.commands import measured, table, to_json
-from orchestrator.tools.bench.micro.telemetry import figures as watching
+from orchestrator.tools.bench.micro import measured, table, to_json
+from orchestrator.tools.bench.micro_telemetry import figures as telemetry
 from protocol.contracts.figure import Figure
 from protocol.errors import PipelineError
 
@@ -38,16 +38,16 @@ def test_a_figure_above_its_limit_is_marked():
     assert to_json([over])["figures"][0]["limit"] == 0.2
 
 
-def test_a_process_that_fails_is_told_of_in_a_sentence():
-    with pytest.raises(PipelineError, match=r"draft_worker.no_such_program failed; its last words: .*No module named"):
+def test_a_process_that_fails_is_reported_in_a_sentence():
+    with pytest.raises(PipelineError, match=r"draft_worker.no_such_program failed; its last line: .*No module named"):
         measured(["draft_worker.no_such_program"])
 
 
-def test_what_watching_costs_is_measured():
-    machine, noted, scene, size = watching(tokens=40, repeats=1)
+def test_the_cost_of_telemetry_is_measured():
+    machine, recording, frame, size = telemetry(tokens=40, repeats=1)
 
-    assert machine.unit == noted.unit == "us"
+    assert machine.unit == recording.unit == "us"
     assert machine.value > 0.0
-    assert noted.value > 0.0
-    assert scene.limit is not None
+    assert recording.value > 0.0
+    assert frame.limit is not None
     assert 0.1 < size.value < 64.0

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from draft_worker.worker import DraftWorker
 from orchestrator.cli.app import cli
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile
+from orchestrator.tools.calibration.calibrate import device_times, slow_down_of, to_toml
 from orchestrator.tools.calibration.measure import WIDTHS, Times
-from orchestrator.tools.calibration.toml_writer import device_times, slowed, to_toml
-from orchestrator.tools.calibration.worker_messages import PROMPT_TOKENS, Growing, Questions, Verifying
+from orchestrator.tools.calibration.worker_load import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
 from protocol.messages.worker import Grow, Hello, Prefilled, Stop, Verdict
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
@@ -26,7 +26,7 @@ def _hello(vocabulary: int) -> Hello:
 def test_a_target_answers_every_width_round_after_round():
     hello = _hello(VOCABULARY)
     worker = TargetWorker(TargetEngine(tree_model()), lambda: 0.0, hello)
-    verifying = Verifying(Questions(hello))
+    verifying = VerifyLoad(RandomSequences(hello))
     (read,) = [*worker.handle(verifying.start), *worker.work()]
     assert isinstance(read, Prefilled)
 
@@ -39,7 +39,7 @@ def test_a_target_answers_every_width_round_after_round():
 
 
 def test_a_sequence_is_given_up_before_the_context_ends():
-    verifying = Verifying(Questions(_hello(VOCABULARY)))
+    verifying = VerifyLoad(RandomSequences(_hello(VOCABULARY)))
 
     assert verifying.has_room(512 - PROMPT_TOKENS)
     assert not verifying.has_room(512 - PROMPT_TOKENS + 1)
@@ -48,7 +48,7 @@ def test_a_sequence_is_given_up_before_the_context_ends():
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_draft_takes_steps_of_the_width_that_is_asked_for_and_never_rests(width: int):
     worker = DraftWorker(FakeEngine(), lambda: 0.0)
-    growing = Growing(Questions(_hello(DRAFT_VOCABULARY)), width)
+    growing = GrowthLoad(RandomSequences(_hello(DRAFT_VOCABULARY)), width)
     messages = growing.begin()
     full_steps = 0
 
@@ -66,7 +66,7 @@ def test_a_draft_takes_steps_of_the_width_that_is_asked_for_and_never_rests(widt
 
 
 def test_growth_of_a_sequence_that_was_given_up_counts_for_nothing():
-    growing = Growing(Questions(_hello(VOCABULARY)), 8)
+    growing = GrowthLoad(RandomSequences(_hello(VOCABULARY)), 8)
     (first,) = growing.begin()
     stop, _ = growing.begin()
 
@@ -82,7 +82,7 @@ def test_what_is_written_is_what_is_read():
         target=device_times(times, "measured here"),
         draft=device_times(times, "measured here"),
         draft_on_target_device=device_times(times, "measured here"),
-        both_busy=slowed(1.12345, "measured here"),
+        both_busy=slow_down_of(1.12345, "measured here"),
     )
 
     read = parse_profile(to_toml(profile), "mine.toml")

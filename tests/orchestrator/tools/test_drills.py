@@ -1,6 +1,6 @@
-"""The promises about faults, with counts that fit a test suite; `bin/test -m slow tests/faults` takes those promised.
+"""The promises about faults, with small counts; `bin/test -m slow` runs the full counts.
 
-Time limits are held by the long runs alone: a machine that does other work breaks them by itself.
+Only the full runs check time limits: a busy machine may break them.
 """
 
 import os
@@ -11,11 +11,11 @@ from orchestrator.tools.drill.outcome import DrillOutcome
 from orchestrator.tools.drill.registry import DRILLS
 
 FEW = {"draft-kill": 1, "draft-stop": 1, "target-kill": 1, "orchestrator-kill": 1, "interrupt": 1, "segments": 4}
-"""Garbage: see tests/end_to_end/test_chaos.py. A soak of a few faults tells nothing."""
+"""tests/end_to_end/test_chaos.py covers garbage. A short soak shows nothing."""
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_nothing_is_wrong_or_left_behind(name: str):
+def test_tokens_are_right_and_nothing_is_left_behind(name: str):
     outcome = DRILLS[name].run(FEW[name], 7, lambda: None)
 
     assert list(outcome.failures) == []
@@ -27,10 +27,10 @@ def test_nothing_is_wrong_or_left_behind(name: str):
 def test_the_promise_is_kept_to_the_full(name: str):
     outcome = DRILLS[name].run(DRILLS[name].full, 7, lambda: None)
 
-    assert outcome.held, told(outcome)
+    assert outcome.held, broken(outcome)
 
 
-def told(outcome: DrillOutcome) -> str:
-    """What broke it, and under what load."""
+def broken(outcome: DrillOutcome) -> str:
+    """What broke the promise, and the load of the machine."""
     sentences = [*outcome.failures, *outcome.late][:20]
     return "\n".join([outcome.measured, f"load {os.getloadavg()[0]:.1f}", *sentences])

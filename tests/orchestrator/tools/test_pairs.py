@@ -19,7 +19,7 @@ from orchestrator.cli.commands import pairs as pairs_command
 from orchestrator.cli.options import draft_engine_option, pair_option
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile
 from orchestrator.machine.recommended_pairs import pairs, usable_pair
-from orchestrator.tools.calibration.toml_writer import to_toml
+from orchestrator.tools.calibration.calibrate import to_toml
 from orchestrator.tools.pairs import fits, forecast, memory, tokenizers, weights_in
 from protocol.errors import InputError
 from tests.conftest import Reference

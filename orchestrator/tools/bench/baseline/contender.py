@@ -1,4 +1,4 @@
-"""mlx-lm's own decoding as contenders: a child process on the target's cores, and what its deliveries mean."""
+"""mlx-lm's own decoding as contenders: a child process on the target's cores, and figures from its results."""
 
 import os
 import subprocess
@@ -13,19 +13,19 @@ import msgspec
 from orchestrator.core.request_stats import pace_of
 from orchestrator.machine.device_profiles import DeviceProfile
 from orchestrator.machine.hardware import partition_cores, worker_environment
-from orchestrator.tools.bench.baseline.messages import BatchDelivery, BatchOrder, Delivery, Order, Setup
+from orchestrator.tools.bench.baseline.messages import BatchJob, BatchJobResult, Job, JobResult, Setup
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.tools.bench.figures import PLAIN
 from protocol.errors import PipelineError
 
-_CLOSING_SECONDS = 5.0
+_TERMINATION_SECONDS = 5.0
 
 
 @contextmanager
 def running(target: str, draft: str, profile: DeviceProfile | None = None) -> Iterator["MlxLm"]:
-    """A process that runs mlx-lm, with the models, cores and libraries that our target has.
+    """A process that runs mlx-lm with the models, cores and libraries of our target.
 
-    `target` and `draft` are folders (no draft: empty); `profile`: be as slow as its target's device.
+    `target` and `draft` are folders (no draft: empty). `profile` paces both models by its target's device.
     """
     setup = Setup(
         target=target,
@@ -51,39 +51,39 @@ def running(target: str, draft: str, profile: DeviceProfile | None = None) -> It
 
 
 class MlxLm:
-    """The running process. Idle while it waits for an order."""
+    """The running process. It is idle between jobs."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes], profile: str = "") -> None:
-        """`profile`: name of the device whose pace it keeps to, if any."""
+        """`profile`: name of the device profile that paces it; empty for none."""
         self.profile = profile
         self._process = process
         self._log = log
 
     def await_ready(self) -> None:
-        """Until the models are loaded. Raises PipelineError if the process ended instead."""
-        self._next()
+        """Wait until the models are loaded. Raises PipelineError if the process ended instead."""
+        self._result()
 
-    def carry_out(self, order: Order) -> Delivery:
+    def run(self, job: Job) -> JobResult:
         """Raises PipelineError if the process ended instead."""
-        self._tell(order)
-        return self._next()
+        self._send(job)
+        return self._result()
 
-    def carry_out_batch(self, order: BatchOrder) -> BatchDelivery:
+    def run_batch(self, job: BatchJob) -> BatchJobResult:
         """The same for several prompts."""
-        self._tell(order)
-        return msgspec.json.decode(self._line(), type=BatchDelivery)
+        self._send(job)
+        return msgspec.json.decode(self._line(), type=BatchJobResult)
 
-    def _tell(self, order: Order | BatchOrder) -> None:
+    def _send(self, job: Job | BatchJob) -> None:
         pipe = self._process.stdin
         assert pipe is not None
         try:
-            pipe.write(msgspec.json.encode(order) + b"\n")
+            pipe.write(msgspec.json.encode(job) + b"\n")
             pipe.flush()
         except BrokenPipeError as error:
             raise self._ended() from error
 
-    def _next(self) -> Delivery:
-        return msgspec.json.decode(self._line(), type=Delivery)
+    def _result(self) -> JobResult:
+        return msgspec.json.decode(self._line(), type=JobResult)
 
     def _line(self) -> bytes:
         pipe = self._process.stdout
@@ -95,12 +95,12 @@ class MlxLm:
 
     def _ended(self) -> PipelineError:
         self._log.seek(0)
-        words = self._log.read().decode(errors="replace").strip().splitlines() or ["nothing"]
-        return PipelineError(f"mlx-lm's process ended; its last words: {words[-1][:500]}. Check the models' folders.")
+        lines = self._log.read().decode(errors="replace").strip().splitlines() or ["nothing"]
+        return PipelineError(f"mlx-lm's process ended; its last line: {lines[-1][:500]}. Check the models' folders.")
 
 
 class MlxLmContender:
-    """`generate_step` (draft_tokens 0) or `speculative_generate_step` with so many draft tokens."""
+    """`generate_step` (0 draft tokens) or `speculative_generate_step`."""
 
     family: Family = "mlx-lm"
 
@@ -111,29 +111,30 @@ class MlxLmContender:
         self._ends = tuple(ends)
 
     def generate(self, task: GenerationTask) -> TimedGeneration:
-        order = Order(ends=self._ends, draft_tokens=self._draft_tokens, **task._asdict())
-        delivery = self._process.carry_out(order)
-        rounds, tried = rounds_of(delivery.drafted, self._draft_tokens, task.max_tokens)
+        job = Job(ends=self._ends, draft_tokens=self._draft_tokens, **task._asdict())
+        result = self._process.run(job)
+        rounds, tried = rounds_of(result.drafted, self._draft_tokens, task.max_tokens)
         return TimedGeneration(
-            tokens=delivery.tokens,
-            tokens_per_second=len(delivery.tokens) / delivery.seconds,
-            tokens_per_round=len(delivery.tokens) / rounds,
-            acceptance_rate=sum(delivery.drafted) / tried if tried else None,
-            pace=delivery.paced and pace_of(self._process.profile, delivery.paced),
+            tokens=result.tokens,
+            tokens_per_second=len(result.tokens) / result.seconds,
+            tokens_per_round=len(result.tokens) / rounds,
+            acceptance_rate=sum(result.drafted) / tried if tried else None,
+            pace=result.paced and pace_of(self._process.profile, result.paced),
         )
 
 
 def rounds_of(drafted: Sequence[bool], draft_tokens: int, max_tokens: int) -> tuple[int, int]:
-    """Forwards of the target, and draft tokens that it got to judge: the accepted ones and the first
-    refused one of each round. A round drafts no more than may still be generated."""
+    """Rounds, and draft tokens that were verified: the accepted ones and the first rejected one of each round.
+
+    A round drafts at most as many tokens as may still be generated."""
     rounds = tried = begin = 0
     while begin < len(drafted):
         accepted = next((k for k, guessed in enumerate(drafted[begin:]) if not guessed), len(drafted) - begin)
         accepted = min(accepted, draft_tokens)
         ended = begin + accepted == len(drafted)
-        refused = not ended and accepted < min(draft_tokens, max_tokens - begin)
+        rejected = not ended and accepted < min(draft_tokens, max_tokens - begin)
         rounds += 1
-        tried += accepted + refused
+        tried += accepted + rejected
         begin += accepted + 1
     return rounds, tried
 
@@ -141,6 +142,6 @@ def rounds_of(drafted: Sequence[bool], draft_tokens: int, max_tokens: int) -> tu
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(_CLOSING_SECONDS)
+        process.wait(_TERMINATION_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()

@@ -1,4 +1,4 @@
-"""What passes between the bench and the process that runs mlx-lm: one JSON object a line."""
+"""Messages between the bench and the process that runs mlx-lm: one JSON object a line."""
 
 import msgspec
 
@@ -7,21 +7,21 @@ from protocol.worker.pacing import DevicePace
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that the process is told at its start, as one JSON argument."""
+    """The settings of the process: its one argument, as JSON."""
 
     target: str
     """Folder of the model."""
     draft: str
-    """The same; empty if nothing is drafted."""
+    """Folder of the draft model; empty for none."""
     cores: tuple[int, ...] = ()
-    """Processor cores to stay on, where the OS allows; empty for all."""
+    """Processor cores to run on, where the OS allows it; empty for all."""
     target_pace: DevicePace | None = None
-    """The device to be as slow as, on which both models run in turns; None for the speed of this one."""
+    """The times of the paced device, on which both models run in turns; None for no pace."""
     draft_pace: DevicePace | None = None
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="one"):
-    """Continue these tokens until `max_tokens` or one of `ends`."""
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="one"):
+    """Continue these tokens until `max_tokens` or one of the end tokens `ends`."""
 
     tokens: tuple[int, ...]
     max_tokens: int
@@ -32,7 +32,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """0 for `generate_step`, else the `num_draft_tokens` of `speculative_generate_step`."""
 
 
-class BatchOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="batch"):
+class BatchJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="batch"):
     """Continue all these prompts together, without a draft."""
 
     prompts: tuple[tuple[int, ...], ...]
@@ -42,22 +42,22 @@ class BatchOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ends: tuple[int, ...]
 
 
-class BatchDelivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What came of it."""
+class BatchJobResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of a batch job."""
 
     generated: int
-    """Tokens of all prompts while all of them were being continued."""
+    """Tokens of all prompts in the time in which all of them were decoded."""
     seconds: float
-    """That took."""
+    """Length of that time."""
     paced: Paced | None = None
 
 
-class Delivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What came of an order. An empty one says that the models are loaded."""
+class JobResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of a job. The first one is empty: the models are loaded."""
 
     tokens: tuple[int, ...] = ()
     drafted: tuple[bool, ...] = ()
-    """Of each token, whether the draft had guessed it."""
+    """For each token, whether it is an accepted draft token."""
     seconds: float = 0.0
     """From the end of the prefill of all but the prompt's last token to the last token."""
     paced: Paced | None = None

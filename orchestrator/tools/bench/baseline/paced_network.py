@@ -1,7 +1,7 @@
-"""Models for mlx-lm's own loops that take as long as another device would. Only the bench's child may import it.
+"""Models for mlx-lm's own loops with the forward times of a device profile. Only the baseline's process imports it.
 
-All calls run on one device, one after the other. A call is held back where its result is first needed: before the
-next call, or when its tokens are handed over. So a loop that asks for one token ahead loses nothing by it.
+All forwards run on one device, one after the other. A forward is delayed where its result is first needed: before the
+next forward, or when its tokens are returned. A loop that computes one token ahead keeps its advantage.
 """
 
 import time
@@ -21,21 +21,21 @@ class _Call(NamedTuple):
 
 
 class PacedDevice:
-    """What all models of one generation share."""
+    """The device that all models of one generation share."""
 
     def __init__(self) -> None:
-        self._under_way: _Call | None = None
+        self._pending: _Call | None = None
         self._pacers: list[Pacer] = []
 
     def network(self, network: Any, pace: DevicePace) -> Any:
-        """`network` as this device runs it."""
+        """`network` with the pace of this device."""
         self._pacers.append(Pacer(pace))
         return PacedNetwork(network, self, self._pacers[-1])
 
     def settle(self) -> None:
-        """Wait until the call under way, if there is one, would be done."""
-        if self._under_way is not None:
-            call, self._under_way = self._under_way, None
+        """Wait until the device would have finished the pending call, if there is one."""
+        if self._pending is not None:
+            call, self._pending = self._pending, None
             mx.eval(call.logits)
             call.pacer.forward(call.began, call.tokens)
 
@@ -44,16 +44,16 @@ class PacedDevice:
         began = time.perf_counter()
         logits = network(tokens, **keywords)
         mx.async_eval(logits)
-        self._under_way = _Call(pacer, began, tokens.size, logits)
+        self._pending = _Call(pacer, began, tokens.size, logits)
         return logits
 
     def take(self) -> Paced:
-        """All calls that were settled since the last time."""
+        """The times of all calls that were settled since the last `take`."""
         return sum(filter(None, (pacer.take() for pacer in self._pacers)), Paced())
 
 
 class PacedNetwork:
-    """The model itself in everything but calls."""
+    """A paced model: calls are paced, everything else is the model's."""
 
     def __init__(self, network: Any, device: PacedDevice, pacer: Pacer) -> None:
         self._network = network

@@ -1,6 +1,6 @@
 """The process in which mlx-lm's own decoding runs: `python -m orchestrator.tools.bench.baseline.process SETUP`.
 
-With `paced_network` the only module of the orchestrator that imports MLX; nothing else may import them.
+It imports MLX, as `paced_network` does; no other module may import either.
 """
 
 import os
@@ -18,7 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 from mlx_lm.utils import dequantize_model, load_model
 
-from orchestrator.tools.bench.baseline.messages import BatchDelivery, BatchOrder, Delivery, Order, Setup
+from orchestrator.tools.bench.baseline.messages import BatchJob, BatchJobResult, Job, JobResult, Setup
 from orchestrator.tools.bench.baseline.paced_network import PacedDevice
 from protocol.worker.pacing import DevicePace
 
@@ -26,11 +26,11 @@ _PREFILL_CHUNK = 512
 
 
 class Networks(NamedTuple):
-    """The models, in the precision that our workers give them."""
+    """The models, in the precision that our workers use."""
 
     target: Any
     draft: Any
-    """None if nothing is drafted."""
+    """None without a draft."""
     paces: tuple[DevicePace, DevicePace] | None = None
     """Of the target and of the draft."""
 
@@ -40,56 +40,57 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)
-    # What libraries print must not get between the deliveries.
-    deliveries = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    # Output of libraries must not mix with the results.
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     paces = None
     if setup.target_pace is not None and setup.draft_pace is not None:
         paces = setup.target_pace, setup.draft_pace
     networks = Networks(_loaded(setup.target), _loaded(setup.draft) if setup.draft else None, paces)
-    _deliver(deliveries, Delivery())
+    _write(results, JobResult())
     for line in sys.stdin.buffer:
-        order = msgspec.json.decode(line, type=Order | BatchOrder)
-        _deliver(deliveries, decoded(networks, order) if isinstance(order, Order) else batched(networks, order))
+        job = msgspec.json.decode(line, type=Job | BatchJob)
+        _write(results, decode(networks, job) if isinstance(job, Job) else decode_batch(networks, job))
     return 0
 
 
-def decoded(networks: Networks, order: Order) -> Delivery:
-    """Carry an order out. The clock starts when all but the prompt's last token are in the caches."""
-    mx.random.seed(order.seed)
+def decode(networks: Networks, job: Job) -> JobResult:
+    """Run a job. The clock starts when the caches hold all but the prompt's last token."""
+    mx.random.seed(job.seed)
     tokens: list[int] = []
     drafted: list[bool] = []
     streams: list[Any] = [generation_stream]
     device = PacedDevice()
     with wired_limit(networks.target, streams):
-        steps = _steps(networks, order, device)
+        steps = _steps(networks, job, device)
         began = ended = time.perf_counter()
         for token, from_draft in steps:
             ended = time.perf_counter()
             tokens.append(token)
             drafted.append(from_draft)
-            if token in order.ends:
+            if token in job.ends:
                 break
         steps.close()
-        # mlx-lm computes ahead: what is still under way must not run into the next contender's time.
+        # mlx-lm computes ahead: that work must not run into the next contender's time.
         mx.synchronize(generation_stream)
-    return Delivery(tuple(tokens), tuple(drafted), ended - began, device.take() if networks.paces else None)
+    return JobResult(tuple(tokens), tuple(drafted), ended - began, device.take() if networks.paces else None)
 
 
-def batched(networks: Networks, order: BatchOrder) -> BatchDelivery:
-    """mlx-lm's batch generator over prompts that are in the caches but for their last tokens. The clock runs from
-    the first tokens of all to where the first text ends."""
-    mx.random.seed(order.seed)
+def decode_batch(networks: Networks, job: BatchJob) -> BatchJobResult:
+    """mlx-lm's batch generator over caches that hold all but the prompts' last tokens.
+
+    The clock runs from the first tokens of all prompts to the end of the first text."""
+    mx.random.seed(job.seed)
     device = PacedDevice()
     target = networks.target if networks.paces is None else device.network(networks.target, networks.paces[0])
     generator = BatchGenerator(
         target,
-        max_tokens=order.max_tokens,
-        stop_tokens=[[token] for token in order.ends],
-        sampler=make_sampler(temp=order.temperature),
+        max_tokens=job.max_tokens,
+        stop_tokens=[[token] for token in job.ends],
+        sampler=make_sampler(temp=job.temperature),
     )
-    caches = [_prefilled(networks.target, prompt[:-1]) for prompt in order.prompts]
-    generator.insert([[prompt[-1]] for prompt in order.prompts], caches=caches)
+    caches = [_prefilled(networks.target, prompt[:-1]) for prompt in job.prompts]
+    generator.insert([[prompt[-1]] for prompt in job.prompts], caches=caches)
     generated, began, ended = 0, 0.0, 0.0
     while responses := generator.next_generated():
         device.settle()
@@ -99,21 +100,21 @@ def batched(networks: Networks, order: BatchOrder) -> BatchDelivery:
             break
     generator.close()
     mx.synchronize(generation_stream)
-    return BatchDelivery(generated, max(1e-9, ended - began), device.take() if networks.paces else None)
+    return BatchJobResult(generated, max(1e-9, ended - began), device.take() if networks.paces else None)
 
 
-def _steps(networks: Networks, order: Order, device: PacedDevice) -> Generator[tuple[int, bool], None, None]:
-    """mlx-lm's loop, not yet begun, over caches that hold the prompt: its tokens, and who guessed them."""
+def _steps(networks: Networks, job: Job, device: PacedDevice) -> Generator[tuple[int, bool], None, None]:
+    """mlx-lm's loop over caches that hold the prompt: tokens, and whether each is an accepted draft token."""
     target, draft, paces = networks
-    *prefix, root = order.tokens
+    *prefix, root = job.tokens
     cache = _prefilled(target, prefix)
     if paces is not None:
         target, draft = device.network(target, paces[0]), device.network(draft, paces[1])
-    common: dict[str, Any] = {"max_tokens": order.max_tokens, "sampler": make_sampler(temp=order.temperature)}
-    if order.draft_tokens == 0:
+    common: dict[str, Any] = {"max_tokens": job.max_tokens, "sampler": make_sampler(temp=job.temperature)}
+    if job.draft_tokens == 0:
         return _plain(generate_step(mx.array([root]), target, prompt_cache=cache, **common))
     cache += _prefilled(networks.draft, prefix)
-    common |= {"num_draft_tokens": order.draft_tokens, "prompt_cache": cache}
+    common |= {"num_draft_tokens": job.draft_tokens, "prompt_cache": cache}
     return _speculative(speculative_generate_step(mx.array([root]), target, draft, **common), device)
 
 
@@ -123,7 +124,7 @@ def _plain(steps: Any) -> Generator[tuple[int, bool], None, None]:
 
 
 def _speculative(steps: Any, device: PacedDevice) -> Generator[tuple[int, bool], None, None]:
-    """A round's tokens are there when its verification is done."""
+    """The tokens of a round come when its verification is done."""
     for token, _, from_draft in steps:
         device.settle()
         yield int(token), bool(from_draft)
@@ -139,7 +140,7 @@ def _prefilled(network: Any, tokens: Sequence[int]) -> list[Any]:
 
 
 def _loaded(folder: str) -> Any:
-    """A stock mlx-lm model, cast like the workers cast theirs: float32 on a processor."""
+    """A stock mlx-lm model, cast as our workers cast theirs: float32 on a processor."""
     network, _ = load_model(Path(folder), lazy=True, trust_remote_code=False)
     if mx.default_device() == mx.Device(mx.cpu):
         network = dequantize_model(network)
@@ -148,8 +149,8 @@ def _loaded(folder: str) -> Any:
     return network
 
 
-def _deliver(pipe: Any, delivery: Delivery | BatchDelivery) -> None:
-    pipe.write(msgspec.json.encode(delivery) + b"\n")
+def _write(pipe: Any, result: JobResult | BatchJobResult) -> None:
+    pipe.write(msgspec.json.encode(result) + b"\n")
     pipe.flush()
 
 

@@ -1,7 +1,7 @@
-"""Asks `launch-pipeline serve` and mlx-lm's own server the same things, with the demo pair, and prints a table.
+"""Sends the same requests to `launch-pipeline serve` and to mlx-lm's own server, with the demo pair, and prints tables.
 
-Run it as `.venv/bin/python -m orchestrator.tools.bench.servers` on Linux or a Mac; it takes some minutes and ends what
-it starts.
+Run `.venv/bin/python -m orchestrator.tools.bench.servers` on Linux or a Mac. It takes some minutes and ends every
+server that it starts. It imports MLX to convert the demo pair; no other module of this folder does.
 """
 
 import platform
@@ -12,36 +12,60 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
-from orchestrator.tools.bench.servers.asking import NoAnswer
-from orchestrator.tools.bench.servers.contenders import Contenders
-from orchestrator.tools.bench.servers.questions import Probe, doors, mistakes, parameters, routes, sayings
-from orchestrator.tools.bench.servers.running import Server, running
-from orchestrator.tools.bench.servers.streams import streams
+import mlx.core as mx
 
-_SAME = "The text with a draft is the one without"
+from orchestrator.tools.bench.servers.http_requests import NoAnswer
+from orchestrator.tools.bench.servers.probes import Probe, access, completions, invalid_requests, parameters, routes
+from orchestrator.tools.bench.servers.server_process import ROOT, Server, running
+from orchestrator.tools.bench.servers.stream_probes import streams
+
+_KEY = "a-key-for-comparing"
+_PAIR = {"target": ROOT / "target_worker/demo_model", "draft": ROOT / "draft_worker/demo_model"}
+
+
+_SAME = "The text with a draft equals the text without"
 Column = dict[str, str]
 
 
+class Contenders:
+    """The servers, all with the demo pair in 32 bits, which is written to `folder`.
+
+    Our workers compute in 32 bits on a processor. In 16 bits the greedy text would depend on the width of a forward.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        target, self.draft = (_in_32_bits(source, folder / name) for name, source in _PAIR.items())
+        pair = ("--target", str(target), "--draft", str(self.draft))
+        serve = ("-m", "orchestrator.cli.app", "serve", "--model-name", "demo", "--api-key", _KEY, *pair)
+        mlx_lm_server = ("-m", "mlx_lm", "server", "--log-level", "WARNING", "--model", str(target))
+        self.ours = Server("launch-pipeline serve", serve, _KEY)
+        self.ours_alone = Server("launch-pipeline serve --draft-engine none", (*serve, "--draft-engine", "none"), _KEY)
+        self.mlx_lm = Server("mlx_lm.server", mlx_lm_server)
+        self.mlx_lm_drafting = Server("mlx_lm.server --draft-model", (*mlx_lm_server, "--draft-model", str(self.draft)))
+
+
 def main() -> None:
-    # Both end what was started; a shell's background jobs would ignore Ctrl-C otherwise.
+    # Both signals must end the servers. A background job of a shell would ignore SIGINT otherwise.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         _compare(Contenders(Path(folder)))
 
 
-def _compare(who: Contenders) -> None:
-    chapters = {
+def _compare(servers: Contenders) -> None:
+    sections = {
         "Routes": routes(),
         "Parameters": parameters(),
-        "Mistakes": mistakes(who.draft),
-        "While it generates": streams(),
-        "Who asks": doors(),
+        "Invalid requests": invalid_requests(servers.draft),
+        "While the server generates": streams(),
+        "Access": access(),
     }
-    probes = {name: probe for chapter in chapters.values() for name, probe in chapter.items()}
-    columns = {server.title: _column(server, probes) for server in (who.ours, who.mlx_lm, who.mlx_lm_drafting)}
-    rows: dict[str, Iterable[str]] = {title: chapter.keys() for title, chapter in chapters.items()}
-    for drafting, alone in ((who.ours, who.ours_alone), (who.mlx_lm_drafting, who.mlx_lm)):
+    probes = {name: probe for section in sections.values() for name, probe in section.items()}
+    columns = {
+        server.title: _column(server, probes) for server in (servers.ours, servers.mlx_lm, servers.mlx_lm_drafting)
+    }
+    rows: dict[str, Iterable[str]] = {title: section.keys() for title, section in sections.items()}
+    for drafting, alone in ((servers.ours, servers.ours_alone), (servers.mlx_lm_drafting, servers.mlx_lm)):
         same = _same(drafting, alone)
         columns[drafting.title] |= same
         rows[_SAME] = same.keys()
@@ -54,31 +78,42 @@ def _compare(who: Contenders) -> None:
 
 
 def _column(server: Server, probes: dict[str, Probe]) -> Column:
-    """What came of every question. A server that a question was too much for is started anew for the next one."""
+    """The outcome of every probe. A server that fails or stays occupied is replaced for the next probe."""
     column: Column = {}
     left = dict(probes)
     while left:
-        with running(server) as found:
-            while left and found.healthy() and not found.occupied:
+        with running(server) as process:
+            while left and process.healthy() and not process.occupied:
                 name, probe = next(iter(left.items()))
                 del left[name]
                 print(f"{server.title}: {name}", file=sys.stderr)
                 try:
-                    column[name] = probe(found)
+                    column[name] = probe(process)
                 except NoAnswer:
-                    column[name], found.occupied = "no answer for minutes", True
-                if not found.healthy():
-                    column[name] += "; then nothing, until it is restarted"
+                    column[name], process.occupied = "no answer for minutes", True
+                if not process.healthy():
+                    column[name] += "; then no answer until a restart"
     return column
 
 
 def _same(drafting: Server, alone: Server) -> Column:
-    """Whether a draft changes what is said."""
-    with running(drafting) as found:
-        said = sayings(found)
-    with running(alone) as found:
-        expected = sayings(found)
-    return {name: "yes" if texts == expected[name] else "another" for name, texts in said.items()}
+    """Whether a draft changes the texts."""
+    with running(drafting) as process:
+        found = completions(process)
+    with running(alone) as process:
+        expected = completions(process)
+    return {name: "yes" if texts == expected[name] else "no" for name, texts in found.items()}
+
+
+def _in_32_bits(source: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text((source / name).read_text().replace('"float16"', '"float32"'))
+    weights = mx.load(str(source / "model.safetensors"))
+    assert isinstance(weights, dict)
+    wide = {name: weight.astype(mx.float32) for name, weight in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), wide, {"format": "mlx"})
+    return folder
 
 
 def _versions() -> str:

@@ -1,1 +1,1 @@
-"""Benches of one question each: several requests at once, long prompts, an agent's turns."""
+"""Benches of other loads: several requests at once, long prompts, an agent's turns."""

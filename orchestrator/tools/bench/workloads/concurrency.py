@@ -1,6 +1,6 @@
-"""Several requests at once: tokens a second of all together, and how long one that joins them waits. Prints nothing.
+"""Several requests at once: tokens/s of all together, and the wait of a request that joins the others.
 
-mlx-lm batches plain decoding alone: with a draft it serves one request after the other.
+mlx-lm batches plain decoding only: with a draft it serves one request after the other. Prints nothing.
 """
 
 import time
@@ -15,44 +15,43 @@ from typing import Any, NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.options import StrategyName
-from orchestrator.core.request_stats import TOLERATED_OVERRUNS
 from orchestrator.machine.device_profiles import load_profile
 from orchestrator.text.tokenizer import TextCodec
 from orchestrator.tools.bench.baseline.contender import MlxLm, running
-from orchestrator.tools.bench.baseline.messages import BatchOrder, Order
+from orchestrator.tools.bench.baseline.messages import BatchJob, Job
 from orchestrator.tools.bench.contender import GenerationTask
+from orchestrator.tools.bench.figures import kept_pace
 from orchestrator.tools.bench.trials import BenchPlan, encoded
 from protocol.errors import InputError
 from protocol.messages.client import Statistics
-from protocol.messages.worker import Paced
 
-_SETTLED = 3
-"""Pieces that the others have got when the last request joins them."""
-_MOST = 64
+_PIECES_BEFORE_JOIN = 3
+"""Pieces of text that every other request has received when the last request joins."""
+_MAX_REQUESTS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcurrencyRun:
-    """One contender with so many requests at once."""
+    """One contender with a number of requests at once."""
 
     contender: str
     requests: int
     tokens_per_second: float
-    """Of all together, while all of them are decoded; over all repeats."""
+    """Of all requests together, while all of them are decoded; over all repeats."""
     round_seconds: float | None = None
-    """Of one that joins the others; median."""
+    """Length of a round of the request that joins the others; median."""
     joining_seconds: float | None = None
-    """From its submission, right behind the beginning of a round, to its first token, less what the target took to
-    read its prompt; median."""
+    """From the submission of the request that joins, just after a round began, to its first token, without the target's
+    prefill of its prompt; median."""
     exact: bool | None = None
-    """Every token is that of the request alone; None where somebody else's sampling is used."""
+    """Whether every token equals that of the request alone; None for mlx-lm, which samples with noise of its own."""
     representative: bool = True
-    """It kept to its pace, if it was given one."""
+    """It kept its pace, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """One request's pieces as they came: when (seconds on any clock), and how many tokens each had."""
+    """The pieces of one request: when each came (seconds on any clock), and its number of tokens."""
 
     submitted: float
     pieces: tuple[tuple[float, int], ...]
@@ -68,38 +67,44 @@ class Arrivals:
         return self.pieces[-1][0]
 
 
-class Flow(NamedTuple):
-    """What came in a time."""
+class Throughput(NamedTuple):
+    """Tokens that came within a time."""
 
     tokens: int
     seconds: float
 
 
-def flow(crowd: Sequence[Arrivals]) -> Flow:
-    """From when the last of them has its first token to when the first of them has its last."""
-    begin, end = max(one.first for one in crowd), min(one.last for one in crowd)
+def throughput(served: Sequence[Arrivals]) -> Throughput:
+    """Of the time in which all requests are decoded: from the last first token to the first last token."""
+    begin, end = max(one.first for one in served), min(one.last for one in served)
     if end <= begin:
-        # Texts too short for that: all of it, prompts included.
-        begin, end = min(one.submitted for one in crowd), max(one.last for one in crowd)
-    return Flow(sum(count for one in crowd for at, count in one.pieces if begin < at <= end), max(1e-9, end - begin))
+        # The texts are too short for that: take the whole time, prefill included.
+        begin, end = min(one.submitted for one in served), max(one.last for one in served)
+    return Throughput(
+        sum(count for one in served for at, count in one.pieces if begin < at <= end), max(1e-9, end - begin)
+    )
 
 
-def rate(flows: Iterable[Flow]) -> float:
-    """Tokens a second over all of them."""
-    tokens, seconds = (sum(column) for column in zip(*flows, strict=True))
+def rate(parts: Iterable[Throughput]) -> float:
+    """Tokens a second over all parts."""
+    tokens, seconds = (sum(column) for column in zip(*parts, strict=True))
     return tokens / seconds
 
 
 def groups(tasks: Sequence[GenerationTask], count: int) -> list[list[GenerationTask]]:
-    """So many tasks at once until each has had its turn, so that every number of requests is about the same texts."""
+    """Groups of `count` tasks that together hold every task, so that every number of requests has the same texts."""
     return [[tasks[(begin + index) % len(tasks)] for index in range(count)] for begin in range(0, len(tasks), count)]
 
 
 def parse_requests(text: str) -> tuple[int, ...]:
-    """Numbers of requests, rising. Raises InputError for anything else."""
+    """Numbers of requests, ascending. Raises InputError for anything else."""
     counts = tuple(sorted({int(each) for each in text.split(",") if each.isdigit()}))
-    if not counts or not all(each.isdigit() for each in text.split(",")) or not 1 <= counts[0] <= counts[-1] <= _MOST:
-        raise InputError(f"--requests takes numbers from 1 to {_MOST}, for instance 1,2,4,8; {text!r} is not that.")
+    if (
+        not counts
+        or not all(each.isdigit() for each in text.split(","))
+        or not 1 <= counts[0] <= counts[-1] <= _MAX_REQUESTS
+    ):
+        raise InputError(f"--requests takes numbers from 1 to {_MAX_REQUESTS}, for instance 1,2,4,8; not {text!r}.")
     return counts
 
 
@@ -108,25 +113,25 @@ def measure(
     requests: Sequence[int],
     texts: Sequence[str],
     on_start: Callable[[str], None],
-    on_crowd: Callable[[str], None],
+    on_done: Callable[[str], None],
 ) -> list[ConcurrencyRun]:
-    """Every contender with each number of requests."""
+    """Every contender with each number of requests; `on_done` is called with the name of each."""
     prompts = encoded(texts, plan)
     tasks = [
         GenerationTask(tuple(prompts[index % len(prompts)]), plan.max_tokens, plan.temperatures[0], index)
         for index in range(max(requests))
     ]
-    crowds = list(_of_mlx_lm(plan, requests, tasks, on_start, on_crowd))
-    truth: dict[GenerationTask, tuple[int, ...]] = {}
+    runs = list(_of_mlx_lm(plan, requests, tasks, on_start, on_done))
+    references: dict[GenerationTask, tuple[int, ...]] = {}
     for strategy in plan.strategies:
         on_start(strategy)
-        # Repeats must not find the prompt's KV in memory.
+        # Without arenas, so that a repeat finds no KV of its prompt.
         with Pipeline(*plan.folders(), strategy=strategy, pace=plan.pace, arena_memory=0) as pipeline:
-            # Also what a pipeline has learned by when it is measured, which must be the same for all.
+            # This also gives every pipeline the same history of estimates before it is measured.
             alone = {task: pipeline.generate(task.tokens, task.sampling()).tokens for task in tasks}
-            truth = truth or alone
-            crowds += _of_pipeline(strategy, pipeline, plan, requests, truth, on_crowd)
-    return crowds
+            references = references or alone
+            runs += _of_pipeline(strategy, pipeline, plan, requests, references, on_done)
+    return runs
 
 
 def _of_pipeline(
@@ -134,32 +139,30 @@ def _of_pipeline(
     pipeline: Pipeline,
     plan: BenchPlan,
     requests: Sequence[int],
-    truth: Mapping[GenerationTask, tuple[int, ...]],
-    on_crowd: Callable[[str], None],
+    references: Mapping[GenerationTask, tuple[int, ...]],
+    on_done: Callable[[str], None],
 ) -> Iterator[ConcurrencyRun]:
-    """`truth`: every task, with the tokens that it has alone."""
+    """`references`: every task with its tokens when it is served alone."""
     for count in requests:
-        crowds = groups(list(truth), count) * plan.repeats
-        served = [_serve(pipeline, crowd) for crowd in crowds]
-        on_crowd(f"{strategy}, {count} at once")
-        everything = list(chain.from_iterable(served))
-        expected = [truth[task] for task in chain.from_iterable(crowds)]
-        paces = [one.statistics.pace for one in everything if one.statistics.pace is not None]
-        overruns, forwards = sum(pace.overruns for pace in paces), sum(pace.forwards for pace in paces)
-        joining = [crowd[-1] for crowd in served]
+        batches = groups(list(references), count) * plan.repeats
+        served = [_serve(pipeline, batch) for batch in batches]
+        on_done(f"{strategy}, {count} at once")
+        arrivals = list(chain.from_iterable(served))
+        expected = [references[task] for task in chain.from_iterable(batches)]
+        joining = [batch[-1] for batch in served]
         yield ConcurrencyRun(
             contender=strategy,
             requests=count,
-            tokens_per_second=rate(map(flow, served)),
+            tokens_per_second=rate(map(throughput, served)),
             round_seconds=median((one.last - one.first) / max(1, one.statistics.rounds - 1) for one in joining),
             joining_seconds=median(one.first - one.submitted - one.statistics.prefill_seconds for one in joining),
-            exact=all(one.tokens == tokens for one, tokens in zip(everything, expected, strict=True)),
-            representative=overruns <= TOLERATED_OVERRUNS * forwards,
+            exact=all(one.tokens == tokens for one, tokens in zip(arrivals, expected, strict=True)),
+            representative=kept_pace(one.statistics.pace for one in arrivals),
         )
 
 
 def _serve(pipeline: Pipeline, tasks: Sequence[GenerationTask]) -> list[Arrivals]:
-    """All at once, but the last, which joins the others when they are being decoded."""
+    """All tasks at once; the last one is submitted when the others are being decoded."""
     begun = [0] * (len(tasks) - 1)
 
     def one(index: int) -> Arrivals:
@@ -174,7 +177,7 @@ def _serve(pipeline: Pipeline, tasks: Sequence[GenerationTask]) -> list[Arrivals
 
     with ThreadPoolExecutor(len(tasks)) as threads:
         others = [threads.submit(one, index) for index in range(len(tasks) - 1)]
-        while any(count < _SETTLED and not other.done() for count, other in zip(begun, others, strict=True)):
+        while any(count < _PIECES_BEFORE_JOIN and not other.done() for count, other in zip(begun, others, strict=True)):
             time.sleep(0.002)
         last = threads.submit(one, len(tasks) - 1)
         return [future.result() for future in (*others, last)]
@@ -190,7 +193,7 @@ def _of_mlx_lm(
     requests: Sequence[int],
     tasks: Sequence[GenerationTask],
     on_start: Callable[[str], None],
-    on_crowd: Callable[[str], None],
+    on_done: Callable[[str], None],
 ) -> Iterator[ConcurrencyRun]:
     target, draft = plan.folders()
     profile = None if plan.pace is None else load_profile(plan.pace)
@@ -201,10 +204,10 @@ def _of_mlx_lm(
         process.await_ready()
         for count in requests:
             yield _batched(process, plan, tasks, count, ends)
-            on_crowd(f"mlx-lm, {count} at once")
+            on_done(f"mlx-lm, {count} at once")
         for draft_tokens in plan.draft_tokens:
             yield from _one_after_the_other(process, plan, draft_tokens, requests, tasks, ends)
-            on_crowd(f"mlx-lm K={draft_tokens}")
+            on_done(f"mlx-lm K={draft_tokens}")
 
 
 def _batched(
@@ -212,15 +215,13 @@ def _batched(
 ) -> ConcurrencyRun:
     """mlx-lm's own batch generator, without a draft."""
     common: dict[str, Any] = {"max_tokens": plan.max_tokens, "temperature": plan.temperatures[0], "ends": ends}
-    orders = [
-        BatchOrder(prompts=tuple(task.tokens for task in crowd), seed=0, **common) for crowd in groups(tasks, count)
-    ]
-    deliveries = [process.carry_out_batch(order) for order in orders * plan.repeats]
+    jobs = [BatchJob(prompts=tuple(task.tokens for task in batch), seed=0, **common) for batch in groups(tasks, count)]
+    results = [process.run_batch(job) for job in jobs * plan.repeats]
     return ConcurrencyRun(
         contender="mlx-lm, batched",
         requests=count,
-        tokens_per_second=rate(Flow(each.generated, each.seconds) for each in deliveries),
-        representative=_kept([each.paced for each in deliveries]),
+        tokens_per_second=rate(Throughput(each.generated, each.seconds) for each in results),
+        representative=kept_pace(each.paced for each in results),
     )
 
 
@@ -232,17 +233,12 @@ def _one_after_the_other(
     tasks: Sequence[GenerationTask],
     ends: tuple[int, ...],
 ) -> Iterator[ConcurrencyRun]:
-    """With a draft each request has the models to itself, so that what all get is what one gets."""
-    orders = [Order(ends=ends, draft_tokens=draft_tokens, **task._asdict()) for task in tasks]
-    deliveries = [process.carry_out(order) for order in orders for _ in range(plan.repeats)]
-    speed = rate(Flow(len(each.tokens), each.seconds) for each in deliveries)
-    kept = _kept([each.paced for each in deliveries])
+    """With a draft each request has the models to itself, so the rate of one request is the rate of all."""
+    jobs = [Job(ends=ends, draft_tokens=draft_tokens, **task._asdict()) for task in tasks]
+    results = [process.run(job) for job in jobs for _ in range(plan.repeats)]
+    speed = rate(Throughput(len(each.tokens), each.seconds) for each in results)
+    representative = kept_pace(each.paced for each in results)
     for count in requests:
         yield ConcurrencyRun(
-            contender=f"mlx-lm K={draft_tokens}", requests=count, tokens_per_second=speed, representative=kept
+            contender=f"mlx-lm K={draft_tokens}", requests=count, tokens_per_second=speed, representative=representative
         )
-
-
-def _kept(paces: Sequence[Paced | None]) -> bool:
-    done = sum(filter(None, paces), Paced())
-    return done.overruns <= TOLERATED_OVERRUNS * done.forwards

@@ -1,4 +1,4 @@
-"""What `crowd` measured, for people and for programs: a table and one JSON object."""
+"""The output of `bench --requests`: a table and one JSON object."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,31 +9,31 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.tools.bench.table import machine_lines
+from orchestrator.tools.bench.report import machine_lines
 from orchestrator.tools.bench.trials import BenchPlan
 from orchestrator.tools.bench.workloads.concurrency import ConcurrencyRun
 
 _FOOTNOTE = """\
-tok/s: of all requests together, while all of them are decoded, over the same prompts for every number of them; x: \
-relative to one. joins after: from a request's submission, right behind the beginning of a round of the others, to its \
-first token, less what the target took to read its prompt; round: what a round takes, then; medians. mlx-lm batches \
-without a draft; with one (K) it serves one request after the other."""
+tok/s: of all requests together, while all of them are decoded; every number of requests has the same prompts. x: \
+relative to one request. joins after: from a request's submission, just after a round of the others began, to its \
+first token, without the target's prefill of its prompt. round: length of its rounds. Medians. mlx-lm batches without \
+a draft; with one (K) it serves one request after the other."""
 
 
 def table(figures: Sequence[ConcurrencyRun], plan: BenchPlan) -> Group:
-    """One line a contender and number of requests, then what was counted and where."""
+    """One line a contender and number of requests, then the settings, the machine and the definitions."""
     grid = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("contender", "requests", "tok/s", "x", "joins after", "round", "tokens"):
         grid.add_column(title, justify="left" if title == "contender" else "right")
     for row in figures:
-        grid.add_row(*_cells(row, _alone(row, figures)), style="" if row.representative else "red")
-    pace = f" As slow as {plan.pace}; INVALID: did not keep to it." if plan.pace else ""
+        grid.add_row(*_cells(row, _single(row, figures)), style="" if row.representative else "red")
+    pace = f" Paced as {plan.pace}; INVALID: did not keep the pace." if plan.pace else ""
     scope = f"{plan.max_tokens} tokens at temperature {plan.temperatures[0]:g}, {plan.repeats} repeats.{pace}"
     return Group(grid, Text("\n".join([scope, *machine_lines(), _FOOTNOTE]), style="dim"))
 
 
 def to_json(figures: Sequence[ConcurrencyRun], plan: BenchPlan) -> dict[str, Any]:
-    """All of it."""
+    """The machine, the settings and every row."""
     return {
         "machine": machine_lines(),
         "settings": msgspec.to_builtins(asdict(plan)),
@@ -50,13 +50,13 @@ def failures(figures: Sequence[ConcurrencyRun]) -> list[str]:
     ]
 
 
-def _alone(row: ConcurrencyRun, figures: Sequence[ConcurrencyRun]) -> ConcurrencyRun | None:
+def _single(row: ConcurrencyRun, figures: Sequence[ConcurrencyRun]) -> ConcurrencyRun | None:
     """The same contender with one request."""
     return next((one for one in figures if one.contender == row.contender and one.requests == 1), None)
 
 
-def _cells(row: ConcurrencyRun, alone: ConcurrencyRun | None) -> list[str]:
-    ratio = "" if alone is None else f"{row.tokens_per_second / alone.tokens_per_second:.2f}"
+def _cells(row: ConcurrencyRun, single: ConcurrencyRun | None) -> list[str]:
+    ratio = "" if single is None else f"{row.tokens_per_second / single.tokens_per_second:.2f}"
     joins, round = (
         "" if seconds is None else f"{1000 * seconds:.0f} ms" for seconds in (row.joining_seconds, row.round_seconds)
     )

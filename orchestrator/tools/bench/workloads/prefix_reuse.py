@@ -1,4 +1,4 @@
-"""Time to the first token of an agent's turns, with KV that outlives a request and without. Prints nothing."""
+"""Time to the first token of an agent's turns, with and without KV of ended requests. Prints nothing."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +10,10 @@ from typing import Any
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.core.events import Arrived, Submitted
-from orchestrator.core.request_stats import TOLERATED_OVERRUNS
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.runtime.journal import replay
-from orchestrator.text.tokenizer import TextCodec
-from orchestrator.tools.bench.trials import BenchPlan
-from orchestrator.tools.bench.workloads.transcript import Transcript, TranscriptShape, shape
-from protocol.errors import InputError
+from orchestrator.tools.bench.figures import kept_pace
+from orchestrator.tools.bench.trials import BenchPlan, joined_tokens
+from orchestrator.tools.bench.workloads.transcript import Transcript, TranscriptShape, transcript_shape
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Pace
 from protocol.messages.worker import Grow, Prefilled
@@ -26,9 +23,9 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "shared memory alone": {"prefix_cache_memory": 0},
     "reuse": {},
 }
-"""Options of each; the first is what the others' tokens are compared with."""
+"""Pipeline options by contender. The first contender's tokens are the reference."""
 _WARM_UP = 48
-"""Tokens of a prompt that nothing else begins with."""
+"""Tokens of a prompt that shares no prefix with the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +40,15 @@ class Turn:
     adopted: int
     """Prompt tokens that the target did not evaluate."""
     draft_growth: float | None = None
-    """When the draft's first growth came; None if the request was over by then."""
+    """When the draft's first nodes arrived; None if the request had ended by then."""
     draft_adopted: int = 0
     exact: bool
     pace: Pace | None
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
-    """What a journal says of one request's draft."""
+class DraftRecord:
+    """What a journal records of the draft of one request."""
 
     growth: float | None = None
     adopted: int = 0
@@ -60,14 +57,11 @@ class Drafted:
 def measure(
     plan: BenchPlan, turns: int, texts: Sequence[str], on_count: Callable[[int], None], on_turn: Callable[[str], None]
 ) -> tuple[list[Turn], TranscriptShape]:
-    """Every turn of every contender, in turns; and how long they were.
+    """Every turn of every contender, interleaved; and the shape of the transcript.
 
-    `on_count` is told how many there will be, `on_turn` the name of each that is done.
+    `on_count` is called with the number of turns, `on_turn` with the name of each finished turn.
     """
-    codec = TextCodec(resolve(plan.target, "target"))
-    tokens = [token for text in texts for token in codec.encode(text)]
-    if not tokens:
-        raise InputError("The prompts have no tokens: give every line of them at least one word.")
+    tokens = joined_tokens(texts, plan)
     measured: list[Turn] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         records = {name: Path(folder) / f"{index}.jsonl" for index, name in enumerate(CONTENDERS)}
@@ -75,40 +69,39 @@ def measure(
         for name, options in CONTENDERS.items():
             pipeline = Pipeline(*plan.folders(), pace=plan.pace, record=str(records[name]), **options)
             pipelines[name] = stack.enter_context(pipeline)
-        form = shape(pipelines["reuse"].state().context, turns, plan.max_tokens)
+        shape = transcript_shape(pipelines["reuse"].state().context, turns, plan.max_tokens)
         on_count(plan.repeats * turns * len(CONTENDERS))
         _warm_up(pipelines, tokens, plan)
         for repeat in range(plan.repeats):
-            for turn in _conversation(pipelines, Transcript(tokens, form, repeat), form, plan, repeat):
+            for turn in _conversation(pipelines, Transcript(tokens, shape, repeat), shape, plan, repeat):
                 measured.append(turn)
                 on_turn(f"turn {turn.number}, {turn.contender}")
         stack.close()
-        return _with_drafts(measured, records), form
+        return _with_drafts(measured, records), shape
 
 
-def drafted(record: Path) -> list[Drafted]:
-    """Of each request in a journal, in the order of their arrival."""
+def draft_records(record: Path) -> list[DraftRecord]:
+    """One record for each request in a journal, in the order of arrival."""
     arrived: dict[SequenceId, float] = {}
-    found: dict[SequenceId, Drafted] = {}
+    found: dict[SequenceId, DraftRecord] = {}
     for event, now in replay(record):
         match event:
             case Submitted(sequence):
-                arrived[sequence], found[sequence] = now, Drafted()
+                arrived[sequence], found[sequence] = now, DraftRecord()
             case Arrived("draft", _, Grow() as growth) if growth.sequence in found and growth.tokens:
                 known = found[growth.sequence]
                 if known.growth is None:
-                    found[growth.sequence] = Drafted(now - arrived[growth.sequence], known.adopted)
+                    found[growth.sequence] = DraftRecord(now - arrived[growth.sequence], known.adopted)
             case Arrived("draft", _, Prefilled() as prefilled) if prefilled.sequence in found:
-                found[prefilled.sequence] = Drafted(found[prefilled.sequence].growth, prefilled.adopted)
+                found[prefilled.sequence] = DraftRecord(found[prefilled.sequence].growth, prefilled.adopted)
             case _:
                 pass
     return list(found.values())
 
 
-def kept_pace(turns: Sequence[Turn]) -> bool:
-    """Whether they were as slow as they were to be."""
-    paces = [turn.pace for turn in turns if turn.pace is not None]
-    return sum(pace.overruns for pace in paces) <= TOLERATED_OVERRUNS * sum(pace.forwards for pace in paces)
+def turns_kept_pace(turns: Sequence[Turn]) -> bool:
+    """Whether the turns are valid for the profile's device."""
+    return kept_pace(turn.pace for turn in turns)
 
 
 def _warm_up(pipelines: dict[str, Pipeline], tokens: Sequence[int], plan: BenchPlan) -> None:
@@ -118,11 +111,11 @@ def _warm_up(pipelines: dict[str, Pipeline], tokens: Sequence[int], plan: BenchP
 
 
 def _conversation(
-    pipelines: dict[str, Pipeline], transcript: Transcript, form: TranscriptShape, plan: BenchPlan, repeat: int
+    pipelines: dict[str, Pipeline], transcript: Transcript, shape: TranscriptShape, plan: BenchPlan, repeat: int
 ) -> Iterator[Turn]:
     names = list(pipelines)
-    for number in range(1, form.turns + 1):
-        params = SamplingParams(temperature=plan.temperatures[0], seed=number, max_tokens=form.answer)
+    for number in range(1, shape.turns + 1):
+        params = SamplingParams(temperature=plan.temperatures[0], seed=number, max_tokens=shape.answer)
         first = number % len(names)
         answers = {
             name: pipelines[name].generate(transcript.prompt, params) for name in (*names[first:], *names[:first])
@@ -140,14 +133,14 @@ def _conversation(
                 exact=answers[name].tokens == expected,
                 pace=figures.pace,
             )
-        transcript.answered(expected)
+        transcript.add_turn(expected)
 
 
 def _with_drafts(turns: Sequence[Turn], records: dict[str, Path]) -> list[Turn]:
-    # The first request of each was to warm up.
-    found = {name: iter(drafted(record)[1:]) for name, record in records.items()}
+    # The first request of each contender was the warm-up.
+    found = {name: iter(draft_records(record)[1:]) for name, record in records.items()}
     return [_with_draft(turn, next(found[turn.contender])) for turn in turns]
 
 
-def _with_draft(turn: Turn, draft: Drafted) -> Turn:
+def _with_draft(turn: Turn, draft: DraftRecord) -> Turn:
     return replace(turn, draft_growth=draft.growth, draft_adopted=draft.adopted)

@@ -1,4 +1,4 @@
-"""What `reuse` measured, for people and for programs: a table and one JSON object."""
+"""The output of `bench --reuse`: a table and one JSON object."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,37 +10,37 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.tools.bench.table import machine_lines
+from orchestrator.tools.bench.report import machine_lines
 from orchestrator.tools.bench.trials import BenchPlan
-from orchestrator.tools.bench.workloads.prefix_reuse import CONTENDERS, Turn, kept_pace
+from orchestrator.tools.bench.workloads.prefix_reuse import CONTENDERS, Turn, turns_kept_pace
 from orchestrator.tools.bench.workloads.transcript import TranscriptShape
 
 _FOOTNOTE = """\
 first token, draft's growth: milliseconds from the request's arrival at the orchestrator to the first token, and to \
-what the draft first grew, in the turns that were not over by then. Median, 90th percentile, and last turn; the first \
-turn, which has nothing to reuse, is left out. evaluated: tokens of those prompts that the target evaluated. exact: \
-tokens equal those without reuse. shared memory alone: the target's arenas; the draft reads anew."""
+the draft's first nodes (in the turns that had not ended by then). Median, 90th percentile, last turn; without the \
+first turn, which has nothing to reuse. evaluated: prompt tokens that the target evaluated. exact: the tokens equal \
+those without reuse. shared memory alone: the target adopts arenas; the draft prefills every prompt."""
 _TITLES = ("first token", "p90", "last", "evaluated", "draft's growth", "last", "in turns", "exact")
 
 
 def table(turns: Sequence[Turn], shape: TranscriptShape, plan: BenchPlan) -> Group:
-    """One line a contender, then what was counted and where."""
+    """One line a contender, then the settings, the machine and the definitions."""
     grid = Table(box=None, padding=(0, 2, 0, 0))
     for index, title in enumerate(("", *_TITLES)):
         grid.add_column(title, justify="right" if index else "left")
     for name in CONTENDERS:
         mine = [turn for turn in turns if turn.contender == name]
-        grid.add_row(*_cells(summary(mine)), style="" if kept_pace(mine) else "red")
-    pace = f" As slow as {plan.pace}." if plan.pace else ""
+        grid.add_row(*_cells(summary(mine)), style="" if turns_kept_pace(mine) else "red")
+    pace = f" Paced as {plan.pace}." if plan.pace else ""
     scope = (
-        f"{shape.turns} turns: {shape.first:,} tokens, then {shape.news} more behind each answer of {shape.answer}, "
+        f"{shape.turns} turns: {shape.first:,} tokens, then {shape.added} more after each answer of {shape.answer}, "
         f"up to {shape.longest:,}; temperature {plan.temperatures[0]:g}, {plan.repeats} repeats.{pace}"
     )
     return Group(grid, Text("\n".join([scope, *machine_lines(), _FOOTNOTE]), style="dim"))
 
 
 def summary(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Of one contender's turns, the first left out. Times in seconds."""
+    """Figures of one contender's turns without the first turn. Times in seconds."""
     later = [turn for turn in turns if turn.number > 1]
     last = max(turn.number for turn in turns)
     firsts = [turn.first_token for turn in later]
@@ -59,12 +59,12 @@ def summary(turns: Sequence[Turn]) -> dict[str, Any]:
         "grew": len(growths),
         "draft_evaluated": sum(turn.prompt_tokens - 1 - turn.draft_adopted for turn in grown),
         "exact": all(turn.exact for turn in turns),
-        "representative": kept_pace(turns),
+        "representative": turns_kept_pace(turns),
     }
 
 
 def to_json(turns: Sequence[Turn], shape: TranscriptShape, plan: BenchPlan) -> dict[str, Any]:
-    """All of it."""
+    """The machine, the settings, the transcript's shape, every contender's figures and every turn."""
     return {
         "machine": machine_lines(),
         "settings": msgspec.to_builtins(asdict(plan)),
@@ -75,12 +75,12 @@ def to_json(turns: Sequence[Turn], shape: TranscriptShape, plan: BenchPlan) -> d
 
 
 def invalid(turns: Sequence[Turn]) -> list[str]:
-    """A sentence for each contender that could not keep to the pace it was given."""
+    """A sentence for each contender that did not keep its pace."""
     return [
         f"{name} is invalid: more than 1% of its forwards took longer than the profile's device would. "
         "Use a quieter machine, or a slower profile."
         for name in CONTENDERS
-        if not kept_pace([turn for turn in turns if turn.contender == name])
+        if not turns_kept_pace([turn for turn in turns if turn.contender == name])
     ]
 
 

@@ -1,4 +1,4 @@
-"""How speed and overhead change with the prompt's length. Prints nothing."""
+"""Speed and overhead by the length of the prompt. Prints nothing."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,10 @@ from statistics import median
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.core.options import StrategyName
-from orchestrator.core.request_stats import TOLERATED_OVERRUNS
-from orchestrator.machine.checkpoints import resolve
-from orchestrator.text.tokenizer import TextCodec
-from orchestrator.tools.bench.trials import BenchPlan
+from orchestrator.tools.bench.figures import kept_pace
+from orchestrator.tools.bench.trials import BenchPlan, joined_tokens
 from protocol.errors import InputError
-from protocol.messages.client import Pace, Statistics
+from protocol.messages.client import Statistics
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 """Prompt tokens."""
@@ -28,13 +26,13 @@ class PromptLengthFigures:
     tokens_per_second: float
     tokens_per_round: float
     overhead_per_round: float
-    """Seconds of a round in which the target verified nothing, waiting for the draft included; mean."""
+    """Seconds of a round without verification, deliberate waiting for the draft included; mean."""
     representative: bool
-    """It kept to its pace, if it was given one."""
+    """It kept its pace, if it has one."""
 
 
 def lengths(context: int, max_tokens: int) -> list[int]:
-    """Those for which the context has room."""
+    """The lengths that fit the context. Raises InputError if none does."""
     fitting = [length for length in LENGTHS if length + max_tokens <= context]
     if not fitting:
         raise InputError(
@@ -45,7 +43,7 @@ def lengths(context: int, max_tokens: int) -> list[int]:
 
 
 def left_out(context: int, max_tokens: int) -> str:
-    """A sentence about the lengths for which there is no room, or nothing."""
+    """A sentence about the lengths that do not fit the context; empty if all fit."""
     missing = [f"{length:,}" for length in LENGTHS if length + max_tokens > context]
     return f"The target's context of {context:,} has no room for prompts of {', '.join(missing)}." if missing else ""
 
@@ -55,12 +53,9 @@ def measure(
 ) -> tuple[list[PromptLengthFigures], int]:
     """Every strategy of the plan with every length, one pipeline after the other; and the target's context.
 
-    `on_count` is told how many measurements there will be, `on_length` the name of each that is done.
+    `on_count` is called with the number of measurements, `on_length` with the name of each finished one.
     """
-    codec = TextCodec(resolve(plan.target, "target"))
-    tokens = [token for text in texts for token in codec.encode(text)]
-    if not tokens:
-        raise InputError("The prompts have no tokens: give every line of them at least one word.")
+    tokens = joined_tokens(texts, plan)
     results: list[PromptLengthFigures] = []
     context = 0
     for strategy in plan.strategies:
@@ -72,26 +67,22 @@ def measure(
     return results, context
 
 
-def summed_up(strategy: str, prompt_tokens: int, repeats: Sequence[Statistics]) -> PromptLengthFigures:
-    """One figure of each kind for a length."""
+def summary(strategy: str, prompt_tokens: int, repeats: Sequence[Statistics]) -> PromptLengthFigures:
+    """The figures of one length."""
     return PromptLengthFigures(
         strategy=strategy,
         prompt_tokens=prompt_tokens,
         tokens_per_second=median(one.tokens_per_second for one in repeats),
         tokens_per_round=median(one.tokens_per_round for one in repeats),
         overhead_per_round=median(map(overhead, repeats)),
-        representative=_kept_pace([one.pace for one in repeats if one.pace is not None]),
+        representative=kept_pace(one.pace for one in repeats),
     )
 
 
 def overhead(statistics: Statistics) -> float:
-    """Seconds of a round in which the target verified nothing; mean."""
+    """Seconds of a round without verification; mean."""
     seconds = statistics.generated_tokens / statistics.tokens_per_second
     return (1.0 - statistics.target_busy) * seconds / statistics.rounds
-
-
-def _kept_pace(paces: Sequence[Pace]) -> bool:
-    return sum(pace.overruns for pace in paces) <= TOLERATED_OVERRUNS * sum(pace.forwards for pace in paces)
 
 
 def _with_all_lengths(
@@ -108,4 +99,4 @@ def _with_all_lengths(
         prompt = list(islice(cycle(tokens), length % len(tokens), length % len(tokens) + length))
         repeats = [pipeline.generate(prompt, params).statistics for _ in range(plan.repeats)]
         on_length(f"{strategy}, {length:,} tokens")
-        yield summed_up(strategy, length, repeats)
+        yield summary(strategy, length, repeats)

@@ -1,4 +1,4 @@
-"""What `growth` measured, for people and for programs: a table, one JSON object, a picture."""
+"""The output of `bench --growth`: a table, one JSON object, a picture."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,30 +11,29 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.tools.bench.plot import panels_of, save
-from orchestrator.tools.bench.table import machine_lines
+from orchestrator.tools.bench.report import machine_lines
 from orchestrator.tools.bench.trials import BenchPlan
 from orchestrator.tools.bench.workloads.prompt_length import LENGTHS, PromptLengthFigures, left_out
 
 _FOOTNOTE = """\
-µs: a round's time in which the target verified nothing, deliberate waiting for the draft included. \
-Medians over repeats."""
+µs: time of a round without verification, deliberate waiting for the draft included. Medians over repeats."""
 
 
 def table(figures: Sequence[PromptLengthFigures], plan: BenchPlan, context: int) -> Group:
-    """One line a strategy and load, then what was counted and where."""
+    """One line a strategy and length, then the settings, the machine and the definitions."""
     grid = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("strategy", "prompt", "tok/s", "tok/round", "µs"):
         grid.add_column(title, justify="left" if title == "strategy" else "right")
     for row in figures:
         grid.add_row(*_cells(row), style="" if row.representative else "red")
-    pace = f" As slow as {plan.pace}." if plan.pace else ""
+    pace = f" Paced as {plan.pace}." if plan.pace else ""
     scope = f"{plan.max_tokens} tokens at temperature {plan.temperatures[0]:g}, {plan.repeats} repeats.{pace}"
     notes = [scope, left_out(context, plan.max_tokens), *machine_lines(), _FOOTNOTE]
     return Group(grid, Text("\n".join(filter(None, notes)), style="dim"))
 
 
 def to_json(figures: Sequence[PromptLengthFigures], plan: BenchPlan, context: int) -> dict[str, Any]:
-    """All of it."""
+    """The machine, the settings, the context and every row."""
     return {
         "machine": machine_lines(),
         "settings": msgspec.to_builtins(asdict(plan)),
@@ -66,10 +65,4 @@ def draw(figures: Sequence[PromptLengthFigures], path: Path) -> None:
 def _cells(row: PromptLengthFigures) -> tuple[str, ...]:
     speed = f"{row.tokens_per_second:.1f}" if row.representative else "INVALID"
     overhead = f"{row.overhead_per_round * 1e6:.0f}"
-    return (
-        row.strategy,
-        f"{row.prompt_tokens:,}",
-        speed,
-        f"{row.tokens_per_round:.2f}",
-        overhead,
-    )
+    return row.strategy, f"{row.prompt_tokens:,}", speed, f"{row.tokens_per_round:.2f}", overhead

@@ -1,4 +1,4 @@
-"""The orchestrator is killed at random moments, with and without the command that started it: nothing is left."""
+"""The orchestrator is killed, with and without the command that started it: no process, folder or segment is left."""
 
 import os
 import random
@@ -7,23 +7,23 @@ import time
 from contextlib import suppress
 
 from orchestrator.tools.drill.command import GenerateCommand
-from orchestrator.tools.drill.outcome import DrillOutcome, OnStep, milliseconds, spread, too_late
+from orchestrator.tools.drill.outcome import DrillOutcome, OnStep, left_behind, milliseconds, spread, too_late
 from orchestrator.tools.drill.processes import members, own_registry, remains
 from protocol.process_identity import start_time
 
 PROMISE = "orchestrator killed: all workers gone within 2 s, the next start finds nothing stale"
-_GONE = 2.0
-_SENTENCE = "Error: The orchestrator ended unexpectedly; start it again."
-_LONGEST_LIFE = 4.0
-"""Seconds: about two of them pass while models load."""
-_LOOK = 0.002
-_PATIENCE = 60.0
-"""Seconds for what has no promised time: a busy machine takes long."""
+_END_SECONDS = 2.0
+_ERROR = "Error: The orchestrator ended unexpectedly; start it again."
+_MAX_LIFE_SECONDS = 4.0
+"""About two seconds of it pass while models load."""
+_POLL_SECONDS = 0.002
+_TIMEOUT_SECONDS = 60.0
+"""For steps without a promised time."""
 _ARGUMENTS = ("generate", "import os", "--max-tokens", "2000", "--quiet")
 
 
 def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
-    """Start a command `count` times, kill its orchestrator, and look at what is left once the next one has started."""
+    """Start a command `count` times, kill its orchestrator, and check what is left after the next start."""
     source = random.Random(seed)  # noqa: S311 - no secret
     failures: list[str] = []
     late: list[str] = []
@@ -34,53 +34,54 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
             when, alone = f"seed {seed}, kill {number}", source.random() < 0.5
             command = GenerateCommand(*_ARGUMENTS)
             try:
-                pid = command.find("orchestrator", _PATIENCE)
+                pid = command.find("orchestrator", _TIMEOUT_SECONDS)
                 failures += _stale(before, when)
                 if pid is None:
-                    failures.append(f"{when}: no orchestrator came up. {command.words()}")
+                    failures.append(f"{when}: no orchestrator started. {command.errors()}")
                 else:
-                    time.sleep(source.uniform(0.0, _LONGEST_LIFE))
+                    time.sleep(source.uniform(0.0, _MAX_LIFE_SECONDS))
                     times.append(_killed(command, pid, alone))
-                    late += too_late(f"{when}: the end of the workers", times[-1], _GONE)
-                    failures += _last_word(command, when) if alone else []
+                    late += too_late(f"{when}: the end of the workers", times[-1], _END_SECONDS)
+                    failures += _command_ends(command, when) if alone else []
             finally:
                 command.close()
             before = command.mark
             on_step()
         last = GenerateCommand("generate", "import os", "--max-tokens", "1", "--quiet")
-        failures += [] if last.code(_PATIENCE) == 0 else [f"The start after the last kill failed: {last.words()}"]
+        if last.code(_TIMEOUT_SECONDS) != 0:
+            failures.append(f"The start after the last kill failed: {last.errors()}")
         last.close()
         failures += _stale(before, "at the end")
-    measured = f"{count} kills, {len(failures)} failures; workers gone after p50 / p99 / most {milliseconds(times)}"
-    return DrillOutcome(PROMISE, measured, failures, late, {"kills": count, **spread("gone", times)})
+    measured = f"{count} kills, {len(failures)} failures; workers ended after p50 / p99 / max {milliseconds(times)}"
+    return DrillOutcome(PROMISE, measured, failures, late, {"kills": count, **spread("end", times)})
 
 
 def _killed(command: GenerateCommand, orchestrator: int, alone: bool) -> float:
-    """Kill the orchestrator, and the command before it unless `alone`: seconds until no worker is left."""
+    """Kill the orchestrator, and the command first unless `alone`; seconds until no worker is left."""
     if not alone:
         command.kill()
     began = time.monotonic()
     with suppress(ProcessLookupError):
         os.kill(orchestrator, signal.SIGKILL)
-    gone = 0.0
-    # Asking after a few processes is quicker than listing all, which is done again at the end: one may be new.
-    while gone < began + 2 * _GONE and (found := members(command.mark)):
-        while any(map(start_time, found.values())) and time.monotonic() < began + 2 * _GONE:
-            time.sleep(_LOOK)
-        gone = time.monotonic()
-    return (gone or time.monotonic()) - began
+    ended = 0.0
+    # Checking known processes is faster than listing all. The list is read again at the end: a process may be new.
+    while ended < began + 2 * _END_SECONDS and (found := members(command.mark)):
+        while any(map(start_time, found.values())) and time.monotonic() < began + 2 * _END_SECONDS:
+            time.sleep(_POLL_SECONDS)
+        ended = time.monotonic()
+    return (ended or time.monotonic()) - began
 
 
-def _last_word(command: GenerateCommand, when: str) -> list[str]:
-    """A command whose orchestrator died, or that had just ended well, ends by itself and takes everything with it."""
-    code = command.code(_PATIENCE)
+def _command_ends(command: GenerateCommand, when: str) -> list[str]:
+    """A command whose orchestrator died, or that had just finished, ends by itself and leaves nothing behind."""
+    code = command.code(_TIMEOUT_SECONDS)
     if code == 0:
         return []
-    if code != 1 or not command.words().startswith(_SENTENCE):
-        return [f"{when}: the command ended with {code} and {command.words()!r}"]
-    return [f"{when}: {left} was left behind." for left in command.leftovers()]
+    if code != 1 or not command.errors().startswith(_ERROR):
+        return [f"{when}: the command ended with {code} and {command.errors()!r}"]
+    return left_behind(when, command.leftovers())
 
 
 def _stale(mark: str, when: str) -> list[str]:
-    """What the start of the next one should have swept up."""
-    return [f"{when}: {left} of the one before is still there." for left in remains(mark)] if mark else []
+    """A sentence for each leftover that the next start should have removed."""
+    return [f"{when}: {left} of the killed command is still there." for left in remains(mark)] if mark else []

@@ -1,4 +1,4 @@
-"""Owner, writer, attacher and resource trackers are killed, over and over: no shared memory leaks."""
+"""Owner, writer, attacher and resource trackers are killed in many cycles: no shared memory leaks."""
 
 import os
 import random
@@ -16,17 +16,17 @@ from protocol.process_identity import start_time
 
 PROMISE = "start/kill cycles, resource trackers killed too: 0 leaked segments"
 _START_SECONDS = 0.5
-"""What a start takes, about: half of the cycles are killed within, the others once all have attached."""
-_PATIENCE = 20.0
-_LAST_WORDS = 5.0
+"""Rough duration of a start: half of the cycles are killed within it, the others after the attacher has attached."""
+_ATTACH_SECONDS = 20.0
+_DRAIN_SECONDS = 5.0
 
 
 class Cycle:
-    """One life of an owner, a writer and an attacher, as told by themselves."""
+    """One run of an owner, a writer and an attacher, as they report it."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.tools.drill.segment_cycle", "owner"],
+            [sys.executable, "-m", "orchestrator.tools.drill.drills.segment_processes", "owner"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -36,9 +36,8 @@ class Cycle:
         self._pids = {self._process.pid}
         self._rest = b""
 
-    def live(self, seconds: float, attach: bool = False) -> None:
-        """Read what they say, until `seconds` have passed, nobody is left to say more, or, if asked for,
-        the attacher has attached."""
+    def read(self, seconds: float, attach: bool = False) -> None:
+        """Read their reports until `seconds` have passed, all have ended, or (`attach`) the attacher has attached."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + seconds
         while (
@@ -50,16 +49,16 @@ class Cycle:
                 return
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
-                self._heard(*line.decode().split())
+                self._report(*line.decode().split())
 
     def kill(self, source: random.Random) -> None:
-        """Kill those that are known in a random order, then the rest of the group."""
+        """Kill the known processes in a random order, then the rest of the group."""
         known = list(self._pids)
         source.shuffle(known)
         for pid in known:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        # Whoever was just being started is of the same group.
+        # A process that is just being started belongs to the same group.
         while True:
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -68,12 +67,12 @@ class Cycle:
             if self._process.poll() is not None and not any(map(start_time, self._pids)):
                 break
         self._process.wait()
-        self.live(_LAST_WORDS)
+        self.read(_DRAIN_SECONDS)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
 
-    def _heard(self, what: str, value: str) -> None:
+    def _report(self, what: str, value: str) -> None:
         if what == "segment":
             self.segments.append(value)
         elif what == "process":
@@ -82,7 +81,7 @@ class Cycle:
 
 
 def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
-    """Start and kill `count` times; each start sweeps up what the one before left."""
+    """Start and kill `count` times; each start removes the segments that the cycle before left."""
     source = random.Random(seed)  # noqa: S311 - no secret
     made: list[str] = []
     attached = 0
@@ -90,9 +89,9 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
         for _ in range(count):
             cycle = Cycle()
             if source.random() < 0.5:
-                cycle.live(_PATIENCE, attach=True)
+                cycle.read(_ATTACH_SECONDS, attach=True)
             else:
-                cycle.live(source.uniform(0.0, _START_SECONDS))
+                cycle.read(source.uniform(0.0, _START_SECONDS))
             cycle.kill(source)
             made += cycle.segments
             attached += cycle.attached
@@ -100,8 +99,8 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
         sweep()
         leaked = [name for name in made if _exists(name)]
         entries = [entry.name for folder in registry.glob("*-segments") for entry in folder.iterdir()]
-    failures = [f"seed {seed}: segment {name} was leaked." for name in leaked]
-    failures += [f"seed {seed}: the registry still names {name}." for name in entries]
+    failures = [f"seed {seed}: segment {name} leaked." for name in leaked]
+    failures += [f"seed {seed}: the registry still lists {name}." for name in entries]
     measured = f"{count} cycles, {attached} killed while attached, {len(made)} segments, {len(leaked)} leaked"
     figures = {"cycles": count, "attached": attached, "segments": len(made), "leaked": len(leaked)}
     return DrillOutcome(PROMISE, measured, failures, (), figures)

@@ -1,4 +1,4 @@
-"""One pipeline for long, with requests all the time and a fault every few seconds: nothing may grow."""
+"""One pipeline for a long time, with constant requests and a fault every few seconds: no resource may grow."""
 
 import os
 import threading
@@ -8,68 +8,67 @@ from dataclasses import dataclass, field
 
 from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.tools.drill.exchange import DrillRequest, ask, questions, wrong
-from orchestrator.tools.drill.faults import Victim
-from orchestrator.tools.drill.outcome import DrillOutcome, OnStep
+from orchestrator.tools.drill.drill_requests import DrillRequest, drill_requests, serve, wrong
+from orchestrator.tools.drill.drills.soak_faults import FaultInjector
+from orchestrator.tools.drill.outcome import DrillOutcome, OnStep, left_behind
 from orchestrator.tools.drill.processes import Usage, mark, members, own_registry, remains, usage
 
 PROMISE = "soak, a fault every 5 s: every answer exact; memory, descriptors and threads flat"
 FAULT_SECONDS = 5.0
 _CLIENTS = 2
 _WATCHED = ("orchestrator", "target_worker", "draft_worker")
-_WARM = 0.25
-"""Share of the samples before which nothing counts as level."""
+_QUARTER = 0.25
 _GROWTH = 1.1
 _GROWTH_BYTES = 16 << 20
 """Memory is flat if the last quarter's median is at most a tenth and 16 MiB above the second quarter's."""
 
 
 @dataclass(slots=True)
-class Asker:
-    """A client that asks without end, on a thread of its own."""
+class RequestLoop:
+    """A client that sends one request after the other, on a thread of its own."""
 
     address: str
-    known: Sequence[DrillRequest]
+    requests: Sequence[DrillRequest]
     first: int
     answered: int = 0
     failures: list[str] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        while not self.over.is_set():
-            question = self.known[(self.first + self.answered) % len(self.known)]
-            self.failures += wrong(question, ask(Client(self.address), question), f"answer {self.answered}")
+        while not self.ended.is_set():
+            request = self.requests[(self.first + self.answered) % len(self.requests)]
+            self.failures += wrong(request, serve(Client(self.address), request), f"answer {self.answered}")
             self.answered += 1
 
 
 def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """`count` faults, one every five seconds."""
     with own_registry():
-        known = questions(seed)
+        requests = drill_requests(seed)
         with Pipeline() as pipeline:
             place = mark(pipeline.address)
-            askers = [Asker(pipeline.address, known, first) for first in range(_CLIENTS)]
-            threads = [threading.Thread(target=asker.run, daemon=True) for asker in askers]
+            loops = [RequestLoop(pipeline.address, requests, first) for first in range(_CLIENTS)]
+            threads = [threading.Thread(target=loop.run, daemon=True) for loop in loops]
             for thread in threads:
                 thread.start()
-            samples = _suffer(Victim(pipeline.address, place, known, seed), place, count, on_step)
-            for asker in askers:
-                asker.over.set()
+            samples = _inject_faults(FaultInjector(pipeline.address, place, requests, seed), place, count, on_step)
+            for loop in loops:
+                loop.ended.set()
             for thread in threads:
                 thread.join(60.0)
-            failures = [text for asker in askers for text in asker.failures]
+            failures = [text for loop in loops for text in loop.failures]
             failures += ["A client still waits for its answer." for thread in threads if thread.is_alive()]
-            failures += wrong(known[0], ask(pipeline, known[0]), "after the last fault")
-        failures += [f"{left} was left behind." for left in remains(place)]
+            failures += wrong(requests[0], serve(pipeline, requests[0]), "after the last fault")
+        failures += left_behind("at the end", remains(place))
     grown = [text for name in (*_WATCHED, "client") for text in _growth(name, samples)]
-    answered = sum(asker.answered for asker in askers)
+    answered = sum(loop.answered for loop in loops)
     measured = f"{count} faults, {answered} answers, {len(failures)} failures; {_levels(samples)}"
     figures = {"faults": count, "answers": answered, **_figures(samples)}
     return DrillOutcome(PROMISE, measured, [f"seed {seed}: {text}" for text in failures + grown], (), figures)
 
 
-def _suffer(victim: Victim, place: str, count: int, on_step: OnStep) -> list[dict[str, Usage]]:
-    """Let faults happen; what every process held just before each."""
+def _inject_faults(injector: FaultInjector, place: str, count: int, on_step: OnStep) -> list[dict[str, Usage]]:
+    """Inject `count` faults; returns what every process held just before each."""
     samples: list[dict[str, Usage]] = []
     due = time.monotonic()
     for number in range(count):
@@ -77,14 +76,14 @@ def _suffer(victim: Victim, place: str, count: int, on_step: OnStep) -> list[dic
         time.sleep(max(0.0, due - time.monotonic()))
         pids = {**members(place), "client": os.getpid()}
         samples.append({name: held for name, pid in pids.items() if (held := usage(pid)) is not None})
-        victim.faults[number % len(victim.faults)]()
+        injector.faults[number % len(injector.faults)]()
         on_step()
     return samples
 
 
 def _quarter(name: str, samples: Sequence[dict[str, Usage]], last: bool) -> list[Usage]:
-    """What a process held in the last quarter, or in the second one: the first is warming up."""
-    size = max(1, int(len(samples) * _WARM))
+    """What a process held in the last quarter, or in the second one: the first quarter is the warm-up."""
+    size = max(1, int(len(samples) * _QUARTER))
     part = samples[-size:] if last else samples[size : 2 * size]
     return [sample[name] for sample in part if name in sample]
 
@@ -99,7 +98,7 @@ def _growth(name: str, samples: Sequence[dict[str, Usage]]) -> list[str]:
         sentences.append(f"The memory of {name} grew from {before >> 20} to {after >> 20} MiB.")
     for what in ("descriptors", "threads"):
         first, final = ([getattr(held, what) or 0 for held in part] for part in (early, late))
-        # Requests in progress hold some, so the least of each quarter is what counts.
+        # Requests in progress hold some too, so the minimum of each quarter is compared.
         if min(final) > min(first) + 1:
             sentences.append(f"The {what} of {name} grew from {min(first)} to {min(final)}.")
     return sentences
@@ -118,7 +117,7 @@ def _figures(samples: Sequence[dict[str, Usage]]) -> dict[str, float]:
 
 
 def _levels(samples: Sequence[dict[str, Usage]]) -> str:
-    """Memory, descriptors and threads of the orchestrator, then and now."""
+    """Memory, descriptors and threads of the orchestrator in the second and in the last quarter."""
     figures = _figures(samples)
     names = ("mib", "descriptors", "threads")
     early, late = (

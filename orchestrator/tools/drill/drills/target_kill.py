@@ -1,5 +1,4 @@
-"""The target is killed at random moments: requests go on from their committed tokens; one that keeps dying is not
-started for ever."""
+"""The target is killed: requests go on from their committed tokens, and a target that keeps dying is given up."""
 
 import os
 import random
@@ -10,65 +9,63 @@ from contextlib import suppress
 from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling_params import SamplingParams
-from orchestrator.tools.drill.exchange import Shot, ask, questions, wrong
-from orchestrator.tools.drill.outcome import DrillOutcome, OnStep, milliseconds, spread
+from orchestrator.tools.drill.drill_requests import DelayedFault, drill_requests, serve, wrong
+from orchestrator.tools.drill.outcome import DrillOutcome, OnStep, left_behind, milliseconds, spread
 from orchestrator.tools.drill.processes import mark, members, remains, until
 from protocol.errors import PipelineError
 
 PROMISE = "target killed: requests go on, no token lost or doubled; three deaths a minute end with a sentence"
-_LIVES = 2
+_KILLS = 2
 """Kills that a pipeline survives within a minute."""
 _SENTENCE = re.compile(r"The target worker ended by signal 9\..*three times within a minute.*doctor")
 _STRATEGIES = ("adaptive", "ar", "ssd")
 
 
 def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
-    """Kill `count` targets, two a pipeline, each somewhere in a request; each pipeline's third ends it."""
+    """Kill `count` targets, two a pipeline, each at a random moment of a request; a third kill ends the pipeline."""
     source = random.Random(seed)  # noqa: S311 - no secret
-    known = questions(seed)
+    requests = drill_requests(seed)
     failures: list[str] = []
-    stalls: list[float] = []
+    gaps: list[float] = []
     opened = done = 0
     while done < count:
         with Pipeline(strategy=_STRATEGIES[opened % len(_STRATEGIES)]) as pipeline:
-            question, when = source.choice(known), f"seed {seed}, pipeline {opened}"
-            undisturbed = ask(pipeline, question)
-            failures += wrong(question, undisturbed, f"{when}, undisturbed")
-            shot: set[int] = set()
-            for life in range(min(_LIVES, count - done)):
-                pid = _fresh_target(pipeline, shot)
-                bullet = Shot(source.uniform(0.0, undisturbed.seconds), lambda pid=pid: _kill(pid))
-                exchange = ask(pipeline, question)
-                stall = exchange.stall(since=bullet.done())
-                stalls += [] if stall is None else [stall]
-                failures += wrong(question, exchange, f"{when}, kill {life}")
+            request, when = source.choice(requests), f"seed {seed}, pipeline {opened}"
+            undisturbed = serve(pipeline, request)
+            failures += wrong(request, undisturbed, f"{when}, undisturbed")
+            killed: set[int] = set()
+            for number in range(min(_KILLS, count - done)):
+                pid = _fresh_target(pipeline, killed)
+                fault = DelayedFault(source.uniform(0.0, undisturbed.seconds), lambda pid=pid: _kill(pid))
+                served = serve(pipeline, request)
+                gap = served.longest_gap(since=fault.done())
+                gaps += [] if gap is None else [gap]
+                failures += wrong(request, served, f"{when}, kill {number}")
                 done += 1
                 on_step()
-            if len(shot) == _LIVES:
-                failures += [f"{when}: {text}" for text in _broken(pipeline, shot)]
+            if len(killed) == _KILLS:
+                failures += [f"{when}: {text}" for text in _third_kill(pipeline, killed)]
             place = mark(pipeline.address)
-        failures += [f"{when}: {left} was left behind." for left in remains(place)]
+        failures += left_behind(when, remains(place))
         opened += 1
-    measured = f"{done} kills, {len(failures)} failures; until it went on p50 / p99 / most {milliseconds(stalls)}"
-    return DrillOutcome(
-        PROMISE, measured, failures, (), {"kills": done, "breakers": opened, **spread("resume", stalls)}
-    )
+    measured = f"{done} kills, {len(failures)} failures; resumed after p50 / p99 / max {milliseconds(gaps)}"
+    return DrillOutcome(PROMISE, measured, failures, (), {"kills": done, "breakers": opened, **spread("resume", gaps)})
 
 
-def _fresh_target(pipeline: Pipeline, shot: set[int]) -> int:
-    """The process id of a target that was not shot before; it is noted as shot."""
+def _fresh_target(pipeline: Pipeline, killed: set[int]) -> int:
+    """The process id of a target that was not killed before; it is added to `killed`."""
     place = mark(pipeline.address)
-    pid = until(lambda: {members(place).get("target_worker", 0)} - shot - {0}).pop()
-    shot.add(pid)
+    pid = until(lambda: {members(place).get("target_worker", 0)} - killed - {0}).pop()
+    killed.add(pid)
     return pid
 
 
-def _broken(pipeline: Pipeline, shot: set[int]) -> list[str]:
-    """Kill the third target; what is wrong with the error that follows, now and for whoever asks later."""
-    pid = _fresh_target(pipeline, shot)
-    bullet = Shot(0.05, lambda: _kill(pid))
+def _third_kill(pipeline: Pipeline, killed: set[int]) -> list[str]:
+    """Kill the third target; a sentence for each wrong error, of the running request and of a later one."""
+    pid = _fresh_target(pipeline, killed)
+    fault = DelayedFault(0.05, lambda: _kill(pid))
     texts = [_error_of(pipeline, 2000)]
-    bullet.done()
+    fault.done()
     texts.append(_error_of(Client(pipeline.address), 4))
     return [f"the third death was answered with {text!r}" for text in texts if not _SENTENCE.search(text)]
 

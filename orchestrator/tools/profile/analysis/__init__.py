@@ -1,4 +1,1 @@
-"""From a traced run to figures: rounds, overlap, what the target waits for. Pure.
-
-Starts no process and draws nothing.
-"""
+"""From a traced run to figures: rounds, overlap, the target's idle time. Pure."""

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from orchestrator.tools.profile.analysis.episode import Episode, edges
 from orchestrator.tools.profile.analysis.figures import grown_by
 from orchestrator.tools.profile.analysis.intervals import Interval, Intervals, difference, intersection
 from orchestrator.tools.profile.analysis.overlap import TARGET_WORK, work
 from orchestrator.tools.profile.analysis.rounds import Step, VerificationRound, rounds
+from orchestrator.tools.profile.analysis.traced_request import TracedRequest, edges
 from orchestrator.tools.profile.run import TracedRun, TracedSpan
 from protocol.worker.spans import SpanKind
 
-Look: TypeAlias = Literal["verify", "tidy", "prefill", "used", "discarded", "exposed", "wait"]
+BarKind: TypeAlias = Literal["verify", "tidy", "prefill", "used", "discarded", "exposed", "wait"]
 
 ROUNDS = 8
 """Rounds in a picture."""
@@ -24,7 +24,7 @@ class Bar:
 
     begin: float
     end: float
-    look: Look
+    look: BarKind
     text: str
     """What it was, in words."""
 
@@ -52,35 +52,35 @@ class Excerpt:
     uses: tuple[Use, ...]
 
 
-def excerpt(run: TracedRun, episode: Episode, count: int = ROUNDS) -> Excerpt:
+def excerpt(run: TracedRun, request: TracedRequest, count: int = ROUNDS) -> Excerpt:
     """`count` rounds from the middle of the request, or all if there are fewer."""
-    done = rounds(episode.seen)
+    done = rounds(request.seen)
     middle = max(0, (len(done) - count) // 2)
     chosen = done[middle : middle + count]
     numbers = {each.round for each in chosen}
-    verifies = [span for span in work(episode.target, (SpanKind.VERIFY,)) if span.round in numbers]
+    verifies = [span for span in work(request.target, (SpanKind.VERIFY,)) if span.round in numbers]
     begin, end = min(span.begin for span in verifies), max(span.end for span in verifies)
     margin = (end - begin) // 100
     window = (begin - margin, end + margin)
     return Excerpt(
-        temperature=episode.temperature,
+        temperature=request.temperature,
         length=(window[1] - window[0]) / 1e6,
         first=chosen[0].round,
         count=len(chosen),
-        draft=tuple(_draft(run, episode, done, window)),
-        target=tuple(_target(episode, done, window)),
-        uses=tuple(_uses(run, episode, done, window)),
+        draft=tuple(_draft(run, request, done, window)),
+        target=tuple(_target(request, done, window)),
+        uses=tuple(_uses(run, request, done, window)),
     )
 
 
-def _target(episode: Episode, done: Iterable[VerificationRound], window: Interval) -> Iterator[Bar]:
+def _target(request: TracedRequest, done: Iterable[VerificationRound], window: Interval) -> Iterator[Bar]:
     told = {each.round: each for each in done}
-    for span in episode.target:
+    for span in request.target:
         each = told.get(span.round)
-        looks: dict[SpanKind, Look] = {SpanKind.VERIFY: "verify", SpanKind.TIDY: "tidy", SpanKind.PREFILL: "prefill"}
+        looks: dict[SpanKind, BarKind] = {SpanKind.VERIFY: "verify", SpanKind.TIDY: "tidy", SpanKind.PREFILL: "prefill"}
         text = _verdict(span, each) if span.kind is SpanKind.VERIFY and each else f"{looks[span.kind]} {_long(span)}"
         yield from _bars([edges(span)], window, looks[span.kind], text)
-    for span in episode.waits:
+    for span in request.waits:
         yield from _bars([edges(span)], window, "wait", f"waits for growth {_long(span)}")
 
 
@@ -89,12 +89,14 @@ def _verdict(span: TracedSpan, each: VerificationRound) -> str:
     return f"round {each.round}: {each.nodes} nodes, {each.accepted} accepted + 1{found}, {_long(span)}"
 
 
-def _draft(run: TracedRun, episode: Episode, done: Iterable[VerificationRound], window: Interval) -> Iterator[Bar]:
+def _draft(
+    run: TracedRun, request: TracedRequest, done: Iterable[VerificationRound], window: Interval
+) -> Iterator[Bar]:
     """Growth in the parts that were hidden behind the target's work and those that were not."""
     names = grown_by(run)
     used = set().union(*(each.used for each in done))
-    busy = episode.busy(work(episode.target, TARGET_WORK), [window])
-    for span in episode.draft:
+    busy = request.busy(work(request.target, TARGET_WORK), [window])
+    for span in request.draft:
         if span.kind is SpanKind.PREFILL:
             yield from _bars([edges(span)], window, "prefill", f"prefill {_long(span)}")
         elif span.kind is SpanKind.GROW:
@@ -104,9 +106,9 @@ def _draft(run: TracedRun, episode: Episode, done: Iterable[VerificationRound], 
             yield from _bars(difference([edges(span)], busy), window, "exposed", text + ", exposed")
 
 
-def _uses(run: TracedRun, episode: Episode, done: Iterable[VerificationRound], window: Interval) -> Iterator[Use]:
+def _uses(run: TracedRun, request: TracedRequest, done: Iterable[VerificationRound], window: Interval) -> Iterator[Use]:
     grown = {step: edge for edge, step in grown_by(run).items()}
-    verdicts = {span.round: span.end for span in work(episode.target, (SpanKind.VERIFY,))}
+    verdicts = {span.round: span.end for span in work(request.target, (SpanKind.VERIFY,))}
     for each in done:
         for step in sorted(each.accepted_from):
             yield from _use(grown, step, verdicts.get(each.round), window)
@@ -120,7 +122,7 @@ def _use(grown: dict[Step, Interval], step: Step, verdict: int | None, window: I
         yield Use((end - window[0]) / 1e6, (verdict - window[0]) / 1e6)
 
 
-def _bars(moments: Intervals, window: Interval, look: Look, text: str) -> Iterator[Bar]:
+def _bars(moments: Intervals, window: Interval, look: BarKind, text: str) -> Iterator[Bar]:
     for begin, end in intersection(moments, [window]):
         yield Bar((begin - window[0]) / 1e6, (end - window[0]) / 1e6, look, text)
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from orchestrator.tools.profile.analysis.episode import Episode, edges, episodes
 from orchestrator.tools.profile.analysis.idle import TargetTime, idle_by_cause, target_time
 from orchestrator.tools.profile.analysis.intervals import Interval, intersection, total
 from orchestrator.tools.profile.analysis.overlap import (
@@ -18,6 +17,7 @@ from orchestrator.tools.profile.analysis.overlap import (
     work,
 )
 from orchestrator.tools.profile.analysis.rounds import Step, VerificationRound, acceptance_by_depth, rounds
+from orchestrator.tools.profile.analysis.traced_request import TracedRequest, edges, traced_requests
 from orchestrator.tools.profile.run import TracedRun, WorkerLife
 from protocol.messages.base import Role
 from protocol.messages.client import Statistics
@@ -43,7 +43,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Growth steps that its accepted tokens came from or that led to them."""
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class RequestProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Times in seconds; None where the strategy has no such thing."""
 
     temperature: float
@@ -54,11 +54,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     acceptance_rate: float | None
     acceptance_by_depth: tuple[float, ...]
     seconds: float
-    """Of decoding: from the target having read the prompt to its last verdict; T_both."""
+    """Of decoding: from the end of the target's prefill to its last verdict; T_both."""
     draft_alone: float | None
-    """T_draft: the same growth replayed with nobody else at work."""
+    """T_draft: the same growth steps replayed alone."""
     target_alone: float | None
-    """T_target: the same verifications replayed with nobody else at work."""
+    """T_target: the same verifications replayed alone."""
     overlap_efficiency: float | None
     overlapped_share: float | None
     useful_overlap: float | None
@@ -68,24 +68,28 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProfileFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """The figures of all requests."""
 
     strategy: str
     machine: tuple[str, ...]
     prompt_tokens: int
     clock_error: float | None
-    """Seconds that times of different processes may be off against one another."""
+    """Maximum error between the clocks of two processes, in seconds."""
     lost: int
     """Spans and messages that were overwritten by newer ones; their rounds are not accounted for."""
     notes: tuple[str, ...]
-    """What a reader must know before believing the figures."""
-    accounts: tuple[Account, ...]
+    """Conditions that make figures invalid or incomplete."""
+    requests: tuple[RequestProfile, ...]
 
 
-def accounts(run: TracedRun, replays: Mapping[str, WorkerLife], statistics: Sequence[Statistics]) -> list[Account]:
+def request_profiles(
+    run: TracedRun, replays: Mapping[str, WorkerLife], statistics: Sequence[Statistics]
+) -> list[RequestProfile]:
     """One for each request, in order. `replays`: lives by name; `statistics`: of the run's last requests."""
-    measured = episodes(run)[-len(statistics) :]
-    return [_account(run, episode, replays, figures) for episode, figures in zip(measured, statistics, strict=True)]
+    measured = traced_requests(run)[-len(statistics) :]
+    return [
+        _request_profile(run, request, replays, figures) for request, figures in zip(measured, statistics, strict=True)
+    ]
 
 
 def grown_by(run: TracedRun) -> dict[Interval, Step]:
@@ -98,38 +102,40 @@ def grown_by(run: TracedRun) -> dict[Interval, Step]:
     }
 
 
-def _account(run: TracedRun, episode: Episode, replays: Mapping[str, WorkerLife], figures: Statistics) -> Account:
-    done = rounds(episode.seen)
-    draft = draft_time(episode, grown_by(run), set().union(*(each.used for each in done)))
-    target_busy = episode.busy(work(episode.target, TARGET_WORK), episode.decode)
-    draft_busy = episode.busy(work(episode.draft, DRAFT_WORK), episode.decode)
-    alone = {role: _alone(run, episode, replays, role) for role in ("target", "draft")}
-    return Account(
-        temperature=episode.temperature,
+def _request_profile(
+    run: TracedRun, request: TracedRequest, replays: Mapping[str, WorkerLife], figures: Statistics
+) -> RequestProfile:
+    done = rounds(request.seen)
+    draft = draft_time(request, grown_by(run), set().union(*(each.used for each in done)))
+    target_busy = request.busy(work(request.target, TARGET_WORK), request.decode)
+    draft_busy = request.busy(work(request.draft, DRAFT_WORK), request.decode)
+    alone = {role: _alone(run, request, replays, role) for role in ("target", "draft")}
+    return RequestProfile(
+        temperature=request.temperature,
         tokens_per_second=figures.tokens_per_second,
         tokens=figures.generated_tokens,
         tokens_per_round=figures.tokens_per_round,
         hit_rate=figures.hit_rate,
         acceptance_rate=figures.acceptance_rate,
         acceptance_by_depth=acceptance_by_depth(done),
-        seconds=total(episode.decode) / 1e9,
+        seconds=total(request.decode) / 1e9,
         draft_alone=_seconds(alone["draft"]),
         target_alone=_seconds(alone["target"]),
-        overlap_efficiency=_efficiency(alone["draft"], alone["target"], total(episode.decode)),
+        overlap_efficiency=_efficiency(alone["draft"], alone["target"], total(request.decode)),
         overlapped_share=overlapped_share(draft_busy, target_busy),
         useful_overlap=draft.used / draft.busy if draft.busy else None,
-        target=_target(target_time(episode, episode.all)),
+        target=_target(target_time(request, request.all)),
         draft=_draft(draft),
-        rounds=tuple(_records(episode, done)),
+        rounds=tuple(_records(request, done)),
     )
 
 
-def _alone(run: TracedRun, episode: Episode, replays: Mapping[str, WorkerLife], role: Role) -> int | None:
+def _alone(run: TracedRun, request: TracedRequest, replays: Mapping[str, WorkerLife], role: Role) -> int | None:
     """Nanoseconds that a role's work in this request takes alone."""
     lives = [life for life in run.lives if life.worker.role == role and life.spans]
     kinds = TARGET_WORK if role == "target" else DRAFT_WORK
     times = [
-        time_alone(life, replays[life.name], kinds, episode.decode) if life.name in replays else None for life in lives
+        time_alone(life, replays[life.name], kinds, request.decode) if life.name in replays else None for life in lives
     ]
     known = [time for time in times if time is not None]
     return sum(known) if times and len(known) == len(times) else None
@@ -139,11 +145,11 @@ def _efficiency(draft: int | None, target: int | None, both: int) -> float | Non
     return None if draft is None or target is None else efficiency(draft, target, both)
 
 
-def _records(episode: Episode, done: Sequence[VerificationRound]) -> list[RoundRecord]:
-    spans = {span.round: span for span in reversed(work(episode.target, (SpanKind.VERIFY,)))}
-    idle = idle_by_cause(episode, episode.decode)
+def _records(request: TracedRequest, done: Sequence[VerificationRound]) -> list[RoundRecord]:
+    spans = {span.round: span for span in reversed(work(request.target, (SpanKind.VERIFY,)))}
+    idle = idle_by_cause(request, request.decode)
     records = []
-    free_at = episode.decoding
+    free_at = request.decoding
     for each in done:
         span = spans.get(each.round)
         if span is None:

@@ -1,17 +1,16 @@
-"""Where the target's time goes, and what it waits for when it is idle. Pure.
+"""The target's time by kind of work, and its idle time by cause. Pure.
 
-From the moment a request is handed to the target, an idle target waits for whatever holds the request: a
-message on its way (either way), the orchestrator between reading an answer and sending the next
-verification, or the draft whose growth the orchestrator deliberately awaits.
+The cause of idle time is the place of the request: a message under way (in either direction), the orchestrator between
+the receipt of an answer and the next verification, or the draft whose growth the orchestrator awaits.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from orchestrator.tools.profile.analysis.episode import Episode, edges
 from orchestrator.tools.profile.analysis.intervals import Intervals, difference, intersection, total, union
 from orchestrator.tools.profile.analysis.overlap import work
+from orchestrator.tools.profile.analysis.traced_request import TracedRequest, edges
 from protocol.messages.worker import Prefilled, Start, Verdict, Verify
 from protocol.worker.spans import SpanKind
 
@@ -28,9 +27,9 @@ class TargetTime:
     for_draft: int
     """Idle, because the orchestrator awaited growth."""
     for_prefill: int
-    """Idle, because it awaited growth of a draft that was still reading the prompt."""
+    """Idle, because the orchestrator awaited growth of a draft that still prefilled the prompt."""
     for_orchestrator: int
-    """Idle, because the orchestrator had an answer and had not yet sent the next question."""
+    """Idle, because the orchestrator had an answer and had not sent the next verification."""
     for_messages: int
     """Idle, because a message was being encoded, on its way, or waiting to be read."""
 
@@ -43,12 +42,12 @@ class TargetTime:
         return self.for_draft + self.for_prefill + self.for_orchestrator + self.for_messages
 
 
-def target_time(episode: Episode, within: Intervals) -> TargetTime:
-    """`within`: the moments that count, for instance `episode.all`."""
-    idle = idle_by_cause(episode, within)
-    verify = episode.busy(work(episode.target, (SpanKind.VERIFY,)), within)
-    prefill = difference(episode.busy(work(episode.target, (SpanKind.PREFILL,)), within), verify)
-    busy = episode.busy(episode.target, within)
+def target_time(request: TracedRequest, within: Intervals) -> TargetTime:
+    """`within`: the time that is counted, for instance `request.all`."""
+    idle = idle_by_cause(request, within)
+    verify = request.busy(work(request.target, (SpanKind.VERIFY,)), within)
+    prefill = difference(request.busy(work(request.target, (SpanKind.PREFILL,)), within), verify)
+    busy = request.busy(request.target, within)
     return TargetTime(
         prefill=total(prefill),
         verify=total(verify),
@@ -57,12 +56,12 @@ def target_time(episode: Episode, within: Intervals) -> TargetTime:
     )
 
 
-def idle_by_cause(episode: Episode, within: Intervals) -> dict[str, Intervals]:
+def idle_by_cause(request: TracedRequest, within: Intervals) -> dict[str, Intervals]:
     """The idle moments by cause, without overlaps: draft, prefill, orchestrator, messages."""
-    idle = difference(within, episode.busy(episode.target, within))
-    waiting = intersection(idle, union(edges(span) for span in episode.waits))
-    reading = episode.busy(work(episode.draft, (SpanKind.PREFILL,)), within)
-    held = union((begin, end) for begin, end, where in _stations(episode) if where == _HELD)
+    idle = difference(within, request.busy(request.target, within))
+    waiting = intersection(idle, union(edges(span) for span in request.waits))
+    reading = request.busy(work(request.draft, (SpanKind.PREFILL,)), within)
+    held = union((begin, end) for begin, end, where in _stations(request) if where == _HELD)
     rest = difference(idle, waiting)
     return {
         "draft": difference(waiting, reading),
@@ -72,15 +71,15 @@ def idle_by_cause(episode: Episode, within: Intervals) -> dict[str, Intervals]:
     }
 
 
-def _stations(episode: Episode) -> Iterator[tuple[int, int, str]]:
-    """Where the request was, from when to when."""
-    events = [(span.end, _TRAVELLING) for span in work(episode.target, (SpanKind.VERIFY, SpanKind.PREFILL))]
-    for seen in episode.seen:
+def _stations(request: TracedRequest) -> Iterator[tuple[int, int, str]]:
+    """The places of the request with their begin and end."""
+    events = [(span.end, _TRAVELLING) for span in work(request.target, (SpanKind.VERIFY, SpanKind.PREFILL))]
+    for seen in request.seen:
         if isinstance(seen.message, Verdict | Prefilled):
             events.append((seen.at, _HELD))
         elif isinstance(seen.message, Verify | Start):
             events.append((seen.at, _TRAVELLING))
     events.sort()
-    events.append((episode.ended, _TRAVELLING))
+    events.append((request.ended, _TRAVELLING))
     for (begin, where), (end, _) in pairwise(events):
         yield begin, end, where

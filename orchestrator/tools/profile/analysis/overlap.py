@@ -1,16 +1,16 @@
-"""How much of the draft's and the target's work goes on at the same time. Pure.
+"""The overlap of the draft's and the target's work. Pure.
 
-Work of the target: verifying and tidying up behind it. Work of the draft: growth steps, and what it still
-prefills while the target decodes already. Only the time of decoding counts.
+Work of the target: verification and the clean-up after it. Work of the draft: growth steps, and prefill while the
+target decodes. Only the time of decoding counts.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.tools.profile.analysis.episode import Episode, edges
 from orchestrator.tools.profile.analysis.intervals import Interval, Intervals, difference, intersection, total
 from orchestrator.tools.profile.analysis.rounds import Step
+from orchestrator.tools.profile.analysis.traced_request import TracedRequest, edges
 from orchestrator.tools.profile.run import TracedSpan, WorkerLife
 from protocol.worker.spans import SpanKind
 
@@ -53,13 +53,13 @@ def overlapped_share(draft: Intervals, target: Intervals) -> float | None:
     return total(intersection(draft, target)) / total(draft) if draft else None
 
 
-def draft_time(episode: Episode, steps: dict[Interval, Step], used: set[Step]) -> DraftTime:
-    """Where the draft's time went. `steps` names the growth spans; `used` are those that led to accepted tokens."""
-    target = episode.busy(work(episode.target, TARGET_WORK), episode.decode)
-    growth = work(episode.draft, (SpanKind.GROW,))
-    chosen = episode.busy((span for span in growth if steps.get(edges(span)) in used), episode.decode)
-    grown = episode.busy(growth, episode.decode)
-    busy = episode.busy(work(episode.draft, DRAFT_WORK), episode.decode)
+def draft_time(request: TracedRequest, steps: dict[Interval, Step], used: set[Step]) -> DraftTime:
+    """The draft's time by use. `steps`: the step of each growth span; `used`: the steps that led to accepted tokens."""
+    target = request.busy(work(request.target, TARGET_WORK), request.decode)
+    growth = work(request.draft, (SpanKind.GROW,))
+    chosen = request.busy((span for span in growth if steps.get(edges(span)) in used), request.decode)
+    grown = request.busy(growth, request.decode)
+    busy = request.busy(work(request.draft, DRAFT_WORK), request.decode)
     hidden = intersection(grown, target)
     used_time = total(intersection(chosen, target))
     return DraftTime(
@@ -67,7 +67,7 @@ def draft_time(episode: Episode, steps: dict[Interval, Step], used: set[Step]) -
         discarded=total(hidden) - used_time,
         exposed=total(difference(grown, target)),
         prefill=total(busy) - total(grown),
-        idle=total(episode.decode) - total(busy),
+        idle=total(request.decode) - total(busy),
     )
 
 
@@ -93,7 +93,7 @@ def time_alone(life: WorkerLife, replayed: WorkerLife, kinds: Sequence[SpanKind]
 
 
 def _named(spans: Iterable[TracedSpan]) -> Iterator[tuple[tuple[int, ...], TracedSpan]]:
-    """Spans with what identifies them in a replay: what they were for, and the how manieth of that kind it was."""
+    """Spans with their identity in a replay: their fields, and their number among the spans with equal fields."""
     seen: Counter[tuple[int, ...]] = Counter()
     for span in spans:
         name = (span.kind, span.sequence, span.round, span.serial)

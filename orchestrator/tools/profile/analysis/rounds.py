@@ -1,6 +1,6 @@
-"""A request's rounds, told by its messages: what was verified, what came of it, and which growth it came from.
+"""The rounds of a request from its messages: the verified nodes, the verdict, and the growth steps behind them. Pure.
 
-Pure. A growth step is named by its worker's incarnation and the serial number of the Grow that told of it.
+A growth step is identified by its worker's incarnation and the serial number of its Grow message.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ class VerificationRound:
     """Draft tokens under verification."""
     accepted: int
     tried: int
-    """How many could have been accepted, had all on the path been right."""
+    """Number of tokens that could have been accepted."""
     hit: bool | None = None
     """The next root had children in the cache; None after the last round, or without a draft."""
     sources: set[Step] = field(default_factory=set)
@@ -47,16 +47,16 @@ class VerificationRound:
 
 
 def rounds(seen: Iterable[Seen]) -> list[VerificationRound]:
-    """Those that came to a verdict, in order. `seen`: the messages of one request, in order."""
+    """The rounds with a verdict, in order. `seen`: the messages of one request, in order."""
     growth = _Growth()
-    asked: dict[int, _Question] = {}
+    asked: dict[int, _SentVerify] = {}
     done: dict[int, VerificationRound] = {}
     for each in seen:
         match each.message:
             case Grow() as grow:
                 growth.add(grow, Step(each.incarnation, each.serial))
             case Verify(round=round) as verify if round not in asked:
-                asked[round] = _question(verify, each.at, growth)
+                asked[round] = _sent_verify(verify, each.at, growth)
             case Verdict(round=round) as verdict if round in asked and round not in done:
                 done[round] = _round(asked[round], each.at, verdict, growth)
             case Reroot(round=round) if round - 1 in done:
@@ -73,7 +73,7 @@ def acceptance_by_depth(rounds: Sequence[VerificationRound]) -> tuple[float, ...
 
 
 class _Growth:
-    """What the orchestrator knew of the draft's work at each moment, and what became of it."""
+    """The orchestrator's knowledge of the draft's growth steps, and the accepted path."""
 
     def __init__(self) -> None:
         self._published: set[NodeId] = set()
@@ -97,7 +97,7 @@ class _Growth:
             ahead = child in self._evaluated
             self._chosen.setdefault(child, _Chosen(parent, self.step_of(parent, child), ahead))
 
-    def led_to(self, node: NodeId) -> set[Step]:
+    def steps_behind(self, node: NodeId) -> set[Step]:
         """The step that published this chosen node, and those that made it possible ahead of the target."""
         steps: set[Step] = set()
         known = self._chosen.get(node)
@@ -118,34 +118,34 @@ class _Chosen(NamedTuple):
     """The draft had evaluated it already."""
 
 
-class _Question(NamedTuple):
-    """A Verify, when it was asked, and the step that each node below its root came from."""
+class _SentVerify(NamedTuple):
+    """A Verify, its time, and the step that each node below its root came from."""
 
     verify: Verify
     at: int
     steps: dict[NodeId, Step | None]
 
 
-def _question(verify: Verify, at: int, growth: _Growth) -> _Question:
-    return _Question(verify, at, {child: growth.step_of(parent, child) for parent, child in _below(verify)})
+def _sent_verify(verify: Verify, at: int, growth: _Growth) -> _SentVerify:
+    return _SentVerify(verify, at, {child: growth.step_of(parent, child) for parent, child in _below(verify)})
 
 
-def _round(question: _Question, answered: int, verdict: Verdict, growth: _Growth) -> VerificationRound:
-    verify, steps = question.verify, question.steps
+def _round(sent: _SentVerify, answered: int, verdict: Verdict, growth: _Growth) -> VerificationRound:
+    verify, steps = sent.verify, sent.steps
     path = [verify.root, *verdict.path]
     growth.choose([*path, node_id(path[-1], verdict.bonus)])
     grown = [node for node in verdict.path if steps.get(node) is not None]
     accepted = len(verdict.path)
     return VerificationRound(
         round=verify.round,
-        asked=question.at,
+        asked=sent.at,
         answered=answered,
         nodes=len(verify.tokens) - 1,
         accepted=accepted,
         tried=accepted + any(parent == path[-1] for parent, _ in _below(verify)),
         sources={step for step in steps.values() if step is not None},
         accepted_from={step for node in grown if (step := steps[node]) is not None},
-        used=set().union(*(growth.led_to(node) for node in grown)),
+        used=set().union(*(growth.steps_behind(node) for node in grown)),
     )
 
 

@@ -1,15 +1,24 @@
-"""A profile as one HTML page: no scripts, no requests, light and dark, printable."""
+"""The files of a profile, and its HTML page: no scripts, no external resources, light and dark, printable."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
+from pathlib import Path
 from string import Template
 
-from orchestrator.tools.profile.analysis.excerpt import Excerpt
-from orchestrator.tools.profile.analysis.figures import Account, ProfileFigures
-from orchestrator.tools.profile.report import svg
-from orchestrator.tools.profile.report.table import DEFINITIONS, DRAFT_WORDS, TARGET_WORDS
+import msgspec
 
+from orchestrator.tools.profile.analysis.excerpt import Excerpt, excerpt
+from orchestrator.tools.profile.analysis.figures import ProfileFigures, RequestProfile
+from orchestrator.tools.profile.analysis.traced_request import traced_requests
+from orchestrator.tools.profile.measure import MeasuredRun
+from orchestrator.tools.profile.report import svg
+from orchestrator.tools.profile.report.perfetto_trace import perfetto_trace
+from orchestrator.tools.profile.report.table import DEFINITIONS, DRAFT_WORDS, TARGET_WORDS
+from orchestrator.tools.profile.report.timeline import write_timeline
+from protocol.errors import InputError
+
+NAMES = ("report.html", "timeline.png", "trace.perfetto-trace", "profile.json")
 _COLOURS = {
     **{name: name for name in ("verify", "tidy", "prefill", "used", "discarded", "exposed", "idle", "wait")},
     **{"for_draft": "wait", "for_prefill": "prefill", "for_messages": "travel", "for_orchestrator": "held"},
@@ -27,19 +36,39 @@ _TIMELINE_WORDS = {
 }
 
 
+def require_folder(folder: Path) -> None:
+    """Make the folder. Raises InputError if that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder} can't be made ({error.strerror}): choose another folder for --out.") from error
+
+
+def write_files(measured: MeasuredRun, folder: Path) -> list[Path]:
+    """Write all files of `NAMES`; returns their paths."""
+    profile, run = measured.profile, measured.run
+    shown = [excerpt(run, request) for request in traced_requests(run)[-len(profile.requests) :]]
+    report, picture, trace, figures = (folder / name for name in NAMES)
+    report.write_text(page(profile, shown), encoding="utf-8")
+    write_timeline(profile, shown, picture)
+    trace.write_bytes(perfetto_trace(run))
+    figures.write_bytes(msgspec.json.format(msgspec.json.encode(profile)))
+    return [report, picture, trace, figures]
+
+
 def page(profile: ProfileFigures, excerpts: Sequence[Excerpt]) -> str:
     """The whole file. `excerpts`: one a temperature."""
     template = Template((resources.files("orchestrator.tools.profile.report") / "page.html").read_text())
-    drafted = any(account.overlapped_share is not None for account in profile.accounts)
-    sections = [_timelines(excerpts), _times(profile.accounts, drafted)]
+    drafted = any(request.overlapped_share is not None for request in profile.requests)
+    sections = [_timelines(excerpts), _times(profile.requests, drafted)]
     if drafted:
-        sections.append(_guesses(profile.accounts))
+        sections.append(_guesses(profile.requests))
     return template.substitute(
         title=f"Where the time of {escape(profile.strategy)} went",
         subtitle=escape(_subtitle(profile)),
         notes="".join(f'<div class="card note">{escape(note)}</div>' for note in profile.notes),
-        cards="".join(map(_card, profile.accounts)),
-        body="".join([*sections, _rounds(profile.accounts), _definitions()]),
+        cards="".join(map(_card, profile.requests)),
+        body="".join([*sections, _rounds(profile.requests), _definitions()]),
         colours="\n".join(
             f"rect.{name}, i.{name} {{ fill: var(--{c}); background: var(--{c}); }}" for name, c in _COLOURS.items()
         ),
@@ -51,17 +80,17 @@ def _subtitle(profile: ProfileFigures) -> str:
     return f"Prompt of {profile.prompt_tokens} tokens. {', '.join(profile.machine)}.{clocks}"
 
 
-def _card(account: Account) -> str:
+def _card(request: RequestProfile) -> str:
     meters = {
-        "overlap efficiency": account.overlap_efficiency,
-        "overlapped share": account.overlapped_share,
-        "useful overlap": account.useful_overlap,
-        "hit rate": account.hit_rate,
-        "acceptance": account.acceptance_rate,
+        "overlap efficiency": request.overlap_efficiency,
+        "overlapped share": request.overlapped_share,
+        "useful overlap": request.useful_overlap,
+        "hit rate": request.hit_rate,
+        "acceptance": request.acceptance_rate,
     }
     bars = "".join(_meter(name, value) for name, value in meters.items() if value is not None)
-    speed = f"{account.tokens_per_second:.1f} <small>tokens/s at T = {account.temperature:g}</small>"
-    line = f"{account.tokens} tokens, {len(account.rounds)} rounds, {account.tokens_per_round:.2f} tokens a round"
+    speed = f"{request.tokens_per_second:.1f} <small>tokens/s at T = {request.temperature:g}</small>"
+    line = f"{request.tokens} tokens, {len(request.rounds)} rounds, {request.tokens_per_round:.2f} tokens a round"
     return f'<div class="card"><div class="speed">{speed}</div><p class="faint">{line}</p>{bars}</div>'
 
 
@@ -82,11 +111,11 @@ def _timelines(excerpts: Sequence[Excerpt]) -> str:
     return f'<h2>Timeline</h2><p class="faint">{text}</p>{legend}{cards}'
 
 
-def _times(accounts: Sequence[Account], drafted: bool) -> str:
-    target = [(f"T = {account.temperature:g}", account.target) for account in accounts]
+def _times(requests: Sequence[RequestProfile], drafted: bool) -> str:
+    target = [(f"T = {request.temperature:g}", request.target) for request in requests]
     parts = [_share_card("Where the target's time went", target, TARGET_WORDS)]
     if drafted:
-        draft = [(f"T = {account.temperature:g}", account.draft) for account in accounts]
+        draft = [(f"T = {request.temperature:g}", request.draft) for request in requests]
         parts.append(_share_card("Where the draft's time went", draft, DRAFT_WORDS))
     return "".join(parts)
 
@@ -96,11 +125,11 @@ def _share_card(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], wor
     return f'<h2>{title}</h2><div class="card">{svg.shares(rows, there)}{_legend(there)}</div>'
 
 
-def _guesses(accounts: Sequence[Account]) -> str:
-    names = [f"T = {account.temperature:g}" for account in accounts]
-    deepest = min(12, max((len(account.acceptance_by_depth) for account in accounts), default=0))
-    depths = [(str(d + 1), [_at(account.acceptance_by_depth, d) for account in accounts]) for d in range(deepest)]
-    hits = [(name, [account.hit_rate]) for name, account in zip(names, accounts, strict=True)]
+def _guesses(requests: Sequence[RequestProfile]) -> str:
+    names = [f"T = {request.temperature:g}" for request in requests]
+    deepest = min(12, max((len(request.acceptance_by_depth) for request in requests), default=0))
+    depths = [(str(d + 1), [_at(request.acceptance_by_depth, d) for request in requests]) for d in range(deepest)]
+    hits = [(name, [request.hit_rate]) for name, request in zip(names, requests, strict=True)]
     legend = _legend({f"series{index}": name for index, name in enumerate(names)})
     return (
         '<div class="row"><div><h2>Acceptance by depth below the root</h2><div class="card">'
@@ -110,11 +139,11 @@ def _guesses(accounts: Sequence[Account]) -> str:
     )
 
 
-def _rounds(accounts: Sequence[Account]) -> str:
-    return "<h2>Rounds</h2>" + "".join(map(_round_table, accounts))
+def _rounds(requests: Sequence[RequestProfile]) -> str:
+    return "<h2>Rounds</h2>" + "".join(map(_round_table, requests))
 
 
-def _round_table(account: Account) -> str:
+def _round_table(request: RequestProfile) -> str:
     titles = (
         "round",
         "at, ms",
@@ -132,9 +161,9 @@ def _round_table(account: Account) -> str:
         f"<tr><td>{each.round}</td><td>{each.began * 1e3:.1f}</td><td>{each.nodes}</td><td>{each.accepted}</td>"
         f"{_hit(each.hit)}<td>{each.verify * 1e3:.2f}</td><td>{sum(each.idle_before.values()) * 1e3:.2f}</td>"
         f"<td>{each.idle_before['draft'] * 1e3:.2f}</td><td>{each.steps}</td><td>{each.used_steps}</td></tr>"
-        for each in account.rounds
+        for each in request.rounds
     )
-    summary = f"Temperature {account.temperature:g}: {len(account.rounds)} rounds"
+    summary = f"Temperature {request.temperature:g}: {len(request.rounds)} rounds"
     return f'<details class="card"><summary>{summary}</summary><table><tr>{head}</tr>{rows}</table></details>'
 
 
@@ -144,7 +173,7 @@ def _hit(hit: bool | None) -> str:
 
 def _definitions() -> str:
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(meaning)}</dd>" for name, meaning in DEFINITIONS.items())
-    return f"<h2>What the words mean</h2><dl>{items}</dl>"
+    return f"<h2>Definitions</h2><dl>{items}</dl>"
 
 
 def _legend(words: Mapping[str, str]) -> str:

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
-from orchestrator.tools.profile.analysis.episode import edges, episodes
 from orchestrator.tools.profile.analysis.figures import grown_by
 from orchestrator.tools.profile.analysis.intervals import Interval
 from orchestrator.tools.profile.analysis.overlap import work
 from orchestrator.tools.profile.analysis.rounds import rounds
+from orchestrator.tools.profile.analysis.traced_request import edges, traced_requests
 from orchestrator.tools.profile.run import TracedRun, TracedSpan
 from protocol.worker.spans import SpanKind
 
@@ -51,9 +51,9 @@ def _flows(run: TracedRun) -> _Flows:
     """From each growth step to the verifications whose verdict accepted a token of it."""
     flows = _Flows()
     grown = {step: edge for edge, step in grown_by(run).items()}
-    for episode in episodes(run):
-        verified = {span.round: edges(span) for span in work(episode.target, (SpanKind.VERIFY,))}
-        for each in rounds(episode.seen):
+    for request in traced_requests(run):
+        verified = {span.round: edges(span) for span in work(request.target, (SpanKind.VERIFY,))}
+        for each in rounds(request.seen):
             for step in sorted(each.accepted_from):
                 if step in grown and each.round in verified:
                     flows.add(grown[step], verified[each.round])

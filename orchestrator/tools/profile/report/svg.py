@@ -39,8 +39,8 @@ def shares(rows: Sequence[tuple[str, Mapping[str, float]]], words: Mapping[str, 
         parts.append(_text(_LEFT - 10, top + 20, label, "end"))
         for name, word in words.items():
             width = times[name] / whole * (WIDTH - _LEFT - 8)
-            told = f"{word}: {times[name] * 1e3:.1f} ms, {times[name] / whole:.1%}"
-            parts.append(_box(left, top, width, 28, name, told))
+            tooltip = f"{word}: {times[name] * 1e3:.1f} ms, {times[name] / whole:.1%}"
+            parts.append(_box(left, top, width, 28, name, tooltip))
             if width > 44:
                 look = "label" if name in _PALE else "on"
                 parts.append(_text(left + width / 2, top + 19, f"{times[name] / whole:.0%}", "middle", look))
@@ -58,8 +58,10 @@ def columns(groups: Sequence[tuple[str, Sequence[float | None]]], names: Sequenc
         begin = left + slot * (index + 0.5) - width * len(values) / 2
         for place, value in enumerate(values):
             if value is not None:
-                tall, told = height * value, f"{names[place]}, {label}: {value:.0%}"
-                parts.append(_box(begin + place * width, top + height - tall, width - 2, tall, f"series{place}", told))
+                tall, tooltip = height * value, f"{names[place]}, {label}: {value:.0%}"
+                parts.append(
+                    _box(begin + place * width, top + height - tall, width - 2, tall, f"series{place}", tooltip)
+                )
                 if len(names) == 1:
                     parts.append(_text(begin + width / 2, top + height - tall - 5, f"{value:.0%}", "middle"))
         parts.append(_text(left + slot * (index + 0.5), top + height + 20, label, "middle"))
@@ -93,9 +95,9 @@ def _arrow(use: Use, top: int, bottom: int, scale: float) -> str:
     )
 
 
-def _box(left: float, top: float, width: float, height: float, look: str, told: str) -> str:
+def _box(left: float, top: float, width: float, height: float, look: str, tooltip: str) -> str:
     place = f'x="{left:.2f}" y="{top:.1f}" width="{max(0.0, width):.2f}" height="{height:.1f}"'
-    return f'<rect class="{look}" {place} rx="1.5"><title>{escape(told)}</title></rect>'
+    return f'<rect class="{look}" {place} rx="1.5"><title>{escape(tooltip)}</title></rect>'
 
 
 def _rule(left: float, y: float, label: str) -> str:

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.tools.profile.analysis.figures import Account, ProfileFigures
+from orchestrator.tools.profile.analysis.figures import ProfileFigures, RequestProfile
 
 _TITLES = (
     *("T", "tok/s", "tok/round", "hits", "accepted", "overlapped", "useful", "efficiency"),
@@ -32,8 +32,8 @@ DRAFT_WORDS = {
 """What the draft's time is spent on."""
 DEFINITIONS = {
     "overlap efficiency": "(draft alone + target alone - both) / the shorter of the two, within 0 and 1: the share of "
-    "the shorter one's work that the other hides (Intel MPI Benchmarks' definition). Alone: the same forwards again, "
-    "in the same processes' set-up, with nobody else at work. T_both, T_draft, T_target: those times in ms.",
+    "the shorter one's work that the other hides (Intel MPI Benchmarks' definition). Alone: the same forwards replayed "
+    "in the same process, without the other worker. T_both, T_draft, T_target: those times in ms.",
     "overlapped": "share of the draft's busy time in which the target was busy too.",
     "useful": "share of the draft's busy time in which the target was busy too, in growth steps that published a "
     "token which the target then accepted, or one that led to it ahead of the target.",
@@ -42,11 +42,11 @@ DEFINITIONS = {
 
 
 def tables(profile: ProfileFigures) -> Group:
-    """The figures, where each one's time went, and what to know about them."""
-    parts: list[RenderableType] = [_figures(profile.accounts), ""]
-    parts += [_times("target", profile.accounts, lambda account: account.target, TARGET_WORDS), ""]
-    if any(account.draft_alone or account.overlapped_share is not None for account in profile.accounts):
-        parts += [_times("draft", profile.accounts, lambda account: account.draft, DRAFT_WORDS), ""]
+    """The figures, the use of time by worker, and the definitions."""
+    parts: list[RenderableType] = [_figures(profile.requests), ""]
+    parts += [_times("target", profile.requests, lambda request: request.target, TARGET_WORDS), ""]
+    if any(request.draft_alone or request.overlapped_share is not None for request in profile.requests):
+        parts += [_times("draft", profile.requests, lambda request: request.draft, DRAFT_WORDS), ""]
     parts.append(Text("\n".join(remarks(profile)), style="dim"))
     return Group(*parts)
 
@@ -60,36 +60,39 @@ def remarks(profile: ProfileFigures) -> Iterable[str]:
     yield from (f"{name}: {meaning}" for name, meaning in DEFINITIONS.items())
 
 
-def _figures(accounts: Iterable[Account]) -> Table:
+def _figures(requests: Iterable[RequestProfile]) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for title in _TITLES:
         table.add_column(title, justify="right")
-    for account in accounts:
+    for request in requests:
         table.add_row(
-            f"{account.temperature:g}",
-            f"{account.tokens_per_second:.1f}",
-            f"{account.tokens_per_round:.2f}",
-            share(account.hit_rate),
-            share(account.acceptance_rate),
-            share(account.overlapped_share),
-            share(account.useful_overlap),
-            share(account.overlap_efficiency),
-            *(_milliseconds(time) for time in (account.seconds, account.draft_alone, account.target_alone)),
+            f"{request.temperature:g}",
+            f"{request.tokens_per_second:.1f}",
+            f"{request.tokens_per_round:.2f}",
+            share(request.hit_rate),
+            share(request.acceptance_rate),
+            share(request.overlapped_share),
+            share(request.useful_overlap),
+            share(request.overlap_efficiency),
+            *(_milliseconds(time) for time in (request.seconds, request.draft_alone, request.target_alone)),
         )
     return table
 
 
 def _times(
-    who: str, accounts: Iterable[Account], time: Callable[[Account], Mapping[str, float]], words: Mapping[str, str]
+    role: str,
+    requests: Iterable[RequestProfile],
+    time: Callable[[RequestProfile], Mapping[str, float]],
+    words: Mapping[str, str],
 ) -> Table:
     """A column a temperature: milliseconds and share of the whole."""
-    accounts = list(accounts)
+    requests = list(requests)
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column(f"{who}, ms")
-    for account in accounts:
-        table.add_column(f"T = {account.temperature:g}", justify="right")
+    table.add_column(f"{role}, ms")
+    for request in requests:
+        table.add_column(f"T = {request.temperature:g}", justify="right")
     for name, word in words.items():
-        table.add_row(word, *(_part(time(account), name) for account in accounts))
+        table.add_row(word, *(_part(time(request), name) for request in requests))
     return table
 
 

@@ -1,4 +1,4 @@
-"""Modelled workers with faults: garbage that is valid by type, refusals, arenas that can't be used. Pure."""
+"""Modelled workers with faults: well-typed garbage, refusals, unusable arenas. Pure."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -28,22 +28,22 @@ from protocol.messages.worker import (
 from protocol.worker.pacing import DevicePace
 
 ARENA_BYTES = 1 << 24
-_MOST_KNOWN = 64
+_MAX_KNOWN = 64
 
 
 class FaultyTarget:
-    """Its verdicts are right; it loses sequences, refuses trees, offers arenas and then can't use them."""
+    """A target with correct verdicts that loses sequences, refuses trees and can't adopt some arenas."""
 
     def __init__(self, inner: ModelledWorker, source: random.Random, share: float) -> None:
-        """`share`: of messages that get an unusual answer."""
+        """`share`: share of messages that are answered with a fault."""
         self.hello = inner.hello
         self._inner = inner
         self._source = source
         self._share = share
-        self._torn: set[SequenceId] = set()
+        self._unusable: set[SequenceId] = set()
         """Sequences whose arena can't be used."""
         self._answered: set[tuple[SequenceId, int]] = set()
-        """Rounds that were answered with a verdict: the same tree again gets the same answer."""
+        """Rounds with a verdict: a repeated Verify gets the same verdict."""
 
     def handle(self, message: ToWorker) -> Work:
         match message:
@@ -52,48 +52,48 @@ class FaultyTarget:
             case Forest(trees):
                 return self._verify(trees)
             case Start(adopt=KvReference()) if self._source.random() < 0.5:
-                self._torn.add(message.sequence)
+                self._unusable.add(message.sequence)
                 message = replace(message, adopt=None)
             case _:
                 pass
         return self._with_kv(self._inner.handle(message))
 
     def _verify(self, trees: Sequence[Verify]) -> Work:
-        """The faults leave first, as those of a real target do."""
+        """The faults are sent first, as by a real target."""
         faults = [(verify, self._fault(verify)) for verify in trees]
         good = [verify for verify, fault in faults if fault is None]
-        told = tuple(fault for _, fault in faults if fault is not None)
+        refused = tuple(fault for _, fault in faults if fault is not None)
         if not good:
-            return Work(told)
+            return Work(refused)
         work = self._with_kv(self._inner.handle(good[0] if len(good) == 1 else Forest(tuple(good))))
-        return work._replace(replies=(*told, *work.replies))
+        return work._replace(replies=(*refused, *work.replies))
 
     def _fault(self, verify: Verify) -> Fault | None:
         if (verify.sequence, verify.round) in self._answered:
             return None
-        if len(verify.tokens) > 1 and self._unusual():
-            return Fault("refused", "This tree is no tree.", verify.sequence, len(verify.tokens) - 1)
-        return Fault("lost", "Out of memory.", verify.sequence) if self._unusual() else None
+        if len(verify.tokens) > 1 and self._is_unusual():
+            return Fault("refused", "This tree is not valid.", verify.sequence, len(verify.tokens) - 1)
+        return Fault("lost", "Out of memory.", verify.sequence) if self._is_unusual() else None
 
     def work(self) -> Work | None:
         work = self._inner.work()
         return None if work is None else self._with_kv(work)
 
-    def _unusual(self) -> bool:
+    def _is_unusual(self) -> bool:
         return self._source.random() < self._share
 
     def _with_kv(self, work: Work) -> Work:
-        return work._replace(replies=tuple(reply for one in work.replies for reply in self._told(one)))
+        return work._replace(replies=tuple(reply for one in work.replies for reply in self._replies(one)))
 
-    def _told(self, reply: FromWorker) -> Iterator[FromWorker]:
-        if isinstance(reply, Prefilled) and reply.sequence in self._torn:
-            self._torn.remove(reply.sequence)
-            yield replace(reply, warning="The arena is torn.")
+    def _replies(self, reply: FromWorker) -> Iterator[FromWorker]:
+        if isinstance(reply, Prefilled) and reply.sequence in self._unusable:
+            self._unusable.remove(reply.sequence)
+            yield replace(reply, warning="The arena is unusable.")
             return
         yield reply
         if isinstance(reply, Verdict):
             self._answered.add((reply.sequence, reply.round))
-        if isinstance(reply, Verdict) and self._unusual():
+        if isinstance(reply, Verdict) and self._is_unusual():
             yield KvOffer(reply.sequence, arena_name(self._source), self._source.randrange(1, 80), ARENA_BYTES, 0.001)
 
 
@@ -101,7 +101,7 @@ class ModelledPrefill:
     """Prefills prompts for the target, each in an arena of its own."""
 
     def __init__(self, pace: DevicePace, source: random.Random, share: float) -> None:
-        """`share`: of prompts that are refused."""
+        """`share`: share of prompts that are refused."""
         self.hello = modelled_hello("prefill")
         self.pace = pace
         self.share = share
@@ -123,10 +123,10 @@ class ModelledPrefill:
 
 
 class GarbageDraft:
-    """Spoils the messages of a modelled draft, and adds some that only other workers may send."""
+    """Damages the messages of a modelled draft, and adds messages that only other workers may send."""
 
     def __init__(self, inner: ModelledWorker, source: random.Random, share: float) -> None:
-        """`share`: of messages that are spoiled."""
+        """`share`: share of messages that are damaged."""
         self.hello = inner.hello
         self._inner = inner
         self._source = source
@@ -136,30 +136,30 @@ class GarbageDraft:
 
     def handle(self, message: ToWorker) -> Work:
         if isinstance(message, Start):
-            self._sequences = [*self._sequences[-_MOST_KNOWN:], message.sequence]
-            self._nodes = [*self._nodes[-_MOST_KNOWN:], message.root]
+            self._sequences = [*self._sequences[-_MAX_KNOWN:], message.sequence]
+            self._nodes = [*self._nodes[-_MAX_KNOWN:], message.root]
         if isinstance(message, Stop) and self._source.random() < self._share:
-            return Work((self._said(message.sequence),))
-        return self._spoiled(self._inner.handle(message))
+            return Work((self._unexpected_message(message.sequence),))
+        return self._damaged(self._inner.handle(message))
 
     def work(self) -> Work | None:
         work = self._inner.work()
-        return None if work is None else self._spoiled(work)
+        return None if work is None else self._damaged(work)
 
-    def _spoiled(self, work: Work) -> Work:
+    def _damaged(self, work: Work) -> Work:
         replies: list[FromWorker] = []
         for reply in work.replies:
             if isinstance(reply, Grow):
-                self._nodes = [*self._nodes[-_MOST_KNOWN:], *reply.parents]
+                self._nodes = [*self._nodes[-_MAX_KNOWN:], *reply.parents]
             if self._source.random() < self._share:
                 replies.append(self._wrong(reply) if isinstance(reply, Grow) else reply)
-                replies.append(self._said(self._source.choice(self._sequences)))
+                replies.append(self._unexpected_message(self._source.choice(self._sequences)))
             else:
                 replies.append(reply)
         return work._replace(replies=tuple(replies))
 
     def _wrong(self, grow: Grow) -> Grow:
-        """With one to three of its fields wrong."""
+        """The message with one to three wrong fields."""
         source, count = self._source, len(grow.tokens)
         changes = (
             {"parents": tuple(source.choice(self._nodes) for _ in range(count))},
@@ -174,8 +174,8 @@ class GarbageDraft:
             grow = replace(grow, **change)
         return grow
 
-    def _said(self, sequence: SequenceId) -> FromWorker:
-        """A message that a draft would not send now, if ever."""
+    def _unexpected_message(self, sequence: SequenceId) -> FromWorker:
+        """A message that a correct draft would not send now."""
         source = self._source
         return source.choice(
             (
@@ -192,5 +192,5 @@ class GarbageDraft:
 
 
 def arena_name(source: random.Random) -> str:
-    """One that no other arena has."""
+    """A name that no other arena has."""
     return f"lp-{source.getrandbits(80):020x}"

@@ -1,6 +1,6 @@
-"""What must be true of a simulated state machine after every event, whatever happened. Pure.
+"""The invariants of a simulated state machine after every event. Pure.
 
-Looks at the machine from outside and, where nothing else will do, at all that it holds on to.
+Most are checked from outside the machine; one checks all objects that the machine holds.
 """
 
 from collections import deque
@@ -13,18 +13,18 @@ from orchestrator.tools.simulate.simulation import Simulation
 from protocol.messages.base import Role
 from protocol.messages.worker import Start
 
-_LONGEST_REST = 130.0
-"""Seconds until the next tick at most while something is owed: a prefill worker that reads a long prompt."""
-_MOST_HELD = 60_000
-"""Objects that a machine without requests may hold: estimates, and a bounded library of arenas."""
+_MAX_WAIT = 130.0
+"""Maximum of seconds until the next tick while requests are live: a prefill worker may take long."""
+_MAX_OBJECTS = 60_000
+"""Objects that a machine without requests may hold: estimates, and a bounded index of arenas."""
 
 
 class Violation(AssertionError):
-    """A promise was broken; the text says which and how."""
+    """An invariant does not hold; the text says which."""
 
 
 class Invariants:
-    """Of one life of the orchestrator."""
+    """The invariants of one life of the orchestrator."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -33,72 +33,72 @@ class Invariants:
         """Arenas."""
 
     def allow(self, command: Command) -> None:
-        """Before a command is performed: it goes to a worker that is up, or tells a client what the target says."""
+        """Check a command before it is performed: its worker is up, or its tokens are the target's."""
         match command:
             case SendMessage():
-                self._reaches(command)
+                self._check_send(command)
             case Release(name):
                 self._released.add(name)
             case Emit() | Finish() | Reject():
-                self._is_true(command)
+                self._check_output(command)
             case _:
                 pass
 
     def hold(self) -> None:
-        """After each event."""
+        """Check the machine after an event."""
         machine, now = self._machine, self._simulation.now
         verifying = {id for id, sequence in machine.sequences.items() if sequence.phase is Phase.VERIFYING}
         idle = machine.under_verification - verifying
-        _require(not idle, f"the target is taken to be busy with {sorted(idle)}, of which it was asked nothing")
+        _require(not idle, f"the target counts as busy with {sorted(idle)}, without a Verify")
         deadline = machine.deadline()
         if machine.sequences and self._is_up("target"):
-            _require(deadline is not None, "requests are live and nothing is ever due")
+            _require(deadline is not None, "requests are live and no tick is due")
             assert deadline is not None
-            _require(deadline <= now + _LONGEST_REST, f"the next tick is due in {deadline - now:.0f} s")
+            _require(deadline <= now + _MAX_WAIT, f"the next tick is due in {deadline - now:.0f} s")
 
     def empty(self) -> None:
-        """Nothing is in the way of any request: all have ended, nothing is due, and the machine remembers none."""
+        """After a quiet phase all requests have ended, nothing is due, and the machine holds none of them."""
         live = len(self._simulation.live) + len(self._machine.sequences)
-        _require(live == 0, "requests are still live although nothing is in their way")
-        _require(self._machine.deadline() is None, "no request is live and something is still due")
+        _require(live == 0, "requests are still live after a quiet phase")
+        _require(self._machine.deadline() is None, "no request is live and a tick is due")
         ended, held = self._simulation.clients.keys(), 0
         for item in reachable(self._machine):
             held += 1
             if type(item) is int and item in ended:
-                raise Violation(f"sequence {item} ended and is still remembered")
-        _require(held <= _MOST_HELD, f"a machine without requests holds {held} objects")
+                raise Violation(f"sequence {item} has ended and is still held")
+        _require(held <= _MAX_OBJECTS, f"a machine without requests holds {held} objects")
 
-    def _reaches(self, command: SendMessage) -> None:
+    def _check_send(self, command: SendMessage) -> None:
         role, message, incarnation = command.role, command.message, command.incarnation
         if not self._is_up(role, incarnation):
-            raise Violation(f"A {role} that is down was told {message}.")
-        _require(role != "draft" or incarnation is not None, "a draft was told something, and not which one")
+            raise Violation(f"{message} was sent to a {role} that is down.")
+        _require(role != "draft" or incarnation is not None, "a message to a draft has no incarnation")
         if isinstance(message, Start) and message.adopt is not None:
             name = message.adopt.name
-            _require(name not in self._released, f"arena {name} was given up and is to be adopted")
+            _require(name not in self._released, f"arena {name} was released and is to be adopted")
 
     def _is_up(self, role: Role, incarnation: int | None = None) -> bool:
         hosts = self._simulation.hosts.values()
         return any(host.up and host.role == role and incarnation in (None, host.incarnation) for host in hosts)
 
-    def _is_true(self, command: Emit | Finish | Reject) -> None:
+    def _check_output(self, command: Emit | Finish | Reject) -> None:
         if command.sequence not in self._simulation.live:
-            raise Violation(f"Something was said of a request that is over: {command}.")
+            raise Violation(f"A command for a request that has ended: {command}.")
         client = self._simulation.clients[command.sequence]
         before, expected = len(client.tokens), len(client.reference)
         match command:
             case Emit(_, tokens):
                 due = tuple(client.reference[before : before + len(tokens)])
-                _require(tokens == due, f"{tokens} went to the client after {before} tokens instead of {due}")
+                _require(tokens == due, f"after {before} tokens the client got {tokens} instead of {due}")
             case Finish(_, reason, statistics) if reason != "cancelled":
                 _require(before == expected, f"a request ended ({reason}) after {before} of {expected} tokens")
-                _require(statistics.generated_tokens == before, "the statistics miscount")
+                _require(statistics.generated_tokens == before, "the statistics have a wrong number of tokens")
             case _:
                 pass
 
 
 def reachable(thing: Any) -> Iterator[Any]:
-    """Everything that `thing` holds, directly or not, itself included; plain values as often as they are held."""
+    """All objects reachable from `thing`, itself included; plain values once for each reference."""
     seen: set[int] = set()
     waiting: deque[Any] = deque([thing])
     while waiting:

@@ -1,6 +1,6 @@
-"""Simulated hours of faults, drawn from a seed: requests, bad wires, deaths, silence, garbage. Pure.
+"""Simulated hours of faults, drawn from a seed: requests, bad wires, crashes, frozen workers, garbage. Pure.
 
-The same seed gives the same hours, event by event.
+The same seed gives the same events.
 """
 
 import random
@@ -16,18 +16,18 @@ from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.faults.faulty_workers import FaultyTarget, GarbageDraft, ModelledPrefill
 from orchestrator.tools.simulate.faults.invariants import Violation
 from orchestrator.tools.simulate.faults.simulation import FaultSimulation
-from orchestrator.tools.simulate.language import made_up
+from orchestrator.tools.simulate.language import random_token
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker
 from orchestrator.tools.simulate.target import ModelledTarget
 from protocol.messages.base import Role
 from protocol.worker.pacing import DevicePace
 
 PERIOD = 300.0
-"""Seconds from the beginning of one fault phase to that of the next."""
-_LONGEST_FAULT_PHASE = 60.0
+"""Seconds from the start of one fault phase to the start of the next."""
+_MAX_FAULT_PHASE = 60.0
 QUIET_PHASE = 200.0
-"""Seconds in which every request must end once faults have: a silent target is found out after 60."""
-_MOST_REMOTE_DRAFTS = 3
+"""Seconds without faults in which every request must end: a silent target is detected after 60."""
+_MAX_REMOTE_DRAFTS = 3
 _TARGET = DevicePace(steps=((1, 0.020), (4, 0.024), (16, 0.040)), prefill_rate=1000.0)
 _PREFILL = DevicePace(steps=((1, 0.01),), prefill_rate=2000.0)
 _DRAFTS = [DevicePace(steps=((1, step), (8, 1.2 * step)), prefill_rate=2000.0) for step in (0.012, 0.03, 0.15)]
@@ -35,32 +35,32 @@ _DRAFTS = [DevicePace(steps=((1, step), (8, 1.2 * step)), prefill_rate=2000.0) f
 
 @dataclass(slots=True)
 class SimulatedHours:
-    """What became of one seed."""
+    """The outcome of one seed."""
 
     seed: int
     counts: Counter[str] = field(default_factory=Counter)
     violation: str = ""
-    """What was broken; empty if nothing was."""
+    """The broken invariant; empty if all held."""
     last: list[str] = field(default_factory=list)
-    """The events before it with what they led to."""
+    """The events before the violation with their commands."""
 
 
 class RepeatingLanguage(InventedLanguage):
-    """Every other passage repeats itself, so that prompt lookup finds something."""
+    """Every second passage repeats, so that prompt lookup finds guesses."""
 
     def token(self, request: int, position: int) -> int:
         repeats = (position // 24) % 2 == 1
-        return made_up(self.seed, request, 0, 1 << 20 if repeats else position, position % 5 if repeats else 0)
+        return random_token(self.seed, request, 0, 1 << 20 if repeats else position, position % 5 if repeats else 0)
 
 
 def simulate_hours(seed: int, hours: float = 1.0) -> SimulatedHours:
-    """What happens with this seed, and whether all promises were kept."""
+    """Simulate `hours` hours of this seed."""
     outcome = SimulatedHours(seed)
     schedule = _FaultSchedule(seed)
     try:
         for number in range(max(1, round(hours * 3600 / PERIOD))):
             schedule.run_phases(number * PERIOD)
-    except Exception as error:  # noqa: BLE001 - whatever breaks the state machine is a finding
+    except Exception as error:  # noqa: BLE001 - every error of the state machine is a finding
         outcome.violation = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
         outcome.last = [_line(at, event, commands) for at, event, commands in schedule.simulation.history]
     outcome.counts = schedule.simulation.counts
@@ -68,7 +68,7 @@ def simulate_hours(seed: int, hours: float = 1.0) -> SimulatedHours:
 
 
 class _FaultSchedule:
-    """Draws what happens. A fault phase is followed by a quiet phase."""
+    """Draws requests and faults. Each fault phase is followed by a quiet phase."""
 
     def __init__(self, seed: int) -> None:
         self._source = source = random.Random(f"hour {seed}")  # noqa: S311 - nothing secret
@@ -78,24 +78,24 @@ class _FaultSchedule:
         self._language = RepeatingLanguage(AcceptanceModel(accept=accept, claim_shift=shift), seed & 0xFFFF, prompt)
         self._requests = 0
         self._garbage = 0.0
-        """Share of messages that drafts spoil at present."""
+        """Current share of messages that drafts damage."""
         self._faulty = 0.0
-        """Share of messages that get an unusual answer of the target at present."""
+        """Current share of messages that the target answers with a fault."""
         loading = source.choice((0.001, 1.0, 5.0))
         self.simulation = FaultSimulation(self._options(), self._language, self._worker, source, loading)
 
     def run_phases(self, begin: float) -> None:
-        """Faults and requests for up to a minute, then a quiet phase, in which all must end and be forgotten."""
+        """Faults and requests for up to a minute, then a quiet phase, in which all requests must end."""
         simulation, source = self.simulation, self._source
         simulation.run_until(begin)
         if simulation.failed or simulation.given_up():
             simulation.begin()
-        length = source.uniform(1.0, _LONGEST_FAULT_PHASE)
+        length = source.uniform(1.0, _MAX_FAULT_PHASE)
         self._garbage = source.choice((0.0, 0.0, 0.1, 0.9))
         self._faulty = source.choice((0.0, 0.01, 0.1))
         simulation.rewire(self._bad_wire())
         for at in self._times(begin, length, source.choice((1, 2, 6))):
-            simulation.clock.at(at, self._ask)
+            simulation.clock.at(at, self._submit)
         for at in self._times(begin, length, source.choice((0, 1, 3, 8))):
             simulation.clock.at(at, self._fault)
         simulation.run_until(begin + length)
@@ -106,14 +106,14 @@ class _FaultSchedule:
             simulation.invariants.empty()
 
     def _times(self, begin: float, length: float, count: int) -> Iterable[float]:
-        """Some close together, some far apart."""
+        """`count` times, about half of them within one second."""
         burst = begin + self._source.uniform(0.0, length)
         for _ in range(count):
             near = self._source.random() < 0.5
             at = burst + self._source.uniform(0.0, 1.0) if near else begin + self._source.uniform(0.0, length)
             yield min(at, begin + length)
 
-    def _ask(self) -> None:
+    def _submit(self) -> None:
         simulation, source, self._requests = self.simulation, self._source, self._requests + 1
         number, most, ends = self._requests, source.choice((1, 3, 10, 30)), frozenset[int]()
         if source.random() < 0.3:
@@ -139,7 +139,7 @@ class _FaultSchedule:
                 simulation.freeze(frozen, source.choice((0.05, 1.0, 10.0, 90.0)))
             case "wire":
                 simulation.rewire(self._bad_wire())
-            case "attach" if len(simulation.remote_drafts) < _MOST_REMOTE_DRAFTS:
+            case "attach" if len(simulation.remote_drafts) < _MAX_REMOTE_DRAFTS:
                 simulation.attach_draft()
             case "detach":
                 simulation.detach(remote)
@@ -187,8 +187,8 @@ class _FaultSchedule:
 
 
 def _line(at: float, event: object, commands: Iterable[object]) -> str:
-    told = "; ".join(_brief(command) for command in commands) or "nothing"
-    return f"{at:.4f} s  {_brief(event)}\n    -> {told}"
+    performed = "; ".join(_brief(command) for command in commands) or "nothing"
+    return f"{at:.4f} s  {_brief(event)}\n    -> {performed}"
 
 
 def _brief(thing: object) -> str:

@@ -1,4 +1,4 @@
-"""A simulated pipeline whose workers die, fall silent and load slowly, with the real restart policy. Pure.
+"""A simulated pipeline whose workers crash, freeze and load slowly, with the real restart policy. Pure.
 
 The invariants are checked at every command and after every event.
 """
@@ -19,22 +19,22 @@ from protocol.messages.base import Role, SequenceId
 from protocol.messages.worker import Ping
 
 _BUSY_PING, _IDLE_PING = 2.0, 30.0
-"""Seconds. The real loop always asks every 2 s; here idle time is to cost little."""
+"""Seconds. The real loop pings every 2 s; here pings are rare when idle, to save time."""
 _KEPT_EVENTS = 40
 _WINDOW, _DEATHS = 60.0, 3
-"""A worker that dies so often within so many seconds may be given up."""
+"""Seconds, and deaths within them, after which a worker may be given up."""
 
 
 class FaultSimulation(Simulation):
     """One life of the orchestrator after another."""
 
     first_sequence = 1 << 40
-    """No other number is like it, so that a machine that remembers an ended request is detected."""
+    """Unlike all other numbers, so that a machine that still holds an ended request is detected."""
 
     def __init__(
         self, options: Options, language: Language, build: BuildWorker, source: random.Random, loading: float = 1.0
     ) -> None:
-        """`loading`: most seconds until a worker has loaded its model."""
+        """`loading`: maximum of seconds until a worker is up."""
         super().__init__(options, language, build, seed=source.getrandbits(32), kept=_KEPT_EVENTS)
         self.counts: Counter[str] = Counter()
         self._source = source
@@ -45,7 +45,7 @@ class FaultSimulation(Simulation):
     # The orchestrator -------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start a new life of the orchestrator; the workers and clients of the last one are gone."""
+        """Start a new life of the orchestrator, without the workers and clients of the last one."""
         self.counts["orchestrators"] += 1
         for host in self.hosts.values():
             host.alive = False
@@ -54,7 +54,7 @@ class FaultSimulation(Simulation):
         self.machine = Machine(self.options)
         self.invariants = Invariants(self)
         self.failed = False
-        """The target is not started again."""
+        """The target was given up."""
         self._deaths: dict[Role, deque[float]] = {}
         self._policies: dict[Role, RestartPolicy] = {}
         roles: list[Role] = ["target", "draft"] if self.machine.strategy.drafts else ["target"]
@@ -80,7 +80,7 @@ class FaultSimulation(Simulation):
             case Dismiss(_, incarnation) if incarnation in self.remote_drafts:
                 self.counts["dismissed"] += 1
             case Dismiss() | Reject():
-                raise Violation(f"Nothing gives a reason for {command}.")
+                raise Violation(f"There is no reason for {command}.")
             case _:
                 pass
         super().perform(command)
@@ -127,7 +127,7 @@ class FaultSimulation(Simulation):
             self.remove(incarnation)
 
     def freeze(self, incarnation: int, seconds: float) -> None:
-        """Stop a worker for so long, as by SIGSTOP."""
+        """Stop a worker for `seconds`, as by SIGSTOP."""
         host = self.hosts.get(incarnation)
         if host is not None:
             self.counts["silent"] += 1
@@ -135,13 +135,13 @@ class FaultSimulation(Simulation):
             self.clock.at(self.now + seconds, host.thaw)
 
     def rewire(self, wire: Wire) -> None:
-        """Send all messages over such wires from now on."""
+        """Send all later messages over such wires."""
         self.wires = Wires(wire, wire)
         for host in self.hosts.values():
             host.rewire(wire)
 
     def given_up(self) -> bool:
-        """Whether a worker is not started again in this life of the orchestrator."""
+        """Whether a worker was given up in this life of the orchestrator."""
         return any(self._dies_often(role) for role in self._deaths)
 
     def _dies_often(self, role: Role) -> bool:

@@ -13,7 +13,7 @@ from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from orchestrator.runtime.workers.remote import RemoteWorkers, WorkerEvent
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
-from orchestrator.tools.attach.attachment import _heed
+from orchestrator.tools.attach.attachment import _raise_refusal
 from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
@@ -137,7 +137,7 @@ def test_only_a_block_of_keys_and_values_has_a_second_frame_and_it_has_one(serve
 
 def test_a_refusal_can_not_play_with_the_guests_terminal():
     with pytest.raises(InputError, match=r"^no \?\]0;root\?$"):
-        _heed(Refused("", "no \x1b]0;root\x07", "input"))
+        _raise_refusal(Refused("", "no \x1b]0;root\x07", "input"))
 
 
 def test_a_stamp_is_worth_nothing_to_another_guest(server: Server):

@@ -1,8 +1,8 @@
-"""The measurement of adoption measures what it says, on a layout small enough for a test."""
+"""The measurement of adoption times every part, on a small layout."""
 
 import pytest
 
-from orchestrator.tools.bench.micro.adoption import QWEN_3B, measure
+from orchestrator.tools.bench.micro_adoption import QWEN_3B, measure
 from protocol.kv.arena_header import ArenaLayout, ElementType
 
 

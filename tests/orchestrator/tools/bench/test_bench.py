@@ -1,4 +1,4 @@
-"""What `bench` says must follow from what was measured, and a wrong token must never pass as a figure."""
+"""Laws of the bench: figures follow from the measurements, and a contender with a wrong token has no figure."""
 
 import io
 import json
@@ -12,15 +12,14 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from orchestrator.cli.app import cli
-from orchestrator.tools.bench import table
+from orchestrator.tools.bench import report
 from orchestrator.tools.bench.baseline.contender import rounds_of
 from orchestrator.tools.bench.baseline.paced_network import PacedDevice
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.tools.bench.figures import best_speculative, rows
-from orchestrator.tools.bench.measurement import Measurement, deviating
+from orchestrator.tools.bench.measurement import Measurement, Setting, deviating, schedule, settings
 from orchestrator.tools.bench.plot import draw
 from orchestrator.tools.bench.prompts import read_prompts
-from orchestrator.tools.bench.schedule import Setting, schedule, settings
 from orchestrator.tools.bench.trials import BenchPlan, measured
 from protocol.errors import InputError
 from protocol.messages.client import Pace
@@ -30,19 +29,21 @@ _ORDER = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "ar", "adaptive"]
 
 
 class _Contender:
-    """Says the tokens it was told to say, at the speeds it was told to have, and remembers its tasks."""
+    """Returns the given tokens at a fixed speed, and records its tasks; `log` gets its name at every generation."""
 
-    def __init__(self, name: str, family: Family = "ours", tokens: tuple[int, ...] = (1, 2), diary: list | None = None):
+    def __init__(
+        self, name: str, family: Family = "coupled", tokens: tuple[int, ...] = (1, 2), log: list | None = None
+    ):
         self.name = name
         self.family: Family = family
         self.tasks: list[GenerationTask] = []
         self._tokens = tokens
-        self._diary = diary
+        self._log = log
 
     def generate(self, task: GenerationTask) -> TimedGeneration:
         self.tasks.append(task)
-        if self._diary is not None:
-            self._diary.append(self.name)
+        if self._log is not None:
+            self._log.append(self.name)
         return TimedGeneration(tokens=self._tokens, tokens_per_second=10.0, tokens_per_round=1.0)
 
 
@@ -53,7 +54,7 @@ def _plan(**changes) -> BenchPlan:
 
 
 def _measurement(contender: str, speed: float, setting: Setting, tokens: tuple[int, ...] = (1, 2), **figures):
-    family: Family = "mlx-lm" if contender.startswith("mlx-lm") else "ours"
+    family: Family = "mlx-lm" if contender.startswith("mlx-lm") else "coupled"
     generation = TimedGeneration(tokens=tokens, tokens_per_second=speed, tokens_per_round=1.0, **figures)
     return Measurement(setting, contender, family, generation)
 
@@ -71,7 +72,7 @@ def test_every_contender_runs_once_in_every_setting():
     assert sorted(turns) == sorted((setting, contender) for setting in order for contender in "abc")
 
 
-def test_who_begins_moves_on_from_setting_to_setting():
+def test_each_setting_starts_with_the_next_contender():
     turns = [contender for _, contender in schedule("abc", list(settings(1, 4, (0.0,))))]
 
     assert "".join(turns) == "abcbcacababc"
@@ -101,15 +102,15 @@ def test_sampled_generations_of_other_prompts_and_repeats_use_other_seeds():
     assert len({task.seed for task in tasks}) == len(tasks) == 4
 
 
-def test_everybody_warms_up_before_anything_is_measured():
-    diary: list[str] = []
-    heard: list[str] = []
-    contenders = [_Contender(name, diary=diary) for name in ("ar", "sd")]
+def test_every_contender_warms_up_before_the_first_measurement():
+    log: list[str] = []
+    progress: list[str] = []
+    contenders = [_Contender(name, log=log) for name in ("ar", "sd")]
 
-    found = measured(contenders, [(5, 6)], _plan(temperature=(0.0,), repeats=1), heard.append)
+    found = measured(contenders, [(5, 6)], _plan(temperature=(0.0,), repeats=1), progress.append)
 
-    assert diary == ["ar", "sd", "ar", "sd"]
-    assert heard == ["ar", "sd"]
+    assert log == ["ar", "sd", "ar", "sd"]
+    assert progress == ["ar", "sd"]
     assert len(found) == 2
 
 
@@ -132,7 +133,7 @@ def test_ratios_are_medians_over_pairs_and_not_ratios_of_medians():
     assert row.over_speculative is None
 
 
-def test_the_best_speculative_rival_has_the_highest_median_not_the_fastest_generation():
+def test_the_best_speculative_baseline_has_the_highest_median_not_the_fastest_generation():
     found = [_measurement("mlx-lm", 99.0, _at(0))]
     found += [_measurement("mlx-lm K=1", speed, _at(prompt)) for prompt, speed in enumerate([20.0, 21.0, 22.0])]
     found += [_measurement("mlx-lm K=2", speed, _at(prompt)) for prompt, speed in enumerate([10.0, 12.0, 90.0])]
@@ -140,7 +141,7 @@ def test_the_best_speculative_rival_has_the_highest_median_not_the_fastest_gener
     assert best_speculative(found) == "mlx-lm K=1"
 
 
-def test_the_best_speculative_rival_is_chosen_anew_at_each_temperature():
+def test_the_best_speculative_baseline_is_chosen_at_each_temperature():
     found = []
     for temperature, speeds in ((0.0, (10.0, 20.0)), (1.0, (20.0, 10.0))):
         for count, speed in enumerate(speeds, start=1):
@@ -152,7 +153,7 @@ def test_the_best_speculative_rival_is_chosen_anew_at_each_temperature():
     assert [row.over_speculative for row in adaptive] == [2.0, 2.0]
 
 
-def test_a_figure_that_nobody_has_stays_unknown():
+def test_a_figure_without_measurements_is_none():
     found = [
         _measurement("mlx-lm", 1.0, _at(0)),
         _measurement("ar", 1.0, _at(0), hit_rate=0.5, overhead_per_round=2e-4),
@@ -164,11 +165,11 @@ def test_a_figure_that_nobody_has_stays_unknown():
     assert (ours.hit_rate, ours.overhead_per_round) == (0.5, 2e-4)
 
 
-@pytest.mark.parametrize("liar", _ORDER[1:])
-def test_one_wrong_token_at_temperature_0_is_found_whoever_said_it(liar: str):
-    found = [_measurement(name, 1.0, _at(0), (1, 3) if name == liar else (1, 2)) for name in _ORDER]
+@pytest.mark.parametrize("wrong", _ORDER[1:])
+def test_one_wrong_token_at_temperature_0_is_found_in_every_contender(wrong: str):
+    found = [_measurement(name, 1.0, _at(0), (1, 3) if name == wrong else (1, 2)) for name in _ORDER]
 
-    assert [wrong.contender for wrong in deviating(found, _ORDER)] == [liar]
+    assert [each.contender for each in deviating(found, _ORDER)] == [wrong]
 
 
 def test_a_missing_token_is_a_wrong_one():
@@ -179,7 +180,7 @@ def test_a_missing_token_is_a_wrong_one():
 
 def test_sampled_tokens_are_compared_among_ours_only():
     tokens = {"mlx-lm": (7, 7), "mlx-lm K=1": (8, 8), "ar": (1, 2), "adaptive": (1, 3)}
-    found = [_measurement(name, 1.0, _at(0, 1.0), said) for name, said in tokens.items()]
+    found = [_measurement(name, 1.0, _at(0, 1.0), generated) for name, generated in tokens.items()]
 
     assert [wrong.contender for wrong in deviating(found, _ORDER)] == ["adaptive"]
     assert [row.checked for row in rows(found, list(tokens))] == [0, 0, 1, 1]
@@ -192,14 +193,14 @@ def test_tokens_of_different_prompts_are_never_compared():
 
 
 def test_rejection_sampling_competes_only_where_it_differs_and_is_never_compared_token_for_token():
-    contenders = [_Contender("ar"), _Contender("sd rejection", "in law", tokens=(9, 9))]
+    contenders = [_Contender("ar"), _Contender("sd rejection", "rejection", tokens=(9, 9))]
 
     found = measured(contenders, [(5, 6)], _plan(temperature=(0.0, 1.0), repeats=1), lambda _: None)
 
     names = [contender.name for contender in contenders]
-    assert [(one.contender, one.setting.temperature) for one in found if one.family == "in law"] == [(names[1], 1.0)]
+    assert [(one.contender, one.setting.temperature) for one in found if one.family == "rejection"] == [(names[1], 1.0)]
     assert deviating(found, names) == []
-    shown = {(row.contender, row.temperature): (row.checked, row.in_law) for row in rows(found, names)}
+    shown = {(row.contender, row.temperature): (row.checked, row.rejection) for row in rows(found, names)}
     assert shown == {("ar", 0.0): (1, False), ("ar", 1.0): (1, False), ("sd rejection", 1.0): (0, True)}
 
 
@@ -226,16 +227,16 @@ def test_overruns_are_counted_over_all_forwards_of_a_contender():
     assert (adaptive.overruns, adaptive.representative, adaptive.stretch) == (pytest.approx(4 / 300), False, 0.001)
 
 
-def test_a_run_that_overran_says_that_it_is_invalid():
+def test_a_run_that_overran_is_reported_as_invalid():
     figures = rows([_paced("ar", 2, 0), _measurement("adaptive", 1.0, _at(0))], ["ar", "adaptive"])
 
-    (sentence,) = table.invalid(figures)
+    (sentence,) = report.invalid(figures)
 
     assert sentence.startswith("ar at temperature 0 is invalid: 2.0% of its forwards took longer")
-    assert table.to_json(figures, _plan(), prompts=1)["representative"] is False
+    assert report.to_json(figures, _plan(), prompts=1)["representative"] is False
 
 
-def test_a_paced_device_runs_calls_in_turns_and_holds_each_until_its_result_is_needed():
+def test_a_paced_device_runs_forwards_in_turns_and_delays_each_until_its_result_is_needed():
     device = PacedDevice()
     pace = DevicePace(steps=((1, 0.004), (3, 0.008)), prefill_rate=1.0)
     target, draft = (device.network(lambda tokens: tokens * 2, pace) for _ in range(2))
@@ -255,7 +256,7 @@ def test_a_paced_device_runs_calls_in_turns_and_holds_each_until_its_result_is_n
     assert (paced.forwards, paced.seconds) == (2, pytest.approx(0.012))
 
 
-def test_a_paced_network_is_the_model_in_everything_else():
+def test_a_paced_network_has_the_attributes_of_its_model():
     network = PacedDevice().network(SimpleNamespace(layers=[1, 2]), DevicePace(steps=((1, 1.0),), prefill_rate=1.0))
 
     assert network.layers == [1, 2]
@@ -266,29 +267,29 @@ def test_a_wrong_contender_is_shown_without_a_speed():
     figures = rows(found, ["mlx-lm", "ar"])
     output = io.StringIO()
 
-    Console(file=output, width=100).print(table.tables(figures, _plan(), prompts=1))
+    Console(file=output, width=100).print(report.tables(figures, _plan(), prompts=1))
 
     shown = output.getvalue()
     assert "123.0" in shown
     assert "456" not in shown
     assert "WRONG" in shown
-    assert table.failures(figures) == ["ar at temperature 0: 1 of 1 generations differ from the reference."]
-    assert table.to_json(figures, _plan(), prompts=1)["exact"] is False
+    assert report.failures(figures) == ["ar at temperature 0: 1 of 1 generations differ from the reference."]
+    assert report.to_json(figures, _plan(), prompts=1)["exact"] is False
 
 
-def test_rounds_of_a_speculative_run_are_counted_from_who_guessed_each_token():
+def test_rounds_of_a_speculative_run_follow_from_the_accepted_draft_tokens():
     # Rounds of up to two drafts: both accepted + bonus, none accepted, one accepted + bonus, then cut off.
     drafted = [True, True, False, False, True, False, True, True]
 
     assert rounds_of(drafted, draft_tokens=2, max_tokens=8) == (4, 2 + 1 + 2 + 2)
 
 
-def test_a_last_round_judges_no_more_drafts_than_there_is_room_for():
+def test_a_last_round_verifies_no_more_draft_tokens_than_may_be_generated():
     assert rounds_of([True, True, False, True], draft_tokens=2, max_tokens=4) == (2, 3)
     assert rounds_of([False, False], draft_tokens=4, max_tokens=2) == (2, 2)
 
 
-def test_plain_decoding_takes_a_round_a_token_and_judges_nothing():
+def test_plain_decoding_takes_a_round_a_token_and_verifies_no_draft_token():
     assert rounds_of([False] * 5, draft_tokens=0, max_tokens=5) == (5, 0)
 
 
@@ -349,7 +350,9 @@ def test_the_shipped_prompts_are_python():
 
 
 def test_a_bench_can_be_drawn(tmp_path: Path):
-    figures = rows([_measurement(name, 10.0, _at(0, heat)) for name in _ORDER for heat in (0.0, 1.0)], _ORDER)
+    figures = rows(
+        [_measurement(name, 10.0, _at(0, temperature)) for name in _ORDER for temperature in (0.0, 1.0)], _ORDER
+    )
 
     draw(figures, "two temperatures", tmp_path / "bench.png")
 
@@ -373,7 +376,7 @@ def test_a_paced_real_run_is_exact_in_its_own_tokens_and_counts_its_overruns():
     assert report["results"][0]["tokens_per_second"] <= 1 / 0.01027
 
 
-def test_a_real_run_is_exact_and_says_so():
+def test_a_real_run_is_exact_and_reports_it():
     words = "bench --limit 1 --repeats 1 --max-tokens 8 --draft-tokens 2 --strategies ar,adaptive --random-draft --json"
 
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)

@@ -1,4 +1,4 @@
-"""The comparison of servers: what it starts is gone when it ends, also when it is interrupted."""
+"""The comparison of servers ends every server that it starts, also when it is interrupted."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ KEY = "a-key-for-comparing"
 
 
 def servers() -> set[str]:
-    """Command lines of what the script starts; each has a port of its own."""
+    """Command lines of the servers that the program starts; each has a port of its own."""
     listed = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True, check=True)
     return {line for line in listed.stdout.splitlines() if KEY in line or "-m mlx_lm server" in line}
 

@@ -1,4 +1,4 @@
-"""A bench of drafts that seem far away: what is asked for, who competes, what is drawn."""
+"""A bench of drafts behind emulated links: options, contenders, picture."""
 
 from dataclasses import replace
 
@@ -8,10 +8,9 @@ from orchestrator.machine.device_profiles import load_profile, worker_pace
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.tools.bench import trials
 from orchestrator.tools.bench.contender import TimedGeneration
-from orchestrator.tools.bench.distance import draw_distances
 from orchestrator.tools.bench.figures import rows
-from orchestrator.tools.bench.measurement import Measurement
-from orchestrator.tools.bench.schedule import Setting
+from orchestrator.tools.bench.measurement import Measurement, Setting
+from orchestrator.tools.bench.plot import draw_distances
 from orchestrator.tools.bench.trials import BenchPlan, parse_links
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.plan import GREEDY, SAMPLED, Scenario, simulated
@@ -32,17 +31,17 @@ def test_delays_are_milliseconds():
 
 
 @pytest.mark.parametrize("words", ["far", "-1", "0.3;2", "1e9"])
-def test_what_is_no_delay_is_refused_with_a_sentence(words):
+def test_an_invalid_delay_is_refused_with_a_sentence(words):
     with pytest.raises(InputError, match="names no link: give milliseconds"):
         parse_links(words, 0.0)
 
 
-def test_every_strategy_with_a_draft_competes_at_every_distance():
+def test_every_strategy_with_a_draft_is_measured_at_every_distance():
     wanted = plan(link_delay="0.3,50", link_loss=0.01)
     entries = {entry.name: entry.link for entry in trials._entries(wanted)}
 
     assert entries == {"ar": None, "adaptive": None, "adaptive, 0.3 ms": LINKS[0], "adaptive, 50 ms": LINKS[1]}
-    # mlx-lm's plain decoding competes too.
+    # mlx-lm's plain decoding is measured too.
     assert wanted.generations(prompts=3) == 3 * (1 + len(entries))
 
 
@@ -57,8 +56,8 @@ def test_machines_apart_do_not_slow_each_other_down():
 
 def test_the_picture_has_a_line_a_strategy(tmp_path):
     names = ["ar", "adaptive", "adaptive, 0.3 ms", "adaptive, 50 ms"]
-    said = TimedGeneration(tokens=(1, 2), tokens_per_second=10.0, tokens_per_round=1.0)
-    measured = [Measurement(Setting(0, 0, 0.0), name, "ours", said) for name in names]
+    generated = TimedGeneration(tokens=(1, 2), tokens_per_second=10.0, tokens_per_round=1.0)
+    measured = [Measurement(Setting(0, 0, 0.0), name, "coupled", generated) for name in names]
     draw_distances(rows(measured, names), ("ar", "adaptive"), LINKS, "a test", tmp_path / "distance.png")
 
     assert (tmp_path / "distance.png").read_bytes().startswith(b"\x89PNG")
@@ -66,8 +65,8 @@ def test_the_picture_has_a_line_a_strategy(tmp_path):
 
 @pytest.mark.parametrize("acceptance", [GREEDY, SAMPLED, replace(SAMPLED, accept=0.02)], ids=["T = 0", "T = 1", "bad"])
 @pytest.mark.parametrize("delay", [2.0, 50.0, 300.0])
-def test_a_draft_far_away_never_slows_the_target_down(delay, acceptance):
-    """In virtual time, one message in a hundred lost; where it is too far to help it must not hinder."""
+def test_a_distant_draft_never_slows_the_target_down(delay, acceptance):
+    """In virtual time, with 1% of the messages lost."""
     devices = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
     scenario = with_draft_delay(Scenario(devices=devices, acceptance=acceptance, tokens=120, requests=1), delay)
     wires = replace(scenario.wires, draft=replace(scenario.wires.draft, loss=0.01))

@@ -1,4 +1,4 @@
-"""Figures of an agent's turns follow from what was measured, and its transcript has the length it is said to have."""
+"""Figures of an agent's turns follow from the measurements, and its transcript has the stated length."""
 
 import io
 import json
@@ -14,9 +14,9 @@ from orchestrator.cli.app import cli
 from orchestrator.core.events import Arrived, Request, Submitted, Tick
 from orchestrator.runtime.journal import Journal
 from orchestrator.tools.bench.trials import BenchPlan
-from orchestrator.tools.bench.workloads import prefix_reuse_report as reuse_report
-from orchestrator.tools.bench.workloads.prefix_reuse import CONTENDERS, Drafted, Turn, drafted
-from orchestrator.tools.bench.workloads.transcript import Transcript, TranscriptShape, shape
+from orchestrator.tools.bench.workloads import prefix_reuse_report as report
+from orchestrator.tools.bench.workloads.prefix_reuse import CONTENDERS, DraftRecord, Turn, draft_records
+from orchestrator.tools.bench.workloads.transcript import Transcript, TranscriptShape, transcript_shape
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.client import Pace
@@ -39,33 +39,33 @@ PLAN = BenchPlan.of(
 @settings(max_examples=200, derandomize=True)
 def test_every_turn_fits_into_the_context(context: int, turns: int, answer: int):
     try:
-        form = shape(context, turns, answer)
+        shape = transcript_shape(context, turns, answer)
     except InputError:
         assert context < turns * 20
         return
-    transcript = Transcript(range(1000), form, 3)
+    transcript = Transcript(range(1000), shape, 3)
     for _ in range(turns - 1):
-        transcript.answered([0] * form.answer)
+        transcript.add_turn([0] * shape.answer)
 
-    assert form.answer <= answer
-    assert len(transcript.prompt) + form.answer == form.longest <= context
+    assert shape.answer <= answer
+    assert len(transcript.prompt) + shape.answer == shape.longest <= context
 
 
 def test_the_demo_models_context_has_room_for_fifty_turns():
-    assert shape(2048, 50, 64) == TranscriptShape(turns=50, first=256, news=27, answer=8)
+    assert transcript_shape(2048, 50, 64) == TranscriptShape(turns=50, first=256, added=27, answer=8)
 
 
 def test_a_turn_resends_all_before_it():
     transcript = Transcript(range(100), TranscriptShape(3, 10, 5, 2), 0)
     first = list(transcript.prompt)
-    transcript.answered([7, 8])
+    transcript.add_turn([7, 8])
 
     assert transcript.prompt == [*first, 7, 8, 10, 11, 12, 13, 14]
     assert Transcript(range(100), TranscriptShape(3, 10, 5, 2), 1).prompt != first
 
 
-def test_a_journal_tells_when_a_draft_first_grew(tmp_path: Path):
-    def says(message: Grow | Prefilled) -> Arrived:
+def test_a_journal_holds_the_time_of_the_first_growth(tmp_path: Path):
+    def sent(message: Grow | Prefilled) -> Arrived:
         return Arrived("draft", 2, message)
 
     def grow(sequence: int, *tokens: int) -> Grow:
@@ -78,19 +78,19 @@ def test_a_journal_tells_when_a_draft_first_grew(tmp_path: Path):
         [
             Submitted(SequenceId(1), request),
             Tick(),
-            says(grow(1)),
-            says(grow(1, 5)),
-            says(grow(1, 6)),
+            sent(grow(1)),
+            sent(grow(1, 5)),
+            sent(grow(1, 6)),
             Submitted(SequenceId(2), request),
-            says(Prefilled(SequenceId(2), 0, 0, 0.0, 2)),
-            says(grow(2, 6)),
+            sent(Prefilled(SequenceId(2), 0, 0, 0.0, 2)),
+            sent(grow(2, 6)),
             Submitted(SequenceId(3), request),
         ]
     ):
         journal.write(event, float(now))
     journal.close()
 
-    assert drafted(tmp_path / "record") == [Drafted(3.0, 0), Drafted(2.0, 2), Drafted(None, 0)]
+    assert draft_records(tmp_path / "record") == [DraftRecord(3.0, 0), DraftRecord(2.0, 2), DraftRecord(None, 0)]
 
 
 def turn(contender: str, number: int, *, exact: bool = True, overruns: int = 0) -> Turn:
@@ -107,26 +107,26 @@ def turn(contender: str, number: int, *, exact: bool = True, overruns: int = 0) 
     )
 
 
-def test_the_first_turn_does_not_count_and_the_others_are_summed_up():
-    figures = reuse_report.summary([turn("reuse", number) for number in range(1, 6)])
+def test_the_summary_leaves_the_first_turn_out():
+    figures = report.summary([turn("reuse", number) for number in range(1, 6)])
 
     assert (figures["first_token"], figures["first_token_last"]) == (pytest.approx(0.35), 0.5)
     assert (figures["evaluated"], figures["adopted"]) == (4 * 49, 1400 - 200)
     assert (figures["growth"], figures["growth_last"], figures["grew"]) == (0.8, 1.0, 3)
 
 
-def test_wrong_tokens_and_overruns_are_told():
+def test_wrong_tokens_and_overruns_are_reported():
     turns = [turn(name, number) for name in CONTENDERS for number in (1, 2)]
-    spoilt = [*turns, turn("reuse", 3, exact=False, overruns=50)]
+    invalid = [*turns, turn("reuse", 3, exact=False, overruns=50)]
     output = io.StringIO()
-    Console(file=output, width=140).print(reuse_report.table(spoilt, TranscriptShape(3, 10, 5, 2), PLAN))
+    Console(file=output, width=140).print(report.table(invalid, TranscriptShape(3, 10, 5, 2), PLAN))
 
-    assert reuse_report.failures(turns) == reuse_report.invalid(turns) == []
-    assert reuse_report.failures(spoilt) == ["reuse, turn 3: the tokens differ from those without reuse."]
-    assert len(reuse_report.invalid(spoilt)) == 1
+    assert report.failures(turns) == report.invalid(turns) == []
+    assert report.failures(invalid) == ["reuse, turn 3: the tokens differ from those without reuse."]
+    assert len(report.invalid(invalid)) == 1
     assert "INVALID" in output.getvalue()
     assert "NO" in output.getvalue()
-    json.dumps(reuse_report.to_json(spoilt, TranscriptShape(3, 10, 5, 2), PLAN))
+    json.dumps(report.to_json(invalid, TranscriptShape(3, 10, 5, 2), PLAN))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""How speed grows with length must follow from what was served."""
+"""Figures by prompt length and by concurrency follow from the measurements."""
 
 import io
 import json
@@ -13,9 +13,16 @@ from orchestrator.cli.app import cli
 from orchestrator.core.request_stats import RequestStats
 from orchestrator.tools.bench.contender import GenerationTask
 from orchestrator.tools.bench.trials import BenchPlan
-from orchestrator.tools.bench.workloads import prompt_length_report as growth_report
-from orchestrator.tools.bench.workloads.concurrency import Arrivals, Flow, flow, groups, parse_requests, rate
-from orchestrator.tools.bench.workloads.prompt_length import PromptLengthFigures, left_out, lengths, overhead, summed_up
+from orchestrator.tools.bench.workloads import prompt_length_report as report
+from orchestrator.tools.bench.workloads.concurrency import (
+    Arrivals,
+    Throughput,
+    groups,
+    parse_requests,
+    rate,
+    throughput,
+)
+from orchestrator.tools.bench.workloads.prompt_length import PromptLengthFigures, left_out, lengths, overhead, summary
 from protocol.errors import InputError
 from protocol.messages.client import Pace, Statistics
 
@@ -41,7 +48,7 @@ def test_the_time_left_over_by_verifications_is_overhead():
 def test_figures_are_medians_over_repeats():
     repeats = [_statistics(began=0.0, ended=s, generated=10, rounds=5, verifying=s / 2, reading=0.0) for s in (1, 2, 9)]
 
-    growth = summed_up("ar", 128, repeats)
+    growth = summary("ar", 128, repeats)
 
     assert (growth.tokens_per_second, growth.overhead_per_round) == (pytest.approx(5.0), pytest.approx(0.2))
 
@@ -56,7 +63,7 @@ def test_growth_at_a_pace_is_invalid_when_more_than_one_forward_in_a_hundred_ove
         pace = Pace(profile="m4", forwards=100, overruns=late, stretch=0.0, valid=late <= 1)
         repeats.append(msgspec.structs.replace(served, pace=pace))
 
-    assert summed_up("ar", 128, repeats).representative is representative
+    assert summary("ar", 128, repeats).representative is representative
 
 
 def test_lengths_are_those_for_which_the_context_has_room():
@@ -70,7 +77,7 @@ def test_a_context_without_room_for_any_length_is_refused():
         lengths(130, 64)
 
 
-def test_growth_is_shown_and_drawn_and_says_what_was_left_out(tmp_path: Path):
+def test_figures_by_length_are_shown_and_drawn_with_the_lengths_left_out(tmp_path: Path):
     figures = [
         PromptLengthFigures(
             strategy=strategy,
@@ -95,8 +102,8 @@ def test_growth_is_shown_and_drawn_and_says_what_was_left_out(tmp_path: Path):
     )
     output = io.StringIO()
 
-    Console(file=output, width=100).print(growth_report.table(figures, plan, 512))
-    growth_report.draw(figures, tmp_path / "growth.png")
+    Console(file=output, width=100).print(report.table(figures, plan, 512))
+    report.draw(figures, tmp_path / "growth.png")
 
     assert "12.5" in output.getvalue()
     assert "INVALID" in output.getvalue()
@@ -104,7 +111,7 @@ def test_growth_is_shown_and_drawn_and_says_what_was_left_out(tmp_path: Path):
     assert (tmp_path / "growth.png").stat().st_size > 1000
 
 
-def test_growth_is_measured_on_real_processes():
+def test_prompt_lengths_are_measured_on_real_processes():
     words = "bench --growth --max-tokens 2 --repeats 1 --strategies ar --json"
 
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
@@ -120,19 +127,19 @@ def test_tokens_are_counted_while_all_requests_are_decoded():
     first = Arrivals(0.0, ((1.0, 1), (2.0, 2), (3.0, 4)), (), statistics)
     second = Arrivals(0.5, ((2.0, 1), (2.5, 3), (9.0, 5)), (), statistics)
 
-    assert flow([first, second]) == Flow(4 + 3, 3.0 - 2.0)
-    assert flow([Arrivals(0.5, ((1.5, 4),), (), statistics)]) == Flow(4, 1.5 - 0.5)
-    assert rate([Flow(7, 1.0), Flow(5, 3.0)]) == pytest.approx(12 / 4)
+    assert throughput([first, second]) == Throughput(4 + 3, 3.0 - 2.0)
+    assert throughput([Arrivals(0.5, ((1.5, 4),), (), statistics)]) == Throughput(4, 1.5 - 0.5)
+    assert rate([Throughput(7, 1.0), Throughput(5, 3.0)]) == pytest.approx(12 / 4)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_every_number_of_requests_is_about_the_same_texts(count: int):
+def test_every_number_of_requests_has_the_same_texts(count: int):
     tasks = [GenerationTask((token,), 8, 0.0, 0) for token in range(4)]
 
-    crowds = groups(tasks, count)
+    batches = groups(tasks, count)
 
-    assert {len(crowd) for crowd in crowds} == {count}
-    assert {task for crowd in crowds for task in crowd} == set(tasks)
+    assert {len(batch) for batch in batches} == {count}
+    assert {task for batch in batches for task in batch} == set(tasks)
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,x", "1,-2", "65", "1, 2"])
@@ -141,7 +148,7 @@ def test_numbers_of_requests_are_checked(text: str):
         parse_requests(text)
 
 
-def test_crowds_are_measured_on_real_processes():
+def test_concurrent_requests_are_measured_on_real_processes():
     words = "bench --requests 1,3 --max-tokens 6 --repeats 1 --strategies adaptive --draft-tokens 2 --json"
 
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)

@@ -25,8 +25,7 @@ from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.draft_choice import draft_choice, place_of, weigh
 from orchestrator.tools.doctor.doctor import Finding
 from orchestrator.tools.doctor.examination import StageOutcome, examine
-from orchestrator.tools.doctor.neural_engine import judge
-from orchestrator.tools.doctor.neural_engine_doctor import examined
+from orchestrator.tools.doctor.neural_engine import examined, judge
 from protocol.contracts.examination import Agreed, ExaminationOrder, Placed, Predicted, Stage, Timed, Units, Written
 from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, record, recorded
 from protocol.errors import InputError

@@ -12,9 +12,9 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 from rich.console import Console
 
 from orchestrator.cli.app import cli
-from orchestrator.tools.profile.analysis.figures import Account
+from orchestrator.tools.profile.analysis.figures import RequestProfile
 from orchestrator.tools.profile.measure import MeasuredRun, ProfileTask, measure
-from orchestrator.tools.profile.report.files import NAMES, write_files
+from orchestrator.tools.profile.report.page import NAMES, write_files
 from orchestrator.tools.profile.report.table import tables
 from orchestrator.tools.profile.run import load
 from protocol.errors import PipelineError
@@ -35,8 +35,8 @@ def folder(measured: MeasuredRun, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(params=[0, 1], ids=["T = 0", "T = 1"])
-def account(request: pytest.FixtureRequest, measured: MeasuredRun) -> Account:
-    return measured.profile.accounts[request.param]
+def account(request: pytest.FixtureRequest, measured: MeasuredRun) -> RequestProfile:
+    return measured.profile.requests[request.param]
 
 
 def trace_of(folder: Path) -> Trace:
@@ -47,20 +47,20 @@ def slices(trace: Trace, kind: int) -> Iterator[TrackEvent]:
     return (packet.track_event for packet in trace.packet if packet.track_event.type == kind)
 
 
-def test_every_moment_of_a_worker_is_told_once(account: Account):
+def test_every_moment_of_a_worker_is_told_once(account: RequestProfile):
     assert sum(account.draft.values()) == pytest.approx(account.seconds, rel=1e-9)
     assert sum(account.target.values()) >= account.seconds
     assert min(chain(account.draft.values(), account.target.values())) >= 0.0
 
 
-def test_the_trace_tells_the_same_rounds_as_the_statistics(account: Account):
+def test_the_trace_tells_the_same_rounds_as_the_statistics(account: RequestProfile):
     assert account.tokens == 24
     assert len(account.rounds) == pytest.approx(account.tokens / account.tokens_per_round)
     hits = [each.hit for each in account.rounds if each.hit is not None]
     assert account.hit_rate == pytest.approx(sum(hits) / len(hits))
 
 
-def test_overlaps_are_shares_and_useful_overlap_is_a_part_of_the_overlap(account: Account):
+def test_overlaps_are_shares_and_useful_overlap_is_a_part_of_the_overlap(account: RequestProfile):
     assert account.overlap_efficiency is not None
     assert account.overlapped_share is not None
     assert account.useful_overlap is not None
@@ -68,7 +68,7 @@ def test_overlaps_are_shares_and_useful_overlap_is_a_part_of_the_overlap(account
     assert 0.0 <= account.useful_overlap <= account.overlapped_share <= 1.0
 
 
-def test_replays_did_the_work_of_the_run(account: Account):
+def test_replays_did_the_work_of_the_run(account: RequestProfile):
     assert account.draft_alone
     assert account.target_alone
     assert account.draft_alone > 0.0
@@ -88,8 +88,8 @@ def test_all_files_are_there(folder: Path):
 def test_figures_come_back_from_their_file(folder: Path, measured: MeasuredRun):
     told = json.loads((folder / "profile.json").read_text())
 
-    assert [each["temperature"] for each in told["accounts"]] == [0.0, 1.0]
-    assert told["accounts"][1]["tokens_per_second"] == measured.profile.accounts[1].tokens_per_second
+    assert [each["temperature"] for each in told["requests"]] == [0.0, 1.0]
+    assert told["requests"][1]["tokens_per_second"] == measured.profile.requests[1].tokens_per_second
 
 
 def test_the_report_asks_nobody_for_anything(folder: Path):
@@ -102,7 +102,7 @@ def test_the_report_asks_nobody_for_anything(folder: Path):
 def test_the_report_has_every_round(folder: Path, measured: MeasuredRun):
     page = (folder / "report.html").read_text()
 
-    assert page.count("<tr><td>") == sum(len(account.rounds) for account in measured.profile.accounts)
+    assert page.count("<tr><td>") == sum(len(account.rounds) for account in measured.profile.requests)
 
 
 def test_a_perfetto_trace_has_a_track_for_each_device_and_role(folder: Path):
@@ -152,7 +152,7 @@ def test_the_target_alone_has_a_profile_too(tmp_path: Path):
     command = ["profile", PROMPT, "--draft-engine", "none", "--temperature", "0", "--max-tokens", "8", "--json"]
     result = CliRunner().invoke(cli, [*command, "--out", str(tmp_path / "new" / "folder")], catch_exceptions=False)
 
-    (account,) = json.loads(result.stdout)["accounts"]
+    (account,) = json.loads(result.stdout)["requests"]
     assert account["overlap_efficiency"] is account["overlapped_share"] is account["hit_rate"] is None
     assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == sorted(NAMES)
 

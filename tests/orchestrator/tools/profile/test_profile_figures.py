@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.runtime.tracing import Seen, Traced
-from orchestrator.tools.profile.analysis.episode import Episode, episodes
 from orchestrator.tools.profile.analysis.excerpt import excerpt
 from orchestrator.tools.profile.analysis.figures import grown_by
 from orchestrator.tools.profile.analysis.idle import idle_by_cause, target_time
@@ -21,6 +20,7 @@ from orchestrator.tools.profile.analysis.overlap import (
     work,
 )
 from orchestrator.tools.profile.analysis.rounds import Step, acceptance_by_depth, rounds
+from orchestrator.tools.profile.analysis.traced_request import TracedRequest, traced_requests
 from orchestrator.tools.profile.run import TracedRun, TracedSpan, WorkerLife
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
@@ -104,19 +104,19 @@ RUN = TracedRun(
 
 
 @pytest.fixture
-def episode() -> Episode:
-    (only,) = episodes(RUN)
+def traced() -> TracedRequest:
+    (only,) = traced_requests(RUN)
     return only
 
 
-def test_a_request_lasts_from_its_start_to_its_last_verdict_at_the_target(episode: Episode):
-    assert (episode.began, episode.decoding, episode.ended) == (100, 200, 790)
-    assert episode.temperature == 0.5
+def test_a_request_lasts_from_its_start_to_its_last_verdict_at_the_target(traced: TracedRequest):
+    assert (traced.began, traced.decoding, traced.ended) == (100, 200, 790)
+    assert traced.temperature == 0.5
 
 
 def test_a_request_without_a_verdict_is_none():
-    assert episodes(replace(RUN, seen=SEEN[:4])) == []
-    assert episodes(TracedRun((), (), ())) == []
+    assert traced_requests(replace(RUN, seen=SEEN[:4])) == []
+    assert traced_requests(TracedRun((), (), ())) == []
 
 
 def test_clocks_are_as_uncertain_as_the_worst_worker():
@@ -146,8 +146,8 @@ def test_overlapped_share_is_of_the_draft():
     assert overlapped_share([], [(0, 9)]) is None
 
 
-def test_steps_are_used_if_they_led_to_an_accepted_token(episode: Episode):
-    done = rounds(episode.seen)
+def test_steps_are_used_if_they_led_to_an_accepted_token(traced: TracedRequest):
+    done = rounds(traced.seen)
 
     assert [each.sources for each in done] == [{FIRST}, {THIRD}, set()]
     assert [each.accepted_from for each in done] == [{FIRST}, {THIRD}, set()]
@@ -179,8 +179,8 @@ def test_a_verdict_that_comes_twice_counts_once():
     assert len(rounds([*SEEN, verdict(900, 1, (C,), 50)])) == 3
 
 
-def test_hits_are_what_the_draft_was_told(episode: Episode):
-    assert [each.hit for each in rounds(episode.seen)] == [True, False, None]
+def test_hits_are_what_the_draft_was_told(traced: TracedRequest):
+    assert [each.hit for each in rounds(traced.seen)] == [True, False, None]
 
 
 def test_acceptance_by_depth_counts_rounds_that_could_go_so_deep():
@@ -197,23 +197,23 @@ def test_acceptance_by_depth_counts_rounds_that_could_go_so_deep():
     assert acceptance_by_depth([]) == ()
 
 
-def test_every_moment_of_the_draft_is_told_once(episode: Episode):
-    used = set().union(*(each.used for each in rounds(episode.seen)))
+def test_every_moment_of_the_draft_is_told_once(traced: TracedRequest):
+    used = set().union(*(each.used for each in rounds(traced.seen)))
 
-    time = draft_time(episode, grown_by(RUN), used)
+    time = draft_time(traced, grown_by(RUN), used)
     assert time == DraftTime(used=50 + 100, discarded=15 + 20, exposed=40 + 30 + 85, prefill=0, idle=250)
-    assert time.busy + time.idle == total(episode.decode)
+    assert time.busy + time.idle == total(traced.decode)
 
 
-def test_every_moment_of_the_target_is_told_once(episode: Episode):
-    time = target_time(episode, episode.all)
+def test_every_moment_of_the_target_is_told_once(traced: TracedRequest):
+    time = target_time(traced, traced.all)
 
     assert (time.prefill, time.verify, time.tidy) == (90, 400, 10)
-    assert time.busy + time.idle == total(episode.all)
+    assert time.busy + time.idle == total(traced.all)
 
 
-def test_the_target_waits_for_whoever_holds_the_request(episode: Episode):
-    idle = idle_by_cause(episode, episode.all)
+def test_the_target_waits_for_whoever_holds_the_request(traced: TracedRequest):
+    idle = idle_by_cause(traced, traced.all)
 
     assert idle == {
         "draft": [(215, 260), (620, 680)],
@@ -223,14 +223,14 @@ def test_the_target_waits_for_whoever_holds_the_request(episode: Episode):
     }
 
 
-def test_waiting_for_a_draft_that_still_reads_is_waiting_for_its_prefill(episode: Episode):
-    reading = replace(episode, draft=(TracedSpan(SpanKind.PREFILL, 150, 230), *episode.draft))
+def test_waiting_for_a_draft_that_still_reads_is_waiting_for_its_prefill(traced: TracedRequest):
+    reading = replace(traced, draft=(TracedSpan(SpanKind.PREFILL, 150, 230), *traced.draft))
 
     idle = idle_by_cause(reading, reading.all)
     assert (idle["prefill"], idle["draft"]) == ([(215, 230)], [(230, 260), (620, 680)])
 
 
-def test_time_alone_counts_the_part_inside(episode: Episode):
+def test_time_alone_counts_the_part_inside(traced: TracedRequest):
     life = RUN.lives[1]
     twice_as_fast = WorkerLife(
         life.worker, tuple(span._replace(end=span.begin + span.length // 2) for span in life.spans)
@@ -247,13 +247,13 @@ def test_a_replay_that_lacks_work_gives_no_time():
     assert time_alone(life, shorter, TARGET_WORK, [(0, 1000)]) is None
 
 
-def test_pictures_show_the_whole_draft_and_target_of_their_rounds(episode: Episode):
-    shown = excerpt(RUN, episode, count=2)
+def test_pictures_show_the_whole_draft_and_target_of_their_rounds(traced: TracedRequest):
+    shown = excerpt(RUN, traced, count=2)
 
     window = (270 - 3, 600 + 3)
     drawn = sum(bar.end - bar.begin for bar in shown.draft)
     assert (shown.first, shown.count) == (0, 2)
-    assert drawn == pytest.approx(total(episode.busy(work(episode.draft, DRAFT_WORK), [window])) / 1e6)
+    assert drawn == pytest.approx(total(traced.busy(work(traced.draft, DRAFT_WORK), [window])) / 1e6)
     assert [bar.look for bar in shown.target if bar.look == "verify"] == ["verify", "verify"]
     # Step 1 ended before the picture begins.
     assert [round(use.chosen * 1e6) for use in shown.uses] == [600 - window[0]]

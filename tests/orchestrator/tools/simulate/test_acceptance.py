@@ -25,7 +25,7 @@ DEVICES = Devices(target=TARGET, draft=DRAFT, baseline_draft=DRAFT)
 
 
 def ranks(language, count, limit=16):
-    """Where the target's token stood among the guesses, by position; None where it was not among them."""
+    """Rank of the target's token among the guesses, by position; None if it was not among them."""
     for position in range(count):
         tokens = language.candidates(1, NodeId(position), position, True, limit).tokens
         truth = language.token(1, position)
@@ -50,7 +50,7 @@ def test_claims_are_probabilities_that_fall(accept, exponent, slope, shift):
 @settings(deadline=None)
 @given(accept=st.floats(0.01, 0.99), spread=st.floats(0.0, 4.0))
 def test_positions_differ_around_the_mean(accept, spread):
-    kinds = AcceptanceModel(accept=accept, spread=spread).by_ease()
+    kinds = AcceptanceModel(accept=accept, spread=spread).by_difficulty()
 
     assert mean(kinds) == pytest.approx(accept, abs=1e-6)
     assert kinds == sorted(kinds)
@@ -58,7 +58,7 @@ def test_positions_differ_around_the_mean(accept, spread):
 
 @pytest.mark.parametrize("exponent", [0.7, 1.5])
 @pytest.mark.parametrize("spread", [0.0, 2.0])
-def test_guesses_come_true_as_often_as_they_claim(exponent, spread):
+def test_guesses_are_right_as_often_as_they_claim(exponent, spread):
     language = InventedLanguage(AcceptanceModel(accept=0.6, exponent=exponent, spread=spread), seed=4)
     claims = [language.candidates(1, NodeId(position), position, True, 4).probabilities for position in range(4000)]
     found = list(ranks(language, 4000, limit=4))
@@ -88,7 +88,7 @@ def test_off_the_targets_path_no_guess_is_its_token():
     assert not any(language.token(1, node) in found.tokens for node, found in enumerate(candidates))
 
 
-def test_positions_of_a_passage_are_equally_easy():
+def test_positions_of_a_passage_are_equally_difficult():
     language = InventedLanguage(AcceptanceModel(accept=0.6, spread=2.0, passage=5))
     eases = [language.accept_at(1, position) for position in range(50)]
 
@@ -96,7 +96,7 @@ def test_positions_of_a_passage_are_equally_easy():
     assert len(set(eases)) > 5
 
 
-def test_noise_is_even_and_its_neighbours_unlike():
+def test_noise_is_uniform_and_uncorrelated():
     noise = [uniform(1, 2, index) for index in range(4000)]
 
     assert mean(noise) == pytest.approx(0.5, abs=0.02)
@@ -127,7 +127,7 @@ def test_a_fit_finds_the_law_that_made_the_run(law):
 
 
 def recorded_run(path, strategy: StrategyName = "adaptive", temperature=0.0):
-    """Two requests of an invented language, written down as real runs are."""
+    """Two requests of an invented language, recorded like real runs."""
     language = InventedLanguage(AcceptanceModel(accept=0.75, spread=1.5), seed=6, prompt_tokens=20)
     simulation = modelled_pipeline(Options(strategy=strategy), language, DEVICES, kept=None)
     for request in (1, 2):
@@ -144,7 +144,7 @@ def write(path, simulation):
     journal.close()
 
 
-def test_a_recorded_run_gives_back_what_was_guessed_and_said(tmp_path):
+def test_a_recorded_run_returns_the_guesses_and_the_tokens(tmp_path):
     language, simulation = recorded_run(tmp_path / "run.jsonl", temperature=1.0)
     recorded = read_trace(tmp_path / "run.jsonl")
 
@@ -188,14 +188,14 @@ def test_a_replay_is_as_fast_as_the_run_it_replays(tmp_path, strategy):
 
 
 def test_guesses_by_prompt_lookup_are_read_too(tmp_path):
-    """Text that repeats itself is guessed without the draft, and those tokens are in no growth."""
+    """Repeated text is guessed without the draft, and those tokens are in no Grow message."""
 
-    class Chorus(InventedLanguage):
+    class Repeating(InventedLanguage):
         def token(self, request, position):
             return position % 7
 
     path = tmp_path / "run.jsonl"
-    language = Chorus(AcceptanceModel(accept=0.05), prompt_tokens=20)
+    language = Repeating(AcceptanceModel(accept=0.05), prompt_tokens=20)
     simulation = modelled_pipeline(Options(), language, DEVICES, kept=None)
     client = simulation.clients[simulation.submit(1, 120)]
     simulation.run()

@@ -1,4 +1,4 @@
-"""Laws of the modelled draft: which sequence it serves, what it reads first, and how it answers a moved root."""
+"""Laws of the modelled draft: the order of its work, prefill, and answers to a new root."""
 
 from itertools import chain
 
@@ -56,7 +56,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_before_anything_grows():
     assert [grow.evaluated for grow in growth(worker, 1)] == [1]
 
 
-def test_few_unread_tokens_ride_along_with_a_growth_step():
+def test_a_short_backlog_is_evaluated_in_a_growth_step():
     worker = draft()
     worker.handle(start(length=17))
     work = worker.work()
@@ -76,17 +76,17 @@ def test_a_plan_that_is_fulfilled_leaves_no_work_until_the_root_moves():
     assert len(growth(worker, 2)) == 1
 
 
-def test_after_a_miss_all_that_survives_is_told_again():
+def test_after_a_miss_the_surviving_nodes_are_sent_again():
     worker = draft()
     worker.handle(start())
-    told = growth(worker, 6)
-    token = told[0].tokens[0]
+    sent = growth(worker, 6)
+    token = sent[0].tokens[0]
     root = node_id(ROOT, token)
     (again,) = worker.handle(reroot((token,), missed=True)).replies
 
     assert isinstance(again, Grow)
     below = {root}
-    for grow in told:
+    for grow in sent:
         children = zip(grow.parents, grow.tokens, strict=True)
         below |= {node_id(parent, token) for parent, token in children if parent in below}
     assert {node_id(parent, token) for parent, token in zip(again.parents, again.tokens, strict=True)} == below - {root}

@@ -1,4 +1,4 @@
-"""The planner: what it predicts and sweeps, what the command prints, how well it matches what others measured."""
+"""Laws of the planner: predictions, sweeps, the command's output, and agreement with published measurements."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from orchestrator.core.options import Options
 from orchestrator.machine.calibration_file import calibration_file
 from orchestrator.machine.device_profiles import load_profile, profile_names
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
-from orchestrator.tools.simulate.baseline import agreement, in_turns
+from orchestrator.tools.simulate.baseline import agreement, turn_taking
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.plan import (
     BASELINE_NAME,
@@ -57,7 +57,7 @@ def slow_but_one(profile: str, acceptance: AcceptanceModel) -> Any:
 @pytest.mark.parametrize(
     ("profile", "acceptance"), [slow_but_one(name, kind) for name in profile_names() for kind in (GREEDY, SAMPLED)]
 )
-def test_every_way_to_decode_is_predicted(profile, acceptance):
+def test_every_strategy_and_baseline_is_predicted(profile, acceptance):
     devices = Devices.of(load_profile(profile))
     temperature = 1.0 if acceptance is SAMPLED else 0.0
     reached = speeds(predict(scenario(devices=devices, acceptance=acceptance, temperature=temperature)))
@@ -77,7 +77,7 @@ def test_every_way_to_decode_is_predicted(profile, acceptance):
 def test_turn_taking_on_one_device_reaches_its_closed_form():
     accept, depth = 0.7, 3
     language = InventedLanguage(AcceptanceModel(accept=accept), seed=2)
-    reached = in_turns(M4, agreement(language, None), depth, request=1, first=0, tokens=20_000)
+    reached = turn_taking(M4, agreement(language, None), depth, request=1, first=0, tokens=20_000)
 
     tokens = (1 - accept ** (depth + 1)) / (1 - accept)
     seconds = depth * M4.baseline_draft.forward(1) + M4.target.forward(1 + depth)
@@ -88,10 +88,10 @@ def test_turn_taking_on_one_device_reaches_its_closed_form():
 def test_the_baseline_generates_exactly_what_was_asked():
     language = InventedLanguage(AcceptanceModel(accept=0.9))
 
-    assert in_turns(M4, agreement(language, None), 6, request=1, first=0, tokens=101).tokens == 101
+    assert turn_taking(M4, agreement(language, None), 6, request=1, first=0, tokens=101).tokens == 101
 
 
-def test_independent_draws_agree_as_often_as_they_are_said_to():
+def test_independent_draws_agree_with_the_stated_probability():
     chances = AcceptanceModel(accept=0.3, spread=1.0)
     agrees = agreement(InventedLanguage(AcceptanceModel(accept=0.9)), chances)
     share = sum(agrees(1, position) for position in range(4000)) / 4000
@@ -134,12 +134,12 @@ def test_every_sweep_has_a_point_a_value(name):
     ("name", "value"),
     [("acceptance", 1.5), ("draft-ms", 0.0), ("target-ms", -1.0), ("draft-tokens", 0), ("draft-width", 2.5)],
 )
-def test_a_value_without_sense_is_refused_in_a_sentence(name, value):
+def test_an_invalid_value_is_refused_in_a_sentence(name, value):
     with pytest.raises(InputError, match=f"{name} can't be"):
         list(sweep(scenario(), name, [value]))
 
 
-def test_changed_devices_take_what_was_said():
+def test_changed_devices_have_the_given_times():
     assert with_draft_step(scenario(), 3.0).devices.draft.forward(1) == pytest.approx(0.003)
     assert with_target_step(scenario(), 40.0).devices.target.forward(1) == pytest.approx(0.040)
     assert with_draft_delay(scenario(), 5.0).wires.draft.delay == pytest.approx(0.005)

@@ -1,4 +1,4 @@
-"""Simulated hours full of faults keep every promise; and a machine that breaks one is found out."""
+"""Simulated hours with faults keep every invariant, and a machine that breaks an invariant is detected."""
 
 from collections import Counter
 
@@ -9,12 +9,12 @@ from orchestrator.core.policy.adaptive import Adaptive
 from orchestrator.core.policy.decision import WaitUntil
 from orchestrator.core.response_timeouts import ResponseTimeouts
 from orchestrator.core.sequence import Sequence
-from orchestrator.tools.drill.drills.simulated import simulate
+from orchestrator.tools.drill.registry import simulate
 from orchestrator.tools.simulate.faults.schedule import simulate_hours
 
 
 def outcomes(seeds, hours=0.17):
-    """What became of so many seeds, in this process."""
+    """The outcomes of these seeds, in this process."""
     return [simulate_hours(seed, hours) for seed in seeds]
 
 
@@ -23,7 +23,7 @@ def test_short_simulations_keep_every_promise():
     counts = sum((one.counts for one in found), Counter())
 
     assert [(one.seed, one.violation) for one in found if one.violation] == []
-    # They must have met what they are about.
+    # The simulations must contain each kind of fault.
     for what in ("finished", "cancelled", "target killed", "draft killed", "attached", "silent"):
         assert counts[what] > 0, what
 
@@ -48,25 +48,25 @@ def breaks(monkeypatch, owner, name, replacement):
     return [one.violation for one in outcomes(range(12)) if one.violation]
 
 
-def test_a_verdict_that_is_taken_without_a_look_is_found(monkeypatch):
+def test_an_unchecked_verdict_is_detected(monkeypatch):
     assert breaks(monkeypatch, Sequence, "answered_by", lambda self, verdict: True)
 
 
-def test_a_request_that_is_remembered_is_found(monkeypatch):
+def test_a_request_that_is_held_after_its_end_is_detected(monkeypatch):
     assert breaks(monkeypatch, DraftPool, "sequence_ended", lambda self, sequence: [])
 
 
-def test_a_machine_that_never_asks_again_is_found(monkeypatch):
+def test_a_machine_that_never_repeats_a_message_is_detected(monkeypatch):
     violations = breaks(monkeypatch, ResponseTimeouts, "_awaiting", lambda self: [])
 
-    assert any("nothing is ever due" in violation or "still live" in violation for violation in violations)
+    assert any("no tick is due" in violation or "still live" in violation for violation in violations)
 
 
-def test_a_wait_without_end_is_found(monkeypatch):
+def test_an_endless_wait_is_detected(monkeypatch):
     assert breaks(
         monkeypatch, Adaptive, "decide_together", lambda self, views: [WaitUntil(view.now + 1e4) for view in views]
     )
 
 
-def test_a_draft_that_is_gone_and_told_something_is_found(monkeypatch):
+def test_a_message_to_a_dead_draft_is_detected(monkeypatch):
     assert breaks(monkeypatch, DraftPool, "draft_down", lambda self, incarnation, now: [])

@@ -1,1 +1,0 @@
-"""Single steps measured alone, each in a process of its own."""
