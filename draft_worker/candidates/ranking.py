@@ -13,8 +13,7 @@ from draft_worker.candidates.top import top
 from draft_worker.engine import Batch
 from protocol.messages.base import MAX_SUPPORT
 from protocol.messages.sampling import Sampling
-from protocol.sampling.grammar import GrammarError
-from protocol.sampling.sampler import Noise, filtered, scores
+from protocol.sampling.sampler import Noise, scores
 from protocol.sampling.threefry import NoiseStream
 from protocol.speculation.candidates import Candidates, Support
 
@@ -27,27 +26,16 @@ def propose(
 ) -> list[Candidates]:
     """Candidates for each row of (L, V) `logits`; `positions[i]` is the absolute position of row i's next token.
 
-    `batch` tells how many and, where asked for, Saguaro's factor and fans.
+    `batch` gives the number of candidates, the logits processors, and Saguaro's factor and fans.
     """
-    logits = _restrained(logits, batch)
-    if sampling.verification == "rejection" and sampling.temperature > 0:
-        return _drawn(
-            filtered(logits, sampling, batch.contexts) / sampling.temperature, positions, sampling, batch, noise
-        )
-    ranked = _ranked(scores(logits, positions, sampling, batch.contexts, noise), batch.limit)
+    if batch.processors is not None:
+        logits = batch.processors.apply(logits, batch.paths)
+    if sampling.verification == "rejection" and not sampling.greedy:
+        return _drawn(logits.astype(mx.float32) / sampling.temperature, positions, sampling, batch, noise)
+    ranked = _ranked(scores(logits, positions, sampling, noise), batch.limit)
     if sampling.verification == "rejection":
         return [found._replace(support=Support(found.tokens[:1], (1.0,))) for found in ranked]
     return ranked
-
-
-def _restrained(logits: mx.array, batch: Batch) -> mx.array:
-    if batch.restraint is None:
-        return logits
-    try:
-        return batch.restraint.applied(logits, batch.paths)
-    except GrammarError:
-        # Worse guesses do no harm, and the target says what is wrong.
-        return logits
 
 
 def _ranked(scored: mx.array, limit: int) -> list[Candidates]:

@@ -22,6 +22,10 @@ class PromptLookup:
         """Tokens in the index."""
         return len(self._tokens)
 
+    def last(self, count: int) -> list[int]:
+        """The last `count` tokens of the index, or all of them if there are fewer."""
+        return self._tokens[-count:] if count else []
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Read more text: score what would have been guessed, then learn it."""
         for token in tokens:

@@ -33,7 +33,7 @@ def peaked(size: int, spread: float, seed: int) -> np.ndarray:
 def both(logits: np.ndarray, temperature: float, position: int, limit: int = 8):
     """Ours and the full computation's candidates."""
     ahead, noise = NOISES[len(logits)]
-    batch = Batch((), [0], [-1], (), limit)
+    batch = Batch((), [0], [-1], limit)
     (full,) = propose(mx.array(logits)[None], [position], Sampling(temperature=temperature, seed=SEED), batch, noise)
     ours = shortlist(padded(logits), limit, temperature, ahead.position(SEED, position) if temperature else None)
     return ours, full
