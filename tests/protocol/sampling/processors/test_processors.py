@@ -1,6 +1,7 @@
 """Laws of the logits processors: filters against plain numpy, and rows that depend on nothing but their path."""
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 
 from protocol.messages.sampling import Sampling
@@ -115,10 +116,12 @@ def test_filters_work_on_the_unscaled_distribution():
 
 
 def test_no_filter_is_applied_at_temperature_0():
-    everything = Sampling(top_k=2, top_p=0.1, min_p=0.9)
+    names = [name for each in FILTERS for name in each.fields]
+    cold = msgspec.structs.replace(Sampling(), **{name: 2 if name == "top_k" else 0.5 for name in names})
+    hot = msgspec.structs.replace(cold, temperature=1.0)
 
-    assert all(processor.wanted(Sampling(temperature=1.0, top_k=2, min_p=0.9)) for processor in FILTERS)
-    assert processors(everything) is None
+    assert all(each.wanted(hot) for each in FILTERS)
+    assert processors(cold) is None
 
 
 def test_what_is_filtered_is_never_sampled():
