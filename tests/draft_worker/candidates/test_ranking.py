@@ -6,8 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.candidates.ranking import propose
-from draft_worker.candidates.top import top
+from draft_worker.candidates.ranking import propose, top
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, scores
