@@ -1,6 +1,6 @@
-"""What a draft engine is: base classes whose defaults are those of an engine without a model. Knows no plans.
+"""The interface of a draft engine: base classes whose defaults fit an engine without a model. Knows no growth plans.
 
-Each module of draft_worker.engines holds one engine and declares it (`EngineDeclaration`). No engine knows messages.
+Each module of draft_worker.engines holds one engine and declares it (`EngineDeclaration`).
 """
 
 import os
@@ -10,31 +10,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from protocol.messages.base import MAX_CONTEXT, Role
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Hello, KvReference
+from protocol.messages.worker import Hello, KvReference, Start
 from protocol.speculation.candidates import Candidates
 
 if TYPE_CHECKING:
-    # Imports MLX, which not every engine needs.
-    from protocol.sampling.logits_processors import LogitsProcessors
+    # This module imports MLX, which some engines don't need.
+    from protocol.sampling.processors.logits_processors import LogitsProcessors
 
 ANY_TOKEN = 1 << 20
-"""The vocabulary of an engine that works with any tokens."""
+"""The vocabulary of an engine that accepts any tokens."""
 
 
 class LoadedModel(Protocol):
-    """What drafting and prefill engines say of their models."""
+    """What draft engines and prefill engines state about their models."""
 
     name: str
     model: str
-    """Folder; empty without a model."""
+    """Folder of the model; empty without a model."""
     architecture: str
     vocabulary: int
-    """Bounds the tokens that the engine knows."""
+    """The engine knows the tokens below this number."""
     context: int
-    """Bounds the positions."""
+    """The engine evaluates the positions below this number."""
     device: str
     tokenizer: str
-    """Fingerprint of the model's tokenizer; empty for an engine that works with any tokens."""
+    """Fingerprint of the model's tokenizer; empty for an engine that accepts any tokens."""
 
 
 def introduction(role: Role, engine: LoadedModel) -> Hello:
@@ -53,36 +53,32 @@ def introduction(role: Role, engine: LoadedModel) -> Hello:
 
 
 class Batch(NamedTuple):
-    """One forward: first tokens that join the committed prefix, then tree nodes that are asked about.
+    """The input of one forward: tokens that join the committed prefix, then tree nodes that need candidates.
 
     They take the row numbers `next_row`, `next_row + 1`, ... of the sequence, in this order.
     """
 
     committed: Sequence[int]
-    """Tokens that were accepted before they were ever evaluated; usually none."""
+    """Tokens that were accepted before the draft evaluated them; usually none."""
     tokens: Sequence[int]
     parents: Sequence[int]
-    """Row of each node's parent, perhaps of this batch; -1 for directly behind the committed prefix."""
-    contexts: Sequence[Sequence[int]]
-    """The last `path_tokens` tokens of the path to each node, itself included; empty if that is 0."""
+    """Row of each node's parent, which may be in this batch. -1: the parent is the end of the committed prefix."""
     limit: int
-    """Candidates wanted of each node."""
+    """Candidates wanted for each node."""
     saguaro: float = 1.0
     """Factor on the probabilities of the `fans[i]` best tokens behind node i (rejection mode)."""
     fans: Sequence[int] = ()
-    restraint: "LogitsProcessors | None" = None
-    """What the sequence's past does to the logits behind each node."""
+    processors: "LogitsProcessors | None" = None
+    """None: no processor changes the logits of this request."""
     paths: Sequence[Sequence[int]] = ()
-    """Tokens between the root and each node, itself included; empty without a restraint."""
+    """For each node, the tokens behind the root up to and with the node. Empty without processors."""
 
 
 class EngineSequence(ABC):
     """One sequence's KV: a committed prefix, then rows of tree nodes whose numbers stay valid until dropped."""
 
-    path_tokens: int = 0
-    """How many tokens of a node's path the engine wants to see."""
     copyable: bool = False
-    """Whether `reopen` can leave this sequence to its request and copy its KV."""
+    """Whether `reopen` can copy the KV while this sequence goes on serving its own request."""
 
     @property
     @abstractmethod
@@ -99,7 +95,7 @@ class EngineSequence(ABC):
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> list[Candidates]:
-        """One forward; what may follow each node."""
+        """One forward; the candidates behind each node."""
 
     @abstractmethod
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
@@ -107,18 +103,18 @@ class EngineSequence(ABC):
 
     @abstractmethod
     def truncate(self, length: int) -> None:
-        """Forget committed tokens behind `length`, and all rows."""
+        """Drop the committed tokens behind `length`, and all rows."""
 
     @property
     def memory(self) -> int:
-        """Bytes of KV; 0 if there is nothing that would be worth keeping."""
+        """Bytes of KV; 0 if there is no KV to keep."""
         return 0
 
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "EngineSequence":
-        """A sequence for another request, as `Engine.open` makes it, that has the first `length` committed tokens.
+        """A sequence for another request, as from `Engine.open`, that holds the first `length` committed tokens.
 
-        `exclusive`: this sequence's own request is over, and only the result may be used from now on. Otherwise this
-        sequence stays as it is, and must be `copyable`. The default fits a sequence that does not depend on the
+        `exclusive`: this sequence's own request has ended, and only the result may be used from now on. Otherwise
+        this sequence must be `copyable` and does not change. The default fits a sequence that does not depend on the
         sampling.
         """
         assert exclusive, "a sequence that is not copyable serves one request at a time"
@@ -131,20 +127,21 @@ class EngineSequence(ABC):
         return 0
 
     def adopt(self, reference: KvReference) -> str:
-        """In an empty sequence: go on with the KV that an earlier life left, or say why that can't be."""
+        """Adopt the KV that an earlier life of the draft left. The sequence must be empty. Returns a warning that says
+        why the KV can't be adopted; empty on success."""
         return "This draft shares no KV: prefill again."
 
     def save(self) -> KvReference | None:
-        """Make the committed KV good for adoption; where it is, if that is news."""
+        """Make the committed KV fit for adoption. Returns its place if more is adoptable than at the last call."""
         return None
 
     def close(self) -> None:
-        """The sequence is over."""
+        """The sequence has ended: release its resources."""
         return
 
 
 class Engine(LoadedModel, ABC):
-    """A loaded draft. A subclass names itself and its architecture."""
+    """A loaded draft. A subclass sets `name` and `architecture`."""
 
     model: str = ""
     vocabulary: int = ANY_TOKEN
@@ -156,8 +153,13 @@ class Engine(LoadedModel, ABC):
 
     @abstractmethod
     def open(self, sampling: Sampling, vocabulary: int) -> EngineSequence:
-        """A new, empty sequence whose tokens a target of this vocabulary will sample in this way."""
+        """A new, empty sequence for a request that a target of `vocabulary` tokens samples by `sampling`."""
 
-    def evaluate_together(self, asked: Sequence[tuple[Any, Batch]]) -> list[list[Candidates]]:
+    def processors(self, start: Start) -> "LogitsProcessors | None":
+        """The logits processors of a sequence at `start`; None if the engine needs none. The default fits an engine
+        without logits."""
+        return None
+
+    def evaluate_together(self, parts: Sequence[tuple[Any, Batch]]) -> list[list[Candidates]]:
         """`EngineSequence.evaluate` of different sequences that this engine has opened; in one forward if `joint`."""
-        return [sequence.evaluate(batch) for sequence, batch in asked]
+        return [sequence.evaluate(batch) for sequence, batch in parts]

@@ -1,4 +1,4 @@
-"""Any engine held to the pace of a device. Imports no MLX."""
+"""Any engine, paced by a device profile. Imports no MLX."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from protocol.worker.pacing import Pacer
 
 
 class PacedEngine(WrappedEngine):
-    """The inner engine, whose forwards take as long as the pacer says."""
+    """The inner engine, whose forwards take the times that the pacer gives."""
 
     def __init__(self, inner: Engine, pacer: Pacer, clock: Callable[[], float]) -> None:
         super().__init__(inner)
@@ -21,8 +21,8 @@ class PacedEngine(WrappedEngine):
         super().prefill(sequence, tokens)
         self._pacer.prefill(began, len(tokens))
 
-    def evaluate_together(self, asked: Sequence[tuple[WrappedSequence, Batch]]) -> list[list[Candidates]]:
+    def evaluate_together(self, parts: Sequence[tuple[WrappedSequence, Batch]]) -> list[list[Candidates]]:
         began = self._clock()
-        candidates = super().evaluate_together(asked)
-        self._pacer.forward(began, sum(len(batch.committed) + len(batch.tokens) for _, batch in asked))
+        candidates = super().evaluate_together(parts)
+        self._pacer.forward(began, sum(len(batch.committed) + len(batch.tokens) for _, batch in parts))
         return candidates

@@ -1,4 +1,4 @@
-"""Messages in, growth out: the draft's logic, pure over an engine. Knows no sockets and no model."""
+"""The draft's logic: messages in, growth out. Pure over an engine; knows no sockets and no model."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from draft_worker.engine import Batch, Engine, EngineSequence, introduction
-from draft_worker.logits_processors import DraftLogitsProcessors
 from draft_worker.sequence import DraftSequence
 from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import PrefixSharing
@@ -17,11 +16,11 @@ from protocol.speculation.calibration import Calibration
 from protocol.worker.pacing import Pacer
 
 _JOINT_NODES = 64
-"""Nodes from which on a growth step takes in no further sequence: each must get its growth soon."""
+"""A growth step that has this many nodes takes in no further sequence, so that every step stays short."""
 
 
 class DraftWorker:
-    """Serves many sequences in turns. A growth step grows the trees of all that are ready, where the engine can."""
+    """Serves many sequences in turns. If the engine is `joint`, one growth step grows the trees of several."""
 
     def __init__(
         self,
@@ -31,19 +30,17 @@ class DraftWorker:
         pacer: Pacer | None = None,
         prefix_cache: int = 0,
     ) -> None:
-        """`clock` in seconds, monotonic; `prefill_chunk` bounds the tokens of one prefill forward; `pacer` is
-        the one that holds the engine, if one does. `prefix_cache`: bytes of KV of ended sequences; 0 lets no sequence
-        profit from another."""
+        """`clock`: seconds, monotonic. `prefill_chunk`: most tokens of one prefill forward. `pacer`: the pacer of a
+        paced engine. `prefix_cache`: bytes of KV of ended sequences to keep; 0 also shares no KV between live ones."""
         self._engine = engine
         self._pacer = pacer or Pacer(None)
         self._clock = clock
         self._chunk = prefill_chunk
         self._sequences: dict[SequenceId, DraftSequence] = {}
-        self._turns: deque[SequenceId] = deque()
+        self._queue: deque[SequenceId] = deque()
         self._calibrations = {True: Calibration(), False: Calibration()}
-        """By whether the request is greedy: noise changes what a claim is worth."""
+        """By whether the request is greedy: noise changes how often a guess with a given probability comes true."""
         self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, lambda kv: kv.close())
-        self._restraints = DraftLogitsProcessors(engine)
 
     def hello(self) -> Hello:
         return introduction("draft", self._engine)
@@ -63,12 +60,12 @@ class DraftWorker:
         return any(sequence.has_work for sequence in self._sequences.values())
 
     def work(self) -> Iterable[FromWorker]:
-        """A chunk of a prompt, or a growth step."""
-        ready = [self._sequences[id] for id in self._turns if self._sequences[id].has_work]
+        """One prefill chunk, or one growth step."""
+        ready = [self._sequences[id] for id in self._queue if self._sequences[id].has_work]
         if not ready:
             return ()
         if ready[0].prefilling:
-            self._served(ready[:1])
+            self._move_to_back(ready[:1])
             return self._prefill([sequence.id for sequence in ready if sequence.prefilling])
         return self._grow([sequence for sequence in ready if not sequence.prefilling])
 
@@ -80,40 +77,40 @@ class DraftWorker:
             sequence.take_over(self._continued(found, sequence.sampling, sequence.vocabulary), found.tokens)
         if sequence.prefilling:
             sequence.prefill(self._chunk)
-        return sequence.news(self._clock)
+        return sequence.kv_offer(self._clock)
 
     def _grow(self, ready: Sequence[DraftSequence]) -> Iterator[FromWorker]:
         for sequence in ready:
-            yield from sequence.spared()
+            yield from sequence.reuse()
         began = self._clock()
-        asked = self._sharing(ready)
-        self._served([sequence for sequence, _ in asked])
-        found = self._engine.evaluate_together([(sequence.engine, batch) for sequence, batch in asked])
-        grown = [sequence.expand(candidates) for (sequence, _), candidates in zip(asked, found, strict=True)]
+        parts = self._growth_parts(ready)
+        self._move_to_back([sequence for sequence, _ in parts])
+        evaluated = self._engine.evaluate_together([(sequence.engine, batch) for sequence, batch in parts])
+        grown = [sequence.expand(candidates) for (sequence, _), candidates in zip(parts, evaluated, strict=True)]
         seconds = self._clock() - began
-        widths = [len(batch.committed) + len(batch.tokens) for _, batch in asked]
-        joint = sum(widths) if len(asked) > 1 else 0
-        for (sequence, _), fresh, width in zip(asked, grown, widths, strict=True):
-            yield from map(self._with_pace, sequence.publish(fresh, width, seconds, joint))
-            yield from sequence.news(self._clock)
+        widths = [len(batch.committed) + len(batch.tokens) for _, batch in parts]
+        joint = sum(widths) if len(parts) > 1 else 0
+        for (sequence, _), nodes, width in zip(parts, grown, widths, strict=True):
+            yield from map(self._with_pace, sequence.publish(nodes, width, seconds, joint))
+            yield from sequence.kv_offer(self._clock)
 
-    def _sharing(self, ready: Sequence[DraftSequence]) -> list[tuple[DraftSequence, Batch]]:
-        """Who takes part in the next step, and with what."""
-        asked: list[tuple[DraftSequence, Batch]] = []
+    def _growth_parts(self, ready: Sequence[DraftSequence]) -> list[tuple[DraftSequence, Batch]]:
+        """The sequences of the next growth step, each with its batch."""
+        parts: list[tuple[DraftSequence, Batch]] = []
         width = 0
         for sequence in ready:
-            if asked and (width >= _JOINT_NODES or not self._engine.joint):
+            if parts and (width >= _JOINT_NODES or not self._engine.joint):
                 break
-            batch = sequence.ask()
-            asked.append((sequence, batch))
+            batch = sequence.next_batch()
+            parts.append((sequence, batch))
             width += len(batch.tokens)
-        return asked
+        return parts
 
-    def _served(self, sequences: Iterable[DraftSequence]) -> None:
-        """It is the others' turn."""
+    def _move_to_back(self, sequences: Iterable[DraftSequence]) -> None:
+        """Put `sequences` at the end of the queue."""
         for sequence in sequences:
-            self._turns.remove(sequence.id)
-            self._turns.append(sequence.id)
+            self._queue.remove(sequence.id)
+            self._queue.append(sequence.id)
 
     def _with_pace(self, grow: Grow) -> Grow:
         paced = self._pacer.take()
@@ -126,25 +123,25 @@ class DraftWorker:
         elif sequence is None or sequence.sampling != message.sampling:
             self._end(message.sequence)
             self._sequences[message.sequence] = self._opened(message)
-            self._turns.append(message.sequence)
+            self._queue.append(message.sequence)
         elif (sequence.round, sequence.position) != (message.round, len(message.tokens) - 1):
-            sequence.restart(message, self._restraints.at(message))
+            sequence.restart(message, self._engine.processors(message))
 
     def _opened(self, start: Start) -> DraftSequence:
-        # The KV that an earlier life left of this very sequence is more than any other sequence has of it.
+        # KV that an earlier life left of this same sequence covers more tokens than any other sequence can share.
         found = self._prefix_sharing.find(start.tokens[:-1]) if start.adopt is None else None
         if found is None:
             engine = self._engine.open(start.sampling, start.vocabulary or self._engine.vocabulary)
         else:
             engine = self._continued(found, start.sampling, start.vocabulary)
-        # The last position the model knows predicts a token that no one has a position for.
+        # The token predicted at the model's last position would be beyond its context.
         horizon = self._engine.context - 1
-        calibration = self._calibrations[start.sampling.temperature == 0]
+        calibration = self._calibrations[start.sampling.greedy]
         held = 0 if found is None else found.tokens
-        return DraftSequence(start, engine, horizon, calibration, held, self._restraints.at(start))
+        return DraftSequence(start, engine, horizon, calibration, held, self._engine.processors(start))
 
     def _continued(self, found: Found[EngineSequence], sampling: Sampling, vocabulary: int | None) -> EngineSequence:
-        """An engine's sequence with the KV that was found."""
+        """An engine's sequence that continues with the KV in `found`."""
         known = vocabulary or self._engine.vocabulary
         return found.kv.reopen(found.tokens, sampling, known, exclusive=found.exclusive)
 
@@ -171,8 +168,8 @@ class DraftWorker:
         return Fault("refused", text, sequence)
 
     def _end(self, id: SequenceId) -> None:
-        """The sequence has ended: its KV may serve others."""
+        """The sequence has ended: its KV goes to the prefix cache."""
         sequence = self._sequences.pop(id, None)
         if sequence is not None:
-            self._turns.remove(id)
+            self._queue.remove(id)
             self._prefix_sharing.end(sequence)

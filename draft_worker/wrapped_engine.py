@@ -1,11 +1,15 @@
-"""An engine that delegates to another one; a subclass overrides what differs. Imports no MLX."""
+"""An engine that delegates to an inner engine; a subclass overrides what differs. Imports no MLX."""
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from draft_worker.engine import Batch, Engine, EngineSequence
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import KvReference
+from protocol.messages.worker import KvReference, Start
 from protocol.speculation.candidates import Candidates
+
+if TYPE_CHECKING:
+    from protocol.sampling.processors.logits_processors import LogitsProcessors
 
 
 class WrappedEngine(Engine):
@@ -29,16 +33,18 @@ class WrappedEngine(Engine):
         """`EngineSequence.prefill` of a sequence that this engine has opened."""
         sequence.inner.prefill(tokens)
 
-    def evaluate_together(self, asked: Sequence[tuple["WrappedSequence", Batch]]) -> list[list[Candidates]]:
-        return self._inner.evaluate_together([(sequence.inner, batch) for sequence, batch in asked])
+    def processors(self, start: Start) -> "LogitsProcessors | None":
+        return self._inner.processors(start)
+
+    def evaluate_together(self, parts: Sequence[tuple["WrappedSequence", Batch]]) -> list[list[Candidates]]:
+        return self._inner.evaluate_together([(sequence.inner, batch) for sequence, batch in parts])
 
 
 class WrappedSequence(EngineSequence):
-    """The inner engine's sequence, whose forwards are the wrapper's."""
+    """A sequence of the inner engine, whose forwards run through the wrapper."""
 
     def __init__(self, engine: WrappedEngine, inner: EngineSequence, vocabulary: int) -> None:
-        """`vocabulary`: the target's."""
-        self.path_tokens = inner.path_tokens
+        """`vocabulary`: tokens that the target knows."""
         self.copyable = inner.copyable
         self.inner = inner
         self.vocabulary = vocabulary

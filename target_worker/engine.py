@@ -1,4 +1,4 @@
-"""What the target knows of each sequence, and one forward at a time. Knows no messages' flow and no clock."""
+"""The target's model and its sequences; one forward verifies the trees of several. Knows no message flow, no clock."""
 
 from collections.abc import Sequence
 
@@ -13,54 +13,56 @@ from protocol.messages.base import NodeId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start, Verdict
 from protocol.sampling.grammar import GrammarError, Grammars
-from protocol.sampling.logits_processors import LogitsProcessors
+from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.sampling.sampler import Noise
 from protocol.speculation.token_tree import node_id
 from target_worker.kv.checkpoint import KvCheckpoint
 from target_worker.kv.target_kv import Adoption, TargetKv, adopt
-from target_worker.verification.coupled import Acceptance, coupled
-from target_worker.verification.likelihood import likelihoods
+from target_worker.verification.acceptance import Acceptance, likelihoods
+from target_worker.verification.coupled import coupled
 from target_worker.verification.proposed_tree import ProposedTree
 from target_worker.verification.rejection import rejection
 
 
 class TargetEngine:
-    """A model with the noise for its vocabulary; opens sequences."""
+    """A model with the noise of its vocabulary. Opens sequences and verifies their proposals."""
 
     def __init__(self, model: TreeModel, prefill_chunk: int = 512, exchange: KvExchange | None = None) -> None:
-        """Without `exchange` no KV is shared with anybody."""
+        """Without `exchange` no KV is written to shared memory."""
         self.model = model
         self.noise = Noise(model.vocabulary)
         self.prefill_chunk = prefill_chunk
         self._exchange = exchange
         self._grammars = Grammars(model.folder, model.vocabulary)
 
-    def restraint(self, start: Start) -> LogitsProcessors:
-        """What the sequence's past does to its tokens. Raises GrammarError."""
-        return LogitsProcessors.at(start, self._grammars)
+    def processors(self, start: Start) -> LogitsProcessors | None:
+        """The logits processors of a sequence at `start`; None if it wants none. Raises GrammarError."""
+        return LogitsProcessors.wanted(start, self._grammars)
 
-    def open(self, start: Start, restraint: LogitsProcessors, found: Found[TargetKv] | None = None) -> "TargetSequence":
-        """A sequence at `start`. It begins with the KV that was found, or with the arena that `start` names if that
+    def open(
+        self, start: Start, processors: LogitsProcessors | None, found: Found[TargetKv] | None = None
+    ) -> "TargetSequence":
+        """A sequence at `start`. It begins with the KV in `found`, or with the arena that `start` names if the arena
         holds more."""
         shared = 0 if found is None else found.tokens
         adoption = self._adopt(start, shared)
         if adoption.tokens or found is None or not shared:
-            return TargetSequence(self, start, restraint, adoption, self._checkpoint(adoption.tokens))
+            return TargetSequence(self, start, processors, adoption, self._checkpoint(adoption.tokens))
         adoption = adoption._replace(cache=found.kv.first(shared, found.exclusive), tokens=shared)
-        return TargetSequence(self, start, restraint, adoption, self._continued(found, start))
+        return TargetSequence(self, start, processors, adoption, self._continued(found, start))
 
-    def reopen(self, sequence: "TargetSequence", start: Start, restraint: LogitsProcessors) -> "TargetSequence":
-        """The same request at another `start`, which goes on with its own KV: none of that counts as adopted."""
+    def reopen(self, sequence: "TargetSequence", start: Start, processors: LogitsProcessors | None) -> "TargetSequence":
+        """The same request at another `start`. It keeps its own KV, which does not count as adopted."""
         own = Found(sequence.kv, shared_tokens(sequence, start.tokens[:-1]), exclusive=True)
-        reopened = self.open(start, restraint, own)
+        reopened = self.open(start, processors, own)
         if reopened.cache is sequence.cache:
             reopened.adopted = 0
         return reopened
 
     def verify(self, asked: Sequence[tuple["TargetSequence", ProposedTree]]) -> list[Acceptance | GrammarError]:
-        """One forward over the proposals of different sequences, and a walk down each or the reason for none."""
+        """One forward over the proposals of different sequences. Gives an acceptance or a grammar error for each."""
         logits = self.model.evaluate_together([sequence.part(proposal) for sequence, proposal in asked])
-        # Grammars are read while the device computes.
+        # The host computes grammar masks while the device computes the logits.
         mx.async_eval(*logits)
         return [sequence.walk(rows, proposal) for rows, (sequence, proposal) in zip(logits, asked, strict=True)]
 
@@ -73,10 +75,10 @@ class TargetEngine:
         return adopt(self.model, self._exchange, reference)
 
     def _continued(self, found: Found[TargetKv], start: Start) -> KvCheckpoint | None:
-        """Another sequence's checkpoint, if nothing in its arena is of other tokens."""
-        theirs = found.kv.checkpoint
-        if theirs is not None and found.exclusive and theirs.covered <= found.tokens and not theirs.closed:
-            return theirs
+        """The checkpoint of the sequence that was found, if its arena holds only shared tokens; else a new one."""
+        checkpoint = found.kv.checkpoint
+        if checkpoint is not None and found.exclusive and checkpoint.covered <= found.tokens and not checkpoint.closed:
+            return checkpoint
         return self._checkpoint(start.adopt.tokens if start.adopt else 0)
 
     def _checkpoint(self, covered: int = 0) -> KvCheckpoint | None:
@@ -84,13 +86,13 @@ class TargetEngine:
 
 
 class TargetSequence:
-    """One request: its tokens so far (the last is the root), its round, and the KV before the root."""
+    """One request: its tokens so far (the last one is the root), its round, and the KV before the root."""
 
     def __init__(
         self,
         engine: TargetEngine,
         start: Start,
-        restraint: LogitsProcessors,
+        processors: LogitsProcessors | None,
         adoption: Adoption,
         checkpoint: KvCheckpoint | None = None,
     ) -> None:
@@ -98,20 +100,20 @@ class TargetSequence:
         self.start = start
         self.cache = adoption.cache
         self.adopted = adoption.tokens
-        """Tokens whose KV was taken over at the start."""
+        """Tokens whose KV was adopted or taken over at the start."""
         self.warning = adoption.warning
         self.checkpoint = checkpoint
         self.tokens = list(start.tokens)
         self.round = start.round
         self.root: NodeId = start.root
         self.sampling: Sampling = start.sampling
-        self.restraint = restraint
+        self._processors = processors
         self.verdict: Verdict | None = None
-        """The last one given, for a Verify that comes again."""
+        """The last verdict, to answer a repeated Verify."""
         self.evaluated = 0
         """Tokens prefilled since the start."""
         self.seconds = 0.0
-        """Time spent on them, and on what was adopted."""
+        """Time spent on prefill and adoption."""
 
     @property
     def position(self) -> int:
@@ -129,21 +131,21 @@ class TargetSequence:
 
     @property
     def prefilled(self) -> int:
-        """How many of them have KV."""
+        """Tokens before the root that have KV."""
         return self.cache.committed
 
     @property
     def prefilling(self) -> bool:
-        """Some of them have none yet."""
+        """Whether some tokens before the root have no KV yet."""
         return self.cache.committed < self.position
 
     @property
     def unsaved(self) -> bool:
-        """Enough was committed since the last save for another one."""
+        """Whether enough tokens were committed since the last save to save again."""
         return self.checkpoint is not None and not self.prefilling and self.checkpoint.due(self.cache.committed)
 
     def take_over(self, found: Found[TargetKv]) -> None:
-        """Go on with what another sequence has of the same tokens, which is more."""
+        """Continue with another sequence's KV, which holds more of the same tokens."""
         self.adopted += found.tokens - self.prefilled
         self.cache = found.kv.first(found.tokens, found.exclusive)
 
@@ -155,37 +157,38 @@ class TargetSequence:
         self.evaluated += len(chunk)
 
     def part(self, proposal: ProposedTree) -> ForwardPart:
-        """Its share of a forward over the proposal. The rows wait for `advance`."""
+        """This sequence's part of a forward over the proposal. `advance` later keeps or drops the new rows."""
         first = self.cache.next_row
         return ForwardPart(self.cache, proposal.tokens, [-1, *(first + parent for parent in proposal.parents[1:])])
 
     def walk(self, logits: mx.array, proposal: ProposedTree) -> Acceptance | GrammarError:
-        """What of the proposal is accepted; `logits` is (L, V), a row an entry. An error leaves the sequence where
-        it was."""
+        """The accepted part of the proposal. `logits`: (L, V), one row per entry. After an error the sequence is
+        unchanged."""
         rule = coupled if self.sampling.verification == "coupled" else rejection
         try:
-            restrained = self.restraint.applied(logits, proposal.paths)
+            processed = logits if self._processors is None else self._processors.apply(logits, proposal.paths)
         except GrammarError as error:
             self.cache.truncate(self.cache.committed)
             return error
-        walk = rule(restrained, proposal, self.tokens, self.sampling, self._engine.noise)
+        walk = rule(processed, proposal, self.sampling, self._engine.noise)
         if self.sampling.logprobs is None:
             return walk
-        told = likelihoods(logits, (0, *walk.accepted), _chosen(proposal, walk), self.sampling.logprobs)
-        return walk._replace(likelihoods=told)
+        rows, tokens = (0, *walk.accepted), _chosen(proposal, walk)
+        return walk._replace(likelihoods=likelihoods(logits, rows, tokens, self.sampling.logprobs))
 
     def advance(self, proposal: ProposedTree, walk: Acceptance, verdict: Verdict) -> None:
-        """Commit what the walk accepted; its bonus token is the new root."""
+        """Commit the accepted tokens. The bonus token is the new root."""
         first = self.cache.next_row - len(proposal.tokens)
         self.cache.keep([first, *(first + entry for entry in walk.accepted)], ())
         tokens = _chosen(proposal, walk)
         self.tokens += tokens
-        self.restraint.advance(tokens)
+        if self._processors is not None:
+            self._processors.advance(tokens)
         self.root = node_id((self.root, *verdict.path)[-1], walk.bonus)
         self.round = verdict.round + 1
         self.verdict = verdict
 
 
 def _chosen(proposal: ProposedTree, walk: Acceptance) -> list[int]:
-    """Tokens of the accepted path, and the bonus."""
+    """The accepted tokens and the bonus token."""
     return [*(proposal.tokens[entry] for entry in walk.accepted), walk.bonus]

@@ -24,7 +24,7 @@ from protocol.sampling.grammar import GrammarError
 from protocol.worker.pacing import Pacer
 from target_worker.engine import TargetEngine, TargetSequence
 from target_worker.kv.target_kv import TargetKv
-from target_worker.verification.coupled import Acceptance
+from target_worker.verification.acceptance import Acceptance
 from target_worker.verification.proposed_tree import ProposedTree, flaw
 
 log = logging.getLogger(__name__)
@@ -141,15 +141,15 @@ class TargetWorker:
             yield Fault("refused", refusal, start.sequence)
             return
         try:
-            restraint = self._engine.restraint(start)
+            processors = self._engine.processors(start)
         except GrammarError as error:
             yield Fault("refused", plain(str(error)), start.sequence)
             return
         began = self._clock()
         if earlier is None:
-            sequence = self._engine.open(start, restraint, self._prefix_sharing.find(start.tokens[:-1]))
+            sequence = self._engine.open(start, processors, self._prefix_sharing.find(start.tokens[:-1]))
         else:
-            sequence = self._engine.reopen(earlier, start, restraint)
+            sequence = self._engine.reopen(earlier, start, processors)
         sequence.seconds = self._clock() - began if sequence.adopted else 0.0
         self._sequences[start.sequence] = sequence
         if not sequence.prefilling:

@@ -1,6 +1,6 @@
-"""From a draft's logits to candidates: what the target is likely to sample next. Knows no trees or messages.
+"""From a draft's logits to candidates: the tokens that the target will probably sample. Knows no trees or messages.
 
-One evaluation for all rows; only the best few of a vocabulary ever become Python numbers.
+One evaluation serves all rows, and only the best few tokens of a vocabulary become Python numbers.
 """
 
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from draft_worker.candidates.top import top
 from draft_worker.engine import Batch
 from protocol.messages.base import MAX_SUPPORT
 from protocol.messages.sampling import Sampling
-from protocol.sampling.grammar import GrammarError
-from protocol.sampling.sampler import Noise, filtered, scores
+from protocol.sampling.sampler import Noise, scores
 from protocol.sampling.threefry import NoiseStream
 from protocol.speculation.candidates import Candidates, Support
 
 FEWEST = 4
-"""Candidates looked up at least: they cost nothing, and a later plan may want them."""
+"""At least this many candidates are looked up: more cost nothing, and a later growth plan may want them."""
+_BLOCK = 64
+"""Entries of a block, which its maximum represents. Partitioning a whole vocabulary takes milliseconds."""
 
 
 def propose(
@@ -27,31 +27,34 @@ def propose(
 ) -> list[Candidates]:
     """Candidates for each row of (L, V) `logits`; `positions[i]` is the absolute position of row i's next token.
 
-    `batch` tells how many and, where asked for, Saguaro's factor and fans.
+    `batch` gives the number of candidates, the logits processors, and Saguaro's factor and fans.
     """
-    logits = _restrained(logits, batch)
-    if sampling.verification == "rejection" and sampling.temperature > 0:
-        return _drawn(
-            filtered(logits, sampling, batch.contexts) / sampling.temperature, positions, sampling, batch, noise
-        )
-    ranked = _ranked(scores(logits, positions, sampling, batch.contexts, noise), batch.limit)
+    if batch.processors is not None:
+        logits = batch.processors.apply(logits, batch.paths)
+    if sampling.verification == "rejection" and not sampling.greedy:
+        return _drawn(logits.astype(mx.float32) / sampling.temperature, positions, sampling, batch, noise)
+    ranked = _ranked(scores(logits, positions, sampling, noise), batch.limit)
     if sampling.verification == "rejection":
         return [found._replace(support=Support(found.tokens[:1], (1.0,))) for found in ranked]
     return ranked
 
 
-def _restrained(logits: mx.array, batch: Batch) -> mx.array:
-    if batch.restraint is None:
-        return logits
-    try:
-        return batch.restraint.applied(logits, batch.paths)
-    except GrammarError:
-        # Worse guesses do no harm, and the target says what is wrong.
-        return logits
+def top(scores: mx.array, count: int) -> tuple[mx.array, mx.array]:
+    """Ids and scores (L, count) of the best entries of each row of (L, V), best first; of equals, lower ids first.
+
+    Only the `count` blocks with the highest maxima are searched: the best `count` entries lie there.
+    """
+    values, ids = _best_blocks(scores, count)
+    if count < values.shape[-1]:
+        # Ascending again, so that the sort below, which is stable, puts the lower of two equal ids first.
+        chosen = mx.sort(mx.argpartition(-values, count - 1, axis=-1)[:, :count], axis=-1)
+        values, ids = mx.take_along_axis(values, chosen, axis=-1), mx.take_along_axis(ids, chosen, axis=-1)
+    order = mx.argsort(-values, axis=-1)
+    return mx.take_along_axis(ids, order, axis=-1), mx.take_along_axis(values, order, axis=-1)
 
 
 def _ranked(scored: mx.array, limit: int) -> list[Candidates]:
-    """By the target's own score, noise included, so that the best is the token it would sample."""
+    """Ranked by the target's own score, noise included: the best is the token that the target would sample."""
     ids, values = top(scored, min(max(limit, FEWEST), scored.shape[-1]))
     mx.async_eval(ids, values)
     chances = _softmax_at(scored, values)
@@ -65,7 +68,7 @@ def _softmax_at(scored: mx.array, values: mx.array) -> npt.NDArray[np.float32]:
     """(L, n) softmax of each (L, V) row of scores where it has these (L, n) values, best first."""
     if mx.default_device() != mx.Device(mx.cpu):
         return np.asarray(mx.minimum(mx.exp(values - mx.logsumexp(scored, axis=-1, keepdims=True)), 1.0))
-    # On a processor MLX takes exponentials one by one; numpy has vector code and reads the same memory.
+    # On a processor MLX computes exponentials one by one; numpy has vector code and reads the same memory.
     mx.eval(scored, values)
     rows, best = np.asarray(scored), np.asarray(values)
     total = np.exp(rows - best[:, :1]).sum(axis=-1, keepdims=True)
@@ -99,14 +102,14 @@ def _drawn(
 
 
 def _saguaro(chances: npt.NDArray[np.float64], batch: Batch) -> npt.NDArray[np.float64]:
-    """Multiply each row's `fans` best by the factor and renormalise, so that the tokens which the
-    speculation cache holds are what is left over on a rejection (arXiv 2603.03251, section 5)."""
+    """Multiply the best `fans` tokens of each row by the factor and renormalise, so that a rejection leaves the tokens
+    that the speculation cache holds (arXiv 2603.03251, section 5)."""
     if batch.saguaro == 1.0 or not batch.fans:
         return chances
     ranks = np.arange(chances.shape[-1])
     weighted = np.where(ranks < np.array(batch.fans)[:, None], batch.saguaro, 1.0) * chances
     total = weighted.sum(axis=-1, keepdims=True)
-    # Factor 0 with all mass among the best leaves nothing to draw from: then draw as usual.
+    # A factor of 0 leaves nothing to draw from if all mass is among the best: then draw without the factor.
     return np.where(total > 0, weighted / np.where(total > 0, total, 1.0), chances)
 
 
@@ -119,3 +122,18 @@ def _with_main(tokens: list[int], chances: list[float], shares: list[float], pic
         [chances[rank] for rank in order],
         Support([tokens[rank] for rank in support], [shares[rank] for rank in support]),
     )
+
+
+def _best_blocks(scores: mx.array, count: int) -> tuple[mx.array, mx.array]:
+    """Values and ids of the entries of the best blocks, ids ascending."""
+    rows, width = scores.shape
+    blocks = -(-width // _BLOCK)
+    if 2 * count > blocks:
+        return scores, mx.broadcast_to(mx.arange(width), scores.shape)
+    padding = blocks * _BLOCK - width
+    padded = mx.pad(scores, [(0, 0), (0, padding)], constant_values=-mx.inf) if padding else scores
+    blocked = padded.reshape(rows, blocks, _BLOCK)
+    best = mx.sort(mx.argpartition(-blocked.max(axis=-1), count - 1, axis=-1)[:, :count], axis=-1)[:, :, None]
+    values = mx.take_along_axis(blocked, best, axis=1)
+    ids = best * _BLOCK + mx.arange(_BLOCK)
+    return values.reshape(rows, -1), ids.reshape(rows, -1)

@@ -1,4 +1,4 @@
-"""The examining process: one stage of what a converted model does on its device. Judges nothing.
+"""The examination process: runs one stage of a converted model's examination on its device. Judges nothing.
 
 `python -m draft_worker.coreml.examine ORDER`: an order in JSON as the last argument, reports as lines of JSON.
 """
@@ -6,7 +6,9 @@
 import itertools
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -17,12 +19,13 @@ import numpy as np
 
 from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.compute_plan import placements
+from draft_worker.coreml.runtime.apple import compiled
 from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
 from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, KvMemory
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.tree_slots import PREFIX
+from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.examination import (
     Agreed,
     Broken,
@@ -40,12 +43,12 @@ OpenRuntime: TypeAlias = Callable[[Converted, Units], Runtime]
 _PROMPT = 24
 _REPORT_EVERY = 25
 _STEADY = 1e-3
-"""In standard deviations: what two predicts of the same may differ by."""
+"""Two predictions of the same input may differ by this many standard deviations."""
 
 
 def main(open_core_ml: OpenRuntime | None = None) -> int:
     """`open_core_ml`: stands in for Core ML."""
-    # Standard output is for reports alone, whatever a library may print.
+    # Libraries may print to standard output, which is for reports alone.
     output, sys.stdout = sys.stdout, sys.stderr
     order = msgspec.json.decode(sys.argv[-1], type=ExaminationOrder)
     try:
@@ -73,7 +76,7 @@ def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[Ex
     runtime = ExecutorRuntime(converted) if executing else open_core_ml(converted, order.units)
     with np.load(order.golden) as golden:
         expected = {width: golden[_name(width)] for width in converted.package.widths}
-    # They live to the end: Core ML may hold on to their buffers.
+    # Core ML may hold on to the buffers of these calls, so they live to the end.
     repeatable = calls(converted, runtime)
     yield from compare(answers(repeatable), expected)
     yield from soak(repeatable, order.predicts, time.perf_counter)
@@ -85,7 +88,7 @@ def calls(converted: Converted, runtime: Runtime) -> "dict[int, RepeatableCall]"
 
 
 def answers(calls: "dict[int, RepeatableCall]") -> dict[int, Single]:
-    """By width: (width, vocabulary) logits of a chain behind a short prompt that was read by the widest function."""
+    """By width: (width, vocabulary) logits of a chain behind a short prompt, which the widest function prefilled."""
     return {width: call.logits() for width, call in calls.items()}
 
 
@@ -98,7 +101,7 @@ def compare(got: dict[int, Single], expected: dict[int, Single]) -> Iterator[Agr
 
 
 def soak(calls: "dict[int, RepeatableCall]", predicts: int, clock: Callable[[], float]) -> Iterator[Predicted | Timed]:
-    """The widths in turns, the same call of each again and again; then the time of each."""
+    """Repeat one call of each width, in turns; then report the time of each width."""
     first = answers(calls)
     turns = itertools.cycle(calls)
     times: dict[int, list[float]] = {width: [] for width in calls}
@@ -115,6 +118,18 @@ def soak(calls: "dict[int, RepeatableCall]", predicts: int, clock: Callable[[], 
     for width, seconds in times.items():
         if seconds:
             yield Timed(width, median(seconds) * 1e3)
+
+
+def placements(folder: Path) -> Iterator[Placed]:
+    """The device that Core ML plans for each operation, one report per function of a converted model. Needs a Mac."""
+    coremltools = toolchain().coremltools
+    kinds: Any = import_module("coremltools.models.compute_plan")
+    # The plan is loaded from the compiled model: an .mlpackage ends the process (coremltools issue 2757).
+    plan = kinds.MLComputePlan.load_from_path(
+        path=str(compiled(folder)), compute_units=coremltools.ComputeUnit.CPU_AND_NE
+    )
+    for name, function in plan.model_structure.program.functions.items():
+        yield _placement(name, function, plan)
 
 
 class RepeatableCall:
@@ -151,9 +166,30 @@ def _memory(converted: Converted, runtime: Runtime) -> KvMemory:
 
 
 def _placed(folder: Path, order: ExaminationOrder) -> Iterator[Placed]:
-    """The executor has no devices to choose between."""
+    """Only Core ML has devices to choose between."""
     if order.runtime == "coreml":
         yield from placements(folder)
+
+
+def _placement(name: str, function: Any, plan: Any) -> Placed:
+    engine: Any = import_module("coremltools.models.compute_device").MLNeuralEngineComputeDevice
+    count = on_engine = 0
+    cost, cost_on_engine = 0.0, 0.0
+    elsewhere: Counter[str] = Counter()
+    for operation in function.block.operations:
+        usage = plan.get_compute_device_usage_for_mlprogram_operation(operation=operation)
+        if usage is None:
+            # A constant runs nowhere.
+            continue
+        estimate = plan.get_estimated_cost_for_mlprogram_operation(operation=operation)
+        weight = 0.0 if estimate is None else estimate.weight
+        count, cost = count + 1, cost + weight
+        if isinstance(usage.preferred_compute_device, engine):
+            on_engine, cost_on_engine = on_engine + 1, cost_on_engine + weight
+        else:
+            elsewhere[operation.operator_name] += 1
+    share = cost_on_engine / cost if cost else on_engine / max(count, 1)
+    return Placed(name, count, on_engine, share, dict(elsewhere.most_common()))
 
 
 def _core_ml(converted: Converted, units: Units) -> Runtime:

@@ -23,7 +23,9 @@ from protocol.contracts.examination import RuntimeName
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import KvReference
+from protocol.messages.worker import KvReference, Start
+from protocol.sampling.grammar import Grammars
+from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
 
@@ -60,6 +62,7 @@ class CoreMlEngine(Engine):
         self._shelf = ArenaShelf(package, exchange_of(package, epoch, owner))
         self._choosers: dict[int, CandidateSelector] = {}
         """By the target's vocabulary."""
+        self._grammars = Grammars(converted.folder, self.vocabulary)
 
     @classmethod
     def load(
@@ -76,6 +79,9 @@ class CoreMlEngine(Engine):
             memory = DeviceMemory(self._package, self._runtime)
             return CoreMlSequence(self._forward, memory, sampling, vocabulary, self._chooser)
         return HostCachedSequence(self._forward, self._shelf, sampling, vocabulary, self._chooser)
+
+    def processors(self, start: Start) -> LogitsProcessors | None:
+        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
 
     def _chooser(self, vocabulary: int) -> CandidateSelector:
         if vocabulary not in self._choosers:
@@ -142,7 +148,6 @@ class CoreMlSequence(EngineSequence):
 
     def _serve(self, sampling: Sampling, vocabulary: int) -> None:
         """The next forwards are for such a request."""
-        self.path_tokens = sampling.repetition_context if sampling.repetition_penalty != 1.0 else 0
         self._sampling = sampling
         self._chooser = self._choosers(vocabulary)
 
@@ -161,12 +166,11 @@ class CoreMlSequence(EngineSequence):
     def _asked(self, batch: Batch, numbers: Sequence[int], asked: Sequence[int], first: int) -> list[Candidates]:
         """Make the call for rows `numbers`; candidates of its last ones, `asked`. `first` is the batch's first node."""
         part = batch._replace(
-            contexts=[batch.contexts[number - first] for number in asked] if batch.contexts else (),
             fans=[batch.fans[number - first] for number in asked] if batch.fans else (),
             paths=[batch.paths[number - first] for number in asked] if batch.paths else (),
         )
         positions = [self._memory.slots.row(number).position + 1 for number in asked]
-        self._chooser.begin(self._sampling, positions)
+        self._chooser.begin(self._sampling, positions, batch)
         logits = self._forward.run(self._memory, numbers)
         return self._chooser.choose(logits[len(numbers) - len(asked) :], positions, self._sampling, part)
 

@@ -1,4 +1,4 @@
-"""The draft on MLX: token trees through a stock mlx-lm model. Knows no messages and no plans."""
+"""The draft on MLX: token trees through a stock mlx-lm model. Knows no messages and no growth plans."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +13,9 @@ from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Start
+from protocol.sampling.grammar import Grammars
+from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.sampling.sampler import Noise
 from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
@@ -26,7 +29,7 @@ def load(setup: WorkerSetup) -> "MlxEngine":
 
 
 class MlxEngine(Engine):
-    """Any model that `TreeModel` takes."""
+    """Any model that `TreeModel` can load."""
 
     name = "mlx"
     joint = True
@@ -42,6 +45,7 @@ class MlxEngine(Engine):
         self._network = model
         self._noises: dict[int, Noise] = {}
         """By the target's vocabulary."""
+        self._grammars = Grammars(model.folder, model.vocabulary)
 
     @classmethod
     def load(cls, folder: Path) -> "MlxEngine":
@@ -52,28 +56,30 @@ class MlxEngine(Engine):
         return self.around(self._network.sequence(), sampling, vocabulary)
 
     def around(self, rows: TreeSequence, sampling: Sampling, vocabulary: int) -> "MlxSequence":
-        """A sequence with this KV."""
+        """A sequence that has the KV of `rows`."""
         shared = min(self.vocabulary, vocabulary)
         if vocabulary not in self._noises:
             self._noises[vocabulary] = Noise(vocabulary, shared)
         return MlxSequence(self, rows, sampling, self._noises[vocabulary], shared)
 
-    def evaluate_together(self, asked: Sequence[tuple["MlxSequence", Batch]]) -> list[list[Candidates]]:
-        logits = self._network.evaluate_together([sequence.part(batch) for sequence, batch in asked])
-        return [sequence.candidates(rows, batch) for rows, (sequence, batch) in zip(logits, asked, strict=True)]
+    def processors(self, start: Start) -> LogitsProcessors | None:
+        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
+
+    def evaluate_together(self, parts: Sequence[tuple["MlxSequence", Batch]]) -> list[list[Candidates]]:
+        logits = self._network.evaluate_together([sequence.part(batch) for sequence, batch in parts])
+        return [sequence.candidates(rows, batch) for rows, (sequence, batch) in zip(logits, parts, strict=True)]
 
 
 class MlxSequence(EngineSequence):
-    """A model's KV, and candidates by the sampling of one request."""
+    """The KV of one sequence, and candidates by the sampling of one request."""
 
     copyable = True
 
     def __init__(
         self, engine: MlxEngine, rows: TreeSequence, sampling: Sampling, noise: Noise, vocabulary: int
     ) -> None:
-        """Tokens from `vocabulary` on are never drafted."""
+        """Tokens at or above `vocabulary` are never drafted."""
         self._engine = engine
-        self.path_tokens = sampling.repetition_context if sampling.repetition_penalty != 1.0 else 0
         self._rows = rows
         self._sampling = sampling
         self._noise = noise
@@ -94,7 +100,7 @@ class MlxSequence(EngineSequence):
         return self._engine.evaluate_together([(self, batch)])[0]
 
     def part(self, batch: Batch) -> ForwardPart:
-        """Its share of a forward."""
+        """This sequence's part of a forward."""
         behind, begin = len(batch.committed), self._rows.next_row
         tip = begin + behind - 1 if behind else -1
         parents = [tip if parent == -1 else parent for parent in batch.parents]
@@ -102,7 +108,7 @@ class MlxSequence(EngineSequence):
         return ForwardPart(self._rows, [*batch.committed, *batch.tokens], chain + parents)
 
     def candidates(self, logits: mx.array, batch: Batch) -> list[Candidates]:
-        """What (L, V) `logits` of that share say; commits what only had to be caught up with."""
+        """Candidates from the (L, V) `logits` of that part. Commits the rows of `batch.committed`."""
         behind = len(batch.committed)
         nodes = range(self._rows.next_row - len(batch.tokens), self._rows.next_row)
         positions = [self._rows.position(row) + 1 for row in nodes]

@@ -1,7 +1,8 @@
-"""A draft without a model: guesses what followed the same few tokens before. Imports no MLX."""
+"""A draft without a model: guesses what followed the last few tokens before. Imports MLX only for a grammar."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -10,9 +11,14 @@ from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Start
+from protocol.sampling.grammar import Grammars
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.worker.process import WorkerSetup
+
+if TYPE_CHECKING:
+    from protocol.sampling.processors.logits_processors import LogitsProcessors
 
 ENGINE = EngineDeclaration(help="prompt lookup, which needs no model", model="none")
 _LONGEST_RUN = 3
@@ -30,30 +36,40 @@ class NgramEngine(Engine):
     architecture = "prompt lookup"
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: a model whose tokens are drafted; without one, any tokens are.
+        """`folder`: a model whose tokens are drafted. Without it, the engine drafts any tokens.
 
         Raises InputError if the folder's config.json or tokenizer.json is missing or broken.
         """
+        self._grammars: Grammars | None = None
         if folder is not None:
             self.model = str(folder)
             self.vocabulary = _vocabulary(folder)
             self.tokenizer = tokenizer_fingerprint(folder)
+            self._grammars = Grammars(folder, self.vocabulary)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "NgramSequence":
         return NgramSequence()
 
+    def processors(self, start: Start) -> "LogitsProcessors | None":
+        """Only a grammar matters to an engine without logits: it forces tokens."""
+        if start.sampling.grammar is None or self._grammars is None:
+            return None
+        # Imports MLX, which nothing else here needs.
+        from protocol.sampling.processors.logits_processors import LogitsProcessors
+
+        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
+
 
 class NgramSequence(EngineSequence):
-    """The committed tokens in an index; rows are mere tokens.
+    """The committed tokens in an index, and each row's token and parent.
 
-    It states no distributions: a guess without one is certain, which is what rejection sampling needs.
+    It states no distributions: rejection sampling treats a guess without a distribution as certain.
     """
-
-    path_tokens = _LONGEST_RUN
 
     def __init__(self) -> None:
         self._lookup = PromptLookup(_LONGEST_RUN)
-        self._rows: dict[int, int] = {}
+        self._rows: dict[int, tuple[int, int]] = {}
+        """Token and parent row of each row. The parent of a node behind the committed prefix is no row."""
         self._next_row = 0
 
     @property
@@ -70,21 +86,30 @@ class NgramSequence(EngineSequence):
     def evaluate(self, batch: Batch) -> list[Candidates]:
         self._lookup.extend(batch.committed)
         self._next_row += len(batch.committed)
-        self._rows.update(enumerate(batch.tokens, start=self._next_row))
+        begin = self._next_row
+        self._rows.update(enumerate(zip(batch.tokens, batch.parents, strict=True), start=begin))
         self._next_row += len(batch.tokens)
-        return [self._candidates(context, batch.limit) for context in batch.contexts]
+        return [self._candidates(row, batch.limit) for row in range(begin, self._next_row)]
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
-        self._lookup.extend([self._rows[row] for row in path])
+        self._lookup.extend([self._rows[row][0] for row in path])
         self._rows = {row: self._rows[row] for row in surviving}
 
     def truncate(self, length: int) -> None:
         self._lookup.truncate(length)
         self._rows = {}
 
-    def _candidates(self, context: Sequence[int], limit: int) -> Candidates:
-        found = self._lookup.continuations(context, limit)
+    def _candidates(self, row: int, limit: int) -> Candidates:
+        found = self._lookup.continuations(self._suffix(row), limit)
         return Candidates([token for token, _ in found], [probability for _, probability in found])
+
+    def _suffix(self, row: int) -> list[int]:
+        """The last tokens up to and with the node in `row`, as many as a run may have."""
+        reverse: list[int] = []
+        while row in self._rows and len(reverse) < _LONGEST_RUN:
+            token, row = self._rows[row]
+            reverse.append(token)
+        return [*self._lookup.last(_LONGEST_RUN - len(reverse)), *reversed(reverse)]
 
 
 class _Text(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""The draft on MLX with its tokens replaced by random ones: what a useless draft costs."""
+"""The MLX draft with its tokens replaced by random ones: measures the cost of a useless draft."""
 
 from collections.abc import Sequence
 
@@ -20,9 +20,9 @@ def load(setup: WorkerSetup) -> "RandomEngine":
 
 
 class RandomEngine(WrappedEngine):
-    """Evaluates all that `inner` evaluates and states its probabilities, but for tokens that are drawn uniformly.
+    """Evaluates what `inner` evaluates and states the probabilities of `inner`, for tokens that are drawn uniformly.
 
-    So it takes as much from the target's device as `inner` does, and is as sure of its guesses.
+    It therefore loads the target's device as `inner` does, and claims as much for its guesses.
     """
 
     def __init__(self, inner: Engine, seed: int = 0) -> None:
@@ -30,16 +30,16 @@ class RandomEngine(WrappedEngine):
         self.name = "random"
         self._source = np.random.default_rng(seed)
 
-    def evaluate_together(self, asked: Sequence[tuple[WrappedSequence, Batch]]) -> list[list[Candidates]]:
-        """Without the distributions that the tokens were not drawn from: such guesses count as certain."""
+    def evaluate_together(self, parts: Sequence[tuple[WrappedSequence, Batch]]) -> list[list[Candidates]]:
+        """States no distributions, because the tokens were drawn from none: rejection treats them as certain."""
         return [
             [
                 Candidates(self._different(len(found.tokens), sequence.vocabulary), found.probabilities)
                 for found in candidates
             ]
-            for (sequence, _), candidates in zip(asked, super().evaluate_together(asked), strict=True)
+            for (sequence, _), candidates in zip(parts, super().evaluate_together(parts), strict=True)
         ]
 
     def _different(self, count: int, vocabulary: int) -> list[int]:
-        """`count` tokens, no two alike, that a target of `vocabulary` tokens knows."""
+        """`count` different tokens that a target of `vocabulary` tokens knows."""
         return self._source.choice(min(vocabulary, self.vocabulary), size=count, replace=False).tolist()

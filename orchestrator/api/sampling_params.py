@@ -3,44 +3,30 @@
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from orchestrator.api.validation import out_of_range
 from protocol.errors import InputError
-from protocol.messages.base import Verification
 from protocol.messages.client import Submit
-from protocol.messages.sampling import Grammar, Sampling
+from protocol.messages.sampling import Grammar, Sampling, SamplingFields
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """How to choose tokens, and when to stop. Equal parameters and seed give equal tokens."""
+class SamplingParams(SamplingFields, frozen=True, kw_only=True):
+    """How to choose tokens, and when to stop. Equal parameters and seed give equal tokens.
 
-    temperature: float = 0.0
-    """0 takes the most probable token."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 keeps all."""
-    min_p: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    repetition_penalty: float = 1.0
-    repetition_context: int = 20
-    frequency_penalty: float = 0.0
-    """Taken from a token's logit for each time it was generated."""
-    presence_penalty: float = 0.0
-    """Taken from it once it was generated."""
+    `SamplingFields` has the other fields, with their ranges. `submit` checks them.
+    """
+
+    logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
+    """Added to the logits of these tokens."""
     json_schema: Mapping[str, Any] | str | None = None
-    """The text has to be JSON that fits this schema, for instance {"type": "object"}; enforced while decoding."""
+    """The text will be JSON that fits this schema, for instance {"type": "object"}. Enforced while decoding."""
     grammar: Grammar | None = None
-    """The same with text around it; not both."""
-    logprobs: int | None = None
-    """Tell each token's log-probability, and those of so many of the most probable tokens (0 to 20)."""
+    """A schema with text around it. Give either this or `json_schema`."""
     seed: int | None = None
-    """None draws one; the result tells which."""
-    verification: Verification = "coupled"
+    """None draws a seed; the result has it."""
     max_tokens: int = 256
     stop: str | Sequence[str] = ()
 
@@ -80,18 +66,10 @@ class SamplingParams:
             raise InputError(f"json_schema is not JSON ({error}).") from error
 
     def _sampling(self) -> Sampling:
+        shared = {name: getattr(self, name) for name in SamplingFields.__struct_fields__}
         return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
+            **shared,
             logit_bias=tuple(sorted(self.logit_bias.items())),
-            repetition_penalty=self.repetition_penalty,
-            repetition_context=self.repetition_context,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
             grammar=self._grammar(),
-            logprobs=self.logprobs,
             seed=secrets.randbelow(1 << 32) if self.seed is None else self.seed,
-            verification=self.verification,
         )

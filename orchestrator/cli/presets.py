@@ -6,7 +6,18 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-_PLAIN = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+from orchestrator.api.sampling_fields import number_fields
+
+NOT_PRESET = {
+    "repetition_context": "only matters with a repetition penalty, which no preset sets",
+    "frequency_penalty": "no preset penalises what was generated",
+    "presence_penalty": "no preset penalises what was generated",
+    "logprobs": "reports, and changes no token",
+    "verification": "chooses the acceptance rule, and not the distribution",
+}
+"""Fields of `SamplingFields` that a preset does not set, and why."""
+PRESET_FIELDS = number_fields(NOT_PRESET)
+_PLAIN = {field.name: field.default for field in PRESET_FIELDS}
 PRESETS: dict[str, dict[str, Any]] = {
     "greedy": _PLAIN,
     "conservative": _PLAIN | {"temperature": 0.3, "top_p": 0.9},

@@ -1,4 +1,4 @@
-"""The options about sampling that several commands share, and what they become."""
+"""The options about sampling, derived from `SamplingFields`, and the parameters that they become."""
 
 import functools
 from collections.abc import Callable
@@ -6,32 +6,43 @@ from typing import Any
 
 import click
 
+from orchestrator.api.sampling_fields import NumberField, number_fields
 from orchestrator.api.sampling_params import SamplingParams
-from orchestrator.cli.presets import PRESETS, filled_in
+from orchestrator.cli.presets import PRESET_FIELDS, PRESETS, filled_in
 
 CommandFunction = Callable[..., Any]
+NOT_OPTIONS = {
+    "repetition_context": "the default serves every text; programs can set it",
+    "logprobs": "a terminal shows text alone; programs can ask for them",
+    "verification": "is a choice and no number: the option is declared here",
+}
+"""Fields of `SamplingFields` without a derived option, and why."""
+_FIELDS = number_fields(NOT_OPTIONS)
+
+
+_PRESET = click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    help=f"Values for {', '.join(field.option for field in PRESET_FIELDS)}.",
+)
 _OPTIONS = [
-    click.option("--preset", type=click.Choice(list(PRESETS)), help="Values for the following five."),
-    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most probable token."),
-    click.option("--top-p", type=float, default=1.0, show_default=True),
-    click.option("--top-k", type=int, default=0, help="0 keeps all tokens.  [default: 0]"),
-    click.option("--min-p", type=float, default=0.0, show_default=True),
-    click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
-    click.option("--frequency-penalty", type=float, default=0.0, show_default=True, help="As OpenAI has it."),
-    click.option("--presence-penalty", type=float, default=0.0, show_default=True, help="As OpenAI has it."),
+    _PRESET,
+    *(
+        click.option(
+            field.option, type=field.kind, default=field.default, show_default=True, help=field.limits.description
+        )
+        for field in _FIELDS
+    ),
     click.option("--json-schema", type=click.File("r", encoding="utf-8"), help="Only JSON that fits this schema."),
     click.option("--seed", type=int, help="Equal seeds give equal text. Default: a fresh one, shown in the summary."),
     click.option("--verification", type=click.Choice(["coupled", "rejection"]), default="coupled", show_default=True),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
 ]
-_NAMES = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("seed", "verification", "max_tokens", "stop"),
-)
+_NAMES = (*(field.name for field in _FIELDS), "seed", "verification", "max_tokens", "stop")
 
 
 def sampling_options(max_tokens: int) -> Callable[[CommandFunction], CommandFunction]:
-    """Those that `sampling` takes, with a preset's values already in them; `max_tokens` unless it is said."""
+    """The options that `sampling` takes, with the values of `--preset` filled in, and a default of `max_tokens`."""
 
     def decorate(command: CommandFunction) -> CommandFunction:
         @functools.wraps(command)
@@ -48,9 +59,34 @@ def sampling_options(max_tokens: int) -> Callable[[CommandFunction], CommandFunc
 
 
 def sampling(options: dict[str, Any]) -> SamplingParams:
-    """Takes what belongs to it out of `options`. Raises InputError for a value out of range."""
+    """Takes its own options out of `options`. Raises InputError for a value out of range."""
     schema = options.pop("json_schema")
     values = {name: options.pop(name) for name in _NAMES}
     params = SamplingParams(**values, json_schema=None if schema is None else schema.read())
     params.submit("", "check")
     return params
+
+
+def server_options(command: CommandFunction) -> CommandFunction:
+    """`--preset` and the options of a server for requests that leave a field open. Temperature is 1, as OpenAI's."""
+    for field in reversed(PRESET_FIELDS):
+        default = 1.0 if field.name == "temperature" else field.default
+        command = click.option(
+            field.option, type=_range(field), default=default, show_default=True, help="For requests that name none."
+        )(command)
+    return _PRESET(command)
+
+
+def server_defaults(options: dict[str, Any]) -> dict[str, Any]:
+    """Takes the options of `server_options` out of `options`, with the values of `--preset` filled in."""
+    preset = options.pop("preset")
+    values = {field.name: options.pop(field.name) for field in PRESET_FIELDS}
+    return values if preset is None else filled_in(values, "preset", PRESETS[preset])
+
+
+def _range(field: NumberField) -> click.ParamType:
+    limits = field.limits
+    least = limits.ge if limits.gt is None else limits.gt
+    if field.kind is int:
+        return click.IntRange(None if least is None else int(least))
+    return click.FloatRange(least, limits.le, min_open=limits.gt is not None)

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -168,11 +169,11 @@ class Server:
             default = _COMPLETION_TOKENS if isinstance(question, CompletionRequest) else None
             params = sampling(question, state.context - len(tokens), default, self._settings.defaults)
             if not isinstance(question, CompletionRequest):
-                params = replace(params, stop=(*params.stop, *self._template.stops))
+                params = structs.replace(params, stop=(*params.stop, *self._template.stops))
             for index in range(question.choices):
                 # Equal seeds would give equal texts.
                 seed = None if params.seed is None else (params.seed + index) % (1 << 32)
-                choices.append((tokens, replace(params, seed=seed)))
+                choices.append((tokens, structs.replace(params, seed=seed)))
         return choices
 
     def model_name(self, name: str | None) -> str:

@@ -22,6 +22,10 @@ class PromptLookup:
         """Tokens in the index."""
         return len(self._tokens)
 
+    def last(self, count: int) -> list[int]:
+        """The last `count` tokens of the index, or all of them if there are fewer."""
+        return self._tokens[-count:] if count else []
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text. Each is compared with the guesses for it, then indexed."""
         for token in tokens:

@@ -1,6 +1,6 @@
-"""A tree of proposed tokens as the target reads it: what may be wrong with it, and what follows from it.
+"""A proposed token tree as the target reads it: its entries, and the flaws that make it unverifiable.
 
-Pure; knows no model and no cache.
+Pure; knows no model and no KV.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,10 @@ from protocol.speculation.token_tree import node_id
 
 
 class ProposedTree:
-    """A valid Verify with the things every rule of acceptance asks of it.
+    """A valid Verify, indexed for the acceptance rules.
 
-    Entry 0 is the root. `positions[i]` is the absolute position of entry i, `ids[i]` its node id and
-    `children[i]` maps a token to the entry that proposes it behind entry i.
+    Entry 0 is the root. `positions[i]` is the absolute position of entry i, `ids[i]` is its node id, and
+    `children[i]` maps each token proposed behind entry i to its entry.
     """
 
     def __init__(self, verify: Verify) -> None:
@@ -31,25 +31,16 @@ class ProposedTree:
             self.ids.append(node_id(self.ids[parent], token))
             self.children[parent][token] = entry
 
-    def contexts(self, history: Sequence[int], sampling: Sampling) -> list[Sequence[int]]:
-        """What a penalty reads at each entry: the end of `history` (which ends in the root) and of its own path."""
-        if sampling.repetition_penalty == 1.0 or sampling.repetition_context == 0:
-            return [()] * len(self.tokens)
-        contexts: list[Sequence[int]] = [history[-sampling.repetition_context :]]
-        for token, parent in zip(self.tokens[1:], self.parents[1:], strict=True):
-            contexts.append([*contexts[parent], token])
-        return contexts
-
     @property
     def paths(self) -> list[tuple[int, ...]]:
-        """Tokens below the root, down to each entry."""
+        """For each entry, the tokens behind the root up to and with the entry."""
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(self.tokens[1:], self.parents[1:], strict=True):
             paths.append((*paths[parent], token))
         return paths
 
     def distribution(self, entry: int) -> Distribution | None:
-        """What the children of this entry were drawn from; None for a deterministic proposal."""
+        """The draft distribution from which the children of `entry` were drawn; None for a deterministic proposal."""
         return self.distributions.get(self.ids[entry])
 
     def chain(self) -> list[int]:
@@ -64,7 +55,7 @@ class ProposedTree:
 
 
 def flaw(verify: Verify, sampling: Sampling, vocabulary: int, context: int) -> str | None:
-    """Why this tree can't be verified, as a sentence, or None if it can."""
+    """A sentence that says why this tree can't be verified; None if it can."""
     structural = _structural_flaw(verify)
     if structural:
         return structural

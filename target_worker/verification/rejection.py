@@ -12,25 +12,22 @@ import numpy as np
 
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import Noise, filtered
+from protocol.sampling.sampler import Noise
 from protocol.sampling.threefry import NoiseStream, noise_bits, uniform
-from target_worker.verification.coupled import Acceptance, as_ids, coupled
+from target_worker.verification.acceptance import Acceptance, as_ids
+from target_worker.verification.coupled import coupled
 from target_worker.verification.proposed_tree import ProposedTree
 
 
-def rejection(
-    logits: mx.array, proposal: ProposedTree, history: Sequence[int], sampling: Sampling, noise: Noise
-) -> Acceptance:
-    """Accept a prefix of the proposed chain and add one token. `logits` is (L, V), a row an entry.
+def rejection(logits: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise) -> Acceptance:
+    """Accept a prefix of the proposed chain and add one token. `logits`: (L, V) processed logits, one row per entry.
 
     At temperature 0, p is one-hot and both rules accept exactly what the target would have chosen.
     """
-    if sampling.temperature == 0:
-        return coupled(logits, proposal, history, sampling, noise)
+    if sampling.greedy:
+        return coupled(logits, proposal, sampling, noise)
     chain = proposal.chain()
-    target = mx.softmax(
-        filtered(logits, sampling, proposal.contexts(history, sampling)) / sampling.temperature, axis=-1
-    )
+    target = mx.softmax(logits.astype(mx.float32) / sampling.temperature, axis=-1)
     draft = draft_probabilities(proposal, logits.shape[-1])
     replacements = mx.argmax(_residual_scores(target, draft, proposal, sampling, noise), axis=-1)
     ratios = _ratios(target, draft, proposal, chain)
@@ -72,9 +69,9 @@ def _ratios(target: mx.array, draft: mx.array, proposal: ProposedTree, chain: li
 def _residual_scores(
     target: mx.array, draft: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise
 ) -> mx.array:
-    """(L, V): the argmax of row i is drawn from norm(max(p - q, 0)), and from p where nothing was proposed."""
+    """(L, V): the argmax of row i is drawn from norm(max(p - q, 0)), or from p if nothing was proposed."""
     residual = mx.maximum(target - draft, 0.0)
-    # Where p and q agree to the last bit a rejection is impossible, save for rounding.
+    # If p and q agree to the last bit, only rounding can cause a rejection.
     residual = mx.where(residual.sum(axis=-1, keepdims=True) > 0, residual, target)
     rows = [noise.row(sampling.seed, position + 1, NoiseStream.RESIDUAL) for position in proposal.positions]
     return mx.log(residual) + mx.stack(rows)

@@ -83,13 +83,13 @@ class SharedEngine(FakeEngine):
     def open(self, sampling: Sampling, vocabulary: int) -> Shared:
         return Shared()
 
-    def evaluate_together(self, asked: Sequence[tuple[Any, Batch]]) -> list[list[Candidates]]:
-        self.together.append(len(asked))
-        return super().evaluate_together(asked)
+    def evaluate_together(self, parts: Sequence[tuple[Any, Batch]]) -> list[list[Candidates]]:
+        self.together.append(len(parts))
+        return super().evaluate_together(parts)
 
 
 def batch(*tokens: int) -> Batch:
-    return Batch([], tokens, [-1] * len(tokens), [], 1)
+    return Batch([], tokens, [-1] * len(tokens), 1)
 
 
 def start(sequence: int, adopt: KvReference | None = None) -> Start:

@@ -22,6 +22,7 @@ from protocol.sampling.sampler import Noise, scores
 from protocol.sampling.threefry import NoiseStream
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 from tests.support.paths import DEMO_DRAFT
+from tests.support.processing import processed
 from tests.support.tiny_models import VOCABULARY, stock_logits, tree_model
 
 DEMO = DEMO_DRAFT
@@ -73,8 +74,8 @@ def path_of(node: Node) -> list[int]:
 
 def target_choice(model: TreeModel, tokens: list[int], sampling: Sampling) -> int:
     """What the target itself would sample behind `tokens`, by a stock forward."""
-    logits = stock_logits(model.network, tokens)[None]
-    return int(np.argmax(scores(logits, [len(tokens)], sampling, [tokens], Noise(model.vocabulary))))
+    logits = processed(stock_logits(model.network, tokens)[None], sampling, tokens)
+    return int(np.argmax(scores(logits, [len(tokens)], sampling, Noise(model.vocabulary))))
 
 
 # MLX -----------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import pytest
 
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.ngram import NgramEngine
-from draft_worker.logits_processors import DraftLogitsProcessors
 from draft_worker.worker import DraftWorker
 from protocol.inference.tree_model import TreeModel
 from protocol.messages.base import SequenceId
@@ -124,9 +123,9 @@ def test_a_restarted_draft_goes_on_in_the_middle_of_the_grammar(model: TreeModel
 def test_what_a_draft_can_not_heed_it_does_without(model: TreeModel):
     bad = start(Sampling(grammar=Grammar("{")))
 
-    assert DraftLogitsProcessors(MlxEngine(model, "tiny")).at(bad) is None
-    assert DraftLogitsProcessors(NgramEngine()).at(start(SAMPLINGS["grammar"])) is None
-    assert DraftLogitsProcessors(MlxEngine(model, "tiny")).at(start(Sampling())) is None
+    assert MlxEngine(model, "tiny").processors(bad) is None
+    assert NgramEngine().processors(start(SAMPLINGS["grammar"])) is None
+    assert MlxEngine(model, "tiny").processors(start(Sampling())) is None
     with pytest.raises(GrammarError):
         Grammars(model.folder, VOCABULARY).open(Grammar("{"), (END,), ())
     worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)

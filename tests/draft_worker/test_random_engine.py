@@ -9,7 +9,7 @@ from tests.support.fake_draft import VOCABULARY, FakeEngine, oracle
 def _asked(engine: RandomEngine, vocabulary: int = VOCABULARY):
     sequence = engine.open(Sampling(), vocabulary)
     sequence.prefill([1, 2, 3])
-    return sequence.evaluate(Batch([], [4, 5], [-1, 0], [[], []], limit=8))
+    return sequence.evaluate(Batch([], [4, 5], [-1, 0], limit=8))
 
 
 def test_its_claims_are_those_of_the_engine_it_wraps():
@@ -32,7 +32,7 @@ def test_every_forward_and_every_row_is_the_inner_engine_s():
     sequence = RandomEngine(inner).open(Sampling(), VOCABULARY)
 
     sequence.prefill([1, 2, 3])
-    sequence.evaluate(Batch([], [4, 5], [-1, 0], [[], []], limit=2))
+    sequence.evaluate(Batch([], [4, 5], [-1, 0], limit=2))
     sequence.keep([0], [1])
 
     assert inner.opened[0].forwards == [-3, 2]

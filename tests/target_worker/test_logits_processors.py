@@ -25,6 +25,7 @@ from protocol.sampling.sampler import Noise, scores
 from protocol.speculation.token_tree import node_id
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
+from tests.support.processing import processed
 from tests.support.tiny_models import VOCABULARY, network, stock_logits
 from tests.support.tiny_tokenizer import END, ids, text, write_tokenizer
 from tests.target_worker.kv.test_checkpoint import HELLO, answers
@@ -83,7 +84,8 @@ def expected(folder: Path, sampling: Sampling) -> tuple[tuple[int, ...], tuple[f
             (mask,) = grammars.open(sampling.grammar, (END,), tokens[len(PROMPT) :]).allowed([()])
             assert mask is not None
             logits[~mask] = -np.inf
-        row = scores(mx.array(logits)[None], [len(tokens)], sampling, [tokens], noise)
+        rest = msgspec.structs.replace(sampling, frequency_penalty=0.0, presence_penalty=0.0, grammar=None)
+        row = scores(processed(mx.array(logits)[None], rest, tokens), [len(tokens)], sampling, noise)
         tokens.append(int(mx.argmax(row)))
         logs.append(float(bare[tokens[-1]] - np.logaddexp.reduce(bare)))
     return tuple(tokens), tuple(logs)

@@ -32,6 +32,7 @@ from protocol.speculation.token_tree import node_id
 from target_worker.engine import TargetEngine
 from target_worker.verification.proposed_tree import ProposedTree
 from target_worker.worker import TargetWorker
+from tests.support.processing import processed
 from tests.support.tiny_models import VOCABULARY, network, stock_logits, tree_model
 
 _PROMPT: tuple[int, ...] = (5, 9, 2, 33, 41, 7, 5, 9)
@@ -114,8 +115,8 @@ def _reference(sampling: Sampling) -> tuple[int, ...]:
     """Token by token through stock mlx-lm, sampled by hand."""
     model, noise, tokens = network(), Noise(VOCABULARY), list(_PROMPT)
     while len(tokens) < len(_PROMPT) + _GENERATED:
-        logits = stock_logits(model, tokens)[None]
-        tokens.append(int(mx.argmax(scores(logits, [len(tokens)], sampling, [tokens], noise))))
+        logits = processed(stock_logits(model, tokens)[None], sampling, tokens)
+        tokens.append(int(mx.argmax(scores(logits, [len(tokens)], sampling, noise))))
     return tuple(tokens)
 
 
@@ -368,13 +369,10 @@ def test_the_verdict_leaves_before_the_cache_is_tidied():
     assert sequence.cache.committed == len(_PROMPT)
 
 
-def test_a_penalty_reads_the_root_and_each_entry_s_own_path():
+def test_the_path_of_an_entry_ends_in_the_entry_and_leaves_out_the_root():
     verify = Verify(SequenceId(1), 0, _ROOT, 4, (9, 1, 2, 3), (-1, 0, 0, 1))
-    sampling = Sampling(repetition_penalty=2.0, repetition_context=3)
 
-    contexts = ProposedTree(verify).contexts([5, 6, 7, 8, 9], sampling)
-
-    assert [list(context)[-3:] for context in contexts] == [[7, 8, 9], [8, 9, 1], [8, 9, 2], [9, 1, 3]]
+    assert ProposedTree(verify).paths == [(), (1,), (2,), (1, 3)]
 
 
 def _fault(replies: list[FromWorker]) -> tuple[str, int | None]:

@@ -2,7 +2,9 @@
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from orchestrator.api.sampling_params import SamplingParams
 from protocol.errors import InputError
@@ -97,7 +99,7 @@ class ChatConversation:
         return ""
 
     def _change(self, **values: float | None) -> None:
-        changed = replace(self.params, **values)
+        changed = structs.replace(self.params, **values)
         changed.submit("", "check")
         self.params = changed
 

@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from orchestrator.api.client import Client, Stream
 from orchestrator.cli.chat.conversation import ChatConversation, is_command, without_escape
@@ -37,7 +39,7 @@ class Answerer:
         """Raises PipelineError if the pipeline refuses; nothing of the conversation has changed then."""
         params = conversation.params
         stops = [params.stop] if isinstance(params.stop, str) else list(params.stop)
-        params = replace(params, stop=[*stops, *self.template.stops])
+        params = structs.replace(params, stop=[*stops, *self.template.stops])
         tokens = self.template.tokens(conversation.messages(question))
         with self.client.stream(tokens, params) as stream:
             return _read(stream, show)

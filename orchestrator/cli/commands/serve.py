@@ -7,15 +7,13 @@ import click
 
 from orchestrator.cli.options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import opened
-from orchestrator.cli.presets import PRESETS, filled_in
+from orchestrator.cli.sampling_options import server_defaults, server_options
 from orchestrator.http.settings import ServerSettings, fresh_key, loopback
 from orchestrator.machine.checkpoints import resolve
 from protocol.errors import InputError
 
 _DEMO = "demo"
 _SHORTEST_KEY = 8
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_OPEN = "For requests that name none."
 _MOST = "Texts generated at once; a request beyond that is answered with status 429."
 
 
@@ -30,12 +28,7 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 )
 @click.option("--no-api-key", is_flag=True, help="Accept every program of this machine; only on loopback.")
 @click.option("--model-name", multiple=True, help="What clients call the model; may be given several times.")
-@click.option("--preset", type=click.Choice(list(PRESETS)), help="Values for the following five.")
-@click.option("--temperature", type=click.FloatRange(0, 100), default=1.0, show_default=True, help=_OPEN)
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help=_OPEN)
-@click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help=_OPEN)
-@click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, show_default=True, help=_OPEN)
-@click.option("--repetition-penalty", type=click.FloatRange(0.1, 10), default=1.0, show_default=True, help=_OPEN)
+@server_options
 @click.option("--max-requests", type=click.IntRange(1, 256), default=64, show_default=True, help=_MOST)
 @click.option("--max-body", type=click.IntRange(1, 256), default=8, show_default=True, help="MiB of a request.")
 @click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this machine that clients use.")
@@ -48,10 +41,9 @@ def serve(**options: Any) -> None:
     launch-pipeline serve --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
     curl http://127.0.0.1:8080/v1/models -H "Authorization: Bearer KEY"
     """
-    preset = options.pop("preset")
-    options = filled_in(options, "preset", PRESETS[preset]) if preset else options
+    defaults = server_defaults(options)
     notes = without_effect(options)
-    settings, port, made = _settings(options)
+    settings, port, made = _settings(options, defaults)
     folder = resolve(options["target"], "target")
     # The libraries of the server take a while, which other commands need not wait for.
     from orchestrator.http.run import bound, run
@@ -60,7 +52,7 @@ def serve(**options: Any) -> None:
         run(opened(options, notes, quiet=False), folder, settings, listener, made)
 
 
-def _settings(options: dict[str, Any]) -> tuple[ServerSettings, int, bool]:
+def _settings(options: dict[str, Any], defaults: dict[str, Any]) -> tuple[ServerSettings, int, bool]:
     """Takes the server's options out of `options`: settings, the port, and whether the key was made here."""
     host, port = options.pop("host"), options.pop("port")
     key, made = _key(options.pop("api_key"), options.pop("no_api_key"), host)
@@ -71,7 +63,7 @@ def _settings(options: dict[str, Any]) -> tuple[ServerSettings, int, bool]:
         origins=options.pop("allow_origin"),
         most_open=options.pop("max_requests"),
         most_bytes=options.pop("max_body") << 20,
-        defaults={name: options.pop(name) for name in _DEFAULTS},
+        defaults=defaults,
     )
     return settings, port, made
 

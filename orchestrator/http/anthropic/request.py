@@ -3,22 +3,22 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from orchestrator.http.anthropic.content_blocks import function, messages
 from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.request_bodies import converted
+from orchestrator.http.sampling_fields import SHARED_NAMES, UncheckedSamplingFields
 
 _CALLED = {"response_format": "output_config", "max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
 """What fields of the chat are called here."""
-_SAME = ("model", "stream", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+_SAME = ("model", "stream", *SHARED_NAMES, "seed")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class CountTokensRequest(msgspec.Struct, kw_only=True):
-    """POST /v1/messages/count_tokens. Fields that mean the same in chats are looked at there."""
+class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
+    """POST /v1/messages/count_tokens, which ignores sampling. The chat request checks fields that it shares."""
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     system: str | list[dict[str, Any]] | None = None
@@ -61,11 +61,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)]
     stop_sequences: list[str] | None = None
     stream: Any = None
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    repetition_penalty: Any = None
     seed: Any = None
     mcp_servers: Any = None
     container: Any = None

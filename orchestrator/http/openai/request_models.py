@@ -10,15 +10,12 @@ from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.openai.structured_output import forced_call, response_grammar
 from orchestrator.http.request_bodies import decoded
+from orchestrator.http.sampling_fields import BODY_NAMES, CheckedSamplingFields
 from protocol.errors import InputError
 from protocol.messages.base import MAX_ALTERNATIVES, Token
 from protocol.messages.sampling import Grammar
 
 MOST_CHOICES = 16
-_NUMBERS = (
-    *("temperature", "top_p", "top_k", "min_p"),
-    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
-)
 _IGNORED: tuple[object, ...] = (None, False, 0, [], {})
 
 
@@ -26,24 +23,17 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
+class GenerationRequest(CheckedSamplingFields, kw_only=True):
     """What both kinds of completion have in common; None is what clients send for "not given"."""
 
     model: str | None = None
     n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
     seed: int | None = None
     stop: str | tuple[str, ...] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
     user: Any = None
 
     @property
@@ -179,7 +169,7 @@ def sampling(
     question: GenerationRequest, room: int, default_tokens: int | None, defaults: Mapping[str, float]
 ) -> SamplingParams:
     """Of the first choice. `room`: tokens that fit behind the prompt; `defaults`: for what the question leaves open."""
-    given = {name: value for name in _NUMBERS if (value := getattr(question, name)) is not None}
+    given = {name: value for name in BODY_NAMES if (value := getattr(question, name)) is not None}
     if given.get("top_k") == -1:
         # What some clients send for "all".
         given["top_k"] = 0

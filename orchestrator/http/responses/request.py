@@ -10,29 +10,19 @@ from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.request_bodies import converted
 from orchestrator.http.responses.items import function, messages
+from orchestrator.http.sampling_fields import SHARED_NAMES, UncheckedSamplingFields
 
 Items = list[dict[str, Any]]
 _CALLED = {"response_format": "text", "max_completion_tokens": "max_output_tokens", "messages": "input"}
 """What fields of the chat are called here."""
 _LOGPROBS = "message.output_text.logprobs"
-_SAME = (
-    "model",
-    "stream",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "parallel_tool_calls",
-    "user",
-)
+_SAME = ("model", "stream", *SHARED_NAMES, "seed", "parallel_tool_calls", "user")
 
 
-class Response(msgspec.Struct, kw_only=True):
+class Response(UncheckedSamplingFields, kw_only=True):
     """Fields that mean the same in chats are looked at there."""
 
-    input: str | Items = []
+    input: str | Items = msgspec.field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -43,11 +33,6 @@ class Response(msgspec.Struct, kw_only=True):
     metadata: dict[str, Any] | None = None
     model: Any = None
     stream: Any = None
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    repetition_penalty: Any = None
     seed: Any = None
     parallel_tool_calls: Any = None
     user: Any = None

@@ -6,12 +6,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.candidates.ranking import propose
-from draft_worker.candidates.top import top
+from draft_worker.candidates.ranking import propose, top
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, scores
 from protocol.speculation.candidates import Candidates
+from tests.support.processing import processors
 
 COUPLED, REJECTION = Sampling(temperature=1.0, seed=11), Sampling(temperature=1.0, seed=11, verification="rejection")
 
@@ -45,7 +45,7 @@ def proposed(values: list[list[float]], sampling: Sampling, batch: Batch) -> lis
 
 
 def asking(limit: int, saguaro: float = 1.0, fans: tuple[int, ...] = ()) -> Batch:
-    return Batch([], [], [], [], limit, saguaro, fans)
+    return Batch([], [], [], limit, saguaro, fans)
 
 
 def random_logits(rows: int, width: int, seed: int) -> list[list[float]]:
@@ -62,7 +62,7 @@ def test_greedy_candidates_are_ranked_by_softmax():
 
 def test_coupled_candidates_are_ranked_by_the_target_s_score():
     logits = random_logits(6, 300, seed=1)
-    expected = scores(mx.array(logits), range(50, 56), COUPLED, [], Noise(300))
+    expected = scores(mx.array(logits), range(50, 56), COUPLED, Noise(300))
 
     found = proposed(logits, COUPLED, asking(4))
     assert [each.tokens[0] for each in found] == np.array(mx.argmax(expected, axis=-1)).tolist()
@@ -72,7 +72,9 @@ def test_coupled_candidates_are_ranked_by_the_target_s_score():
 
 
 def test_filtered_tokens_are_no_candidates():
-    (found,) = proposed(random_logits(1, 300, seed=2), Sampling(temperature=1.0, top_k=2), asking(8))
+    sampling = Sampling(temperature=1.0, top_k=2)
+    batch = asking(8)._replace(processors=processors(sampling), paths=[[]])
+    (found,) = proposed(random_logits(1, 300, seed=2), sampling, batch)
 
     assert len(found.tokens) == len(found.probabilities) == 2
 

@@ -83,7 +83,7 @@ def test_core_ml_is_called_as_its_library_wants_and_says_what_the_executor_says(
         sequence = engine.open(sampling, VOCABULARY)
         sequence.prefill(range(60))
         for _ in range(8):
-            found.append(sequence.evaluate(Batch((), [1, 2, 3, 4, 5], [-1] * 5, (), 4)))
+            found.append(sequence.evaluate(Batch((), [1, 2, 3, 4, 5], [-1] * 5, 4)))
             sequence.keep([sequence.next_row - 1], ())
 
     assert found[:8] == found[8:]

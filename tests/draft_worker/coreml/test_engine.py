@@ -18,10 +18,10 @@ from draft_worker.paced_engine import PacedEngine
 from protocol.inference.tree_model import TreeModel
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import KvReference
-from protocol.sampling.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
 from protocol.worker.pacing import Pacer
 from tests.support.coreml_runs import CONTEXT, convert, tiny
+from tests.support.processing import processors
 from tests.support.tiny_models import VOCABULARY
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, seed=5)
@@ -57,17 +57,13 @@ def assert_alike(got: list[Candidates], want: list[Candidates]) -> None:
 class Both:
     """One walk through two sequences, whose row numbers may differ."""
 
-    def __init__(
-        self, one: EngineSequence, other: EngineSequence, seed: int, path_tokens: int, penalised: bool = False
-    ) -> None:
-        self.penalised = penalised
+    def __init__(self, one: EngineSequence, other: EngineSequence, seed: int, sampling: Sampling = GREEDY) -> None:
+        self.sampling = sampling
         self.sequences = (one, other)
         self.source = random.Random(seed)
-        self.path_tokens = path_tokens
         self.nodes: dict[int, tuple[int, list[int], tuple[int, int]]] = {}
         """By our own number: parent, path from the root, the rows."""
         self.tokens: list[int] = []
-        self.restraint = LogitsProcessors(PENALISED, None, ())
         self.count = 0
 
     def prefill(self, count: int) -> None:
@@ -82,7 +78,7 @@ class Both:
         self.tokens += behind
         begins = [sequence.next_row + committed for sequence in self.sequences]
         fresh: list[int] = []
-        tokens, parents, contexts = [], ([], []), []
+        tokens, parents = [], ([], [])
         for index in range(count):
             parent = self.source.choice([-1, *self.nodes])
             token = self.source.randrange(VOCABULARY)
@@ -93,11 +89,10 @@ class Both:
             fresh.append(self.count)
             self.count += 1
             tokens.append(token)
-            contexts.append([*self.tokens, *path][-self.path_tokens :] if self.path_tokens else [])
-        heard = self.restraint if self.penalised else None
+        wanted = processors(self.sampling, self.tokens)
         paths = [self.nodes[number][1] for number in fresh]
         one, other = (
-            sequence.evaluate(Batch(behind, tokens, parents[side], contexts, 4, 0.5, [2] * count, heard, paths))
+            sequence.evaluate(Batch(behind, tokens, parents[side], 4, 0.5, [2] * count, wanted, paths))
             for side, sequence in enumerate(self.sequences)
         )
         return one, other
@@ -131,7 +126,7 @@ class Both:
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
 def test_a_walk_says_what_mlx_says(converted: Converted, reference: MlxEngine, sampling: Sampling):
     one, other = (each.open(sampling, VOCABULARY) for each in (engine(converted), reference))
-    walk = Both(one, other, seed=3, path_tokens=one.path_tokens, penalised=sampling is PENALISED)
+    walk = Both(one, other, seed=3, sampling=sampling)
     walk.prefill(21)
     for step in range(14):
         assert_alike(*walk.evaluate(walk.source.choice([1, 3, 6, 17]), committed=0 if walk.nodes else step % 3))
@@ -141,7 +136,7 @@ def test_a_walk_says_what_mlx_says(converted: Converted, reference: MlxEngine, s
 
 def test_truncation_forgets_rows_and_tokens(converted: Converted, reference: MlxEngine):
     one, other = (each.open(SAMPLED, VOCABULARY) for each in (engine(converted), reference))
-    walk = Both(one, other, seed=4, path_tokens=0)
+    walk = Both(one, other, seed=4)
     walk.prefill(30)
     walk.evaluate(9)
     walk.keep()
@@ -156,7 +151,7 @@ def test_truncation_forgets_rows_and_tokens(converted: Converted, reference: Mlx
 
 def test_slots_that_run_out_cost_candidates_and_no_more(converted: Converted, reference: MlxEngine):
     one, other = (each.open(GREEDY, VOCABULARY) for each in (engine(converted), reference))
-    walk = Both(one, other, seed=5, path_tokens=0)
+    walk = Both(one, other, seed=5)
     walk.prefill(CONTEXT - 20)
     found, _ = walk.evaluate(40)
     without = [index for index, each in enumerate(found) if not each.tokens]
@@ -173,14 +168,14 @@ def test_a_row_without_a_slot_can_still_be_committed(converted: Converted, refer
     for sequence in (one, other):
         sequence.prefill([token % VOCABULARY for token in range(CONTEXT - 20)])
         firsts.append(sequence.next_row)
-    batch = Batch((), [*range(30)], [-1] * 30, (), 4)
+    batch = Batch((), [*range(30)], [-1] * 30, 4)
     without = [index for index, found in enumerate(one.evaluate(batch)) if not found.tokens]
     other.evaluate(batch)
     for sequence, first in zip((one, other), firsts, strict=True):
         sequence.keep([first + without[0]], ())
 
     assert one.committed == other.committed == CONTEXT - 19
-    batch = Batch((), [7], [-1], (), 4)
+    batch = Batch((), [7], [-1], 4)
     assert_alike(one.evaluate(batch), other.evaluate(batch))
 
 
@@ -192,7 +187,7 @@ def test_tokens_reach_to_the_end_of_the_context(converted: Converted, reference:
         sequence.prefill(tokens[:70])
     for position in range(70, CONTEXT):
         rows = [sequence.next_row for sequence in (one, other)]
-        found = [sequence.evaluate(Batch((), [tokens[position]], [-1], (), 4)) for sequence in (one, other)]
+        found = [sequence.evaluate(Batch((), [tokens[position]], [-1], 4)) for sequence in (one, other)]
         assert_alike(*found)
         for sequence, row in zip((one, other), rows, strict=True):
             sequence.keep([row], ())
@@ -202,7 +197,7 @@ def test_tokens_that_the_target_lacks_are_never_drafted(converted: Converted):
     for sampling in (GREEDY, SAMPLED, FILTERED, DRAWN):
         sequence = engine(converted).open(sampling, 20)
         sequence.prefill([1, 2, 3])
-        for found in sequence.evaluate(Batch((), [4, 5], [-1, -1], [[4], [5]], 8)):
+        for found in sequence.evaluate(Batch((), [4, 5], [-1, -1], 8)):
             assert max(found.tokens) < 20
 
 
@@ -215,7 +210,7 @@ def test_a_host_cache_is_the_input_itself_and_is_never_copied(tmp_path: Path):
     sequence = CoreMlEngine(converted, runtime).open(GREEDY, VOCABULARY)
     sequence.prefill(range(30))
     for _ in range(3):
-        sequence.evaluate(Batch((), [1, 2, 3], [-1, -1, -1], (), 4))
+        sequence.evaluate(Batch((), [1, 2, 3], [-1, -1, -1], 4))
 
     assert {value.dtype for inputs in seen for value in inputs.values()} == {np.dtype(np.float32)}
     for name in ("kv", "x", "mask", "cos", "sin"):
@@ -243,13 +238,13 @@ def test_another_life_goes_on_from_the_shared_cache(shared: Callable[..., CoreMl
     first.prefill(range(40))
     saved = first.save()
     assert saved is not None
-    first.evaluate(Batch((), [1, 2], [-1, -1], (), 4))
+    first.evaluate(Batch((), [1, 2], [-1, -1], 4))
     second = opened(shared())
 
     assert second.adopt(saved) == ""
 
     assert second.committed == 40
-    batch = Batch((), [3, 4, 5], [-1, -1, -1], (), 4)
+    batch = Batch((), [3, 4, 5], [-1, -1, -1], 4)
     assert second.evaluate(batch) == first.evaluate(batch)
 
 
@@ -346,13 +341,13 @@ def test_another_request_goes_on_with_what_one_has_read(converted: Converted, re
     first, other = engine(converted).open(GREEDY, VOCABULARY), reference.open(SAMPLED, VOCABULARY)
     tokens = [random.Random(7).randrange(VOCABULARY) for _ in range(30)]
     first.prefill(tokens)
-    first.evaluate(Batch([], [1, 2, 3], [-1, -1, -1], [], 4))
+    first.evaluate(Batch([], [1, 2, 3], [-1, -1, -1], 4))
     if not (exclusive or first.copyable):
         assert converted.package.cache == "state"
         return
     again = first.reopen(22, SAMPLED, VOCABULARY, exclusive=exclusive)
     other.prefill(tokens[:22])
-    asked = Batch([], [4, 5], [-1, -1], [], 4)
+    asked = Batch([], [4, 5], [-1, -1], 4)
 
     assert_alike(again.evaluate(asked), other.evaluate(asked))
     assert first.memory >= 2 * np.prod(converted.package.cache_shape)

@@ -18,6 +18,7 @@ from target_worker.verification import rejection as module
 from target_worker.verification.coupled import coupled
 from target_worker.verification.proposed_tree import ProposedTree
 from target_worker.verification.rejection import rejection
+from tests.support.processing import processed
 
 _VOCABULARY = 5
 _DRAWS = 1500
@@ -87,8 +88,8 @@ def _emitted(seed: int, draft: np.ndarray | None, depth: int, sampling: Sampling
     tokens = [_ROOT]
     while len(tokens) < 3:
         proposal = _proposal(tokens[-1], _POSITION + len(tokens) - 1, seed, draft, depth)
-        logits = mx.array(_TARGET[list(proposal.tokens)])
-        walk = rejection(logits, proposal, tokens, sampling, _NOISE)
+        logits = processed(mx.array(_TARGET[list(proposal.tokens)]), sampling)
+        walk = rejection(logits, proposal, sampling, _NOISE)
         tokens += [*(proposal.tokens[entry] for entry in walk.accepted), walk.bonus]
     return tokens[1], tokens[2]
 
@@ -147,7 +148,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted():
     for seed in range(50):
         proposal = _proposal(_ROOT, _POSITION, seed, draft, 3)
         logits = mx.array(_TARGET[list(proposal.tokens)])
-        walk = rejection(logits, proposal, [_ROOT], Sampling(temperature=1.0, seed=seed), _NOISE)
+        walk = rejection(logits, proposal, Sampling(temperature=1.0, seed=seed), _NOISE)
         assert len(walk.accepted) >= 2, "only rounding may reject"
 
 
@@ -170,9 +171,9 @@ def test_greedy_equals_coupled_verification():
     proposal = _proposal(_ROOT, _POSITION, 4, None, 3)
     logits = mx.array(_TARGET[list(proposal.tokens)])
 
-    walk = rejection(logits, proposal, [_ROOT], Sampling(), _NOISE)
+    walk = rejection(logits, proposal, Sampling(), _NOISE)
 
-    assert walk == coupled(logits, proposal, [_ROOT], Sampling(), _NOISE)
+    assert walk == coupled(logits, proposal, Sampling(), _NOISE)
 
 
 def test_unnormalised_draft_distributions_are_normalised():

@@ -15,8 +15,7 @@ import pytest
 
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.examine import carry_out
-from draft_worker.coreml.runtime.compute_plan import placements
+from draft_worker.coreml.examine import carry_out, placements
 from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
@@ -304,9 +303,7 @@ def test_the_compute_plan_is_asked_as_the_library_wants(monkeypatch: pytest.Monk
     plan.get_estimated_cost_for_mlprogram_operation.side_effect = costs
     load: Mock = create_autospec(kinds.MLComputePlan.load_from_path, return_value=plan)
     monkeypatch.setattr(kinds.MLComputePlan, "load_from_path", load)
-    monkeypatch.setattr(
-        "draft_worker.coreml.runtime.compute_plan.compiled", lambda folder: folder / "compiled.mlmodelc"
-    )
+    monkeypatch.setattr("draft_worker.coreml.examine.compiled", lambda folder: folder / "compiled.mlmodelc")
 
     assert list(placements(Path("model"))) == [Placed("width_8", 2, 1, 0.75, {"gather": 1})]
     assert load.call_args.kwargs == {

@@ -1,6 +1,7 @@
-"""How probable the target found what it chose, and what else: the softmax of its bare logits. Knows no rules."""
+"""What a verification accepts, and how probable the target found those tokens. Knows no acceptance rule."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -9,8 +10,23 @@ from protocol.messages.base import LEAST_LOG_PROBABILITY
 from protocol.messages.sampling import Likelihood
 
 
+class Acceptance(NamedTuple):
+    """Entries accepted from the root down, and the bonus token behind them."""
+
+    accepted: tuple[int, ...]
+    bonus: int
+    likelihoods: tuple[Likelihood, ...] = ()
+    """Of the accepted tokens and the bonus token, if the request asks for them."""
+
+
+def as_ids(picks: mx.array) -> list[int]:
+    """Compute the picks and bring them to Python."""
+    return np.array(picks).tolist()
+
+
 def likelihoods(logits: mx.array, rows: Sequence[int], tokens: Sequence[int], count: int) -> tuple[Likelihood, ...]:
-    """Of `tokens[i]` in row `rows[i]` of (L, V) `logits`, with the `count` most probable tokens of that row."""
+    """Of `tokens[i]` in row `rows[i]` of the model's own (L, V) `logits`, with the `count` most probable tokens of
+    that row."""
     chosen = logits[mx.array(list(rows))].astype(mx.float32)
     logs = chosen - mx.logsumexp(chosen, axis=-1, keepdims=True)
     return tuple(

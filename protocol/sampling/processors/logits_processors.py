@@ -1,0 +1,70 @@
+"""The ordered list of logits processors, and those of one sequence. Knows no trees and no models."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+
+import mlx.core as mx
+
+from protocol.messages.worker import Start
+from protocol.sampling.grammar import GrammarError, Grammars
+from protocol.sampling.processors.adjustments import FrequencyPenalty, LogitBias, RepetitionPenalty
+from protocol.sampling.processors.filters import FILTERS
+from protocol.sampling.processors.grammar_mask import GrammarMask
+from protocol.sampling.processors.processor import LogitsProcessor, Paths
+
+PROCESSORS: tuple[type[LogitsProcessor], ...] = (FrequencyPenalty, GrammarMask, LogitBias, RepetitionPenalty, *FILTERS)
+"""In the order in which they are applied. `Sampling` states this order to users."""
+NOT_PROCESSED = {
+    "temperature": "divides the processed logits, in `sampler.scores`",
+    "seed": "chooses the noise, in `sampler.scores`",
+    "logprobs": "is answered from the model's own logits, before any processor",
+    "verification": "chooses the acceptance rule",
+}
+"""Fields of `Sampling` that no processor handles, and why."""
+
+
+class LogitsProcessors:
+    """The processors that one sequence wants, as of its root."""
+
+    def __init__(self, processors: Sequence[LogitsProcessor], *, lenient: bool = False) -> None:
+        """`lenient`: a processor that raises GrammarError is skipped. For a draft, whose guesses may be worse."""
+        self._processors = processors
+        self._skipped = _skipped(lenient)
+
+    @classmethod
+    def wanted(cls, start: Start, grammars: Grammars, *, lenient: bool = False) -> "LogitsProcessors | None":
+        """For a sequence that begins at `start`; None if no processor is wanted. Raises GrammarError unless
+        `lenient`."""
+        processors: list[LogitsProcessor] = []
+        for processor in PROCESSORS:
+            if processor.wanted(start.sampling):
+                with _skipped(lenient):
+                    processors.append(processor(start, grammars))
+        return cls(processors, lenient=lenient) if processors else None
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Move the root behind `tokens`; the last of them is the new root."""
+        for processor in self._processors:
+            processor.advance(tokens)
+
+    def apply(self, logits: mx.array, paths: Paths) -> mx.array:
+        """(L, V) float32 of (L, V) `logits` of any float type. Raises GrammarError unless lenient."""
+        logits = logits.astype(mx.float32)
+        for processor in self._processors:
+            with self._skipped:
+                logits = processor.apply(logits, paths)
+        return logits
+
+    def forced(self, path: Sequence[int]) -> int | None:
+        """The only token that may follow `path`, whatever the model computes; None if several may. Raises
+        GrammarError unless lenient."""
+        for processor in self._processors:
+            with self._skipped:
+                token = processor.forced(path)
+                if token is not None:
+                    return token
+        return None
+
+
+def _skipped(lenient: bool) -> AbstractContextManager[bool | None]:
+    return suppress(GrammarError) if lenient else nullcontext()

@@ -1,0 +1,75 @@
+"""Laws of the surfaces that take sampling fields: each has every field, or says by name why not."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+import msgspec
+import pytest
+
+from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.cli.presets import NOT_PRESET, PRESETS
+from orchestrator.cli.sampling_options import NOT_OPTIONS, sampling_options, server_options
+from orchestrator.http.anthropic.request import MessagesRequest
+from orchestrator.http.openai.request_models import ChatRequest, CompletionRequest
+from orchestrator.http.responses.request import Response
+from orchestrator.http.sampling_fields import BODY_NAMES, NOT_IN_BODIES, ONLY_OF_COMPLETIONS, SHARED_NAMES
+from protocol.messages.sampling import Sampling, SamplingFields
+
+FIELDS = set(SamplingFields.__struct_fields__)
+NOT_SHARED = {**NOT_IN_BODIES, **ONLY_OF_COMPLETIONS}
+
+
+def options(decorate) -> dict[str, click.Option]:
+    @click.command()
+    @decorate
+    def command(**given) -> None: ...
+
+    return {option.name: option for option in command.params if isinstance(option, click.Option) and option.name}
+
+
+SURFACES: dict[str, tuple[Iterable[str], Mapping[str, str]]] = {
+    "command line": (options(sampling_options(max_tokens=9)), NOT_OPTIONS),
+    "server's options": (options(server_options), NOT_PRESET),
+    "chat completions": (ChatRequest.__struct_fields__, NOT_IN_BODIES),
+    "completions": (CompletionRequest.__struct_fields__, NOT_IN_BODIES),
+    "responses": (Response.__struct_fields__, NOT_SHARED),
+    "messages": (MessagesRequest.__struct_fields__, NOT_SHARED),
+    **{f"preset {name}": (values, NOT_PRESET) for name, values in PRESETS.items()},
+}
+DECLARED = {"logprobs", "verification"}
+"""Fields that a surface excludes from derivation and may declare in its own form."""
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+def test_a_surface_has_each_field_or_a_reason_why_not(surface: str):
+    names, reasons = SURFACES[surface]
+
+    assert FIELDS - set(names) <= reasons.keys() <= FIELDS
+    assert reasons.keys() & set(names) <= DECLARED
+    assert all(reasons.values())
+
+
+def test_programs_can_set_every_field_of_the_wire():
+    assert set(Sampling.__struct_fields__) <= set(SamplingParams.__struct_fields__)
+
+
+@pytest.mark.parametrize("field", msgspec.structs.fields(SamplingFields), ids=lambda field: field.name)
+def test_every_field_reaches_the_message_with_its_value(field: msgspec.structs.FieldInfo):
+    values: dict[str, Any] = {"verification": "rejection", "repetition_context": 7, "logprobs": 3, "top_k": 3}
+    value = values.get(field.name, 0.5)
+
+    sent = msgspec.structs.replace(SamplingParams(), **{field.name: value}).submit("", "text").sampling
+
+    assert getattr(sent, field.name) == value != field.default
+
+
+def test_options_start_from_the_defaults_of_the_fields():
+    for field in msgspec.structs.fields(SamplingFields):
+        option = options(sampling_options(max_tokens=9)).get(field.name)
+        assert option is None or option.default == field.default
+
+
+def test_the_server_and_its_presets_set_the_same_fields():
+    assert {frozenset(values) for values in PRESETS.values()} == {frozenset(options(server_options)) - {"preset"}}
+    assert set(SHARED_NAMES) <= set(BODY_NAMES)
