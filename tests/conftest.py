@@ -14,7 +14,7 @@ from protocol.kv.segments import unlink_segment
 # The settings of whoever runs the tests are none of theirs.
 os.environ["LAUNCH_PIPELINE_CONFIG"] = os.devnull
 # A slow machine fails no test: pytest-timeout ends one that hangs.
-settings.register_profile("no deadline")
+settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 Reference = Callable[[str | Sequence[int], SamplingParams], Result]
 

@@ -228,8 +228,8 @@ def locked() -> dict[str, list[Requirement]]:
 def declared() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    # A GPU's build, and clients of the server that one test looks for, are the user's own to install.
-    locked = [line for name in extras if name not in ("cuda", "clients") for line in extras[name]]
+    # The user installs a GPU's build, what trains drafts, and the server's clients that one test uses.
+    locked = [line for name in extras if name not in ("cuda", "training", "clients") for line in extras[name]]
     lines = [*project["dependencies"], *locked]
     return [Requirement(line) for line in lines]
 

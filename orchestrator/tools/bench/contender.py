@@ -1,6 +1,6 @@
 """What the bench compares: the task that every contender gets, its result, and our pipelines as contenders."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from orchestrator.api.pipeline import Pipeline
@@ -20,9 +20,11 @@ class GenerationTask(NamedTuple):
     temperature: float
     seed: int
 
-    def sampling(self) -> SamplingParams:
+    def sampling(self, verification: Verification = "coupled") -> SamplingParams:
         """The same parameters for a pipeline."""
-        return SamplingParams(temperature=self.temperature, seed=self.seed, max_tokens=self.max_tokens)
+        return SamplingParams(
+            temperature=self.temperature, seed=self.seed, max_tokens=self.max_tokens, verification=verification
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ class PipelineContender:
         self._verification: Verification = verification
 
     def generate(self, task: GenerationTask) -> TimedGeneration:
-        result = self._pipeline.generate(task.tokens, replace(task.sampling(), verification=self._verification))
+        result = self._pipeline.generate(task.tokens, task.sampling(self._verification))
         figures = result.statistics
         return TimedGeneration(
             tokens=result.tokens,

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.api.sampling_params import SamplingParams
@@ -73,7 +73,6 @@ def test_a_streamed_call_is_the_same(hermes: ChatTemplate, size: int):
     assert deltas[-1]["finish_reason"] == "tool_calls"
 
 
-@settings(deadline=None)
 @given(said=st.lists(st.sampled_from(["<tool", "_call>", "</tool_call>", '{"name": "f"}', "x", "<", "\n"])))
 def test_no_text_is_lost_and_cuts_do_not_matter(said: list[str]):
     caller = ToolCallParser(None)

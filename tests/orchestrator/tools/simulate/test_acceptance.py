@@ -5,7 +5,7 @@ from statistics import mean
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.runtime.journal import Journal
@@ -47,7 +47,6 @@ def test_claims_are_probabilities_that_fall(accept, exponent, slope, shift):
     assert sum(claims) <= 1.0 + 1e-9
 
 
-@settings(deadline=None)
 @given(accept=st.floats(0.01, 0.99), spread=st.floats(0.0, 4.0))
 def test_positions_differ_around_the_mean(accept, spread):
     kinds = AcceptanceModel(accept=accept, spread=spread).by_difficulty()
