@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from draft_worker.candidates.noise_prefetch import PEAK, NoisePrefetch
 from draft_worker.candidates.ranking import propose
-from draft_worker.candidates.shortlist import ROWS, shortlist
+from draft_worker.candidates.shortlist import GROUP_SIZE, shortlist
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise
@@ -21,7 +21,7 @@ NOISES = {size: (NoisePrefetch(size, size), Noise(size)) for size in (67, 4096, 
 
 
 def padded(logits: np.ndarray) -> np.ndarray:
-    return np.pad(logits, (0, -len(logits) % ROWS), constant_values=-np.inf)
+    return np.pad(logits, (0, -len(logits) % GROUP_SIZE), constant_values=-np.inf)
 
 
 def peaked(size: int, spread: float, seed: int) -> np.ndarray:
@@ -93,7 +93,7 @@ def test_a_vocabulary_of_151936_is_no_exception(spread: float, temperature: floa
 def test_an_unlikely_token_wins_by_a_peak_of_noise():
     ahead, _ = NOISES[4096]
     noise = ahead.position(SEED, 7)
-    highest = int(noise.peaks[noise.heights.argmax()])
+    highest = int(noise.peaks[noise.peak_values.argmax()])
     logits = np.zeros(4096, np.float32)
 
     assert shortlist(logits, 4, 1.0, noise).tokens[0] == highest
@@ -131,5 +131,5 @@ def test_noise_ahead_forgets_old_positions_and_draws_them_alike_again():
     for position in range(1, 9):
         ahead.position(SEED, position)
 
-    assert len(ahead._begun) == len(ahead._known) == 4
+    assert len(ahead._words) == len(ahead._noises) == 4
     assert np.array_equal(ahead.position(SEED, 0).at(np.arange(67)), before)

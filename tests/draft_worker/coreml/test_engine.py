@@ -290,7 +290,7 @@ def test_a_damaged_cache_is_refused(shared: Callable[..., CoreMlEngine]):
     first.prefill(range(40))
     saved = first.save()
     assert saved is not None
-    first._held.array[0, 0, 3, 0] += 1
+    first._cache.array[0, 0, 3, 0] += 1
 
     assert "torn" in opened(shared()).adopt(saved)
 
@@ -332,8 +332,8 @@ def test_a_truncated_sequence_is_saved_anew(shared: Callable[..., CoreMlEngine])
 
 
 def _name(sequence: HostCachedSequence) -> str:
-    assert sequence._held.arena is not None
-    return sequence._held.arena.name
+    assert sequence._cache.arena is not None
+    return sequence._cache.arena.name
 
 
 @pytest.mark.parametrize("exclusive", [True, False])

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from draft_worker.prefill.kv_sink import ArenaSink
 from draft_worker.prefill.mlx import MlxPrefillEngine
-from draft_worker.prefill.outlet import ArenaOutlet
 from draft_worker.prefill.worker import PrefillWorker
 from protocol.errors import InputError
 from protocol.kv.exchange import KvExchange
@@ -27,8 +27,8 @@ PROMPT = start().tokens
 
 def worker(sharing: KvExchange | None = None) -> PrefillWorker:
     ticks = count()
-    outlet = partial(ArenaOutlet, sharing or exchange())
-    return PrefillWorker(MlxPrefillEngine(model(), "t"), outlet, lambda: float(next(ticks)), 32)
+    open_sink = partial(ArenaSink, sharing or exchange())
+    return PrefillWorker(MlxPrefillEngine(model(), "t"), open_sink, lambda: float(next(ticks)), 32)
 
 
 def asked(tokens: Sequence[int] = PROMPT[:-1], sequence: int = 1) -> Prefill:

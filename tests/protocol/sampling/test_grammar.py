@@ -193,7 +193,7 @@ def test_tokens_that_the_grammar_does_not_allow_are_nowhere_in_it():
     assert allowed(state, tuple(strange)) is None
     assert allowed(state) is not None
     state.advance(strange)
-    with pytest.raises(GrammarError, match="the text is not of it"):
+    with pytest.raises(GrammarError, match="the text does not match it"):
         allowed(state)
-    with pytest.raises(GrammarError, match="the text is not of it"):
+    with pytest.raises(GrammarError, match="the text does not match it"):
         opened(FORMS["plain"], "Hello")
