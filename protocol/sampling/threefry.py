@@ -51,7 +51,7 @@ def noise_key(seed: int, position: int, stream: NoiseStream) -> tuple[int, int]:
 
 
 def half_block(vocabulary: int) -> int:
-    """Blocks of a row of noise. The vocabulary is rounded up to a power of two, so a model's padding does not change the
+    """Blocks of a row of noise. The vocabulary is rounded up to a power of two: a model's padding does not change the
     noise."""
     return max(1, 1 << (vocabulary - 1).bit_length() >> 1)
 

@@ -83,7 +83,7 @@ def target_choice(model: TreeModel, tokens: list[int], sampling: Sampling) -> in
 
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED, Sampling(temperature=0.7, seed=2, repetition_penalty=1.3)])
 @pytest.mark.parametrize("plan", [BestFirst(3, 3), Chain(6), FanOut(2, (1, 1, 2))])
-def test_a_target_as_its_own_draft_is_always_foreseen(
+def test_a_draft_equal_to_the_target_always_hits(
     model: TreeModel, engine: MlxEngine, sampling: Sampling, plan: GrowthPlan
 ):
     tree = grown(engine, sampling, plan, steps=6)
@@ -122,7 +122,7 @@ def test_trees_grown_together_are_those_that_grow_alone(engine: MlxEngine):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED, REJECTION])
-def test_growth_after_a_walk_is_that_of_a_fresh_start(engine: MlxEngine, sampling: Sampling):
+def test_growth_after_a_random_walk_equals_that_of_a_new_start(engine: MlxEngine, sampling: Sampling):
     source = random.Random(9)
     plan, tokens, root = BestFirst(4, 3), list(PROMPT), ROOT
     tree = TokenTree(ROOT, tokens[-1], len(tokens) - 1)
@@ -196,7 +196,7 @@ def test_prompt_lookup_continues_a_repeated_text():
     assert [node.token for node in tree.main_chain()][:4] == [8, 9, 5, 6]
 
 
-def test_prompt_lookup_says_so_where_it_has_no_guess():
+def test_prompt_lookup_without_a_match_has_no_candidates():
     (reply,) = drafting(NgramEngine(), Sampling(), BestFirst(1, 2), (1, 2, 3)).work()
 
     assert isinstance(reply, Grow)
@@ -247,7 +247,7 @@ def test_tokens_that_the_target_lacks_are_never_drafted(engine, sampling):
     assert all(max(q.tokens) < 20 for reply in replies for q in reply.distributions)
 
 
-def test_a_larger_vocabulary_of_the_target_leaves_its_noise_foreseen(model):
+def test_a_draft_with_a_smaller_vocabulary_uses_the_target_s_noise(model):
     """Rows of noise follow the target's layout, whatever the size of the draft's own vocabulary."""
     wide = 4 * VOCABULARY
     worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)

@@ -159,7 +159,7 @@ def test_the_tokens_do_not_depend_on_what_is_proposed(model: TreeModel, name: st
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_nor_on_a_restart_in_the_middle(model: TreeModel, name: str):
+def test_the_tokens_do_not_depend_on_a_restart_in_the_middle(model: TreeModel, name: str):
     tokens, _ = expected(model.folder, SAMPLINGS[name])
     for border in (len(PROMPT) + 9, len(tokens) - 3):
         assert Asking(model, SAMPLINGS[name], border, tokens[:border]).decode(len(tokens)) == tokens
@@ -178,7 +178,7 @@ def test_penalties_count_what_was_generated_and_not_the_prompt(model: TreeModel)
 
 @pytest.mark.parametrize("name", ["grammar", "grammar, hotter", "everything"])
 @pytest.mark.parametrize("seed", range(2))
-def test_what_ends_by_itself_is_of_the_schema(model: TreeModel, name: str, seed: int):
+def test_text_that_ends_by_itself_fits_the_schema(model: TreeModel, name: str, seed: int):
     sampling = msgspec.structs.replace(SAMPLINGS[name], seed=seed)
     asking = Asking(model, sampling, seed)
     asking.decode(len(PROMPT) + 150)
@@ -220,7 +220,7 @@ def test_log_probabilities_are_the_model_s_own_of_every_token_that_leaves(model:
         assert one.chosen <= max(best.values(), default=0.0)
 
 
-def test_nobody_pays_for_log_probabilities_that_were_not_asked_for(model: TreeModel):
+def test_log_probabilities_are_computed_only_on_request(model: TreeModel):
     asking = Asking(model, SAMPLINGS["penalties"], 1)
     asking.decode(len(PROMPT) + 4)
 
@@ -228,7 +228,7 @@ def test_nobody_pays_for_log_probabilities_that_were_not_asked_for(model: TreeMo
 
 
 @pytest.mark.parametrize("grammar", [Grammar('{"type": "nonsense"}'), Grammar("{")])
-def test_a_grammar_that_can_not_be_had_is_refused_at_the_start(model: TreeModel, grammar: Grammar):
+def test_an_unenforceable_grammar_is_refused_at_the_start(model: TreeModel, grammar: Grammar):
     worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
     start = Start(
         SequenceId(1), 0, PROMPT, ROOT, Sampling(grammar=grammar), prompt_tokens=len(PROMPT), eos_tokens=(END,)
@@ -240,7 +240,7 @@ def test_a_grammar_that_can_not_be_had_is_refused_at_the_start(model: TreeModel,
     assert "JSON schema" in fault.text
 
 
-def test_a_grammar_that_turns_out_too_much_is_refused_then_and_harms_nobody(
+def test_a_grammar_beyond_the_library_s_limits_ends_only_its_own_request(
     model: TreeModel, monkeypatch: pytest.MonkeyPatch
 ):
     def strict() -> LLParserLimits:

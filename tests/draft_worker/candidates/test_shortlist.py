@@ -82,7 +82,7 @@ def test_the_mass_of_the_other_tokens_is_estimated_without_bias(spread: float, t
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("spread", [0.5, 2.5, 4.0])
-def test_a_vocabulary_of_151936_is_no_exception(spread: float, temperature: float):
+def test_a_vocabulary_of_151936_gives_the_same_candidates(spread: float, temperature: float):
     for seed in range(4):
         ours, full = both(peaked(151_936, spread, seed), temperature, seed)
 
@@ -90,7 +90,7 @@ def test_a_vocabulary_of_151936_is_no_exception(spread: float, temperature: floa
         assert ours.probabilities == pytest.approx(full.probabilities, abs=0.02)
 
 
-def test_an_unlikely_token_wins_by_a_peak_of_noise():
+def test_an_improbable_token_wins_by_a_peak_of_noise():
     ahead, _ = NOISES[4096]
     noise = ahead.position(SEED, 7)
     highest = int(noise.peaks[noise.peak_values.argmax()])
@@ -115,7 +115,7 @@ def test_tokens_without_a_chance_are_no_candidates():
     assert shortlist(np.full(128, -np.inf, np.float32), 4, 0.0, None).tokens == []
 
 
-def test_noise_ahead_is_the_shared_noise_and_knows_its_peaks():
+def test_prefetched_noise_is_the_shared_noise_and_lists_its_peaks():
     for size, (ahead, _) in NOISES.items():
         noise = ahead.position(SEED, 12)
         want = gumbel(noise_bits(SEED, 12, np.arange(size), size, NoiseStream.SAMPLE))
@@ -124,7 +124,7 @@ def test_noise_ahead_is_the_shared_noise_and_knows_its_peaks():
         assert np.array_equal(noise.peaks, np.flatnonzero(want > PEAK))
 
 
-def test_noise_ahead_forgets_old_positions_and_draws_them_alike_again():
+def test_prefetched_noise_of_evicted_positions_is_drawn_alike_again():
     ahead = NoisePrefetch(67, 67)
     ahead._limit = 4
     before = ahead.position(SEED, 0).at(np.arange(67))

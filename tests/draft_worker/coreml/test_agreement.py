@@ -134,7 +134,7 @@ def test_compressed_weights_are_the_only_difference(architecture: str, kind: Any
 
 
 @pytest.mark.parametrize(("kind", "share"), [("fp16", 0.98), ("int8", 0.92), ("4bit", 0.65)])
-def test_the_demo_draft_keeps_its_opinions(kind: Any, share: float, tmp_path: Path):
+def test_the_converted_demo_draft_keeps_its_most_probable_tokens(kind: Any, share: float, tmp_path: Path):
     """The share of tokens at which the package, in fp16, has the model's own favourite. So small a model has
     no redundancy: 4 bits cost it a quarter of them, as MLX's own 4 bits do."""
     demo = DEMO_DRAFT

@@ -124,7 +124,7 @@ class Both:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
-def test_a_walk_says_what_mlx_says(converted: Converted, reference: MlxEngine, sampling: Sampling):
+def test_a_random_walk_gives_the_candidates_of_mlx(converted: Converted, reference: MlxEngine, sampling: Sampling):
     one, other = (each.open(sampling, VOCABULARY) for each in (engine(converted), reference))
     walk = Both(one, other, seed=3, sampling=sampling)
     walk.prefill(21)
@@ -149,7 +149,7 @@ def test_truncation_forgets_rows_and_tokens(converted: Converted, reference: Mlx
     assert one.committed == 22
 
 
-def test_slots_that_run_out_cost_candidates_and_no_more(converted: Converted, reference: MlxEngine):
+def test_without_free_slots_only_candidates_are_missing(converted: Converted, reference: MlxEngine):
     one, other = (each.open(GREEDY, VOCABULARY) for each in (engine(converted), reference))
     walk = Both(one, other, seed=5)
     walk.prefill(CONTEXT - 20)
@@ -233,7 +233,7 @@ def opened(engine: CoreMlEngine, sampling: Sampling = GREEDY) -> HostCachedSeque
     return sequence
 
 
-def test_another_life_goes_on_from_the_shared_cache(shared: Callable[..., CoreMlEngine]):
+def test_a_restarted_draft_continues_from_the_shared_cache(shared: Callable[..., CoreMlEngine]):
     first = opened(shared())
     first.prefill(range(40))
     saved = first.save()
@@ -248,7 +248,7 @@ def test_another_life_goes_on_from_the_shared_cache(shared: Callable[..., CoreMl
     assert second.evaluate(batch) == first.evaluate(batch)
 
 
-def test_a_paced_engine_is_as_resumable_as_the_one_within(shared: Callable[..., CoreMlEngine]):
+def test_a_paced_engine_resumes_like_its_inner_engine(shared: Callable[..., CoreMlEngine]):
     slow = PacedEngine(shared(), Pacer(None), lambda: 0.0)
     first, second = (slow.open(GREEDY, VOCABULARY) for _ in range(2))
     first.prefill(range(40))
@@ -304,7 +304,7 @@ def test_more_tokens_than_were_saved_are_refused(shared: Callable[..., CoreMlEng
     assert "are wanted" in opened(shared()).adopt(KvReference(saved.name, 41))
 
 
-def test_a_closed_sequence_leaves_its_cache_to_the_next(shared: Callable[..., CoreMlEngine]):
+def test_the_next_sequence_reuses_the_cache_of_a_closed_one(shared: Callable[..., CoreMlEngine]):
     engine = shared()
     first = opened(engine)
     first.prefill(range(40))
@@ -318,7 +318,7 @@ def test_a_closed_sequence_leaves_its_cache_to_the_next(shared: Callable[..., Co
     assert "are wanted" not in opened(shared()).adopt(saved)
 
 
-def test_a_truncated_sequence_is_saved_anew(shared: Callable[..., CoreMlEngine]):
+def test_a_truncated_sequence_is_saved_again(shared: Callable[..., CoreMlEngine]):
     first = opened(shared())
     first.prefill(range(64))
     assert first.save() == KvReference(_name(first), 64)
@@ -337,7 +337,7 @@ def _name(sequence: HostCachedSequence) -> str:
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_another_request_goes_on_with_what_one_has_read(converted: Converted, reference: MlxEngine, exclusive: bool):
+def test_another_request_reuses_the_kv_of_a_sequence(converted: Converted, reference: MlxEngine, exclusive: bool):
     first, other = engine(converted).open(GREEDY, VOCABULARY), reference.open(SAMPLED, VOCABULARY)
     tokens = [random.Random(7).randrange(VOCABULARY) for _ in range(30)]
     first.prefill(tokens)

@@ -109,7 +109,7 @@ def test_a_slice_update_writes_its_block_and_nothing_else():
         ("slice_update", {"end_mask": [True]}),
     ],
 )
-def test_a_form_of_an_operation_that_is_not_known_is_refused(name: str, settings: dict[str, Any]):
+def test_an_unsupported_form_of_an_operation_is_refused(name: str, settings: dict[str, Any]):
     with pytest.raises(ValueError, match="only"):
         OPERATIONS[name].bind(settings)
 
@@ -177,11 +177,11 @@ def test_an_unknown_operation_is_named(tmp_path: Path):
         Executor(file).function("main")
 
 
-def test_an_unknown_form_is_named(tmp_path: Path):
+def test_an_unsupported_form_of_an_operation_is_named(tmp_path: Path):
     weight = numbers((4, 2, 1, 1)).astype(np.float16)
     file = saved(tmp_path, {"x": (1, 4, 1, 8)}, lambda x: MB.conv(x=x, weight=weight, groups=2, pad_type="valid"))
 
-    with pytest.raises(InputError, match="conv in a way"):
+    with pytest.raises(InputError, match="conv in a form"):
         Executor(file).function("main")
 
 

@@ -87,7 +87,7 @@ class Sequences(RuleBasedStateMachine):
         self.add(adopting, committed[:length])
 
     @invariant()
-    def every_sequence_answers_as_a_fresh_one(self) -> None:
+    def every_sequence_gives_the_logits_of_a_new_one(self) -> None:
         for sequence, committed in self.all:
             assert sequence.committed == len(committed)
             assert answers(sequence, committed)
@@ -141,7 +141,7 @@ def _network_with(stock: type[KVCache]) -> Any:
     return made
 
 
-def test_a_cache_class_that_nobody_registered_is_refused_by_name():
+def test_an_unregistered_cache_class_is_refused_by_name():
     with pytest.raises(LookupError, match="_Unregistered"):
         layer_cache(_Unregistered())
 

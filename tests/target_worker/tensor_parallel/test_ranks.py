@@ -148,7 +148,7 @@ def test_all_ranks_evaluate_several_sequences_in_one_forward(pair: tuple[socket.
 # Rendezvous -----------------------------------------------------------------------------------
 
 
-def test_the_ranks_meet_in_any_order_and_a_rank_may_connect_again(hosts: TargetHosts):
+def test_the_ranks_connect_in_any_order_and_a_rank_may_connect_again(hosts: TargetHosts):
     with ThreadPoolExecutor() as pool:
         second = pool.submit(join, hosts, 2, "model")
         leader = pool.submit(meet, hosts, "model", _no_check)
@@ -212,7 +212,7 @@ def test_a_rank_that_ends_is_noticed_at_once(pair: tuple[socket.socket, socket.s
     assert heard.get(timeout=30) == "has ended"
 
 
-def test_a_rank_that_falls_silent_is_noticed_although_nothing_was_closed(pair: tuple[socket.socket, socket.socket]):
+def test_a_silent_rank_is_noticed_although_its_connection_is_open(pair: tuple[socket.socket, socket.socket]):
     heard: SimpleQueue[str] = SimpleQueue()
     start_heartbeat(pair[0], 0.2, heard.put)
 
