@@ -1,4 +1,4 @@
-"""Laws of the engine interface: what an engine that overrides nothing does, and that a wrapper hides nothing."""
+"""Laws of the engine interface: the defaults, and a wrapper that forwards everything."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ REFERENCE = KvReference("segment", 2)
 
 
 class Plain(EngineSequence):
-    """Only what is abstract; guesses the next number."""
+    """Implements only the abstract methods; guesses the next number."""
 
     def __init__(self) -> None:
         self.text: list[int] = []

@@ -1,4 +1,4 @@
-"""Laws of the draft's engines: candidates do not depend on how they came about, and foresee the target."""
+"""Laws of the draft engines: candidates depend only on the path, and a draft equal to the target always hits."""
 
 import json
 import random
@@ -50,7 +50,7 @@ def drafting(
 
 
 def grow(worker: DraftWorker, tree: TokenTree, steps: int) -> list[Grow]:
-    """Prefill and then that many growth steps, or as many as there are; what they say joins `tree`."""
+    """Prefill, then at most `steps` growth steps. Adds the published nodes to `tree`."""
     replies: list[Grow] = []
     while worker.has_work and len(replies) < steps:
         replies += [reply for reply in worker.work() if isinstance(reply, Grow)]
@@ -73,7 +73,7 @@ def path_of(node: Node) -> list[int]:
 
 
 def target_choice(model: TreeModel, tokens: list[int], sampling: Sampling) -> int:
-    """What the target itself would sample behind `tokens`, by a stock forward."""
+    """The token that the target samples behind `tokens`, by a stock forward."""
     logits = processed(stock_logits(model.network, tokens)[None], sampling, tokens)
     return int(np.argmax(scores(logits, [len(tokens)], sampling, Noise(model.vocabulary))))
 
@@ -248,7 +248,7 @@ def test_tokens_that_the_target_lacks_are_never_drafted(engine, sampling):
 
 
 def test_a_draft_with_a_smaller_vocabulary_uses_the_target_s_noise(model):
-    """Rows of noise follow the target's layout, whatever the size of the draft's own vocabulary."""
+    """The target's vocabulary determines the layout of the noise, for every size of the draft's vocabulary."""
     wide = 4 * VOCABULARY
     worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
     list(worker.handle(Start(ONE, 0, PROMPT, ROOT, COUPLED, BestFirst(1, 1), vocabulary=wide)))

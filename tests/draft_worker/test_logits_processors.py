@@ -1,4 +1,4 @@
-"""Laws of penalties and grammars at the draft: it foresees a restrained target as it does a free one. Tiny models."""
+"""Laws of penalties and grammars in the draft: it hits as often as without them. Tiny models."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_a_draft_equal_to_the_target_hits_before_and_after_a_verdict(model: Tree
 
 
 def rerooted(worker: DraftWorker, tokens: tuple[int, ...], steps: int = 6) -> TokenTree:
-    """The draft's tree behind `tokens`, as one sees it who has nothing yet."""
+    """The draft's tree behind `tokens`, from its messages after the re-root alone."""
     root = ROOT
     for token in tokens:
         root = node_id(root, token)
@@ -93,7 +93,7 @@ def test_nothing_is_guessed_that_the_grammar_forbids(model: TreeModel, name: str
 
 
 def test_forced_tokens_are_published_without_a_forward(model: TreeModel):
-    """A root that nobody foresaw, in the middle of a name that the schema gives."""
+    """After a miss, the root is in the middle of a property name of the schema."""
     coming = expected(model.folder, SAMPLINGS["calls"])[0]
     worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
     list(worker.handle(start(SAMPLINGS["calls"])))

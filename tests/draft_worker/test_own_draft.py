@@ -1,4 +1,4 @@
-"""The example of a draft of one's own works as it stands, and can't make a token wrong."""
+"""The documented example draft works and never changes a token."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A draft prefills only what no other sequence has prefilled, and grows what it would have grown anyway."""
+"""A draft reuses the KV of common prefixes, and its growth does not change."""
 
 import random
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ def said(worker: DraftWorker, *messages: Start | Reroot | Stop, units: int = 12)
 
 
 def growth(replies: list[FromWorker]) -> dict[tuple[int, NodeId], tuple]:
-    """What may follow each node of each sequence, whenever it was said."""
+    """The published children of each node of each sequence, in any order of messages."""
     grows = [reply for reply in replies if isinstance(reply, Grow)]
     found: dict[tuple[int, NodeId], tuple] = {}
     for grow in grows:

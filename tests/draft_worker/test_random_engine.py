@@ -1,4 +1,4 @@
-"""The useless draft: as costly and as bold as the engine it wraps, and wrong."""
+"""The random draft: the cost and the probabilities of its inner engine, with random tokens."""
 
 from draft_worker.engine import Batch
 from draft_worker.engines.random import RandomEngine

@@ -19,7 +19,7 @@ PROMPT = (3, 1, 4, 1, 5)
 
 
 class Ticking:
-    """A clock that is half a second later at every look."""
+    """A clock that advances half a second at each call."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -65,7 +65,7 @@ class Bench:
         return replies
 
     def reroot(self, *tokens: int, missed: bool = False, plan: GrowthPlan | None = None) -> Reroot:
-        """The message for `tokens`, which our own view follows."""
+        """The message for `tokens`. Updates the orchestrator's view."""
         position = self.mirror.root.depth
         for token in tokens:
             self.root = node_id(self.root, token)

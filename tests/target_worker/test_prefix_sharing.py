@@ -1,4 +1,4 @@
-"""A target goes on with what other sequences evaluated, ended or live; no token changes. Tiny model, real arenas."""
+"""A target reuses the KV of ended and live sequences; no token changes. Tiny model, real arenas."""
 
 import random
 
@@ -21,7 +21,7 @@ def target(prefix_cache: int = 1 << 30, *, arenas: bool = False) -> TargetWorker
 
 
 def fresh(prompt: list[int], length: int) -> list[int]:
-    """What target-only decoding makes of a prompt at a worker that knows nothing else."""
+    """The tokens of plain decoding in a new worker."""
     return Talk(target(0), start(prompt)).decode(length)
 
 
@@ -147,7 +147,7 @@ def test_the_partial_prefill_of_a_cancelled_prompt_is_reused():
 
 
 def at_once(worker: TargetWorker, prompts: list[list[int]]) -> list[Prefilled]:
-    """What is said when all of them are asked for before any is prefilled."""
+    """The replies if all prompts start before the first prefill."""
     replies = [reply for id, prompt in enumerate(prompts, 1) for reply in worker.handle(start(prompt, sequence=id))]
     while worker.has_work:
         replies += worker.work()

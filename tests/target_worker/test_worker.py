@@ -1,4 +1,4 @@
-"""The target's conversation on a tiny model: the same tokens whatever is proposed, and answers to every mishap."""
+"""The target's messages with a tiny model: the same tokens for every proposal, and a reply to every error."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ Tree = tuple[Sequence[int], Sequence[int]]
 
 
 class _Orchestrator:
-    """Just enough of one: knows the committed tokens and sends well-formed rounds."""
+    """A minimal orchestrator: keeps the committed tokens and sends valid rounds."""
 
     def __init__(self, worker: TargetWorker, start: Start) -> None:
         self.worker = worker
@@ -112,7 +112,7 @@ class _Orchestrator:
 
 @cache
 def _reference(sampling: Sampling) -> tuple[int, ...]:
-    """Token by token through stock mlx-lm, sampled by hand."""
+    """Tokens one by one through stock mlx-lm."""
     model, noise, tokens = network(), Noise(VOCABULARY), list(_PROMPT)
     while len(tokens) < len(_PROMPT) + _GENERATED:
         logits = processed(stock_logits(model, tokens)[None], sampling, tokens)
@@ -125,7 +125,7 @@ def _nothing(tokens: list[int]) -> Tree:
 
 
 def _oracle(sampling: Sampling, depth: int) -> Callable[[list[int]], Tree]:
-    """A chain of what will come, wrong in its last token."""
+    """A chain of the right tokens, except for the last."""
 
     def propose(tokens: list[int]) -> Tree:
         coming = _reference(sampling)[len(tokens) : len(tokens) + depth]
@@ -163,7 +163,7 @@ def _random(seed: int) -> Callable[[list[int]], Tree]:
 
 
 def _adversarial(tokens: list[int]) -> Tree:
-    """Chains that say one token for ever, all tokens of the last context once more."""
+    """The last tokens of the context below the root, and a chain that repeats one of them."""
     repeated = sorted(set(tokens[-6:]))
     return [*repeated, *[repeated[0]] * 4], [*[0] * len(repeated), 1, *range(len(repeated) + 1, len(repeated) + 4)]
 

@@ -1,4 +1,4 @@
-"""Laws of the draft's proposals: ranked as the target would rank, drawn as stated."""
+"""Laws of the draft's candidates: ranked by the target's score, drawn from the stated distribution."""
 
 import math
 

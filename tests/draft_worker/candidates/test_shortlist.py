@@ -33,7 +33,7 @@ def peaked(size: int, spread: float, seed: int) -> np.ndarray:
 
 
 def both(logits: np.ndarray, temperature: float, position: int, limit: int = 8):
-    """Ours and the full computation's candidates."""
+    """The shortlist's candidates and those of the full computation."""
     ahead, noise = NOISES[len(logits)]
     batch = Batch((), [0], [-1], limit)
     (full,) = propose(mx.array(logits)[None], [position], Sampling(temperature=temperature, seed=SEED), batch, noise)
@@ -42,7 +42,7 @@ def both(logits: np.ndarray, temperature: float, position: int, limit: int = 8):
 
 
 def relative(found: Candidates) -> list[float]:
-    """Probabilities as shares of the first one, which no estimate of the other tokens' mass changes."""
+    """Probabilities relative to the first one. The estimate of the tail's mass does not change them."""
     return [probability / found.probabilities[0] for probability in found.probabilities]
 
 
@@ -69,8 +69,8 @@ def test_candidates_are_those_of_the_full_computation(
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("spread", [0.5, 2.0, 4.0])
 def test_the_mass_of_the_other_tokens_is_estimated_without_bias(spread: float, temperature: float):
-    """With noise the estimate takes the expected noise of each token below the floor. So an estimate may be off, by
-    more the fewer tokens share the mass, but the errors cancel."""
+    """With noise, the estimate uses the expected noise of each token below the floor. Single estimates have
+    errors, larger ones if few tokens share the mass, but the errors cancel."""
     errors = []
     for seed in range(60):
         ours, full = both(peaked(4096, spread, seed), temperature, seed)

@@ -1,4 +1,4 @@
-"""Core ML's own calls, held against the signatures of the installed library; behind them our executor answers."""
+"""Core ML's calls against the signatures of the installed library. The executor computes the results."""
 
 import sys
 from pathlib import Path
@@ -49,7 +49,7 @@ class Library:
         return loaded
 
     def _predict(self, width: int, data: Any, state: Any) -> Any:
-        # What the library itself demands of its inputs.
+        # The library's own requirements on inputs.
         toolchain().coremltools.models.MLModel._check_predict_data(data)
         return self.executor.predict(width, data, None if state is None else state.held)
 

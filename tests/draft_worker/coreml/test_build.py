@@ -1,4 +1,4 @@
-"""Laws of converting: what is kept exactly, what is shared, what a package says of itself, and what is refused."""
+"""Laws of conversion: exact tables, shared weights, metadata, and refusals."""
 
 import json
 import random
@@ -233,7 +233,7 @@ def test_progress_ends_at_its_total(tmp_path: Path):
 
 
 class TestDamage:
-    """A folder that is not whole is refused with a sentence that names it, before anything runs."""
+    """A damaged folder is refused at load with a sentence that names the damage."""
 
     @pytest.fixture
     def folder(self, demo: Converted, tmp_path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Laws of the draft on a converted model: what it says is what MLX says, however rows come and go."""
+"""Laws of the draft on a converted model: candidates equal those of MLX after any sequence of operations."""
 
 import os
 import random
@@ -36,7 +36,7 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def engine(converted: Converted, **options: Any) -> CoreMlEngine:
-    """In full precision, so that it can be compared with MLX."""
+    """An engine in fp32, for comparison with MLX."""
     return CoreMlEngine(converted, ExecutorRuntime(converted, "fp32"), **options)
 
 
@@ -55,14 +55,14 @@ def assert_alike(got: list[Candidates], want: list[Candidates]) -> None:
 
 
 class Both:
-    """One walk through two sequences, whose row numbers may differ."""
+    """The same random operations on two sequences, whose row numbers may differ."""
 
     def __init__(self, one: EngineSequence, other: EngineSequence, seed: int, sampling: Sampling = GREEDY) -> None:
         self.sampling = sampling
         self.sequences = (one, other)
         self.source = random.Random(seed)
         self.nodes: dict[int, tuple[int, list[int], tuple[int, int]]] = {}
-        """By our own number: parent, path from the root, the rows."""
+        """By a common number: parent, path from the root, the rows."""
         self.tokens: list[int] = []
         self.count = 0
 
@@ -73,7 +73,7 @@ class Both:
             sequence.prefill(tokens)
 
     def evaluate(self, count: int, committed: int = 0) -> tuple[list[Candidates], list[Candidates]]:
-        """New nodes below nodes that are there, below new ones, or below the prefix."""
+        """New nodes below earlier nodes, below new ones, or below the prefix."""
         behind = [self.source.randrange(VOCABULARY) for _ in range(committed)]
         self.tokens += behind
         begins = [sequence.next_row + committed for sequence in self.sequences]

@@ -1,4 +1,4 @@
-"""Laws of the lint: our own graph passes, and each planted breach of the Neural Engine's rules is found."""
+"""Laws of the lint: a converted graph passes, and each violation of the Neural Engine's rules is found."""
 
 from pathlib import Path
 from typing import Any

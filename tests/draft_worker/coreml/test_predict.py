@@ -1,4 +1,4 @@
-"""On a Mac: Core ML itself computes what the executor says. Elsewhere: its calls take what we hand them."""
+"""On a Mac, Core ML computes the executor's results. Elsewhere, its calls accept our arguments."""
 
 import inspect
 import sys

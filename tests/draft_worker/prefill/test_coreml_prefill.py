@@ -1,4 +1,4 @@
-"""The target converted for Core ML reads prompts in its stead: its KV are the target's own, and so are the tokens."""
+"""A conversion of the target prefills prompts for it: KV and tokens equal the target's own."""
 
 from pathlib import Path
 

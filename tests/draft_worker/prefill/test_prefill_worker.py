@@ -1,4 +1,4 @@
-"""A prompt that another worker read is the prompt that the target would have read. Real arenas, tiny models."""
+"""The KV of the prefill worker equal the target's own KV. Real arenas, tiny models."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""A draft engine is registered by its own module alone, and is known without an import of it."""
+"""The module of a draft engine registers it, and no import is needed to list it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A model's fingerprint tells apart what may not share KV, and nothing else."""
+"""Two models have the same fingerprint exactly if they can share KV."""
 
 import shutil
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Hosts files: what they say, and a sentence for each way to write them wrong."""
+"""Hosts files: their contents, and a sentence for each mistake."""
 
 import json
 from pathlib import Path

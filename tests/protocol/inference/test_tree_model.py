@@ -1,4 +1,4 @@
-"""Token trees give the logits of their paths, whatever was kept, dropped, moved or forgotten before."""
+"""Token trees give the logits of their paths after any earlier operations."""
 
 import json
 import random
@@ -113,7 +113,7 @@ def test_prefill_in_chunks_equals_prefill_at_once():
 
 
 class _Walk:
-    """A sequence beside the plain lists that say what it must hold."""
+    """A sequence and plain lists of its expected contents."""
 
     def __init__(self, model: TreeModel, chance: random.Random) -> None:
         self.model, self.chance = model, chance

@@ -1,4 +1,4 @@
-"""KV that left one sequence and came into another is the same KV: to the last bit, whatever lay around it."""
+"""KV exported from one sequence and adopted by another are equal to the last bit."""
 
 import mlx.core as mx
 import numpy as np
@@ -30,7 +30,7 @@ def adopted(model: TreeModel, rows: tuple[LayerRows, LayerRows], tokens: int) ->
 
 
 def logits(sequence: TreeSequence) -> np.ndarray:
-    """Of a small tree behind the sequence."""
+    """Logits of a small tree behind the sequence."""
     first = sequence.next_row
     return np.array(sequence.evaluate((1, 2, 3, 4), (-1, first, first, first + 1)).astype(mx.float32))
 
@@ -81,7 +81,7 @@ def test_dead_slots_and_tree_rows_are_not_exported():
 
 
 def gappy_alone(model: TreeModel) -> TreeSequence:
-    """The same tokens evaluated in the same widths, without anything beside them."""
+    """The same tokens evaluated in the same widths, without dead slots or other rows."""
     sequence = prefilled(model, PROMPT[:60])
     for token in PROMPT[60:]:
         sequence.prefill([token])

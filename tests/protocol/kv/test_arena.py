@@ -1,4 +1,4 @@
-"""Laws of the KV arena: what is adopted is exactly what was committed, and no crash leaks memory."""
+"""Laws of the KV arena: adopted rows equal the committed rows, and no crash leaks memory."""
 
 import os
 import signal
@@ -215,7 +215,7 @@ def test_another_models_arena_is_refused_with_the_reason(expected: dict[str, Any
 
 
 def hostile(**fields: int) -> bytes:
-    """A header with a right checksum and whatever numbers an attacker likes."""
+    """A header with a right checksum and numbers of an attacker's choice."""
     names = ["version", "order", "dtype", "layers", "heads", "size", "capacity", "epoch", "committed"]
     honest = {"version": 2, "order": 1, "dtype": 1, "layers": 3, "heads": 2, "size": 8, "capacity": 600, "epoch": 7}
     numbers = honest | {"committed": 0} | fields

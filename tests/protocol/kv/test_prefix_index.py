@@ -1,4 +1,4 @@
-"""The tree answers as a plain list of sequences would, holds what is common once, keeps nothing of what was removed."""
+"""The tree equals a plain list of sequences, stores common prefixes once, and keeps no removed tokens."""
 
 import hypothesis.strategies as st
 from hypothesis import settings
@@ -15,7 +15,7 @@ def shared(one: list[int], other: list[int]) -> int:
 
 
 class Tree(RuleBasedStateMachine):
-    """Few tokens and few names, so that sequences part, meet, and cover one another all the time."""
+    """Few tokens and few names, so that sequences often share prefixes."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who begins with whose KV, and whose prompt is prefilled next: every token once, and every sequence in the end."""
+"""Which KV a sequence reuses and which prompt is prefilled next: each token once, and finally every sequence."""
 
 import random
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class FakeSequence:
 
 
 class Worker:
-    """Evaluates nothing but counts: `evaluated` tokens by sequence."""
+    """Counts `evaluated` tokens by sequence, without a model."""
 
     def __init__(self, limit: int = LIMIT, copyable: bool = True) -> None:
         self.live: dict[SequenceId, FakeSequence] = {}
@@ -63,7 +63,7 @@ class Worker:
 
     @property
     def waiting(self) -> list[SequenceId]:
-        """The turn of one that was prefilled comes last."""
+        """Waiting sequences. After its prefill chunk, a sequence is the last one."""
         return [id for id, sequence in self.live.items() if sequence.prefilled < len(sequence.prefix)]
 
     def work(self) -> int:

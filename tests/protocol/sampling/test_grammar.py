@@ -1,4 +1,4 @@
-"""Laws of grammars: what is allowed depends on the tokens alone, however one came to ask; what can't be had is said."""
+"""Laws of grammars: the allowed tokens depend only on the tokens before; an unenforceable grammar is refused."""
 
 import json
 import random
@@ -45,7 +45,7 @@ def allowed(state: GrammarState, path: tuple[int, ...] = ()) -> set[int] | None:
 
 
 def takes(grammar: Grammar, text: str) -> bool:
-    """Whether it may be said, and be all."""
+    """Whether `text` is a complete text of the grammar."""
     try:
         return END in (allowed(opened(grammar, text)) or ())
     except GrammarError:
@@ -53,7 +53,7 @@ def takes(grammar: Grammar, text: str) -> bool:
 
 
 def wandered(grammar: Grammar, source: random.Random, steps: int) -> list[int]:
-    """Some text of the grammar, token by token, ended or not."""
+    """Random tokens that the grammar allows, up to an end token or `steps`."""
     state, tokens = opened(grammar), []
     for _ in range(steps):
         tokens.append(source.choice(sorted(allowed(state) or ())))
@@ -172,7 +172,7 @@ def test_an_enforceable_schema_has_no_flaw(schema: str):
 
 
 def test_a_schema_can_not_inject_grammar_rules():
-    """Whatever it holds, it does not become part of the grammar around it."""
+    """Strings in a schema are escaped in the generated grammar."""
     hostile = json.dumps({"const": 'x"\nstart: /.*/\n', "title": '}\nTEXT: "'})
 
     assert takes(Grammar(hostile), json.dumps('x"\nstart: /.*/\n'))

@@ -27,7 +27,7 @@ OTHER = KeyPair(*zmq.curve_keypair())
 
 
 class GuardedHub:
-    """A hub with a guard, served by hand, and a clock that stands still until a test moves it."""
+    """A hub with a guard, and a clock that the test moves."""
 
     def __init__(self, folder: Path, address: str = "tcp://127.0.0.1:0") -> None:
         self.context = zmq.Context[Any]()
@@ -52,7 +52,7 @@ class GuardedHub:
         until(lambda: self.turn() or condition())
 
     def hear(self, link: Link) -> Arrival:
-        """What the hub makes of one more message of `link`."""
+        """The hub's arrival for one more message of `link`."""
         before = len(self.arrived)
         link.send(Pong(0.5))
         self.until(lambda: len(self.arrived) > before)
@@ -133,7 +133,7 @@ def test_a_peer_without_keys_is_denied(guarded: GuardedHub):
 
 
 def test_without_a_guard_all_keys_are_denied(guarded: GuardedHub):
-    """libzmq's default is the opposite: no handler, no questions."""
+    """libzmq's default is the opposite: without a handler it admits every key."""
     guarded.guard.pin("studio", GUEST.public)
     guarded.guard.close()
     link = guarded.link(GUEST)
@@ -298,7 +298,7 @@ def test_pins_that_others_may_have_written_are_refused(folder: Path, guarded: Gu
 
     with zmq.Context[Any]() as context, pytest.raises(InputError, match="Other users can read"):
         Guard(context, folder)
-    # One that runs goes on with what it knows.
+    # A running server continues with the pins that it has read.
     assert guarded.hear(guarded.link(GUEST)).identity == GUEST.public
 
 
@@ -312,7 +312,7 @@ def test_a_hub_beyond_this_machine_needs_keys_and_a_guard(guarded: GuardedHub, h
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has no second loopback address")
 def test_a_hub_with_keys_may_listen_on_other_addresses(guarded: GuardedHub):
-    """127.0.0.2 is none that needs no keys, and still nothing that the network could reach."""
+    """127.0.0.2 needs keys, and the network still can't reach it."""
     hub = Hub(guarded.context, "tcp://127.0.0.2:0", FromWorker, guard=guarded.guard, keys=SERVER)
 
     assert hub.address.startswith("tcp://127.0.0.2:")

@@ -1,4 +1,4 @@
-"""Keys and join lines: made once, kept from others, copied without harm, and refused with what is wrong."""
+"""Keys and join lines: created once, private, robust against copying, and refused with the reason."""
 
 import os
 import stat
@@ -168,11 +168,11 @@ def test_both_sides_derive_the_same_guest_from_a_secret():
 
 
 def test_the_secret_is_no_part_of_what_is_derived_from_it():
-    """A guest connects with keys that nobody can compute the secret from: not even the secret key is the secret."""
+    """A guest's keys do not reveal the secret: the secret key differs from it."""
     secret = bytes(range(32))
 
     assert guest_keys(secret).secret != z85.encode(secret)
-    # Written down, since two releases must agree on it: the derivation is part of the protocol.
+    # Literal values, because the derivation is part of the protocol: two releases must agree on it.
     assert guest_keys(secret).public == b"P^<Zw[vknODH{V/ek^MC{J>&O[{$6Ba>JK0j&3Pq"
 
 

@@ -1,4 +1,4 @@
-"""Laws of growth: what is evaluated, in which order, and what is published, under every plan."""
+"""Laws of growth: evaluated nodes, their order, and published nodes, under every plan."""
 
 import random
 
@@ -29,10 +29,10 @@ plans = some.one_of(
 
 
 class Grower:
-    """A growth driven by the oracle, with a record of all that happened."""
+    """A growth driven by the oracle, with a record of its steps."""
 
     def __init__(self, plan: GrowthPlan, horizon: int = 1000, forcing: bool = False) -> None:
-        """`forcing`: behind two nodes of three only one token is possible."""
+        """`forcing`: two of three nodes have only one possible token."""
         self.calibration = Calibration()
         forced = (lambda node: node.id % 50 if node.id % 3 else None) if forcing else None
         self.growth = TreeGrowth(TokenTree(NodeId(1), 0, 20), plan, horizon, self.calibration, forced)
@@ -334,7 +334,7 @@ def test_a_plan_can_be_replaced_at_any_re_root(first: GrowthPlan, second: Growth
 
 
 def test_growth_follows_the_calibrated_probabilities():
-    """A draft whose second guess always comes true grows below it first."""
+    """A draft whose second candidate is always accepted grows below it first."""
     grower = Grower(BestFirst(width=1, fan=2))
     for _ in range(30):
         step = grower.growth.next_step()

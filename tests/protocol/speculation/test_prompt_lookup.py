@@ -1,4 +1,4 @@
-"""Laws of prompt lookup: the longest run of last tokens decides, and confidence is measured."""
+"""Laws of prompt lookup: the longest matching run of last tokens decides, and probabilities are measured."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A paced worker takes the profile's time and gives its own tokens; what could not be held is counted, never hidden."""
+"""A paced worker takes the profile's time and gives its own tokens; overruns are counted."""
 
 from pathlib import Path
 from time import perf_counter
@@ -47,7 +47,7 @@ steps = [{ width = 1, milliseconds = 2, source = "s" }]
 
 
 class _Time:
-    """Stands still but for what is slept, or spent on purpose."""
+    """A clock that only `sleep` and `spend` advance."""
 
     def __init__(self) -> None:
         self.now = 100.0

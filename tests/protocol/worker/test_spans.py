@@ -1,4 +1,4 @@
-"""Spans, clocks and watched workers: what is kept, what is lost, and that watching changes nothing."""
+"""Spans, clocks and traced workers: kept spans, lost spans, and unchanged behaviour."""
 
 import random
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ START = Start(SequenceId(1), 0, (1, 2), NodeId(9), Sampling(), BestFirst(1, 1))
 
 
 class Ticking:
-    """A clock that moves on by one with each look."""
+    """A clock that advances by one at each call."""
 
     def __init__(self) -> None:
         self.time = 0
@@ -31,7 +31,7 @@ class Ticking:
 
 
 class Steps:
-    """A draft that prefills once and then grows for ever; tells what was asked of it."""
+    """A draft that prefills once and then grows forever. Records its messages."""
 
     def __init__(self) -> None:
         self.asked: list[ToWorker | None] = []

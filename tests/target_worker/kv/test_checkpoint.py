@@ -1,4 +1,4 @@
-"""What a target saved, another life of it takes over; what it can't rely on, it evaluates again. Real arenas."""
+"""A restarted target adopts the KV that an earlier one saved; it prefills again if the KV are damaged. Real arenas."""
 
 import os
 import random
@@ -70,7 +70,7 @@ def answers(worker: TargetWorker, message: ToWorker) -> list[FromWorker]:
 
 
 class Talk:
-    """One sequence at a worker: plain rounds, and what the worker said beside its verdicts."""
+    """One sequence in a worker: rounds without a tree, and the worker's other messages."""
 
     def __init__(self, worker: TargetWorker, begin: Start) -> None:
         self.worker, self.begin = worker, begin

@@ -1,4 +1,4 @@
-"""Ranks find one another, do as rank 0 tells them, and notice when another is gone. Sockets, but no processes."""
+"""Ranks connect, run the commands of rank 0, and notice a lost rank. Sockets, but no processes."""
 
 import json
 import socket
@@ -33,7 +33,7 @@ from tests.support.tiny_models import network, tree_model
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listened at a moment ago."""
+    """Ports that were free a moment ago."""
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [probe.getsockname()[1] for probe in probes]
     for probe in probes:

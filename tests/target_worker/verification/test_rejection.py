@@ -1,4 +1,4 @@
-"""Rejection sampling emits the target's distribution, whatever the draft's; a wrong rule would be noticed."""
+"""Rejection sampling gives the target's distribution for every draft distribution; a wrong rule fails the test."""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Laws of the logits processors: filters against plain numpy, and rows that depend on nothing but their path."""
+"""Laws of the logits processors: filters against plain numpy, and rows that depend only on their paths."""
 
 import mlx.core as mx
 import msgspec
