@@ -93,7 +93,7 @@ def test_nothing_is_guessed_that_the_grammar_forbids(model: TreeModel, name: str
 
 
 def test_forced_tokens_are_published_without_a_forward(model: TreeModel):
-    """After a miss, the root is in the middle of a property name of the schema."""
+    """After a miss, the root is in the middle of the opening tag of a call."""
     coming = expected(model.folder, SAMPLINGS["calls"])[0]
     worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
     list(worker.handle(start(SAMPLINGS["calls"])))

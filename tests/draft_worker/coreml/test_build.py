@@ -204,7 +204,7 @@ def test_weights_beyond_fp16_are_refused(tmp_path: Path):
 def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("mine")
 
-    with pytest.raises(InputError, match="other things"):
+    with pytest.raises(InputError, match="other files"):
         write(Checkpoint(tiny()), tmp_path, SOME)
 
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
