@@ -1,8 +1,8 @@
-"""The shared noise of whole positions, begun before it is needed. Knows no logits and no tree.
+"""Draws the shared noise of whole positions before it is needed. Knows no logits and no tree.
 
-Many tree nodes share a position, and their draft's forward leaves the processor idle: so a position's random
-bits are drawn once, on a thread of MLX's own, while the forward runs. Only tokens that may win are turned
-from bits into noise.
+Many tree nodes share a position, and the forward on the device leaves the CPU idle. So MLX draws the random bits of a
+position once, in a CPU stream, while the forward runs. Only the bits of tokens that can become candidates are turned
+into noise.
 """
 
 import math
@@ -17,24 +17,24 @@ import numpy.typing as npt
 from protocol.sampling.threefry import NoiseStream, Words, gumbel, half_block, noise_key
 
 Ids = npt.NDArray[np.int64]
-Heights = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 
 _CACHE_BYTES = 32 << 20
-_FEWEST = 32
-"""Positions kept at least: those that one tree spans."""
+_MIN_POSITIONS = 32
+"""The cache keeps at least this many positions: those that one tree spans."""
 _PEAK_BITS = np.uint32(math.ceil(math.exp(-math.exp(-4.0)) * 2**23) << 9)
-"""Bits from here on make noise above 4; of a vocabulary, 1.8% do."""
+"""Bits at or above this value give noise above 4. 1.8% of a vocabulary's tokens have such bits."""
 PEAK = float(gumbel(np.array([_PEAK_BITS - np.uint32(1)]))[0])
-"""The most that noise can be without being a peak."""
+"""Noise above this value is a peak."""
 
 
 class PositionNoise:
-    """Standard Gumbel noise of one position: a function of the token."""
+    """Standard Gumbel noise of one position, as a function of the token."""
 
     def __init__(self, bits: Words) -> None:
         self._bits = bits
 
-    def at(self, tokens: Ids) -> Heights:
+    def at(self, tokens: Ids) -> Floats:
         return gumbel(self._bits[tokens])
 
     @cached_property
@@ -43,41 +43,41 @@ class PositionNoise:
         return np.flatnonzero(self._bits >= _PEAK_BITS)
 
     @cached_property
-    def heights(self) -> Heights:
-        """The noise of the peaks."""
+    def peak_values(self) -> Floats:
+        """The noise of `peaks`."""
         return self.at(self.peaks)
 
 
 class NoisePrefetch:
-    """Noise of recent positions, for a target of `vocabulary` tokens of which the first `width` are wanted."""
+    """Noise of recent positions for the first `width` tokens of a target's `vocabulary`."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         self._half = half_block(vocabulary)
         self._width = width
-        self._limit = max(_FEWEST, _CACHE_BYTES // (8 * self._half))
+        self._limit = max(_MIN_POSITIONS, _CACHE_BYTES // (8 * self._half))
         self._stream = mx.new_stream(mx.cpu)
-        self._begun: OrderedDict[tuple[int, int], mx.array] = OrderedDict()
-        self._known: dict[tuple[int, int], PositionNoise] = {}
+        self._words: OrderedDict[tuple[int, int], mx.array] = OrderedDict()
+        self._noises: dict[tuple[int, int], PositionNoise] = {}
 
     def begin(self, seed: int, positions: Iterable[int]) -> None:
-        """Start drawing what is not drawn yet."""
-        fresh = []
+        """Start to draw the bits of those positions that are not cached."""
+        started = []
         for position in dict.fromkeys(positions):
             key = noise_key(seed, position, NoiseStream.SAMPLE)
-            if key not in self._begun:
+            if key not in self._words:
                 words = mx.random.split(mx.array(key, dtype=mx.uint32), self._half, stream=self._stream)
-                self._begun[key] = words
-                fresh.append(words)
-            self._begun.move_to_end(key)
-        mx.async_eval(fresh)
-        while len(self._begun) > self._limit:
-            oldest, _ = self._begun.popitem(last=False)
-            self._known.pop(oldest, None)
+                self._words[key] = words
+                started.append(words)
+            self._words.move_to_end(key)
+        mx.async_eval(started)
+        while len(self._words) > self._limit:
+            oldest, _ = self._words.popitem(last=False)
+            self._noises.pop(oldest, None)
 
     def position(self, seed: int, position: int) -> PositionNoise:
         """The noise for the token at absolute `position`."""
         self.begin(seed, (position,))
         key = noise_key(seed, position, NoiseStream.SAMPLE)
-        if key not in self._known:
-            self._known[key] = PositionNoise(np.asarray(self._begun[key]).reshape(-1)[: self._width])
-        return self._known[key]
+        if key not in self._noises:
+            self._noises[key] = PositionNoise(np.asarray(self._words[key]).reshape(-1)[: self._width])
+        return self._noises[key]

@@ -1,6 +1,6 @@
-"""From a draft's logits to candidates: the tokens that the target will probably sample. Knows no trees or messages.
+"""Candidates from a draft's logits: the tokens that the target will probably sample. Knows no trees or messages.
 
-One evaluation serves all rows, and only the best few tokens of a vocabulary become Python numbers.
+All rows are evaluated together, and only the best few tokens of a vocabulary become Python numbers.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from protocol.sampling.sampler import Noise, scores
 from protocol.sampling.threefry import NoiseStream
 from protocol.speculation.candidates import Candidates, Support
 
-FEWEST = 4
-"""At least this many candidates are looked up: more cost nothing, and a later growth plan may want them."""
+MIN_CANDIDATES = 4
+"""At least this many candidates are computed: they cost nothing, and a later growth plan may use them."""
 _BLOCK = 64
-"""Entries of a block, which its maximum represents. Partitioning a whole vocabulary takes milliseconds."""
+"""Entries of a block. Only blocks with high maxima are searched: to partition a whole vocabulary takes milliseconds."""
 
 
 def propose(
@@ -54,8 +54,8 @@ def top(scores: mx.array, count: int) -> tuple[mx.array, mx.array]:
 
 
 def _ranked(scored: mx.array, limit: int) -> list[Candidates]:
-    """Ranked by the target's own score, noise included: the best is the token that the target would sample."""
-    ids, values = top(scored, min(max(limit, FEWEST), scored.shape[-1]))
+    """Candidates by falling score, noise included. With the target's own logits, the first is the token it samples."""
+    ids, values = top(scored, min(max(limit, MIN_CANDIDATES), scored.shape[-1]))
     mx.async_eval(ids, values)
     chances = _softmax_at(scored, values)
     return [
@@ -65,10 +65,10 @@ def _ranked(scored: mx.array, limit: int) -> list[Candidates]:
 
 
 def _softmax_at(scored: mx.array, values: mx.array) -> npt.NDArray[np.float32]:
-    """(L, n) softmax of each (L, V) row of scores where it has these (L, n) values, best first."""
+    """(L, n) softmax over each row of the (L, V) scores, at the scores `values`: (L, n), the highest first."""
     if mx.default_device() != mx.Device(mx.cpu):
         return np.asarray(mx.minimum(mx.exp(values - mx.logsumexp(scored, axis=-1, keepdims=True)), 1.0))
-    # On a processor MLX computes exponentials one by one; numpy has vector code and reads the same memory.
+    # On a CPU, MLX computes exponentials one by one; numpy has vector code and reads the same memory.
     mx.eval(scored, values)
     rows, best = np.asarray(scored), np.asarray(values)
     total = np.exp(rows - best[:, :1]).sum(axis=-1, keepdims=True)
@@ -76,7 +76,7 @@ def _softmax_at(scored: mx.array, values: mx.array) -> npt.NDArray[np.float32]:
 
 
 def _possible(tokens: Sequence[int], chances: Sequence[float]) -> Candidates:
-    """Without the tokens that the filters dropped."""
+    """The candidates without the tokens that the filters dropped."""
     count = sum(chance > 0 for chance in chances)
     return Candidates(tokens[:count], chances[:count])
 
@@ -84,7 +84,7 @@ def _possible(tokens: Sequence[int], chances: Sequence[float]) -> Candidates:
 def _drawn(
     scaled: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch, noise: Noise
 ) -> list[Candidates]:
-    """Leviathan et al. 2023: the main child is a sample of the draft's own renormalised best."""
+    """The first candidate is a sample of the draft's renormalised best tokens (Leviathan et al. 2023)."""
     ids, values = top(scaled, min(MAX_SUPPORT, scaled.shape[-1]))
     rows = mx.stack([noise.row(sampling.seed, position, NoiseStream.DRAFT) for position in positions])
     gumbel = mx.take_along_axis(rows, ids, axis=-1)
@@ -96,25 +96,25 @@ def _drawn(
     with np.errstate(divide="ignore"):
         picks = np.argmax(np.log(proposal) + np.asarray(gumbel), axis=-1)
     return [
-        _with_main(tokens, chance.tolist(), share.tolist(), int(pick), max(batch.limit, FEWEST))
+        _with_main(tokens, chance.tolist(), share.tolist(), int(pick), max(batch.limit, MIN_CANDIDATES))
         for tokens, chance, share, pick in zip(np.asarray(ids).tolist(), chances, proposal, picks, strict=True)
     ]
 
 
 def _saguaro(chances: npt.NDArray[np.float64], batch: Batch) -> npt.NDArray[np.float64]:
-    """Multiply the best `fans` tokens of each row by the factor and renormalise, so that a rejection leaves the tokens
-    that the speculation cache holds (arXiv 2603.03251, section 5)."""
+    """Multiply the probabilities of each row's best `fans` tokens by the factor and renormalise. After a rejection, the
+    residual then favours the tokens that the tree holds (arXiv 2603.03251, section 5)."""
     if batch.saguaro == 1.0 or not batch.fans:
         return chances
     ranks = np.arange(chances.shape[-1])
     weighted = np.where(ranks < np.array(batch.fans)[:, None], batch.saguaro, 1.0) * chances
     total = weighted.sum(axis=-1, keepdims=True)
-    # A factor of 0 leaves nothing to draw from if all mass is among the best: then draw without the factor.
+    # With a factor of 0, nothing remains if the best tokens have all the mass: then draw without the factor.
     return np.where(total > 0, weighted / np.where(total > 0, total, 1.0), chances)
 
 
 def _with_main(tokens: list[int], chances: list[float], shares: list[float], pick: int, limit: int) -> Candidates:
-    """The drawn token first, then the others by falling probability."""
+    """The drawn token, then the other tokens by falling probability."""
     order = [pick, *(rank for rank in range(len(tokens)) if rank != pick and chances[rank] > 0)][:limit]
     support = [rank for rank in range(len(tokens)) if shares[rank] > 0]
     return Candidates(
@@ -125,7 +125,7 @@ def _with_main(tokens: list[int], chances: list[float], shares: list[float], pic
 
 
 def _best_blocks(scores: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """Values and ids of the entries of the best blocks, ids ascending."""
+    """Values and ids of the entries of the blocks with the highest maxima, ids ascending."""
     rows, width = scores.shape
     blocks = -(-width // _BLOCK)
     if 2 * count > blocks:

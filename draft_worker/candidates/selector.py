@@ -1,4 +1,4 @@
-"""From the logits of a call to candidates: by the shortlist for plain sampling, else by the full computation."""
+"""Candidates from the logits of a call: by the shortlist for plain sampling, else by the full computation."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.candidates.noise_prefetch import NoisePrefetch
-from draft_worker.candidates.ranking import FEWEST, propose
-from draft_worker.candidates.shortlist import ROWS, shortlist
+from draft_worker.candidates.ranking import MIN_CANDIDATES, propose
+from draft_worker.candidates.shortlist import GROUP_SIZE, shortlist
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise
@@ -17,22 +17,22 @@ from protocol.speculation.candidates import Candidates, Support
 
 
 class CandidateSelector:
-    """For a target of `vocabulary` tokens, of which the draft knows the first `shared`."""
+    """Selects candidates for a target of `vocabulary` tokens, of which the draft knows the first `shared`."""
 
     def __init__(self, vocabulary: int, shared: int) -> None:
         self._vocabulary = vocabulary
         self._shared = shared
-        self._width = -(-shared // ROWS) * ROWS
+        self._width = -(-shared // GROUP_SIZE) * GROUP_SIZE
 
     def begin(self, sampling: Sampling, positions: Iterable[int], batch: Batch) -> None:
-        """Start to draw the noise that `choose` will need for tokens at these absolute positions."""
+        """Start to draw the noise that `select` needs for tokens at these absolute positions."""
         if not sampling.greedy and _is_plain(sampling, batch):
-            self._ahead.begin(sampling.seed, positions)
+            self._prefetch.begin(sampling.seed, positions)
 
-    def choose(
+    def select(
         self, logits: npt.NDArray[np.float32], positions: Sequence[int], sampling: Sampling, batch: Batch
     ) -> list[Candidates]:
-        """As `propose`, for (L, ...) logits padded with -inf to a whole number of ROWS. May overwrite the logits."""
+        """Like `propose`, for (L, ...) logits padded with -inf to whole groups. May overwrite the logits."""
         if not _is_plain(sampling, batch):
             return propose(mx.array(logits[:, : self._shared]), positions, sampling, batch, self._noise)
         logits = logits[:, : self._width]
@@ -44,11 +44,11 @@ class CandidateSelector:
         return found
 
     def _shortlist(self, row: npt.NDArray[np.float32], position: int, sampling: Sampling, limit: int) -> Candidates:
-        noise = self._ahead.position(sampling.seed, position) if not sampling.greedy else None
-        return shortlist(row, max(limit, FEWEST), sampling.temperature, noise)
+        noise = self._prefetch.position(sampling.seed, position) if not sampling.greedy else None
+        return shortlist(row, max(limit, MIN_CANDIDATES), sampling.temperature, noise)
 
     @cached_property
-    def _ahead(self) -> NoisePrefetch:
+    def _prefetch(self) -> NoisePrefetch:
         return NoisePrefetch(self._vocabulary, self._shared)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Names for the array types that the Core ML side passes around."""
+"""Names of the array types of the Core ML side."""
 
 from typing import Any, TypeAlias
 

@@ -1,4 +1,4 @@
-"""A converted model's folder, checked before anything starts. Knows no engine and no runtime."""
+"""A converted model's folder, checked at load. Knows no engine and no runtime."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from protocol.errors import InputError
 
 
 class HostTables(NamedTuple):
-    """What the host looks up for each token."""
+    """The tables from which the host computes the inputs of each token."""
 
     embedding: Half
     """(vocabulary, hidden)."""
@@ -24,7 +24,7 @@ class HostTables(NamedTuple):
 
 
 class Converted(NamedTuple):
-    """All of a folder that `launch-pipeline convert` made."""
+    """The contents of a folder that `launch-pipeline convert` made."""
 
     folder: Path
     package: Package
@@ -33,7 +33,7 @@ class Converted(NamedTuple):
 
     @classmethod
     def open(cls, folder: Path) -> "Converted":
-        """Raises InputError for a folder that is incomplete, damaged, or put together from several models."""
+        """Raises InputError for a folder that is incomplete, damaged, or mixed from several models."""
         if not (folder / MODEL).is_dir():
             raise InputError(
                 f"{folder} holds no {MODEL}: make one with `launch-pipeline convert MODEL --out {folder}`."
@@ -43,19 +43,19 @@ class Converted(NamedTuple):
         require_functions(file, package)
         file.check_weights()
         if package.tokenizer and tokenizer_fingerprint(folder) != package.tokenizer:
-            raise InputError(f"The tokenizer in {folder} is not the one of its package: convert the model again.")
+            raise InputError(f"The tokenizer in {folder} does not match the package: convert the model again.")
         return cls(folder, package, file, _tables(folder / HOST, package))
 
 
 def require_functions(file: ProgramFile, package: Package) -> None:
-    """Raises InputError unless `file` has the functions that `package` tells of."""
+    """Raises InputError unless `file` has the functions that `package` describes."""
     for width in package.widths:
         function = file.functions.get(package.function(width))
         if function is None:
             raise file.damage(f"it lacks the function for width {width}")
         found = {name: tensor.shape for name, tensor in (*function.inputs.items(), *function.states.items())}
         if found != package.input_shapes(width) | {"kv": package.cache_shape}:
-            raise file.damage(f"{function.name} takes other inputs than the package says")
+            raise file.damage(f"{function.name} takes other inputs than the package states")
 
 
 def _tables(path: Path, package: Package) -> HostTables:

@@ -1,6 +1,6 @@
 """The examination process: runs one stage of a converted model's examination on its device. Judges nothing.
 
-`python -m draft_worker.coreml.examine ORDER`: an order in JSON as the last argument, reports as lines of JSON.
+`python -m draft_worker.coreml.examine ORDER`: an ExaminationOrder in JSON; reports as lines of JSON.
 """
 
 import itertools
@@ -43,11 +43,11 @@ OpenRuntime: TypeAlias = Callable[[Converted, Units], Runtime]
 _PROMPT = 24
 _REPORT_EVERY = 25
 _STEADY = 1e-3
-"""Two predictions of the same input may differ by this many standard deviations."""
+"""Two predictions of the same input may differ by this many standard deviations of the logits."""
 
 
 def main(open_core_ml: OpenRuntime | None = None) -> int:
-    """`open_core_ml`: stands in for Core ML."""
+    """`open_core_ml`: a test's replacement for Core ML."""
     # Libraries may print to standard output, which is for reports alone.
     output, sys.stdout = sys.stdout, sys.stderr
     order = msgspec.json.decode(sys.argv[-1], type=ExaminationOrder)
@@ -62,7 +62,7 @@ def main(open_core_ml: OpenRuntime | None = None) -> int:
 
 
 def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[ExaminationReport]:
-    """The reports of one stage. Raises what the runtime raises."""
+    """Run one stage and yield its reports. Errors of the runtime propagate."""
     mx.set_default_device(mx.cpu)
     converted = Converted.open(Path(order.folder))
     if order.stage == "golden":
@@ -76,19 +76,19 @@ def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[Ex
     runtime = ExecutorRuntime(converted) if executing else open_core_ml(converted, order.units)
     with np.load(order.golden) as golden:
         expected = {width: golden[_name(width)] for width in converted.package.widths}
-    # Core ML may hold on to the buffers of these calls, so they live to the end.
+    # Core ML may read the buffers of these calls later, so they live until the process ends.
     repeatable = calls(converted, runtime)
     yield from compare(answers(repeatable), expected)
     yield from soak(repeatable, order.predicts, time.perf_counter)
 
 
 def calls(converted: Converted, runtime: Runtime) -> "dict[int, RepeatableCall]":
-    """One for each width."""
+    """One call for each width."""
     return {width: RepeatableCall(converted, runtime, width) for width in converted.package.widths}
 
 
 def answers(calls: "dict[int, RepeatableCall]") -> dict[int, Single]:
-    """By width: (width, vocabulary) logits of a chain behind a short prompt, which the widest function prefilled."""
+    """By width: (width, vocabulary) logits of a chain behind a short prompt, prefilled with the largest width."""
     return {width: call.logits() for width, call in calls.items()}
 
 
@@ -101,7 +101,7 @@ def compare(got: dict[int, Single], expected: dict[int, Single]) -> Iterator[Agr
 
 
 def soak(calls: "dict[int, RepeatableCall]", predicts: int, clock: Callable[[], float]) -> Iterator[Predicted | Timed]:
-    """Repeat one call of each width, in turns; then report the time of each width."""
+    """Repeat the calls of all widths in turn; then report the time of each width."""
     first = answers(calls)
     turns = itertools.cycle(calls)
     times: dict[int, list[float]] = {width: [] for width in calls}
@@ -124,7 +124,7 @@ def placements(folder: Path) -> Iterator[Placed]:
     """The device that Core ML plans for each operation, one report per function of a converted model. Needs a Mac."""
     coremltools = toolchain().coremltools
     kinds: Any = import_module("coremltools.models.compute_plan")
-    # The plan is loaded from the compiled model: an .mlpackage ends the process (coremltools issue 2757).
+    # Load the plan from the compiled model: an .mlpackage crashes the process (coremltools issue 2757).
     plan = kinds.MLComputePlan.load_from_path(
         path=str(compiled(folder)), compute_units=coremltools.ComputeUnit.CPU_AND_NE
     )
@@ -133,7 +133,7 @@ def placements(folder: Path) -> Iterator[Placed]:
 
 
 class RepeatableCall:
-    """One call that can be repeated: its rows are dropped each time."""
+    """One call that can be repeated: it drops its rows each time."""
 
     def __init__(self, converted: Converted, runtime: Runtime, width: int) -> None:
         package = converted.package
@@ -166,7 +166,7 @@ def _memory(converted: Converted, runtime: Runtime) -> KvMemory:
 
 
 def _placed(folder: Path, order: ExaminationOrder) -> Iterator[Placed]:
-    """Only Core ML has devices to choose between."""
+    """Only Core ML has several devices."""
     if order.runtime == "coreml":
         yield from placements(folder)
 
@@ -179,7 +179,7 @@ def _placement(name: str, function: Any, plan: Any) -> Placed:
     for operation in function.block.operations:
         usage = plan.get_compute_device_usage_for_mlprogram_operation(operation=operation)
         if usage is None:
-            # A constant runs nowhere.
+            # A constant runs on no device.
             continue
         estimate = plan.get_estimated_cost_for_mlprogram_operation(operation=operation)
         weight = 0.0 if estimate is None else estimate.weight

@@ -1,6 +1,6 @@
-"""What the host does beside a call of a converted model, measured alone: `python -m draft_worker.coreml.host_overhead`.
+"""Measures the host's work beside a call of a converted model: `python -m draft_worker.coreml.host_overhead`.
 
-At Qwen2.5-0.5B's sizes, with random logits and weights and no device; figures as JSON on standard output.
+Sizes are those of Qwen2.5-0.5B; logits and weights are random; no device runs. Prints figures as JSON.
 """
 
 import os
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from draft_worker.candidates.noise_prefetch import NoisePrefetch
-from draft_worker.candidates.shortlist import ROWS, shortlist
+from draft_worker.candidates.shortlist import GROUP_SIZE, shortlist
 from draft_worker.coreml.arrays import Array, Single
 from draft_worker.coreml.converted import HostTables
 from draft_worker.coreml.package import DecoderShape, Package
@@ -41,9 +41,9 @@ _SHAPE = DecoderShape(
     epsilon=1e-6,
 )
 _ROW_LIMIT = _CALL_LIMIT = 0.2
-"""Milliseconds: small against the 7 of a predict."""
+"""Milliseconds. A predict takes about 7."""
 _SPREADS = {"flat": 0.5, "usual": 2.5, "steep": 4.0}
-"""Standard deviations of logits; a language model's are about 2.5."""
+"""Standard deviations of logits; about 2.5 in a language model."""
 _ROWS = 8
 _SEED = 5
 
@@ -58,11 +58,11 @@ def main() -> int:
 
 
 def choices(repeats: int = 25) -> Iterator[Figure]:
-    """Eight candidates out of a whole vocabulary, a row at a time."""
-    ahead = NoisePrefetch(VOCABULARY, VOCABULARY)
-    noises = [ahead.position(_SEED, position) for position in range(_ROWS)]
+    """Eight candidates from a whole vocabulary, a row at a time."""
+    prefetch = NoisePrefetch(VOCABULARY, VOCABULARY)
+    noises = [prefetch.position(_SEED, position) for position in range(_ROWS)]
     for noise in noises:
-        _ = noise.heights
+        _ = noise.peak_values
     for name, spread in _SPREADS.items():
         rows = _logits(spread)
         for temperature in (0.0, 1.0):
@@ -80,13 +80,13 @@ def choices(repeats: int = 25) -> Iterator[Figure]:
     halves = row.astype(np.float16)
     widening = _times([lambda: np.copyto(row, halves)], repeats)
     yield Figure("widen logits, where a device hands out fp16", median(widening), "ms a row")
-    fresh = iter(range(_ROWS, 1 << 20))
-    drawing = _times([lambda: ahead.position(_SEED, next(fresh)).heights], repeats)
+    positions = iter(range(_ROWS, 1 << 20))
+    drawing = _times([lambda: prefetch.position(_SEED, next(positions)).peak_values], repeats)
     yield Figure("draw the noise of a new position, beside a call", median(drawing), "ms")
 
 
 def calls(repeats: int = 200) -> Iterator[Figure]:
-    """Embedding rows, rotations and mask of a call, over a tree eight deep behind a full context."""
+    """Embeddings, rotations and mask of a call, for a tree eight deep behind a nearly full context."""
     for context in (512, 2048, 8192):
         package, tables = _package(context), _tables(context)
         for width in package.widths:
@@ -102,15 +102,15 @@ def calls(repeats: int = 200) -> Iterator[Figure]:
 
 
 def allocations() -> Iterator[Figure]:
-    """The most that a call allocates at any moment, beside what a runtime does."""
+    """Peak memory that the host allocates in a call, without the runtime."""
     for context in (512, 2048, 8192):
         yield Figure(f"memory allocated in a call, {context:,} slots", peak(context) / 1024, "KiB")
 
 
 def peak(context: int, width: int = 8) -> int:
-    """Bytes."""
+    """Peak bytes that the host allocates in a call."""
     package = _package(context)
-    forward = PackageForward(package, _tables(context), _Silent(package))
+    forward = PackageForward(package, _tables(context), _ConstantRuntime(package))
     memory = HostMemory(np.zeros(package.cache_shape, np.float32))
     memory.slots.adopt(context - 2 * width)
 
@@ -126,8 +126,8 @@ def peak(context: int, width: int = 8) -> int:
     return most
 
 
-class _Silent:
-    """A runtime that computes nothing."""
+class _ConstantRuntime:
+    """A runtime that returns constant outputs."""
 
     name = device = "none"
 
@@ -141,7 +141,7 @@ class _Silent:
         return self._outputs
 
     def make_state(self) -> DeviceState:
-        raise AssertionError("the host holds the cache")
+        raise AssertionError("the cache is on the host")
 
 
 def _filling(inputs: CallInputs, slots: TreeSlots, numbers: list[int]) -> Callable[[], None]:
@@ -149,13 +149,13 @@ def _filling(inputs: CallInputs, slots: TreeSlots, numbers: list[int]) -> Callab
 
     def fill() -> None:
         data = inputs.place(tokens, positions)
-        slots.show(numbers, data["mask"][0, 0])
+        slots.fill_mask(numbers, data["mask"][0, 0])
 
     return fill
 
 
 def _tree(context: int, width: int) -> tuple[TreeSlots, list[int]]:
-    """A context that is nearly full, a path of eight rows, and `width` rows at its end."""
+    """A nearly full context, a path of eight rows, and `width` rows at its end."""
     slots = TreeSlots(context)
     slots.adopt(context - 8 - width - 1)
     first = slots.next_row
@@ -164,9 +164,9 @@ def _tree(context: int, width: int) -> tuple[TreeSlots, list[int]]:
 
 
 def _logits(spread: float) -> list[Single]:
-    """Rows like a language model's: a broad bulk and a few tokens far above it."""
+    """Rows like a language model's logits: a broad bulk and a few tokens far above it."""
     source = np.random.default_rng(_SEED)
-    padded = -(-VOCABULARY // ROWS) * ROWS
+    padded = -(-VOCABULARY // GROUP_SIZE) * GROUP_SIZE
     rows = np.full((_ROWS, padded), -np.inf, np.float32)
     rows[:, :VOCABULARY] = source.standard_normal((_ROWS, VOCABULARY), np.float32) * spread
     rows[:, source.integers(0, VOCABULARY, 12)] += 5 * spread
@@ -194,7 +194,7 @@ def _tables(context: int) -> HostTables:
 
 
 def _times(calls: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Milliseconds of each call, in turns, the first turn left out."""
+    """Milliseconds of each call, in turn. The first turn is a warm-up."""
     times: list[float] = []
     for turn in range(repeats + 1):
         for call in calls:

@@ -1,4 +1,4 @@
-"""What a converted model's folder holds and says of itself. Knows no weights and no graph."""
+"""The files and the metadata of a converted model's folder. Knows no weights and no graph."""
 
 from pathlib import Path
 
@@ -13,31 +13,31 @@ METADATA_KEY = "launch_pipeline"
 
 
 class DecoderShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sizes of a decoder, as its graph and its host need them."""
+    """The sizes of a decoder that its graph and its host need."""
 
     architecture: str
     layers: int
     hidden: int
     heads: int
     key_heads: int
-    """Heads of keys and of values; each serves heads / key_heads query heads."""
+    """Key heads, and as many value heads; heads / key_heads query heads share one."""
     head: int
     """Size of one head."""
     vocabulary: int
     positions: int
-    """The most positions the model was trained for."""
+    """Most positions that the model was trained for."""
     epsilon: float
     """Of the RMS norms."""
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The metadata of a package, kept inside it."""
+    """The metadata inside a package."""
 
     source: str
-    """Folder or id that it was converted from."""
+    """Folder or id of the converted model."""
     shape: DecoderShape
     widths: tuple[int, ...]
-    """Tokens that one call evaluates, ascending; one function each."""
+    """Tokens of one call, ascending. Each width has its own function."""
     context: int
     """KV slots."""
     cache: CacheKind
@@ -45,17 +45,17 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     outputs: tuple[int, ...]
     """Rows of the vocabulary in each of the outputs logits_0, logits_1, ..."""
     model: str
-    """Fingerprint of the parameters, as `Checkpoint.fingerprint` makes it; the host's file carries it too."""
+    """`Checkpoint.fingerprint` of the parameters; the host's file states it too."""
     tokenizer: str
-    """Fingerprint of what the token ids mean; empty if the source has no tokenizer."""
+    """Fingerprint of the tokenizer; empty if the source has none."""
     interleaved: bool = False
-    """Whether a head's features stand in another order than in the source (pairs brought to halves)."""
+    """Whether the features of a head are reordered, from interleaved pairs to halves."""
     version: str = ""
-    """Of the launch-pipeline that made it."""
+    """Version of launch-pipeline that made the package."""
     format: int = FORMAT
 
     def function(self, width: int) -> str:
-        """Name of the function for this width."""
+        """Name of the function for `width`."""
         return f"width_{width}"
 
     @property
@@ -64,7 +64,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return (2 * self.shape.layers, self.shape.key_heads, self.context, self.shape.head)
 
     def input_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
-        """Inputs of the function for `width`, but for the cache, which is one more input or a state: `kv`."""
+        """Inputs of the function for `width`, without the cache `kv`, which is an input or a state."""
         inputs: dict[str, tuple[int, ...]] = {
             "x": (1, self.shape.hidden, 1, width),
             "cos": (1, 1, self.shape.head, width),
@@ -78,9 +78,9 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @classmethod
     def decode(cls, metadata: dict[str, str], path: Path) -> "Package":
-        """From the user-defined metadata of the package at `path`.
+        """The package at `path`, from its user-defined metadata.
 
-        Raises InputError if it is not one of ours or of another version's form.
+        Raises InputError unless this version of launch-pipeline can read the metadata.
         """
         try:
             package = msgspec.json.decode(metadata[METADATA_KEY], type=cls)
@@ -90,8 +90,8 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             ) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(
-                f"{path} says things of itself that this version can't read ({error}): convert its model again."
+                f"{path} has metadata that this version can't read ({error}): convert its model again."
             ) from error
         if package.format != FORMAT or not package.widths or min(package.widths) < 1 or package.context < 1:
-            raise InputError(f"{path} is of another version's form: convert its model again.")
+            raise InputError(f"{path} has another version's format: convert its model again.")
         return package

@@ -1,7 +1,7 @@
 """A saved .mlpackage as Python values: its functions' operations, types and constants. Runs nothing.
 
-Reads what Core ML reads: Manifest.json, the model's protobuf, and the weight file, whose records begin with
-64 bytes that name the data's type, size and offset. Offsets and sizes are checked; a package may be damaged.
+Reads Manifest.json, the model's protobuf and the weight file, like Core ML. A record of the weight file begins with 64
+bytes that state the data's type, size and offset. Offsets and sizes are checked: a package may be damaged.
 """
 
 import json
@@ -37,16 +37,16 @@ Constant: TypeAlias = Array | str
 
 
 class Tensor(NamedTuple):
-    """A value's type. A dimension that is not fixed is -1."""
+    """The type of a value. A dimension that is not fixed is -1."""
 
     shape: tuple[int, ...]
     kind: str
-    """Core ML's name of the element type, like FLOAT16."""
+    """Core ML's name of the element type, for example FLOAT16."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation. `inputs` maps a parameter to the names of values; concat's `values` has several."""
+    """One operation. `inputs` maps each parameter to the names of its values; concat's `values` has several."""
 
     type: str
     inputs: Mapping[str, tuple[str, ...]]
@@ -55,7 +55,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class FunctionFile:
-    """One function: `constants` by name, and the operations that remain, in order."""
+    """One function: its constants by name, and its other operations in order."""
 
     name: str
     inputs: Mapping[str, Tensor]
@@ -64,17 +64,17 @@ class FunctionFile:
     operations: tuple[Operation, ...]
     constants: Mapping[str, "StoredTensor"]
     types: Mapping[str, Tensor]
-    """Of every value in the function, inputs and states included."""
+    """Types of all values in the function, including inputs and states."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A constant that is read when asked for. Equal keys mean equal data, whatever the function."""
+    """A constant, read on demand. Equal keys mean equal data, also in different functions."""
 
     file: "ProgramFile" = field(repr=False)
     tensor: Tensor
     key: int | bytes
-    """Offset of its record in the weight file, or its own bytes."""
+    """Offset of its record in the weight file, or the data itself."""
     text: str | None = None
 
     def value(self) -> Constant:
@@ -83,7 +83,7 @@ class StoredTensor:
 
 
 class ProgramFile:
-    """The functions of a saved ML program. Raises InputError for what is no such thing, or damaged."""
+    """The functions of a saved ML program. Raises InputError if `path` is no ML program or damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,7 +104,7 @@ class ProgramFile:
         try:
             self.functions = {name: self._function(name, function) for name, function in functions}
         except (IndexError, KeyError, ValueError, OverflowError) as error:
-            raise self.damage(f"{root.name} contradicts itself") from error
+            raise self.damage(f"{root.name} is inconsistent") from error
 
     def damage(self, what: str) -> InputError:
         return InputError(f"{self.path} is damaged or no Core ML program ({what}): convert the model again.")
@@ -127,7 +127,7 @@ class ProgramFile:
         return values.reshape(shape)
 
     def _raw(self, stored: StoredTensor) -> Array:
-        """The bytes of a constant, as many as its type says."""
+        """The bytes of a constant, as many as its type needs."""
         shape, kind = stored.tensor
         if -1 in shape:
             raise self.damage(f"a constant has the shape {shape}")
@@ -203,15 +203,15 @@ class ProgramFile:
         tensor = self._tensor(value.type)
         if value.WhichOneof("value") == "blobFileValue":
             return StoredTensor(self, tensor, int(value.blobFileValue.offset))
-        held = value.immediateValue.tensor
-        kind = held.WhichOneof("value")
+        tensor_value = value.immediateValue.tensor
+        kind = tensor_value.WhichOneof("value")
         if kind == "strings":
-            return StoredTensor(self, tensor, b"", text=str(held.strings.values[0]))
+            return StoredTensor(self, tensor, b"", text=str(tensor_value.strings.values[0]))
         if kind == "bytes":
-            return StoredTensor(self, tensor, bytes(held.bytes.values))
+            return StoredTensor(self, tensor, bytes(tensor_value.bytes.values))
         if kind is None or tensor.kind not in _TYPES:
             raise self.damage(f"a constant of type {tensor.kind} has no value")
-        return StoredTensor(self, tensor, np.array(getattr(held, kind).values, _TYPES[tensor.kind]).tobytes())
+        return StoredTensor(self, tensor, np.array(getattr(tensor_value, kind).values, _TYPES[tensor.kind]).tobytes())
 
 
 def _count(shape: tuple[int, ...]) -> int:
@@ -224,7 +224,7 @@ def _dimensions(tensor: Any) -> Iterator[int]:
 
 
 def _root(path: Path) -> Path:
-    """The model's protobuf, as the package's manifest has it."""
+    """The path of the model's protobuf, from the package's manifest."""
     try:
         manifest = json.loads((path / "Manifest.json").read_bytes())
         inside = manifest["itemInfoEntries"][manifest["rootModelIdentifier"]]["path"]

@@ -1,7 +1,7 @@
-"""Rotary positions as tables, measured on mlx-lm's own rope, so that every scaling it knows comes out the same.
+"""Rotary positions as tables, measured on mlx-lm's rope, so that every scaling that mlx-lm supports is the same.
 
-Rope turns each pair (a, b) of a head's features by an angle that grows with the position, and may scale it:
-(a, b) becomes m (a cos - b sin, a sin + b cos). Fed with a = 1 and b = 0, it says m cos and m sin itself.
+Rope rotates each pair (a, b) of a head's features by an angle that grows with the position, and may scale it:
+(a, b) becomes m (a cos - b sin, a sin + b cos). For a = 1 and b = 0 the result is (m cos, m sin).
 """
 
 from typing import Any, NamedTuple
@@ -20,19 +20,21 @@ class Rotation(NamedTuple):
 
     @classmethod
     def measure(cls, rope: Any, head: int, positions: int) -> "Rotation":
-        """`rope`: a callable like those of mlx-lm's attentions, on (1, 1, positions, head) float32."""
+        """`rope`: the rope of an mlx-lm attention, called on (1, 1, positions, head) float32."""
         probe = np.zeros((1, 1, positions, head), np.float32)
         if getattr(rope, "traditional", False):
             probe[..., ::2] = 1
-            turned = np.array(rope(mx.array(probe)))[0, 0]
-            return cls(np.ascontiguousarray(turned[:, ::2]), np.ascontiguousarray(turned[:, 1::2]))
+            rotated = np.array(rope(mx.array(probe)))[0, 0]
+            return cls(np.ascontiguousarray(rotated[:, ::2]), np.ascontiguousarray(rotated[:, 1::2]))
         probe[..., : head // 2] = 1
-        turned = np.array(rope(mx.array(probe)))[0, 0]
-        return cls(np.ascontiguousarray(turned[:, : head // 2]), np.ascontiguousarray(turned[:, head // 2 :]))
+        rotated = np.array(rope(mx.array(probe)))[0, 0]
+        return cls(np.ascontiguousarray(rotated[:, : head // 2]), np.ascontiguousarray(rotated[:, head // 2 :]))
 
 
 def separate_halves(rows: Half, head: int) -> Half:
-    """Weights or biases of a projection to interleaved pairs (0, 1), (2, 3), ..., brought to the order of
-    pairs (i, i + head / 2). Queries and keys alike are permuted, so their products stay the same."""
+    """Reorder a projection's weights or biases from interleaved pairs (0, 1), (2, 3), ... to pairs (i, i + head / 2).
+
+    Queries and keys are permuted alike, so their products stay the same.
+    """
     pairs = rows.reshape(-1, head // 2, 2, *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

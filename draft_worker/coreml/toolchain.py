@@ -1,4 +1,4 @@
-"""Where coremltools is imported: late, since it costs a second, and without its chatter about macOS libraries.
+"""Imports coremltools on first use, because the import takes a second, and without its warnings about libraries.
 
 Its operation builder and its protobuf messages are made at run time, so a type checker can't see into them.
 """
@@ -16,7 +16,7 @@ class Toolchain:
     """The parts of coremltools that this package uses."""
 
     def __init__(self) -> None:
-        # Each library it can't find is a warning, and none of them is needed to convert or to read a package.
+        # coremltools warns of each missing library; conversion and reading need none of them.
         logging.getLogger("coremltools").setLevel(logging.ERROR)
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         self.coremltools: Any = _import()

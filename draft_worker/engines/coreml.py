@@ -1,6 +1,6 @@
-"""The draft as a converted model: token trees through calls of fixed width. Knows no messages and no plans.
+"""The draft as a converted model: token trees through calls of fixed width. Knows no messages and no growth plans.
 
-What runs the package is behind `Runtime`: Core ML on a Mac, our executor anywhere.
+A `Runtime` runs the package: Core ML on a Mac, the executor anywhere.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from draft_worker.candidates.selector import CandidateSelector
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.arena_shelf import ArenaShelf, exchange_of
+from draft_worker.coreml.runtime.cache_pool import CachePool, exchange_of
 from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
 from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, KvMemory
@@ -34,11 +34,11 @@ ENGINE = EngineDeclaration(
 )
 
 OpenSelector: TypeAlias = Callable[[int], CandidateSelector]
-"""What chooses for a target of a vocabulary."""
+"""The selector for a target's vocabulary, given its size."""
 
 
 def load(setup: WorkerSetup) -> "CoreMlEngine":
-    """Raises InputError if the folder is incomplete, damaged, or put together from several models."""
+    """Raises InputError if the folder is incomplete, damaged, or mixed from several models."""
     return CoreMlEngine.load(Path(setup.model), epoch=setup.epoch, owner=setup.owner)
 
 
@@ -48,7 +48,7 @@ class CoreMlEngine(Engine):
     name = "coreml"
 
     def __init__(self, converted: Converted, runtime: Runtime, epoch: int = 0, owner: int | None = None) -> None:
-        """`owner`: the process whose end makes the caches' shared memory garbage; None to keep none there."""
+        """`owner`: the process that owns the caches' shared memory; None for caches without shared memory."""
         package = converted.package
         self.model = str(converted.folder)
         self.architecture = package.shape.architecture
@@ -59,17 +59,17 @@ class CoreMlEngine(Engine):
         self._package = package
         self._runtime = runtime
         self._forward = PackageForward(package, converted.tables, runtime)
-        self._shelf = ArenaShelf(package, exchange_of(package, epoch, owner))
-        self._choosers: dict[int, CandidateSelector] = {}
-        """By the target's vocabulary."""
+        self._pool = CachePool(package, exchange_of(package, epoch, owner))
+        self._selectors: dict[int, CandidateSelector] = {}
+        """By the size of the target's vocabulary."""
         self._grammars = Grammars(converted.folder, self.vocabulary)
 
     @classmethod
     def load(
         cls, folder: Path, runtime: RuntimeName | None = None, *, epoch: int = 0, owner: int | None = None
     ) -> "CoreMlEngine":
-        """Raises InputError if the folder is incomplete, damaged, or put together from several models."""
-        # The GPU is the target's; what the host computes beside a call is small.
+        """Raises InputError if the folder is incomplete, damaged, or mixed from several models."""
+        # The GPU is the target's; the host computes little beside a call.
         mx.set_default_device(mx.cpu)
         converted = Converted.open(folder)
         return cls(converted, open_runtime(converted, runtime), epoch, owner)
@@ -77,25 +77,25 @@ class CoreMlEngine(Engine):
     def open(self, sampling: Sampling, vocabulary: int) -> "CoreMlSequence":
         if self._package.cache == "state":
             memory = DeviceMemory(self._package, self._runtime)
-            return CoreMlSequence(self._forward, memory, sampling, vocabulary, self._chooser)
-        return HostCachedSequence(self._forward, self._shelf, sampling, vocabulary, self._chooser)
+            return CoreMlSequence(self._forward, memory, sampling, vocabulary, self._selector)
+        return HostCachedSequence(self._forward, self._pool, sampling, vocabulary, self._selector)
 
     def processors(self, start: Start) -> LogitsProcessors | None:
         return LogitsProcessors.wanted(start, self._grammars, lenient=True)
 
-    def _chooser(self, vocabulary: int) -> CandidateSelector:
-        if vocabulary not in self._choosers:
-            self._choosers[vocabulary] = CandidateSelector(vocabulary, min(self.vocabulary, vocabulary))
-        return self._choosers[vocabulary]
+    def _selector(self, vocabulary: int) -> CandidateSelector:
+        if vocabulary not in self._selectors:
+            self._selectors[vocabulary] = CandidateSelector(vocabulary, min(self.vocabulary, vocabulary))
+        return self._selectors[vocabulary]
 
 
 class CoreMlSequence(EngineSequence):
-    """One sequence's rows in a memory of whatever kind. A row without a slot has no candidates."""
+    """One sequence's rows in a `KvMemory`. A row without a slot has no candidates."""
 
     def __init__(
-        self, forward: PackageForward, memory: KvMemory, sampling: Sampling, vocabulary: int, choosers: OpenSelector
+        self, forward: PackageForward, memory: KvMemory, sampling: Sampling, vocabulary: int, selectors: OpenSelector
     ) -> None:
-        self._choosers = choosers
+        self._selectors = selectors
         self._forward = forward
         self._memory = memory
         self._serve(sampling, vocabulary)
@@ -122,8 +122,8 @@ class CoreMlSequence(EngineSequence):
         nodes = range(path.stop, begin + len(parents))
         found = {node: Candidates([], []) for node in nodes}
         for numbers in self._placed([*batch.committed, *batch.tokens], parents):
-            asked = [number for number in numbers if number in found]
-            found.update(zip(asked, self._asked(batch, numbers, asked, nodes.start), strict=True))
+            wanted = [number for number in numbers if number in found]
+            found.update(zip(wanted, self._call(batch, numbers, wanted, nodes.start), strict=True))
         if path:
             self.keep(path, nodes)
         return list(found.values())
@@ -147,12 +147,12 @@ class CoreMlSequence(EngineSequence):
         return self
 
     def _serve(self, sampling: Sampling, vocabulary: int) -> None:
-        """The next forwards are for such a request."""
+        """Set the request that the next forwards are for."""
         self._sampling = sampling
-        self._chooser = self._choosers(vocabulary)
+        self._selector = self._selectors(vocabulary)
 
     def _placed(self, tokens: Sequence[int], parents: Sequence[int]) -> Iterator[list[int]]:
-        """New rows that have slots, as many at a time as a call takes: make it before asking for more."""
+        """Add rows, as many at a time as one call takes; yield those with slots. The caller makes each call at once."""
         slots, begin = self._memory.slots, 0
         while begin < len(tokens):
             self._memory.make_room(self._forward.width(len(tokens) - begin))
@@ -163,65 +163,65 @@ class CoreMlSequence(EngineSequence):
                 yield written
             begin = end
 
-    def _asked(self, batch: Batch, numbers: Sequence[int], asked: Sequence[int], first: int) -> list[Candidates]:
-        """Make the call for rows `numbers`; candidates of its last ones, `asked`. `first` is the batch's first node."""
+    def _call(self, batch: Batch, numbers: Sequence[int], wanted: Sequence[int], first: int) -> list[Candidates]:
+        """Evaluate the rows `numbers`; candidates of the last ones, `wanted`. `first`: the first node's row."""
         part = batch._replace(
-            fans=[batch.fans[number - first] for number in asked] if batch.fans else (),
-            paths=[batch.paths[number - first] for number in asked] if batch.paths else (),
+            fans=[batch.fans[number - first] for number in wanted] if batch.fans else (),
+            paths=[batch.paths[number - first] for number in wanted] if batch.paths else (),
         )
-        positions = [self._memory.slots.row(number).position + 1 for number in asked]
-        self._chooser.begin(self._sampling, positions, batch)
+        positions = [self._memory.slots.row(number).position + 1 for number in wanted]
+        self._selector.begin(self._sampling, positions, batch)
         logits = self._forward.run(self._memory, numbers)
-        return self._chooser.choose(logits[len(numbers) - len(asked) :], positions, self._sampling, part)
+        return self._selector.select(logits[len(numbers) - len(wanted) :], positions, self._sampling, part)
 
 
 class HostCachedSequence(CoreMlSequence):
-    """The same with its cache on the shelf, where another worker's life finds it."""
+    """A sequence whose cache is a pool's arena, which a restarted worker can adopt."""
 
     copyable = True
 
     def __init__(
-        self, forward: PackageForward, shelf: ArenaShelf, sampling: Sampling, vocabulary: int, choosers: OpenSelector
+        self, forward: PackageForward, pool: CachePool, sampling: Sampling, vocabulary: int, selectors: OpenSelector
     ) -> None:
-        self._shelf = shelf
-        self._held = shelf.take()
-        super().__init__(forward, HostMemory(self._held.array), sampling, vocabulary, choosers)
+        self._pool = pool
+        self._cache = pool.acquire()
+        super().__init__(forward, HostMemory(self._cache.array), sampling, vocabulary, selectors)
 
     @property
     def size(self) -> int:
-        return self._held.size
+        return self._cache.size
 
     def adopt(self, reference: KvReference) -> str:
         try:
-            held = self._shelf.adopt(reference)
+            cache = self._pool.adopt(reference)
         except (ArenaError, SegmentError) as error:
             return str(error)
-        self._shelf.give_back(self._held)
-        self._held = held
-        self._memory = HostMemory(held.array)
+        self._pool.release(self._cache)
+        self._cache = cache
+        self._memory = HostMemory(cache.array)
         self._memory.slots.adopt(reference.tokens)
         return ""
 
     def save(self) -> KvReference | None:
-        return self._held.save(self.committed)
+        return self._cache.save(self.committed)
 
     def truncate(self, length: int) -> None:
-        self._held.cut(length)
+        self._cache.truncate(length)
         super().truncate(length)
 
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> CoreMlSequence:
         if exclusive:
             return super().reopen(length, sampling, vocabulary, exclusive=True)
-        other = HostCachedSequence(self._forward, self._shelf, sampling, vocabulary, self._choosers)
+        other = HostCachedSequence(self._forward, self._pool, sampling, vocabulary, self._selectors)
         # Committed tokens lie in the first slots, in order.
-        other._held.array[:, :, :length] = self._held.array[:, :, :length]
+        other._cache.array[:, :, :length] = self._cache.array[:, :, :length]
         other._memory.slots.adopt(length)
         return other
 
     def close(self) -> None:
-        self._shelf.give_back(self._held)
+        self._pool.release(self._cache)
 
 
 def _chain(numbers: range) -> list[int]:
-    """Parents of rows that follow one another, the first one the committed tokens."""
+    """Parents of consecutive rows; the first row follows the committed prefix."""
     return [PREFIX, *numbers[:-1]] if numbers else []

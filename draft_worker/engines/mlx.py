@@ -44,7 +44,7 @@ class MlxEngine(Engine):
         self.tokenizer = tokenizer
         self._network = model
         self._noises: dict[int, Noise] = {}
-        """By the target's vocabulary."""
+        """By the size of the target's vocabulary."""
         self._grammars = Grammars(model.folder, model.vocabulary)
 
     @classmethod
@@ -71,7 +71,7 @@ class MlxEngine(Engine):
 
 
 class MlxSequence(EngineSequence):
-    """The KV of one sequence, and candidates by the sampling of one request."""
+    """The KV of one sequence, and the sampling of its request."""
 
     copyable = True
 
@@ -100,7 +100,7 @@ class MlxSequence(EngineSequence):
         return self._engine.evaluate_together([(self, batch)])[0]
 
     def part(self, batch: Batch) -> ForwardPart:
-        """This sequence's part of a forward."""
+        """This sequence's part of a joint forward."""
         behind, begin = len(batch.committed), self._rows.next_row
         tip = begin + behind - 1 if behind else -1
         parents = [tip if parent == -1 else parent for parent in batch.parents]
@@ -108,7 +108,7 @@ class MlxSequence(EngineSequence):
         return ForwardPart(self._rows, [*batch.committed, *batch.tokens], chain + parents)
 
     def candidates(self, logits: mx.array, batch: Batch) -> list[Candidates]:
-        """Candidates from the (L, V) `logits` of that part. Commits the rows of `batch.committed`."""
+        """Candidates from the (L, V) `logits` of `part(batch)`. Commits the rows of `batch.committed`."""
         behind = len(batch.committed)
         nodes = range(self._rows.next_row - len(batch.tokens), self._rows.next_row)
         positions = [self._rows.position(row) + 1 for row in nodes]

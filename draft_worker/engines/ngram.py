@@ -1,4 +1,7 @@
-"""A draft without a model: guesses what followed the last few tokens before. Imports MLX only for a grammar."""
+"""A draft without a model: guesses the tokens that followed earlier occurrences of the last tokens.
+
+Imports MLX only for a grammar.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,7 +28,7 @@ _LONGEST_RUN = 3
 
 
 def load(setup: WorkerSetup) -> "NgramEngine":
-    """Raises InputError if there is a folder and it holds no model."""
+    """Raises InputError if a folder is given and holds no model."""
     return NgramEngine(Path(setup.model) if setup.model else None)
 
 
@@ -54,7 +57,7 @@ class NgramEngine(Engine):
         """Only a grammar matters to an engine without logits: it forces tokens."""
         if start.sampling.grammar is None or self._grammars is None:
             return None
-        # Imports MLX, which nothing else here needs.
+        # This module imports MLX, which nothing else here needs.
         from protocol.sampling.processors.logits_processors import LogitsProcessors
 
         return LogitsProcessors.wanted(start, self._grammars, lenient=True)
@@ -69,7 +72,7 @@ class NgramSequence(EngineSequence):
     def __init__(self) -> None:
         self._lookup = PromptLookup(_LONGEST_RUN)
         self._rows: dict[int, tuple[int, int]] = {}
-        """Token and parent row of each row. The parent of a node behind the committed prefix is no row."""
+        """Token and parent of each row. A parent that is no key is the end of the committed prefix."""
         self._next_row = 0
 
     @property
@@ -104,7 +107,7 @@ class NgramSequence(EngineSequence):
         return Candidates([token for token, _ in found], [probability for _, probability in found])
 
     def _suffix(self, row: int) -> list[int]:
-        """The last tokens up to and with the node in `row`, as many as a run may have."""
+        """The last tokens up to and with the node in `row`, at most `_LONGEST_RUN`."""
         reverse: list[int] = []
         while row in self._rows and len(reverse) < _LONGEST_RUN:
             token, row = self._rows[row]

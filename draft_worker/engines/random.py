@@ -20,10 +20,7 @@ def load(setup: WorkerSetup) -> "RandomEngine":
 
 
 class RandomEngine(WrappedEngine):
-    """Evaluates what `inner` evaluates and states the probabilities of `inner`, for tokens that are drawn uniformly.
-
-    It therefore loads the target's device as `inner` does, and claims as much for its guesses.
-    """
+    """Runs `inner` and replaces its tokens by uniformly drawn ones. Cost and probabilities are those of `inner`."""
 
     def __init__(self, inner: Engine, seed: int = 0) -> None:
         super().__init__(inner)
@@ -31,7 +28,7 @@ class RandomEngine(WrappedEngine):
         self._source = np.random.default_rng(seed)
 
     def evaluate_together(self, parts: Sequence[tuple[WrappedSequence, Batch]]) -> list[list[Candidates]]:
-        """States no distributions, because the tokens were drawn from none: rejection treats them as certain."""
+        """Candidates without distributions: rejection sampling treats such guesses as certain."""
         return [
             [
                 Candidates(self._different(len(found.tokens), sequence.vocabulary), found.probabilities)
@@ -41,5 +38,5 @@ class RandomEngine(WrappedEngine):
         ]
 
     def _different(self, count: int, vocabulary: int) -> list[int]:
-        """`count` different tokens that a target of `vocabulary` tokens knows."""
+        """`count` different tokens below `vocabulary`, the size of the target's vocabulary."""
         return self._source.choice(min(vocabulary, self.vocabulary), size=count, replace=False).tolist()

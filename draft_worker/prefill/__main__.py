@@ -1,4 +1,4 @@
-"""The prefill worker's process: builds the engine it was told to use and serves."""
+"""The prefill worker's process: builds the engine that its arguments name and serves."""
 
 import sys
 import time
@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draft_worker.prefill.outlet import ArenaOutlet, OpenOutlet, RemoteOutlet
+from draft_worker.prefill.kv_sink import ArenaSink, OpenSink, RemoteSink
 from draft_worker.prefill.worker import PrefillWorker
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 def main() -> int:
     setup = WorkerSetup.from_arguments()
-    return serve(setup, lambda: _built(setup))
+    return serve(setup, lambda: _build(setup))
 
 
-def _built(setup: WorkerSetup) -> PrefillWorker:
-    engine = _open(setup)
+def _build(setup: WorkerSetup) -> PrefillWorker:
+    engine = _load_engine(setup)
     fingerprint = model_fingerprint(Path(setup.source or setup.model))
-    outlet: OpenOutlet = RemoteOutlet
+    open_sink: OpenSink = RemoteSink
     if not setup.server:
         if setup.owner is None:
             raise InputError(
                 "A prefill worker needs shared memory: set --arena-memory above 0, or --prefill-engine none."
             )
         exchange = KvExchange(engine.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner)
-        outlet = partial(ArenaOutlet, exchange)
-    return PrefillWorker(engine, outlet, time.perf_counter, setup.prefill_chunk, fingerprint)
+        open_sink = partial(ArenaSink, exchange)
+    return PrefillWorker(engine, open_sink, time.perf_counter, setup.prefill_chunk, fingerprint)
 
 
-def _open(setup: WorkerSetup) -> "MlxPrefillEngine | CoreMlPrefillEngine":
+def _load_engine(setup: WorkerSetup) -> "MlxPrefillEngine | CoreMlPrefillEngine":
     """Imports only the engine that is used."""
     if setup.engine == "mlx":
         from draft_worker.prefill.mlx import MlxPrefillEngine
@@ -47,7 +47,7 @@ def _open(setup: WorkerSetup) -> "MlxPrefillEngine | CoreMlPrefillEngine":
         from draft_worker.prefill.coreml import CoreMlPrefillEngine
 
         return CoreMlPrefillEngine.load(Path(setup.model), Path(setup.source))
-    raise InputError(f"There is no prefill engine called {setup.engine!r}: choose mlx, coreml or none.")
+    raise InputError(f"Prefill engine {setup.engine!r} does not exist: choose mlx, coreml or none.")
 
 
 if __name__ == "__main__":

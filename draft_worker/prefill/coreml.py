@@ -1,7 +1,7 @@
-"""The target as a converted model, to read prompts on another device. Knows no messages.
+"""Prefills with a conversion of the target, on another device. Knows no messages.
 
-Its KV are the conversion's: what the target samples after adopting them is what it would sample itself
-as far as fp16 on that device agrees with the target's own arithmetic.
+The KV differ from the target's own KV as far as fp16 on that device differs from the target's arithmetic. So the
+tokens sampled after adoption can differ too.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ _ELEMENTS = {mx.float16: ElementType.FLOAT16, mx.bfloat16: ElementType.BFLOAT16,
 
 
 class CoreMlPrefillEngine:
-    """A folder that `launch-pipeline convert` made of the target."""
+    """A conversion of the target by `launch-pipeline convert`."""
 
     name = "coreml"
 
     def __init__(self, converted: Converted, runtime: Runtime, element: ElementType) -> None:
-        """`element`: what the target's own KV are made of."""
+        """`element`: the element type of the target's own KV."""
         package = converted.package
         _require_plain(converted)
         shape = package.shape
@@ -44,29 +44,29 @@ class CoreMlPrefillEngine:
         self.device = runtime.device
         self.tokenizer = package.tokenizer
         self._forward = PackageForward(package, converted.tables, runtime)
-        self._chooser = CandidateSelector(shape.vocabulary, shape.vocabulary)
+        self._selector = CandidateSelector(shape.vocabulary, shape.vocabulary)
         self._cache: Single = np.zeros(package.cache_shape, np.float32)
 
     @classmethod
     def load(cls, folder: Path, source: Path) -> "CoreMlPrefillEngine":
-        """`source`: the target's own folder. Raises InputError if the conversion can't stand in for it."""
+        """`source`: the target's own folder. Raises InputError if its KV can't serve the target."""
         element = kv_element(source)
-        # The GPU is the target's; what the host computes beside a call is small.
+        # The GPU is the target's; the host computes little beside a call.
         mx.set_default_device(mx.cpu)
         converted = Converted.open(folder)
-        # Our executor can keep every bit of the fp16 weights' products, so here the KV are the target's own.
+        # The executor can compute in fp32. Then the KV equal the target's own.
         exact = default_runtime() == "executor"
         return cls(converted, ExecutorRuntime(converted, "fp32") if exact else open_runtime(converted), element)
 
     def open(self) -> "CoreMlPrefillSequence":
-        """A new prompt; only the last one opened may be used."""
+        """A sequence for a new prompt. Invalidates the sequence opened before."""
         memory = HostMemory(self._cache)
-        rows = CoreMlSequence(self._forward, memory, Sampling(), self.vocabulary, lambda _: self._chooser)
+        rows = CoreMlSequence(self._forward, memory, Sampling(), self.vocabulary, lambda _: self._selector)
         return CoreMlPrefillSequence(rows, self._cache, self.layout.dtype)
 
 
 class CoreMlPrefillSequence:
-    """One prompt's KV, in slots [0, committed) of the engine's one cache."""
+    """The KV of one prompt, in slots [0, committed) of the engine's cache."""
 
     def __init__(self, rows: CoreMlSequence, cache: Single, element: ElementType) -> None:
         self._rows = rows
@@ -82,7 +82,7 @@ class CoreMlPrefillSequence:
 
 
 def kv_element(folder: Path) -> ElementType:
-    """What the KV of the model in `folder` are made of when the target runs it on this machine's device."""
+    """The element type of the KV when the target runs the model in `folder` on this machine's device."""
     if mx.default_device() == mx.Device(mx.cpu):
         return ElementType.FLOAT32
     for file in sorted(folder.glob("model*.safetensors")):
@@ -94,7 +94,7 @@ def kv_element(folder: Path) -> ElementType:
 
 
 def as_element(rows: Single, element: ElementType) -> np.ndarray:
-    """fp32 rows as an arena holds them; bfloat16 as its bits."""
+    """fp32 rows in an arena's element type; bfloat16 as uint16 bits."""
     if element is ElementType.BFLOAT16:
         return np.array(mx.array(rows).astype(mx.bfloat16).view(mx.uint16))
     return rows.astype(element.numpy_name)
@@ -105,4 +105,6 @@ def _require_plain(converted: Converted) -> None:
     if package.cache != "io":
         raise InputError(f"{converted.folder} keeps its KV on the device: convert the target with --kv io.")
     if package.interleaved:
-        raise InputError(f"{converted.folder} orders a head's features unlike the target: use --prefill-engine none.")
+        raise InputError(
+            f"{converted.folder} orders a head's features differently from the target: use --prefill-engine none."
+        )

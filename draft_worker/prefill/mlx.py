@@ -1,4 +1,4 @@
-"""The target's model on MLX, in a process of its own, to read prompts. Knows no messages."""
+"""Prefills with the target's model on MLX, in another process than the target. Knows no messages."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from protocol.kv.arena_header import ArenaLayout
 
 
 class MlxPrefillEngine:
-    """Any model that `TreeModel` takes and whose KV an arena holds."""
+    """Any model that `TreeModel` can load and whose KV an arena can hold."""
 
     name = "mlx"
 
@@ -22,7 +22,7 @@ class MlxPrefillEngine:
         """`tokenizer`: the fingerprint of the model's tokenizer. Raises InputError if no arena can hold the KV."""
         if model.layout is None:
             raise InputError(
-                f"The KV of {model.folder} can't be handed on, since its layers differ: use --prefill-engine none."
+                f"The KV of {model.folder} can't be shared, because its layers differ: use --prefill-engine none."
             )
         self.layout: ArenaLayout = model.layout
         self.model = str(model.folder)
@@ -43,7 +43,7 @@ class MlxPrefillEngine:
 
 
 class MlxPrefillSequence:
-    """One prompt's KV."""
+    """The KV of one prompt."""
 
     def __init__(self, rows: TreeSequence) -> None:
         self._rows = rows

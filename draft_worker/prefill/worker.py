@@ -1,6 +1,6 @@
-"""Reads prompts in the target's stead and hands their KV on. Pure over an engine; knows no sockets.
+"""Prefills prompts for the target and offers their KV. Pure over an engine; knows no sockets.
 
-The engine runs the target's own model, or a conversion of it, on a device that the target does not use.
+The engine runs the target's model, or a conversion of it, on a device that the target does not use.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import structs
 
 from draft_worker.engine import LoadedModel, introduction
-from draft_worker.prefill.outlet import OpenOutlet, Outlet
+from draft_worker.prefill.kv_sink import KvSink, OpenSink
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout
 from protocol.kv.blocks import kv_form
@@ -21,11 +21,11 @@ from protocol.worker.interface import WorkerReply
 
 
 class PrefillSequence(Protocol):
-    """One prompt."""
+    """The KV of one prompt."""
 
     def prefill(self, tokens: Sequence[int]) -> tuple[LayerRows, LayerRows]:
-        """Evaluate tokens behind those of former calls; their keys and values, which may be views that
-        hold until the next call."""
+        """Evaluate the next tokens of the prompt. Returns their keys and values, which may be views that stay valid
+        until the next call."""
         ...
 
 
@@ -39,37 +39,37 @@ class PrefillEngine(LoadedModel, Protocol):
 
 
 @dataclass(slots=True)
-class _Reading:
-    asked: Prefill
+class _Prompt:
+    prefill: Prefill
     sequence: PrefillSequence
-    outlet: Outlet
-    read: int = 0
+    sink: KvSink
+    evaluated: int = 0
     seconds: float = 0.0
 
 
 class PrefillWorker:
-    """Reads one prompt after the other, a chunk at a time, so that others' messages are heard in between."""
+    """Prefills one prompt after the other in chunks, and handles messages between chunks."""
 
     def __init__(
         self,
         engine: PrefillEngine,
-        open_outlet: OpenOutlet,
+        open_sink: OpenSink,
         clock: Callable[[], float],
         chunk: int,
         fingerprint: str = "",
     ) -> None:
-        """`clock` in seconds, monotonic; `chunk` bounds the tokens of one call of the engine; `fingerprint`: of the
-        target's model."""
+        """`clock`: monotonic seconds. `chunk`: most tokens of one call of the engine. `fingerprint`: of the target's
+        model."""
         self._engine = engine
-        self._open_outlet = open_outlet
+        self._open_sink = open_sink
         self._fingerprint = fingerprint
         self._clock = clock
         self._chunk = chunk
-        self._readings: dict[SequenceId, _Reading] = {}
+        self._prompts: dict[SequenceId, _Prompt] = {}
 
     def hello(self) -> Hello:
-        plain = introduction("prefill", self._engine)
-        return structs.replace(plain, kv=kv_form(self._engine.layout), model_fingerprint=self._fingerprint)
+        hello = introduction("prefill", self._engine)
+        return structs.replace(hello, kv=kv_form(self._engine.layout), model_fingerprint=self._fingerprint)
 
     def handle(self, message: ToWorker) -> Iterable[WorkerReply]:
         match message:
@@ -81,36 +81,36 @@ class PrefillWorker:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._readings)
+        return bool(self._prompts)
 
     def work(self) -> Iterator[WorkerReply]:
-        """Read one chunk of the prompt that has waited longest; offer the whole when it is read."""
-        reading = next(iter(self._readings.values()))
+        """Evaluate one chunk of the oldest prompt; offer its KV when the prompt is complete."""
+        prompt = next(iter(self._prompts.values()))
         began = self._clock()
-        tokens = reading.asked.tokens[reading.read : reading.read + self._chunk]
-        yield from reading.outlet.put(reading.read, *reading.sequence.prefill(tokens))
-        reading.read += len(tokens)
-        reading.seconds += self._clock() - began
-        if reading.read == len(reading.asked.tokens):
-            del self._readings[reading.asked.sequence]
-            yield from reading.outlet.done(reading.seconds)
+        tokens = prompt.prefill.tokens[prompt.evaluated : prompt.evaluated + self._chunk]
+        yield from prompt.sink.put(prompt.evaluated, *prompt.sequence.prefill(tokens))
+        prompt.evaluated += len(tokens)
+        prompt.seconds += self._clock() - began
+        if prompt.evaluated == len(prompt.prefill.tokens):
+            del self._prompts[prompt.prefill.sequence]
+            yield from prompt.sink.finish(prompt.seconds)
 
-    def _begin(self, asked: Prefill) -> Iterator[WorkerReply]:
-        held = self._readings.get(asked.sequence)
-        if held is not None and held.asked == asked:
+    def _begin(self, prefill: Prefill) -> Iterator[WorkerReply]:
+        held = self._prompts.get(prefill.sequence)
+        if held is not None and held.prefill == prefill:
             return
-        self._forget(asked.sequence)
-        if len(asked.tokens) > self._engine.context or max(asked.tokens) >= self._engine.vocabulary:
-            yield Fault("refused", "The prompt is beyond what the prefill engine knows.", asked.sequence)
+        self._forget(prefill.sequence)
+        if len(prefill.tokens) > self._engine.context or max(prefill.tokens) >= self._engine.vocabulary:
+            yield Fault("refused", "The prompt exceeds the prefill engine's context or vocabulary.", prefill.sequence)
             return
         try:
-            outlet = self._open_outlet(asked)
+            sink = self._open_sink(prefill)
         except SegmentError as error:
-            yield Fault("refused", str(error), asked.sequence)
+            yield Fault("refused", str(error), prefill.sequence)
             return
-        self._readings[asked.sequence] = _Reading(asked, self._engine.open(), outlet)
+        self._prompts[prefill.sequence] = _Prompt(prefill, self._engine.open(), sink)
 
     def _forget(self, sequence: SequenceId) -> None:
-        reading = self._readings.pop(sequence, None)
-        if reading is not None:
-            reading.outlet.drop()
+        prompt = self._prompts.pop(sequence, None)
+        if prompt is not None:
+            prompt.sink.drop()

@@ -1,7 +1,7 @@
-"""From processed logits to scores whose argmax is the sampled token: temperature and the shared noise.
+"""Scores from processed logits: temperature and the shared noise. Their argmax is the sampled token.
 
-Knows no trees, no models and no message flow. All arithmetic is float32 and row by row, so that the result of a row
-never depends on how many rows are computed with it.
+Knows no trees, no models and no message flow. All arithmetic is float32 and row by row, so the number of rows does not
+change a row's result.
 """
 
 from collections import OrderedDict
@@ -19,14 +19,14 @@ _CACHE_BYTES = 64 << 20
 _CACHE_ROWS = 32
 """The cache keeps at least this many rows: the positions that one tree spans, however large the vocabulary."""
 _PROBE = (0x9E3779B9, 1234)
-"""The seed and position at which MLX's generator is compared with ours."""
+"""The seed and position at which MLX's generator is compared with `threefry`."""
 
 
 class Noise:
     """Standard Gumbel noise g(seed, position, stream, token), one row per vocabulary, on MLX's device.
 
-    Many tree nodes and rounds share a position, so recent rows are kept.
-    Raises PipelineError if this MLX version lays out random bits otherwise than `protocol.sampling.threefry`.
+    Many tree nodes and rounds share a position, so recent rows are cached.
+    Raises PipelineError if MLX's order of random bits differs from that of `protocol.sampling.threefry`.
     """
 
     def __init__(self, vocabulary: int, width: int | None = None) -> None:
@@ -43,13 +43,13 @@ class Noise:
         key = noise_key(seed, position, stream)
         row = self._rows.pop(key, None)
         if row is None:
-            row = self._fresh(key)
+            row = self._draw(key)
             if len(self._rows) >= self._limit:
                 self._rows.popitem(last=False)
         self._rows[key] = row
         return row
 
-    def _fresh(self, key: tuple[int, int]) -> mx.array:
+    def _draw(self, key: tuple[int, int]) -> mx.array:
         bits = mx.random.split(mx.array(key, dtype=mx.uint32), self._half).reshape(-1)[: self._width]
         uniform = ((bits >> 9).astype(mx.float32) + 0.5) * 2.0**-23
         return -mx.log(-mx.log(uniform))
@@ -57,11 +57,11 @@ class Noise:
     def _require_known_layout(self) -> None:
         tokens = np.unique(np.linspace(0, self._width - 1, 8, dtype=np.int64))
         expected = gumbel(noise_bits(*_PROBE, tokens, self.vocabulary, NoiseStream.SAMPLE))
-        row = self._fresh(noise_key(*_PROBE, NoiseStream.SAMPLE))
+        row = self._draw(noise_key(*_PROBE, NoiseStream.SAMPLE))
         if not np.allclose(np.array(row[mx.array(tokens)]), expected, rtol=1e-4, atol=1e-4):
             raise PipelineError(
-                f"MLX {version('mlx')} draws random bits in an order this release does not know: "
-                "install the MLX version named in requirements.lock."
+                f"MLX {version('mlx')} draws random bits in an order that this release does not support: "
+                "install the MLX version in requirements.lock."
             )
 
 

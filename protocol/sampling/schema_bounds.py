@@ -1,6 +1,6 @@
-"""What a JSON schema must keep to before a grammar is made of it: size, depth, and what would take memory without end.
+"""Bounds of a JSON schema: its size, its depth, and the keywords that can take unlimited memory as a grammar.
 
-Pure; knows no grammar library. What the library itself does not support, it says itself.
+Pure; knows no grammar library. The library itself rejects keywords that it does not support.
 """
 
 import json
@@ -13,25 +13,25 @@ from protocol.messages.base import MAX_SCHEMA
 
 MOST_LEVELS = 64
 MOST_STATES = 10_000
-"""The divisors of all `multipleOf` together: a number's remainder is a state of the automaton that reads it."""
+"""Sum of the divisors of all `multipleOf` (product, if schemas intersect): each remainder is an automaton state."""
 MOST_INTERSECTED = 4
-"""Expressions that may have to hold at once. Whether eight of them can is beyond the library's means."""
+"""Expressions that may have to hold at once. The library can't decide whether eight of them can."""
 
 _EXPRESSIONS = ("pattern", "format", "multipleOf", "patternProperties")
-_REMARKS = frozenset(("$defs", "definitions", "title", "description", "default", "examples", "deprecated", "$comment"))
-"""What says nothing of values beside a `$ref`."""
+_METADATA = frozenset(("$defs", "definitions", "title", "description", "default", "examples", "deprecated", "$comment"))
+"""Keywords beside a `$ref` that do not restrict values."""
 
 Schema: TypeAlias = Mapping[str, Any] | bool
 
 
 class SchemaError(ValueError):
-    """The text says what is wrong with a schema."""
+    """A schema is invalid or beyond the bounds; the text gives the reason."""
 
 
 def parsed(text: str) -> Schema:
-    """The schema in a JSON text. Raises SchemaError for none, and for one beyond the bounds."""
+    """The schema in a JSON text. Raises SchemaError if the text is no schema or beyond the bounds."""
     if len(text) > MAX_SCHEMA:
-        raise SchemaError(f"it has {len(text):,} characters, and {MAX_SCHEMA:,} are the most")
+        raise SchemaError(f"it has {len(text):,} characters; the limit is {MAX_SCHEMA:,}")
     try:
         schema = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -47,7 +47,7 @@ def _require_bounds(schema: Schema) -> None:
     divisors = [_states(one["multipleOf"]) for one in objects if "multipleOf" in one]
     crossing = any(_intersects(one) for one in objects)
     if (prod(divisors) if crossing else sum(divisors)) > MOST_STATES:
-        raise SchemaError(f"its multipleOf are too large: together they may come to {MOST_STATES:,}")
+        raise SchemaError(f"its multipleOf are too large: the limit of all together is {MOST_STATES:,}")
     expressions = sum(name in one for one in objects for name in _EXPRESSIONS)
     if crossing and expressions > MOST_INTERSECTED:
         raise SchemaError(
@@ -57,7 +57,7 @@ def _require_bounds(schema: Schema) -> None:
 
 
 def _objects(value: Any, level: int) -> Iterator[Mapping[str, Any]]:
-    """Every object in it, whether it is a schema or only looks like one."""
+    """All objects in `value`, schemas or not."""
     if level > MOST_LEVELS:
         raise SchemaError(f"it is nested deeper than {MOST_LEVELS} levels")
     if isinstance(value, dict):
@@ -69,20 +69,20 @@ def _objects(value: Any, level: int) -> Iterator[Mapping[str, Any]]:
 
 
 def _intersects(schema: Mapping[str, Any]) -> bool:
-    """Whether several schemas have to hold at once."""
+    """Whether several schemas must hold at once."""
     several = isinstance(schema.get("allOf"), list) and (len(schema["allOf"]) > 1 or len(schema) > 1)
-    return several or ("$ref" in schema and not schema.keys() <= {"$ref", *_REMARKS})
+    return several or ("$ref" in schema and not schema.keys() <= {"$ref", *_METADATA})
 
 
 def _states(divisor: Any) -> int:
-    """Of 0.25 as many as of 25."""
+    """Automaton states of a `multipleOf`: those of 0.25 equal those of 25."""
     try:
         _, digits, exponent = Decimal(str(divisor)).normalize().as_tuple()
     except InvalidOperation:
-        # Not a number, as the library will say.
+        # The library rejects a divisor that is no number.
         return 1
     return int("".join(map(str, digits))) * 10 ** max(0, int(exponent))
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

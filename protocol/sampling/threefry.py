@@ -1,7 +1,7 @@
-"""The shared noise in numpy: a counter-based generator that any token's bits can be asked of. Knows no MLX.
+"""The shared noise in numpy: a counter-based generator with random access to each token's bits. Knows no MLX.
 
-The bits lie so that `mx.random.split(key, half)` yields the same words in one kernel: MLX's own
-generator is Threefry-2x32 over the counters (i, i + half).
+The order of the bits is that of `mx.random.split(key, half)`: MLX's generator is Threefry-2x32 over the counters
+(i, i + half).
 """
 
 from enum import IntEnum
@@ -19,7 +19,7 @@ _MASK = 0xFFFFFFFF
 
 
 class NoiseStream(IntEnum):
-    """What the noise at a position is for; streams never share bits."""
+    """The purpose of the noise at a position. Streams never share bits."""
 
     SAMPLE = 0
     ACCEPT = 1
@@ -51,8 +51,8 @@ def noise_key(seed: int, position: int, stream: NoiseStream) -> tuple[int, int]:
 
 
 def half_block(vocabulary: int) -> int:
-    """Blocks a row of noise is made of. Rounding the vocabulary up to a power of two gives models
-    that pad theirs differently the same noise."""
+    """Blocks of a row of noise. The vocabulary is rounded up to a power of two: a model's padding does not change the
+    noise."""
     return max(1, 1 << (vocabulary - 1).bit_length() >> 1)
 
 

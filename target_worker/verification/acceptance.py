@@ -1,4 +1,4 @@
-"""What a verification accepts, and how probable the target found those tokens. Knows no acceptance rule."""
+"""The result of a verification, and the log-probabilities of its tokens. Knows no acceptance rule."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,22 +11,22 @@ from protocol.messages.sampling import Likelihood
 
 
 class Acceptance(NamedTuple):
-    """Entries accepted from the root down, and the bonus token behind them."""
+    """The accepted entries from the root down, and the bonus token behind them."""
 
     accepted: tuple[int, ...]
     bonus: int
     likelihoods: tuple[Likelihood, ...] = ()
-    """Of the accepted tokens and the bonus token, if the request asks for them."""
+    """Likelihoods of the accepted tokens and the bonus token, if the request wants log-probabilities."""
 
 
 def as_ids(picks: mx.array) -> list[int]:
-    """Compute the picks and bring them to Python."""
+    """Evaluate `picks` and convert them to Python numbers."""
     return np.array(picks).tolist()
 
 
 def likelihoods(logits: mx.array, rows: Sequence[int], tokens: Sequence[int], count: int) -> tuple[Likelihood, ...]:
-    """Of `tokens[i]` in row `rows[i]` of the model's own (L, V) `logits`, with the `count` most probable tokens of
-    that row."""
+    """The likelihood of each `tokens[i]` and the `count` most probable tokens, by row `rows[i]` of the model's (L, V)
+    unprocessed `logits`."""
     chosen = logits[mx.array(list(rows))].astype(mx.float32)
     logs = chosen - mx.logsumexp(chosen, axis=-1, keepdims=True)
     return tuple(
@@ -36,7 +36,7 @@ def likelihoods(logits: mx.array, rows: Sequence[int], tokens: Sequence[int], co
 
 
 def _best(row: np.ndarray, count: int) -> tuple[tuple[int, float], ...]:
-    """Equally probable tokens in the order of their ids."""
+    """The `count` most probable tokens; of equals, lower ids first."""
     if not count:
         return ()
     least = np.partition(row, -count)[-count] if count < len(row) else -np.inf
@@ -46,5 +46,5 @@ def _best(row: np.ndarray, count: int) -> tuple[tuple[int, float], ...]:
 
 
 def _bounded(value: float) -> float:
-    # Rounding can lift a certain token's logarithm above 0.
+    # Rounding can raise the logarithm of a probability of 1 above 0.
     return min(0.0, max(LEAST_LOG_PROBABILITY, value))

@@ -1,7 +1,7 @@
 """Coupled verification: sample a token behind every entry with the shared noise, accept the entries that match.
 
-Exact by construction: each sampled token depends on the target's logits, the seed and the position alone. The
-proposal only decides how many tokens one forward yields.
+Exact by construction: each sampled token depends only on the target's logits, the seed and the position. The proposal
+only affects how many tokens one forward yields.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ def coupled(logits: mx.array, proposal: ProposedTree, sampling: Sampling, noise:
     """Accept a proposed token iff it is the sampled one. `logits`: (L, V) processed logits, one row per entry."""
     after = [position + 1 for position in proposal.positions]
     picks = mx.argmax(scores(logits, after, sampling, noise), axis=-1)
-    return walked(proposal, as_ids(picks))
+    return follow(proposal, as_ids(picks))
 
 
-def walked(proposal: ProposedTree, picks: Sequence[int]) -> Acceptance:
-    """From the root, follow the picked tokens for as long as they were proposed."""
+def follow(proposal: ProposedTree, picks: Sequence[int]) -> Acceptance:
+    """Accept the entries on the path of picked tokens from the root."""
     accepted = []
     entry = 0
     while (child := proposal.children[entry].get(picks[entry])) is not None:

@@ -1,4 +1,4 @@
-"""A proposed token tree as the target reads it: its entries, and the flaws that make it unverifiable.
+"""A proposed token tree in the target: its entries, and the check that the target can verify it.
 
 Pure; knows no model and no KV.
 """
@@ -40,7 +40,7 @@ class ProposedTree:
         return paths
 
     def distribution(self, entry: int) -> Distribution | None:
-        """The draft distribution from which the children of `entry` were drawn; None for a deterministic proposal."""
+        """The draft distribution of the children of `entry`; None for a deterministic proposal."""
         return self.distributions.get(self.ids[entry])
 
     def chain(self) -> list[int]:
@@ -55,7 +55,7 @@ class ProposedTree:
 
 
 def flaw(verify: Verify, sampling: Sampling, vocabulary: int, context: int) -> str | None:
-    """A sentence that says why this tree can't be verified; None if it can."""
+    """The reason, as a sentence, why the target can't verify this tree; None if it can."""
     structural = _structural_flaw(verify)
     if structural:
         return structural
@@ -67,19 +67,19 @@ def flaw(verify: Verify, sampling: Sampling, vocabulary: int, context: int) -> s
     if sampling.verification == "coupled":
         return None
     if any(len(children) > 1 for children in proposal.children):
-        return "Rejection verifies chains, and this tree branches: use coupled verification for trees."
+        return "Rejection sampling verifies only chains, and this tree branches: use coupled verification."
     return next(_distribution_flaws(proposal, verify.distributions, vocabulary), None)
 
 
 def _structural_flaw(verify: Verify) -> str | None:
     if len(verify.parents) != len(verify.tokens):
-        return f"The tree names {len(verify.parents)} parents for {len(verify.tokens)} tokens."
+        return f"The tree has {len(verify.parents)} parents for {len(verify.tokens)} tokens."
     if verify.parents[0] != -1:
         return "The tree's first entry is not a root."
     if any(not 0 <= parent < entry for entry, (_, parent) in enumerate(_below_root(verify), start=1)):
-        return "The tree has an entry whose parent does not come before it."
+        return "The tree has an entry whose parent is not before it."
     if len(set(_below_root(verify))) != len(verify.tokens) - 1:
-        return "The tree proposes one token twice behind the same entry."
+        return "The tree proposes a token twice behind the same entry."
     return None
 
 
@@ -87,14 +87,14 @@ def _distribution_flaws(
     proposal: ProposedTree, distributions: Sequence[Distribution], vocabulary: int
 ) -> Iterator[str]:
     if len(proposal.distributions) != len(distributions):
-        yield "The tree carries two distributions for one node."
+        yield "The tree has two distributions for one node."
     for distribution in distributions:
         if len(distribution.tokens) != len(distribution.probabilities):
-            yield "A draft distribution has more tokens than probabilities, or fewer."
+            yield "A draft distribution has unequal numbers of tokens and probabilities."
         elif len(set(distribution.tokens)) != len(distribution.tokens):
-            yield "A draft distribution names a token twice."
+            yield "A draft distribution has a token twice."
         elif max(distribution.tokens) >= vocabulary:
-            yield f"A draft distribution names token {max(distribution.tokens)}, beyond the target's vocabulary."
+            yield f"A draft distribution has token {max(distribution.tokens)}, beyond the target's vocabulary."
     for entry, children in enumerate(proposal.children):
         distribution = proposal.distribution(entry)
         for token in children:

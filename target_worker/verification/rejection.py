@@ -1,8 +1,8 @@
 """Rejection sampling of chains whose tokens were drawn from a draft distribution.
 
 Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding" (ICML 2023),
-appendix A.1: accept x with probability min(1, p(x)/q(x)), else draw from norm(max(p - q, 0)). The emitted
-tokens are distributed as p whatever q is. Random numbers are counter-based: one seed, one output.
+appendix A.1: accept x with probability min(1, p(x)/q(x)), else draw from norm(max(p - q, 0)). The tokens are
+distributed as p for every q. Random numbers are counter-based: the seed determines the output.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ from target_worker.verification.proposed_tree import ProposedTree
 def rejection(logits: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise) -> Acceptance:
     """Accept a prefix of the proposed chain and add one token. `logits`: (L, V) processed logits, one row per entry.
 
-    At temperature 0, p is one-hot and both rules accept exactly what the target would have chosen.
+    At temperature 0, p is one-hot, and both rules accept exactly the target's own tokens.
     """
     if sampling.greedy:
         return coupled(logits, proposal, sampling, noise)
@@ -69,7 +69,7 @@ def _ratios(target: mx.array, draft: mx.array, proposal: ProposedTree, chain: li
 def _residual_scores(
     target: mx.array, draft: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise
 ) -> mx.array:
-    """(L, V): the argmax of row i is drawn from norm(max(p - q, 0)), or from p if nothing was proposed."""
+    """(L, V): the argmax of row i is a sample of norm(max(p - q, 0)), or of p where no token was proposed."""
     residual = mx.maximum(target - draft, 0.0)
     # If p and q agree to the last bit, only rounding can cause a rejection.
     residual = mx.where(residual.sum(axis=-1, keepdims=True) > 0, residual, target)
@@ -78,7 +78,7 @@ def _residual_scores(
 
 
 def _accepted(ratios: np.ndarray, positions: Sequence[int], seed: int) -> int:
-    """Tokens accepted before the first rejection; `ratios` is p/q of each, in order."""
+    """The number of tokens before the first rejection. `ratios`: p/q of each proposed token."""
     for index, (ratio, position) in enumerate(zip(ratios.tolist(), positions, strict=True)):
         if acceptance_uniform(seed, position) >= ratio:
             return index
@@ -86,5 +86,5 @@ def _accepted(ratios: np.ndarray, positions: Sequence[int], seed: int) -> int:
 
 
 def acceptance_uniform(seed: int, position: int) -> float:
-    """The one uniform number that decides on the token at absolute `position`."""
+    """The uniform number that decides whether the token at absolute `position` is accepted."""
     return float(uniform(noise_bits(seed, position, np.zeros(1, dtype=np.int64), 1, NoiseStream.ACCEPT))[0])

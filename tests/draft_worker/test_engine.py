@@ -1,4 +1,4 @@
-"""Laws of the engine interface: what an engine that overrides nothing does, and that a wrapper hides nothing."""
+"""Laws of the engine interface: the defaults, and a wrapper that forwards everything."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ REFERENCE = KvReference("segment", 2)
 
 
 class Plain(EngineSequence):
-    """Only what is abstract; guesses the next number."""
+    """Implements only the abstract methods; guesses the next number."""
 
     def __init__(self) -> None:
         self.text: list[int] = []
@@ -96,14 +96,14 @@ def start(sequence: int, adopt: KvReference | None = None) -> Start:
     return Start(SequenceId(sequence), 0, (1, 2, 3, 4), NodeId(7), SAMPLING, BestFirst(width=2, fan=2), adopt=adopt)
 
 
-def test_a_sequence_that_shares_no_kv_says_so():
+def test_a_sequence_without_shared_kv_returns_a_warning():
     sequence = Plain()
 
     assert (sequence.memory, sequence.size, sequence.copyable, sequence.save()) == (0, 0, False, None)
     assert sequence.adopt(REFERENCE) == "This draft shares no KV: prefill again."
 
 
-def test_a_sequence_whose_request_is_over_serves_another_one():
+def test_a_sequence_of_an_ended_request_serves_another_request():
     sequence = Plain()
     sequence.prefill([1, 2, 3])
 
@@ -133,7 +133,7 @@ def test_an_engine_without_a_model_works_with_any_tokens():
     assert hello.vocabulary >= 1 << 20
 
 
-def test_a_draft_that_shares_no_kv_reads_what_it_is_offered():
+def test_a_draft_without_shared_kv_prefills_the_offered_tokens():
     worker = DraftWorker(PlainEngine(), float)
     list(worker.handle(start(1, adopt=REFERENCE)))
     told = next(iter(worker.work()))
@@ -142,7 +142,7 @@ def test_a_draft_that_shares_no_kv_reads_what_it_is_offered():
     assert (told.adopted, told.warning) == (0, "This draft shares no KV: prefill again.")
 
 
-def test_a_wrapper_shares_the_kv_of_the_engine_it_wraps():
+def test_a_wrapper_shares_the_kv_of_its_inner_engine():
     sequence = WrappedEngine(SharedEngine()).open(SAMPLING, VOCABULARY)
     sequence.prefill([1, 2, 3])
 
@@ -153,7 +153,7 @@ def test_a_wrapper_shares_the_kv_of_the_engine_it_wraps():
     assert sequence.inner.said == (REFERENCE, "closed")
 
 
-def test_a_wrapper_grows_several_trees_in_one_forward_where_the_engine_it_wraps_does():
+def test_a_wrapper_grows_several_trees_in_one_forward_if_its_inner_engine_does():
     inner = SharedEngine()
     worker = DraftWorker(WrappedEngine(inner), float)
     for sequence in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""Laws of the draft's engines: candidates do not depend on how they came about, and foresee the target."""
+"""Laws of the draft engines: candidates depend only on the path, and a draft equal to the target always hits."""
 
 import json
 import random
@@ -50,7 +50,7 @@ def drafting(
 
 
 def grow(worker: DraftWorker, tree: TokenTree, steps: int) -> list[Grow]:
-    """Prefill and then that many growth steps, or as many as there are; what they say joins `tree`."""
+    """Prefill, then at most `steps` growth steps. Adds the published nodes to `tree`."""
     replies: list[Grow] = []
     while worker.has_work and len(replies) < steps:
         replies += [reply for reply in worker.work() if isinstance(reply, Grow)]
@@ -73,7 +73,7 @@ def path_of(node: Node) -> list[int]:
 
 
 def target_choice(model: TreeModel, tokens: list[int], sampling: Sampling) -> int:
-    """What the target itself would sample behind `tokens`, by a stock forward."""
+    """The token that the target samples behind `tokens`, by a stock forward."""
     logits = processed(stock_logits(model.network, tokens)[None], sampling, tokens)
     return int(np.argmax(scores(logits, [len(tokens)], sampling, Noise(model.vocabulary))))
 
@@ -83,7 +83,7 @@ def target_choice(model: TreeModel, tokens: list[int], sampling: Sampling) -> in
 
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED, Sampling(temperature=0.7, seed=2, repetition_penalty=1.3)])
 @pytest.mark.parametrize("plan", [BestFirst(3, 3), Chain(6), FanOut(2, (1, 1, 2))])
-def test_a_target_as_its_own_draft_is_always_foreseen(
+def test_a_draft_equal_to_the_target_always_hits(
     model: TreeModel, engine: MlxEngine, sampling: Sampling, plan: GrowthPlan
 ):
     tree = grown(engine, sampling, plan, steps=6)
@@ -122,7 +122,7 @@ def test_trees_grown_together_are_those_that_grow_alone(engine: MlxEngine):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED, REJECTION])
-def test_growth_after_a_walk_is_that_of_a_fresh_start(engine: MlxEngine, sampling: Sampling):
+def test_growth_after_a_random_walk_equals_that_of_a_new_start(engine: MlxEngine, sampling: Sampling):
     source = random.Random(9)
     plan, tokens, root = BestFirst(4, 3), list(PROMPT), ROOT
     tree = TokenTree(ROOT, tokens[-1], len(tokens) - 1)
@@ -196,7 +196,7 @@ def test_prompt_lookup_continues_a_repeated_text():
     assert [node.token for node in tree.main_chain()][:4] == [8, 9, 5, 6]
 
 
-def test_prompt_lookup_says_so_where_it_has_no_guess():
+def test_prompt_lookup_without_a_match_has_no_candidates():
     (reply,) = drafting(NgramEngine(), Sampling(), BestFirst(1, 2), (1, 2, 3)).work()
 
     assert isinstance(reply, Grow)
@@ -247,8 +247,8 @@ def test_tokens_that_the_target_lacks_are_never_drafted(engine, sampling):
     assert all(max(q.tokens) < 20 for reply in replies for q in reply.distributions)
 
 
-def test_a_larger_vocabulary_of_the_target_leaves_its_noise_foreseen(model):
-    """Rows of noise follow the target's layout, whatever the size of the draft's own vocabulary."""
+def test_a_draft_with_a_smaller_vocabulary_uses_the_target_s_noise(model):
+    """The target's vocabulary determines the layout of the noise, for every size of the draft's vocabulary."""
     wide = 4 * VOCABULARY
     worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
     list(worker.handle(Start(ONE, 0, PROMPT, ROOT, COUPLED, BestFirst(1, 1), vocabulary=wide)))

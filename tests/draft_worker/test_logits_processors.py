@@ -1,4 +1,4 @@
-"""Laws of penalties and grammars at the draft: it foresees a restrained target as it does a free one. Tiny models."""
+"""Laws of penalties and grammars in the draft: it hits as often as without them. Tiny models."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def main_path(tree: TokenTree) -> list[Node]:
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_a_draft_as_good_as_its_target_foresees_it_before_and_after_a_verdict(model: TreeModel, name: str):
+def test_a_draft_equal_to_the_target_hits_before_and_after_a_verdict(model: TreeModel, name: str):
     coming = expected(model.folder, SAMPLINGS[name])[0]
     worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
     list(worker.handle(start(SAMPLINGS[name])))
@@ -54,7 +54,7 @@ def test_a_draft_as_good_as_its_target_foresees_it_before_and_after_a_verdict(mo
 
 
 def rerooted(worker: DraftWorker, tokens: tuple[int, ...], steps: int = 6) -> TokenTree:
-    """The draft's tree behind `tokens`, as one sees it who has nothing yet."""
+    """The draft's tree behind `tokens`, from its messages after the re-root alone."""
     root = ROOT
     for token in tokens:
         root = node_id(root, token)
@@ -92,8 +92,8 @@ def test_nothing_is_guessed_that_the_grammar_forbids(model: TreeModel, name: str
         assert mask[token]
 
 
-def test_what_must_follow_is_told_without_a_forward(model: TreeModel):
-    """A root that nobody foresaw, in the middle of a name that the schema gives."""
+def test_forced_tokens_are_published_without_a_forward(model: TreeModel):
+    """After a miss, the root is in the middle of the opening tag of a call."""
     coming = expected(model.folder, SAMPLINGS["calls"])[0]
     worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
     list(worker.handle(start(SAMPLINGS["calls"])))
@@ -120,7 +120,7 @@ def test_a_restarted_draft_goes_on_in_the_middle_of_the_grammar(model: TreeModel
         assert path == list(coming[length:][: len(path)])
 
 
-def test_what_a_draft_can_not_heed_it_does_without(model: TreeModel):
+def test_a_draft_skips_a_grammar_that_it_can_not_enforce(model: TreeModel):
     bad = start(Sampling(grammar=Grammar("{")))
 
     assert MlxEngine(model, "tiny").processors(bad) is None

@@ -1,4 +1,4 @@
-"""The example of a draft of one's own works as it stands, and can't make a token wrong."""
+"""The documented example draft works and never changes a token."""
 
 import sys
 
@@ -9,7 +9,7 @@ from tests.support.paths import ROOT
 _EXAMPLE = ROOT / "docs" / "own_draft.py"
 
 
-def test_the_example_draft_is_followed_and_exact(reference: Reference):
+def test_the_example_draft_is_used_and_exact(reference: Reference):
     params = SamplingParams(max_tokens=48)
 
     with Pipeline(draft_command=(sys.executable, str(_EXAMPLE))) as pipeline:

@@ -1,4 +1,4 @@
-"""A draft prefills only what no other sequence has prefilled, and grows what it would have grown anyway."""
+"""A draft reuses the KV of common prefixes, and its growth does not change."""
 
 import random
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ def said(worker: DraftWorker, *messages: Start | Reroot | Stop, units: int = 12)
 
 
 def growth(replies: list[FromWorker]) -> dict[tuple[int, NodeId], tuple]:
-    """What may follow each node of each sequence, whenever it was said."""
+    """The published children of each node of each sequence, in any order of messages."""
     grows = [reply for reply in replies if isinstance(reply, Grow)]
     found: dict[tuple[int, NodeId], tuple] = {}
     for grow in grows:
@@ -99,7 +99,7 @@ def test_a_conversation_is_prefilled_once():
     assert prefilled(engine) <= turns
 
 
-def test_what_is_spared_is_told_before_the_first_growth():
+def test_reused_tokens_are_reported_before_the_first_growth():
     worker = drafting(10_000)
     said(worker, start(PROMPT), Stop(SequenceId(1)))
     first, second, *_ = said(worker, start([*PROMPT, *PROMPT[:40]], 2))
@@ -127,7 +127,7 @@ def test_the_kv_of_a_live_sequence_is_copied():
 
 @pytest.mark.parametrize("kind", ["mlx", "paced", "random"])
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_engines_go_on_with_the_first_tokens_of_another_sequence(kind: str, exclusive: bool):
+def test_engines_continue_from_the_first_tokens_of_another_sequence(kind: str, exclusive: bool):
     inner = MlxEngine(tree_model("llama", seed=5), "tiny")
     engines = {"mlx": inner, "paced": PacedEngine(inner, Pacer(None), float), "random": RandomEngine(inner)}
     engine: Engine = engines[kind]
@@ -157,7 +157,7 @@ def test_prompt_lookup_has_no_kv_to_cache():
     assert sequence.memory == 0
 
 
-def test_prompts_that_begin_alike_and_come_at_once_are_prefilled_once():
+def test_the_common_prefix_of_simultaneous_prompts_is_prefilled_once():
     long = random.Random(5).choices(range(VOCABULARY), k=400)
     prompts = [long, [*long[:200], *range(40)], long, long[::-1]]
     engine, anew = FakeEngine(), drafting(0)

@@ -1,4 +1,4 @@
-"""Laws of the draft as a process: it introduces itself, works, and ends as it is told."""
+"""Laws of the draft as a process: it sends Hello, works, and ends on Shutdown."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ START = Start(
 
 
 class Draft:
-    """A draft process and the hub it talks to."""
+    """A draft process and its hub."""
 
     def __init__(self, engine: str, model: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="draft", dir="/tmp")

@@ -1,4 +1,4 @@
-"""The useless draft: as costly and as bold as the engine it wraps, and wrong."""
+"""The random draft: the cost and the probabilities of its inner engine, with random tokens."""
 
 from draft_worker.engine import Batch
 from draft_worker.engines.random import RandomEngine
@@ -12,7 +12,7 @@ def _asked(engine: RandomEngine, vocabulary: int = VOCABULARY):
     return sequence.evaluate(Batch([], [4, 5], [-1, 0], limit=8))
 
 
-def test_its_claims_are_those_of_the_engine_it_wraps():
+def test_probabilities_are_those_of_the_inner_engine():
     found = _asked(RandomEngine(FakeEngine()))
 
     truth = [oracle([1, 2, 3, 4], 8), oracle([1, 2, 3, 4, 5], 8)]
@@ -20,7 +20,7 @@ def test_its_claims_are_those_of_the_engine_it_wraps():
     assert [candidates.tokens for candidates in found] != [candidates.tokens for candidates in truth]
 
 
-def test_its_tokens_are_different_ones_that_the_target_knows():
+def test_tokens_are_distinct_and_in_the_target_s_vocabulary():
     for seed in range(5):
         for candidates in _asked(RandomEngine(FakeEngine(), seed), vocabulary=9):
             assert len(set(candidates.tokens)) == 8

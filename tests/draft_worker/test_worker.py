@@ -19,7 +19,7 @@ PROMPT = (3, 1, 4, 1, 5)
 
 
 class Ticking:
-    """A clock that is half a second later at every look."""
+    """A clock that advances half a second at each call."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -65,7 +65,7 @@ class Bench:
         return replies
 
     def reroot(self, *tokens: int, missed: bool = False, plan: GrowthPlan | None = None) -> Reroot:
-        """The message for `tokens`, which our own view follows."""
+        """The message for `tokens`. Updates the orchestrator's view."""
         position = self.mirror.root.depth
         for token in tokens:
             self.root = node_id(self.root, token)
@@ -111,7 +111,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_before_the_first_growth():
     assert grows(bench.work())[0].evaluated == 1
 
 
-def test_a_short_backlog_rides_along_with_the_root():
+def test_a_short_backlog_is_evaluated_with_the_root():
     bench = Bench()
     (grow,) = grows(bench.work())
 
@@ -262,7 +262,7 @@ def test_a_re_root_of_an_unknown_sequence_is_lost():
     assert (fault.kind, fault.sequence) == ("lost", TWO)
 
 
-def test_what_is_lost_is_found_by_a_start():
+def test_a_start_restores_a_lost_sequence():
     bench = Bench()
     bench.work(4)
     bench.reroot(5)
@@ -364,7 +364,7 @@ def test_a_parked_sequence_leaves_its_turn_to_others():
     assert order == [ONE, TWO, TWO, TWO]
 
 
-def test_a_large_publication_is_split_and_its_cost_told_once():
+def test_a_large_publication_is_split_and_its_cost_reported_once():
     bench = Bench(FanOut(depth=29, fan=(40,) * 30))
     bench.work(29)
     replies = grows(bench.work())
@@ -375,7 +375,7 @@ def test_a_large_publication_is_split_and_its_cost_told_once():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_accepted_the_growth_is_that_of_a_fresh_start(seed: int):
+def test_growth_after_any_verdict_equals_that_of_a_new_start(seed: int):
     source = random.Random(seed)
     bench = Bench(source.choice([BestFirst(3, 2), Chain(3), FanOut(2, (1, 2, 1))]), prompt=tuple(range(30)))
     for _ in range(25):
@@ -397,7 +397,7 @@ def test_whatever_is_accepted_the_growth_is_that_of_a_fresh_start(seed: int):
         assert [*node.children] == expected.tokens[: len(node.children)]
 
 
-def test_it_introduces_itself_as_a_draft():
+def test_the_hello_names_the_role_draft():
     hello = Bench().worker.hello()
 
     assert (hello.role, hello.engine, hello.vocabulary, hello.context) == ("draft", "fake", VOCABULARY, 10_000)

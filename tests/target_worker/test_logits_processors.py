@@ -1,5 +1,5 @@
-"""Laws of penalties, grammars and log-probabilities at the target: whatever is proposed, and whoever is restarted, the
-tokens are those of a hand-written loop over stock mlx-lm; what ends by itself is of the schema. Tiny models."""
+"""Laws of penalties, grammars and log-probabilities in the target: for every proposal and restart, the tokens are those
+of a plain loop over stock mlx-lm; a text that ends by itself fits the schema. Tiny models."""
 
 import json
 import random
@@ -72,7 +72,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TreeModel:
 
 @cache
 def expected(folder: Path, sampling: Sampling) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Token by token through stock mlx-lm; also how probable each one was."""
+    """Tokens and their log-probabilities, one by one through stock mlx-lm."""
     stock, noise, tokens, logs = network(), Noise(VOCABULARY), list(PROMPT), []
     grammars = Grammars(folder, VOCABULARY)
     while len(tokens) < len(PROMPT) + GENERATED and tokens[-1] != END:
@@ -92,7 +92,7 @@ def expected(folder: Path, sampling: Sampling) -> tuple[tuple[int, ...], tuple[f
 
 
 class Asking:
-    """One request at a worker, from a Start on; trees are made of what will come and of what will not."""
+    """One request in a worker. Its trees have right and wrong tokens."""
 
     def __init__(self, model: TreeModel, sampling: Sampling, seed: int, tokens: Sequence[int] = PROMPT) -> None:
         self.worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
@@ -104,7 +104,7 @@ class Asking:
         self.begun = answers(self.worker, begin)
 
     def tree(self) -> tuple[list[int], list[int]]:
-        """The right path of a random length, random children everywhere, perhaps nothing."""
+        """The right path of a random length with random children, or no tree."""
         path = self.coming[len(self.tokens) :][: self.source.randrange(6)]
         tokens, parents = list(path), list(range(len(path)))
         for _ in range(self.source.randrange(7)):
@@ -133,7 +133,7 @@ class Asking:
         return chosen
 
     def decode(self, length: int) -> tuple[int, ...]:
-        """Until there are so many tokens, or an end."""
+        """Decode up to `length` tokens or an end token."""
         while len(self.tokens) < length and END not in self.tokens[len(PROMPT) :]:
             self.step(self.verify(*self.tree()))
         ended = self.tokens.index(END) + 1 if END in self.tokens else length
@@ -141,7 +141,7 @@ class Asking:
 
 
 def properly(tokens: Sequence[int]) -> None:
-    """Parses, and fits the schema."""
+    """The text parses and fits the schema."""
     value = json.loads(text(tokens))
     assert value.keys() == SCHEMA["properties"].keys()
     assert value["a"] in range(100)
@@ -159,14 +159,14 @@ def test_the_tokens_do_not_depend_on_what_is_proposed(model: TreeModel, name: st
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_nor_on_a_restart_in_the_middle(model: TreeModel, name: str):
+def test_the_tokens_do_not_depend_on_a_restart_in_the_middle(model: TreeModel, name: str):
     tokens, _ = expected(model.folder, SAMPLINGS[name])
     for border in (len(PROMPT) + 9, len(tokens) - 3):
         assert Asking(model, SAMPLINGS[name], border, tokens[:border]).decode(len(tokens)) == tokens
 
 
 def test_penalties_count_what_was_generated_and_not_the_prompt(model: TreeModel):
-    """The most that can be taken from what was said once: nothing is said twice, though the prompt has it."""
+    """With the largest penalty no token is generated twice, although the prompt contains it."""
     bias = tuple((token, 1000.0) for token in ids('say {"'))
     sampling = Sampling(frequency_penalty=2.0, presence_penalty=2.0, logit_bias=bias, temperature=1.0)
     prompt = Asking(model, sampling, 0)
@@ -178,7 +178,7 @@ def test_penalties_count_what_was_generated_and_not_the_prompt(model: TreeModel)
 
 @pytest.mark.parametrize("name", ["grammar", "grammar, hotter", "everything"])
 @pytest.mark.parametrize("seed", range(2))
-def test_what_ends_by_itself_is_of_the_schema(model: TreeModel, name: str, seed: int):
+def test_text_that_ends_by_itself_fits_the_schema(model: TreeModel, name: str, seed: int):
     sampling = msgspec.structs.replace(SAMPLINGS[name], seed=seed)
     asking = Asking(model, sampling, seed)
     asking.decode(len(PROMPT) + 150)
@@ -220,7 +220,7 @@ def test_log_probabilities_are_the_model_s_own_of_every_token_that_leaves(model:
         assert one.chosen <= max(best.values(), default=0.0)
 
 
-def test_nobody_pays_for_log_probabilities_that_were_not_asked_for(model: TreeModel):
+def test_log_probabilities_are_computed_only_on_request(model: TreeModel):
     asking = Asking(model, SAMPLINGS["penalties"], 1)
     asking.decode(len(PROMPT) + 4)
 
@@ -228,7 +228,7 @@ def test_nobody_pays_for_log_probabilities_that_were_not_asked_for(model: TreeMo
 
 
 @pytest.mark.parametrize("grammar", [Grammar('{"type": "nonsense"}'), Grammar("{")])
-def test_a_grammar_that_can_not_be_had_is_refused_at_the_start(model: TreeModel, grammar: Grammar):
+def test_an_unenforceable_grammar_is_refused_at_the_start(model: TreeModel, grammar: Grammar):
     worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
     start = Start(
         SequenceId(1), 0, PROMPT, ROOT, Sampling(grammar=grammar), prompt_tokens=len(PROMPT), eos_tokens=(END,)
@@ -240,7 +240,7 @@ def test_a_grammar_that_can_not_be_had_is_refused_at_the_start(model: TreeModel,
     assert "JSON schema" in fault.text
 
 
-def test_a_grammar_that_turns_out_too_much_is_refused_then_and_harms_nobody(
+def test_a_grammar_beyond_the_library_s_limits_ends_only_its_own_request(
     model: TreeModel, monkeypatch: pytest.MonkeyPatch
 ):
     def strict() -> LLParserLimits:

@@ -1,4 +1,4 @@
-"""A target goes on with what other sequences evaluated, ended or live; no token changes. Tiny model, real arenas."""
+"""A target reuses the KV of ended and live sequences; no token changes. Tiny model, real arenas."""
 
 import random
 
@@ -21,7 +21,7 @@ def target(prefix_cache: int = 1 << 30, *, arenas: bool = False) -> TargetWorker
 
 
 def fresh(prompt: list[int], length: int) -> list[int]:
-    """What target-only decoding makes of a prompt at a worker that knows nothing else."""
+    """The tokens of plain decoding in a new worker."""
     return Talk(target(0), start(prompt)).decode(length)
 
 
@@ -62,7 +62,7 @@ def test_a_conversation_evaluates_only_what_is_new():
         prompt = [*talk.tokens, 1, 2, 3]
 
 
-def test_two_at_once_share_what_one_has_prefilled_and_go_their_own_ways():
+def test_two_live_sequences_share_a_prefilled_prefix_and_then_diverge():
     worker = target()
     one = Talk(worker, start(sequence=1))
     other = Talk(worker, start(sequence=2))
@@ -101,7 +101,7 @@ def test_the_next_turn_goes_on_writing_the_same_arena():
     assert heir.decode(9) == second.decode(9)
 
 
-def test_an_edit_writes_another_arena_so_that_the_first_one_stays_true():
+def test_an_edit_writes_another_arena_and_does_not_change_the_first():
     worker = target(arenas=True)
     first = Talk(worker, start(sequence=1))
     end(first)
@@ -114,7 +114,7 @@ def test_an_edit_writes_another_arena_so_that_the_first_one_stays_true():
     assert heir.decode(9) == fresh(list(PROMPT), 9)
 
 
-def test_an_arena_that_was_given_up_is_let_go_of_and_the_next_turn_has_another():
+def test_a_released_arena_is_closed_and_the_next_turn_has_another():
     worker = target(arenas=True)
     first = Talk(worker, start(sequence=1))
     end(first)
@@ -125,7 +125,7 @@ def test_an_arena_that_was_given_up_is_let_go_of_and_the_next_turn_has_another()
     assert second.offers[0].name != first.offers[0].name
 
 
-def test_a_longer_arena_is_preferred_to_what_is_here():
+def test_a_longer_arena_is_preferred_to_the_prefix_cache():
     writer = Talk(target(arenas=True), start(sequence=1))
     reader = target(arenas=True)
     short = Talk(reader, start(PROMPT[:50], sequence=1))
@@ -135,7 +135,7 @@ def test_a_longer_arena_is_preferred_to_what_is_here():
     assert (adopted.prefilled.adopted, adopted.prefilled.warning) == (89, "")
 
 
-def test_a_prompt_that_was_cancelled_half_prefilled_is_of_use():
+def test_the_partial_prefill_of_a_cancelled_prompt_is_reused():
     worker = target()
     list(worker.handle(start()))
     list(worker.work())
@@ -147,7 +147,7 @@ def test_a_prompt_that_was_cancelled_half_prefilled_is_of_use():
 
 
 def at_once(worker: TargetWorker, prompts: list[list[int]]) -> list[Prefilled]:
-    """What is said when all of them are asked for before any is prefilled."""
+    """The replies if all prompts start before the first prefill."""
     replies = [reply for id, prompt in enumerate(prompts, 1) for reply in worker.handle(start(prompt, sequence=id))]
     while worker.has_work:
         replies += worker.work()
@@ -167,7 +167,7 @@ def test_prompts_that_begin_alike_are_prefilled_once():
 
 
 @pytest.mark.parametrize("units", [1, 3, 5])
-def test_a_sequence_that_waited_for_one_that_ends_goes_on_by_itself(units: int):
+def test_a_sequence_that_waited_for_an_ended_one_prefills_itself(units: int):
     long = random.Random(6).choices(range(VOCABULARY), k=400)
     worker = target()
     for id in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""The target as a process: it introduces itself, verifies over the wire, says what is wrong and ends."""
+"""The target as a process: it sends Hello, verifies, reports errors and ends."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The target's conversation on a tiny model: the same tokens whatever is proposed, and answers to every mishap."""
+"""The target's messages with a tiny model: the same tokens for every proposal, and a reply to every error."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ Tree = tuple[Sequence[int], Sequence[int]]
 
 
 class _Orchestrator:
-    """Just enough of one: knows the committed tokens and sends well-formed rounds."""
+    """A minimal orchestrator: keeps the committed tokens and sends valid rounds."""
 
     def __init__(self, worker: TargetWorker, start: Start) -> None:
         self.worker = worker
@@ -112,7 +112,7 @@ class _Orchestrator:
 
 @cache
 def _reference(sampling: Sampling) -> tuple[int, ...]:
-    """Token by token through stock mlx-lm, sampled by hand."""
+    """Tokens one by one through stock mlx-lm."""
     model, noise, tokens = network(), Noise(VOCABULARY), list(_PROMPT)
     while len(tokens) < len(_PROMPT) + _GENERATED:
         logits = processed(stock_logits(model, tokens)[None], sampling, tokens)
@@ -125,7 +125,7 @@ def _nothing(tokens: list[int]) -> Tree:
 
 
 def _oracle(sampling: Sampling, depth: int) -> Callable[[list[int]], Tree]:
-    """A chain of what will come, wrong in its last token."""
+    """A chain of the right tokens, except for the last."""
 
     def propose(tokens: list[int]) -> Tree:
         coming = _reference(sampling)[len(tokens) : len(tokens) + depth]
@@ -163,7 +163,7 @@ def _random(seed: int) -> Callable[[list[int]], Tree]:
 
 
 def _adversarial(tokens: list[int]) -> Tree:
-    """Chains that say one token for ever, all tokens of the last context once more."""
+    """The last tokens of the context below the root, and a chain that repeats one of them."""
     repeated = sorted(set(tokens[-6:]))
     return [*repeated, *[repeated[0]] * 4], [*[0] * len(repeated), 1, *range(len(repeated) + 1, len(repeated) + 4)]
 
@@ -198,7 +198,7 @@ def test_the_tokens_do_not_depend_on_what_is_proposed(tree: str, name: str):
 
 
 @pytest.mark.parametrize("name", _SAMPLINGS)
-def test_a_right_proposal_is_accepted_as_far_as_it_is_right(name: str):
+def test_the_right_part_of_a_proposal_is_accepted(name: str):
     sampling = _SAMPLINGS[name]
     orchestrator = _Orchestrator(_worker(), _start(sampling=sampling))
 
@@ -207,7 +207,7 @@ def test_a_right_proposal_is_accepted_as_far_as_it_is_right(name: str):
     assert len(verdict.path) == 5
 
 
-def test_the_prompt_is_read_in_chunks_and_answered_once():
+def test_the_prompt_is_prefilled_in_chunks_and_answered_once():
     worker = _worker(chunk=3)
     replies = list(worker.handle(_start()))
     chunks = 0
@@ -245,7 +245,7 @@ def test_a_verification_does_not_wait_for_another_sequence_s_prompt():
     assert worker.has_work
 
 
-def test_prompts_are_read_in_turns():
+def test_prompts_are_prefilled_in_turns():
     worker = _worker(chunk=2)
     list(worker.handle(_start(sequence=1)))
     list(worker.handle(_start(_PROMPT[:3], sequence=2)))
@@ -256,7 +256,7 @@ def test_prompts_are_read_in_turns():
     assert [reply.sequence for reply in replies] == [2, 1]
 
 
-def test_a_restart_from_all_tokens_goes_on_as_if_nothing_had_happened():
+def test_a_restart_from_all_tokens_gives_the_same_tokens():
     before = _Orchestrator(_worker(), _start(sampling=_HOT))
     for _ in range(5):
         before.step()
@@ -318,7 +318,7 @@ def test_trees_verified_together_give_the_tokens_of_each_alone():
             assert tuple(one.tokens) == _reference(sampling)[: len(one.tokens)]
 
 
-def test_a_tree_that_is_not_to_be_evaluated_does_not_disturb_the_others_of_its_forest():
+def test_a_refused_tree_does_not_change_the_other_trees_of_its_forward():
     worker = _worker()
     good, settled, repeated, refused = (_Orchestrator(worker, _start(sequence=number)) for number in range(1, 5))
     stale = settled.verify()
@@ -357,7 +357,7 @@ def test_a_verify_of_a_settled_round_is_ignored():
     assert _answers(orchestrator.worker, stale) == []
 
 
-def test_the_verdict_leaves_before_the_cache_is_tidied():
+def test_the_verdict_is_sent_before_the_cache_is_compacted():
     worker = _worker()
     orchestrator = _Orchestrator(worker, _start())
     sequence = worker._sequences[SequenceId(1)]
@@ -394,7 +394,7 @@ def test_a_stopped_sequence_is_lost():
     assert _fault(_answers(orchestrator.worker, orchestrator.verify())) == ("lost", 1)
 
 
-def test_a_sequence_stopped_while_its_prompt_is_read_leaves_no_work():
+def test_a_sequence_stopped_during_prefill_leaves_no_work():
     worker = _worker()
     list(worker.handle(_start()))
     list(worker.handle(Stop(SequenceId(1))))
@@ -412,7 +412,7 @@ def test_a_sequence_out_of_step_is_lost_and_unharmed(change: dict[str, Any]):
     assert tuple(orchestrator.decode(_nothing)) == _reference(_HOT)
 
 
-def test_a_verify_before_the_prompt_is_read_is_lost():
+def test_a_verify_before_the_end_of_prefill_is_lost():
     worker = _worker()
     orchestrator = _Orchestrator(_worker(), _start())
     list(worker.handle(_start()))
@@ -519,5 +519,5 @@ def test_a_prompt_that_can_not_be_served_is_refused(tokens: list[int]):
     assert not worker.has_work
 
 
-def test_what_concerns_others_is_let_pass():
+def test_messages_for_other_workers_are_ignored():
     assert _answers(_worker(), Ping(1.0)) == []

@@ -1,4 +1,4 @@
-"""Converts MLX weights to a Core ML package for the Neural Engine, in a process of its own.
+"""Converts MLX weights to a Core ML package for the Neural Engine, in a separate process.
 
 Does not run the packages that it builds.
 """

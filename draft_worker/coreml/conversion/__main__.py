@@ -1,4 +1,4 @@
-"""The converting process: an order as its one argument, reports as lines of JSON on standard output."""
+"""The conversion process: a ConversionOrder as its argument, reports as lines of JSON on standard output."""
 
 import signal
 import sys
@@ -19,50 +19,50 @@ from protocol.errors import InputError, PipelineError
 
 
 def main() -> int:
-    # Whoever ordered the conversion ends it; the folder that is half made must go then.
+    # The parent handles Ctrl-C and sends SIGTERM; SystemExit then removes the incomplete folder.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    # Standard output is for reports alone, whatever a library may print.
+    # Libraries may print to standard output, which is for reports alone.
     output, sys.stdout = sys.stdout, sys.stderr
     order = msgspec.json.decode(sys.argv[1], type=ConversionOrder)
     try:
-        _say(output, _carry_out(order, output))
+        _report(output, _convert(order, output))
     except PipelineError as error:
         return _fail(output, str(error), input_error=isinstance(error, InputError))
     except OSError as error:
-        text = f"{order.destination} could not be written ({error}): make room, or name another folder."
+        text = f"{order.destination} could not be written ({error}): free disk space, or pass another folder."
         return _fail(output, text, input_error=False)
     return 0
 
 
-def _carry_out(order: ConversionOrder, output: TextIO) -> Finished:
+def _convert(order: ConversionOrder, output: TextIO) -> Finished:
     began = time.monotonic()
     folder = Path(order.destination)
-    package = convert(Path(order.source), folder, order.choices, lambda progress: _say(output, progress))
+    package = convert(Path(order.source), folder, order.choices, lambda progress: _report(output, progress))
     file = ProgramFile(folder / MODEL)
     return Finished(
         folder=str(folder),
         package_bytes=sum(part.stat().st_size for part in (folder / MODEL).rglob("*") if part.is_file()),
         host_bytes=(folder / HOST).stat().st_size,
         context=package.context,
-        operations={name: _counted(file, name) for name in map(package.function, package.widths)},
+        operations={name: _operation_counts(file, name) for name in map(package.function, package.widths)},
         findings=tuple(lint(file)),
         seconds=time.monotonic() - began,
     )
 
 
-def _counted(file: ProgramFile, function: str) -> dict[str, int]:
-    """What runs in each call: expansions of constants don't."""
+def _operation_counts(file: ProgramFile, function: str) -> dict[str, int]:
+    """Operations of each call by type, without expansions of constants."""
     kinds = (operation.type for operation in file.functions[function].operations)
     return dict(Counter(kind for kind in kinds if kind not in EXPANSIONS).most_common())
 
 
 def _fail(output: TextIO, text: str, input_error: bool) -> int:
-    _say(output, Failed(text, input_error))
+    _report(output, Failed(text, input_error))
     return 1
 
 
-def _say(output: TextIO, report: ConversionReport) -> None:
+def _report(output: TextIO, report: ConversionReport) -> None:
     output.write(msgspec.json.encode(report).decode() + "\n")
     output.flush()
 

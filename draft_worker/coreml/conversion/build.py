@@ -1,4 +1,4 @@
-"""A checkpoint to a folder that a draft worker can run: package, host's tables, tokenizer. Needs no torch."""
+"""Converts a checkpoint to a folder that a draft worker can run: package, host tables, tokenizer. Needs no torch."""
 
 import importlib.metadata
 import shutil
@@ -22,19 +22,19 @@ from protocol.errors import InputError
 
 OnReport: TypeAlias = Callable[[Progress], None]
 
-_SLOTS = 32
+_SLOT_MULTIPLE = 32
 """The context is a multiple of this: 64 bytes of fp16."""
-_MOST = 16_384
-"""Longest axis that the Neural Engine takes."""
-_USUAL_CONTEXT = 2048
+_MAX_AXIS = 16_384
+"""The Neural Engine's longest axis."""
+_DEFAULT_CONTEXT = 2048
 _COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
 def convert(source: Path, destination: Path, choices: Choices, report: OnReport = lambda _: None) -> Package:
     """Write `destination`/model.mlpackage, host.safetensors and the source's configuration and tokenizer.
 
-    An earlier conversion there is replaced once the new one is complete. Raises InputError for a source that
-    can't be converted, for choices that don't fit it, and for a destination that holds something else.
+    A complete conversion replaces an earlier one in `destination`. Raises InputError for a source that can't be
+    converted, for choices that don't fit it, and for a destination with other files.
     """
     tokenizer = tokenizer_fingerprint(source)
     return write(Checkpoint.load(source), destination, choices, tokenizer, report)
@@ -43,14 +43,14 @@ def convert(source: Path, destination: Path, choices: Choices, report: OnReport 
 def write(
     checkpoint: Checkpoint, destination: Path, choices: Choices, tokenizer: str = "", report: OnReport = lambda _: None
 ) -> Package:
-    """Like `convert`, for a checkpoint that is loaded; `tokenizer` is its tokenizer's fingerprint."""
+    """Like `convert`, for a loaded checkpoint; `tokenizer`: the fingerprint of its tokenizer."""
     package = describe(checkpoint, choices, tokenizer)
     destination = destination.resolve()
     _require_replaceable(destination)
-    # Made beside its place and moved there when complete: whatever ends us early leaves no half a model.
+    # Written to a sibling folder and renamed when complete: an interrupted conversion leaves no partial model.
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as room:
-        unfinished = Path(room) / destination.name
+    with tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as temporary:
+        unfinished = Path(temporary) / destination.name
         unfinished.mkdir()
         _fill(unfinished, checkpoint, package, report)
         if destination.exists():
@@ -60,10 +60,10 @@ def write(
 
 
 def describe(checkpoint: Checkpoint, choices: Choices, tokenizer: str = "") -> Package:
-    """What `choices` make of the checkpoint. Raises InputError if they don't fit it, or no Neural Engine."""
+    """The package that `choices` give. Raises InputError if they don't fit the checkpoint or the Neural Engine."""
     context = choices.context
     if context is None:
-        context = min(_USUAL_CONTEXT, checkpoint.shape.positions // _SLOTS * _SLOTS)
+        context = min(_DEFAULT_CONTEXT, checkpoint.shape.positions // _SLOT_MULTIPLE * _SLOT_MULTIPLE)
     _check(checkpoint.shape.positions, context, choices.widths)
     return Package(
         source=str(checkpoint.folder),
@@ -85,31 +85,31 @@ def _check(positions: int, context: int, widths: tuple[int, ...]) -> None:
         raise InputError("Each width must be at least 1 and at most the context: pass for example --widths 1,8,32.")
     if context > positions:
         raise InputError(f"The model knows {positions} positions: choose a --context up to that, not {context}.")
-    if context % _SLOTS or context + max(widths) > _MOST:
+    if context % _SLOT_MULTIPLE or context + max(widths) > _MAX_AXIS:
+        limit = (_MAX_AXIS - max(widths)) // _SLOT_MULTIPLE * _SLOT_MULTIPLE
         raise InputError(
-            f"A context of {context} does not fit the Neural Engine: "
-            f"choose a multiple of {_SLOTS} up to {(_MOST - max(widths)) // _SLOTS * _SLOTS}."
+            f"The Neural Engine can't run a context of {context}: choose a multiple of {_SLOT_MULTIPLE} up to {limit}."
         )
 
 
 def _require_replaceable(destination: Path) -> None:
     if destination.exists() and not destination.is_dir():
-        raise InputError(f"{destination} is a file: name a folder to be made.")
+        raise InputError(f"{destination} is a file: pass a new folder.")
     if destination.is_dir() and any(destination.iterdir()) and not (destination / MODEL).is_dir():
-        raise InputError(f"{destination} holds other things: name a new or empty folder.")
+        raise InputError(f"{destination} holds other files: pass a new or empty folder.")
 
 
 def _fill(folder: Path, checkpoint: Checkpoint, package: Package, report: OnReport) -> None:
     layers = len(package.widths) * package.shape.layers
     built = 0
 
-    def tick() -> None:
+    def on_layer() -> None:
         nonlocal built
         built += 1
         report(Progress("graph", built, layers + 2))
 
     report(Progress("graph", 0, layers + 2))
-    program = _program(checkpoint, package, tick)
+    program = _program(checkpoint, package, on_layer)
     report(Progress("package", layers, layers + 2))
     _save(program, package, folder / MODEL)
     report(Progress("host's tables", layers + 1, layers + 2))
@@ -120,13 +120,16 @@ def _fill(folder: Path, checkpoint: Checkpoint, package: Package, report: OnRepo
             shutil.copyfile(checkpoint.folder / name, folder / name)
 
 
-def _program(checkpoint: Checkpoint, package: Package, tick: Callable[[], None]) -> Any:
-    """A program of one function a width. Constants carry their parameter's name as the id by which
-    coremltools writes them once; `save_multifunction` would need every function as a package of its own first."""
+def _program(checkpoint: Checkpoint, package: Package, on_layer: Callable[[], None]) -> Any:
+    """A program with one function for each width.
+
+    A constant's id is its parameter's name, so coremltools writes it once for all functions. `save_multifunction` would
+    need a separate package for each function first.
+    """
     program = toolchain().program.Program()
     constants = Constants(checkpoint, package.weights)
     for width in package.widths:
-        program.add_function(package.function(width), decoder(package, constants, width, tick))
+        program.add_function(package.function(width), decoder(package, constants, width, on_layer))
     program.default_function_name = package.function(package.widths[0])
     program.export_as_multifunction = True
     return program
@@ -134,15 +137,15 @@ def _program(checkpoint: Checkpoint, package: Package, tick: Callable[[], None])
 
 def _save(program: Any, package: Package, path: Path) -> None:
     coremltools = toolchain().coremltools
-    # It draws progress bars of its own.
+    # coremltools writes progress bars to standard error.
     with redirect_stderr(StringIO()):
         model = coremltools.convert(
             program,
             convert_to="mlprogram",
             minimum_deployment_target=coremltools.target.iOS18,
-            # The program is fp16 already; the pass for FLOAT16 would only add casts.
+            # The program already is fp16; the pass for FLOAT16 would only add casts.
             compute_precision=coremltools.precision.FLOAT32,
-            # The graph is written as it is to run: the default passes take most of the time and change nothing.
+            # The graph needs no optimisation: the default passes take most of the time and change nothing.
             pass_pipeline=coremltools.PassPipeline.EMPTY,
             skip_model_load=True,
         )

@@ -1,4 +1,4 @@
-"""An mlx-lm checkpoint as plain arrays and sizes. Knows mlx-lm's names and nothing of Core ML."""
+"""An mlx-lm checkpoint as plain arrays and sizes. Knows mlx-lm's names, not Core ML."""
 
 import hashlib
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ _KNOWN = (llama.Model, qwen2.Model, qwen3.Model)
 
 
 class Checkpoint:
-    """A Llama, Qwen2 or Qwen3 decoder; quantised weights come out as `mx.dequantize` has them.
+    """A Llama, Qwen2 or Qwen3 decoder; quantised weights are dequantised by `mx.dequantize`.
 
-    `network` is a loaded mlx-lm model. Raises InputError for one whose graph would be another.
+    `network`: a loaded mlx-lm model. Raises InputError for any other architecture.
     """
 
     def __init__(self, network: Any, folder: Path = Path()) -> None:
@@ -32,7 +32,7 @@ class Checkpoint:
         self.shape = _shape(network, folder)
         self._rope: Any = network.layers[0].self_attn.rope
         self.interleaved = bool(getattr(self._rope, "traditional", False))
-        """Whether rope pairs features (0, 1), (2, 3), ...; `half` brings them to pairs (i, i + head / 2)."""
+        """Whether rope pairs features (0, 1), (2, 3), ...; `half` reorders them to pairs (i, i + head / 2)."""
         self._arrays: dict[str, mx.array] = dict(tree_flatten(dequantize_model(network).parameters()))
 
     @classmethod
@@ -42,7 +42,7 @@ class Checkpoint:
             network, _ = load_model(folder, lazy=True, trust_remote_code=False)
         except FileNotFoundError as error:
             raise InputError(
-                f"{folder} holds no model ({error}): name a folder with config.json and model*.safetensors."
+                f"{folder} holds no model ({error}): pass a folder with config.json and model*.safetensors."
             ) from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".")
@@ -53,15 +53,12 @@ class Checkpoint:
         return name in self._arrays
 
     def half(self, name: str) -> Half:
-        """A parameter by mlx-lm's name, rounded to fp16.
-
-        Raises InputError if it holds numbers that fp16 can't.
-        """
+        """A parameter by mlx-lm's name, rounded to fp16. Raises InputError for numbers beyond fp16's range."""
         with np.errstate(over="ignore"):
             array = np.array(self._arrays[name].astype(mx.float32)).astype(np.float16)
         if not np.isfinite(array).all():
             raise InputError(
-                f"{name} of {self.folder} has numbers beyond fp16's range: Core ML's Neural Engine can't hold them; "
+                f"{name} of {self.folder} has numbers beyond fp16's range, the Neural Engine's only type: "
                 "use the MLX draft engine for this model."
             )
         if self.interleaved and ".self_attn." in name and name.split(".")[-2] in ("q_proj", "k_proj"):
@@ -69,7 +66,7 @@ class Checkpoint:
         return array
 
     def rotation(self, context: int) -> Rotation:
-        """How mlx-lm's own rope turns a head at each position below `context`."""
+        """The rotations that mlx-lm's rope applies at the positions below `context`."""
         return Rotation.measure(self._rope, self.shape.head, context)
 
     def fingerprint(self) -> str:

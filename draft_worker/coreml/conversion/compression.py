@@ -1,4 +1,4 @@
-"""How a weight matrix may be stored: fp16, int8 per channel, 4-bit palettes. Pure numpy; knows no Core ML."""
+"""The stored forms of a weight matrix: fp16, int8 per channel, 4-bit palettes. Pure numpy; knows no Core ML."""
 
 from typing import Any, NamedTuple, TypeAlias
 
@@ -9,12 +9,12 @@ from draft_worker.coreml.arrays import Half, Single
 from protocol.contracts.conversion import WeightKind
 
 _PALETTE = 16
-_ROUNDS = 20
-"""Lloyd's iterations; the error of Gaussian values is then within 1% of the least possible."""
+_ITERATIONS = 20
+"""Of Lloyd's algorithm; the error of Gaussian values is then within 1% of the least possible."""
 _LEVELS = 1024
-"""Bins of the histograms that palettes are fitted to."""
+"""Bins of the histograms to which palettes are fitted."""
 _ROWS = 256
-"""Channels that are fitted at a time, so that the histograms stay in the processor's cache."""
+"""Channels fitted together. Their histograms fit the CPU's cache."""
 
 
 class Scaled(NamedTuple):
@@ -25,7 +25,7 @@ class Scaled(NamedTuple):
 
 
 class Palettes(NamedTuple):
-    """weight[o, i] is tables[o, indices[o, i]]: a palette an output channel."""
+    """weight[o, i] is tables[o, indices[o, i]]: one palette for each output channel."""
 
     indices: npt.NDArray[np.uint8]
     tables: Half
@@ -47,7 +47,7 @@ def compress(weight: Half, kind: WeightKind) -> StoredWeight:
 
 
 def restore(stored: StoredWeight) -> Half:
-    """The weight that a device will see; every product rounded to fp16, as Core ML defines it."""
+    """The weight on the device; every product is rounded to fp16, as Core ML defines it."""
     match stored:
         case Scaled(values, scale):
             return values.astype(np.float16) * scale
@@ -59,7 +59,7 @@ def restore(stored: StoredWeight) -> Half:
 
 def _scaled(weight: Half) -> Scaled:
     largest = np.abs(weight.astype(np.float32)).max(axis=1, keepdims=True)
-    # The scale is rounded to fp16 first, so that the values are the best ones for the scale that is stored.
+    # The scale is rounded to fp16 first: then the values are the best ones for the stored scale.
     scale = np.maximum(largest / 127, np.finfo(np.float16).tiny).astype(np.float16)
     return Scaled(np.clip(np.rint(weight / scale.astype(np.float32)), -127, 127).astype(np.int8), scale)
 
@@ -70,9 +70,9 @@ def _palettes(weight: Half) -> Palettes:
 
 
 def _fit(rows: Single) -> Palettes:
-    """Sixteen numbers for each row near which its values cluster: k-means in one dimension (Lloyd 1982).
+    """A palette of sixteen numbers for each row: k-means in one dimension (Lloyd 1982).
 
-    It runs on a histogram of each row, whose cumulative sums give every cluster's mean at once.
+    The cumulative sums of a row's histogram give the means of all clusters at once.
     """
     low = rows.min(axis=1, keepdims=True)
     step = np.maximum(rows.max(axis=1, keepdims=True) - low, np.finfo(np.float16).tiny) / (_LEVELS - 1)
@@ -80,22 +80,22 @@ def _fit(rows: Single) -> Palettes:
     flat = (bins + np.arange(len(rows))[:, None] * _LEVELS).reshape(-1)
     counts = _cumulative(np.bincount(flat, minlength=len(rows) * _LEVELS), len(rows))
     sums = _cumulative(np.bincount(flat, weights=bins.reshape(-1), minlength=len(rows) * _LEVELS), len(rows))
-    # Begin at equal shares of the cube root of the density, the best for many levels (Panter and Dite 1951).
+    # Initial centres: equal shares of the cube root of the density, the best for many levels (Panter and Dite 1951).
     roots = _cumulative(np.cbrt(np.diff(counts, axis=1)), len(rows))
     shares = (np.arange(_PALETTE) + 0.5) / _PALETTE * roots[:, -1:]
     centres = (roots[:, None, 1:] < shares[:, :, None]).sum(axis=2).astype(np.float64)
-    for _ in range(_ROUNDS):
+    for _ in range(_ITERATIONS):
         edges = _edges(centres)
         members = np.diff(np.take_along_axis(counts, edges, axis=1))
         means = np.diff(np.take_along_axis(sums, edges, axis=1)) / np.maximum(members, 1)
         centres = np.sort(np.where(members > 0, means, centres), axis=1)
-    # Bin by bin, the palette entry is the number of borders at or below.
+    # The palette entry of a bin is the number of inner edges at or below it.
     nearest = (np.arange(_LEVELS)[None, :, None] >= _edges(centres)[:, None, 1:-1]).sum(axis=2, dtype=np.uint8)
     return Palettes(np.take_along_axis(nearest, bins, axis=1), (low + centres * step).astype(np.float16))
 
 
 def _cumulative(flat: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
-    """(rows, bins + 1): what lies below each bin."""
+    """(rows, bins + 1): the sum below each bin."""
     return np.pad(np.cumsum(flat.reshape(rows, _LEVELS), axis=1), ((0, 0), (1, 0)))
 
 

@@ -1,19 +1,18 @@
-"""A decoder as a MIL function: the operations and layouts that the Neural Engine takes. Knows no files.
+"""A decoder as a MIL function, in operations and layouts that the Neural Engine runs. Knows no files.
 
-Activations lie as (1, channels, 1, L) and every matrix is a 1x1 convolution. The host looks embeddings up,
-turns positions into rotations and owns the mask, so no integer and no gather is left for the device, and
-any tree is a matter of mask and positions.
+Activations have the shape (1, channels, 1, L), and every matrix is a 1x1 convolution. The host computes embeddings,
+rotations and the mask, so the device needs no integers and no gather. Mask and positions express any token tree.
 
 Inputs of the function for width L with T slots, all fp16:
     x         (1, hidden, 1, L)              embeddings
     cos, sin  (1, 1, head, L)                rotations; row i and row i + head / 2 are the same
-    mask      (1, 1, L, T + L)               0 where a token may look, -1e4 elsewhere: T slots, then the L tokens
+    mask      (1, 1, L, T + L)               0 where a token may attend, -1e4 elsewhere: T slots, then the L tokens
     kv        (2 layers, key heads, T, head) keys of every layer, then values of every layer: a KV arena's body
 Outputs:
-    logits_0, logits_1, ...  (1, 1, L, rows) the vocabulary in chunks, a token's logits side by side
-    kv_new    (2 layers, key heads, L, head) what the host may write to slots of its choice
+    logits_0, logits_1, ...  (1, 1, L, rows) the vocabulary in chunks, the logits of a token contiguous
+    kv_new    (2 layers, key heads, L, head) new keys and values, for the host to write to slots
 With the cache as Core ML state, `kv` is that state, kv_new is not returned, and the int32 inputs `begin` and `end`
-(4,) say which L slots in a row take the new keys and values.
+(4,) bound the L consecutive slots that take the new keys and values.
 """
 
 from collections.abc import Callable
@@ -26,9 +25,9 @@ from draft_worker.coreml.package import Package
 from draft_worker.coreml.toolchain import toolchain
 
 
-def decoder(package: Package, constants: Constants, width: int, tick: Callable[[], None]) -> Any:
-    """The MIL function for one width. `tick` is called after each layer."""
-    return _Decoder(package, constants, width).function(tick)
+def decoder(package: Package, constants: Constants, width: int, on_layer: Callable[[], None]) -> Any:
+    """The MIL function for one width. Calls `on_layer` after each layer."""
+    return _Decoder(package, constants, width).function(on_layer)
 
 
 class _Decoder:
@@ -40,7 +39,7 @@ class _Decoder:
         self._mb = toolchain().operations
         self._sharing = package.shape.heads // package.shape.key_heads
 
-    def function(self, tick: Callable[[], None]) -> Any:
+    def function(self, on_layer: Callable[[], None]) -> Any:
         built = toolchain().program.Function(self._inputs(), opset_version=toolchain().coremltools.target.iOS18)
         with built:
             inputs = built.inputs
@@ -51,7 +50,7 @@ class _Decoder:
                 hidden, (key, value) = self._layer(layer, hidden, inputs, mask, cache)
                 keys.append(key)
                 values.append(value)
-                tick()
+                on_layer()
             outputs = self._logits(hidden)
             new = self._mb.concat(values=[*keys, *values], axis=0, name="kv_new")
             if self._package.cache == "io":
@@ -72,7 +71,7 @@ class _Decoder:
         return inputs | {"kv": place(shape=self._package.cache_shape, dtype=types.fp16)}
 
     def _shared_mask(self, mask: Any) -> Any:
-        """The mask for query heads that share keys: they lie one behind the other on the axis of tokens."""
+        """The mask for the query heads that share keys; these heads are concatenated on the token axis."""
         return mask if self._sharing == 1 else self._mb.concat(values=[mask] * self._sharing, axis=2)
 
     def _layer(self, layer: int, hidden: Any, inputs: Any, mask: Any, cache: Any) -> tuple[Any, list[Any]]:
@@ -86,7 +85,7 @@ class _Decoder:
         return self._mb.add(x=hidden, y=self._project(gated, f"{name}.mlp.down_proj")), rows
 
     def _attention(self, layer: int, x: Any, inputs: Any, mask: Any, cache: Any) -> tuple[Any, list[Any]]:
-        """Attention over slots and the new tokens; their keys and values, (1, key heads, L, head) each."""
+        """Attention over slots and new tokens; the new keys and values, (1, key heads, L, head) each."""
         shape, mb, name = self._shape, self._mb, f"model.layers.{layer}.self_attn"
         queries = self._heads(x, f"{name}.q_proj", shape.heads)
         keys = self._heads(x, f"{name}.k_proj", shape.key_heads)
@@ -98,8 +97,8 @@ class _Decoder:
         stacked = (1, shape.key_heads, self._sharing * self._width, shape.head)
         queries = mb.reshape(x=mb.transpose(x=queries, perm=[0, 1, 3, 2]), shape=stacked)
         keys = mb.transpose(x=self._rotate(keys, inputs), perm=[0, 1, 3, 2])
-        all_keys = mb.concat(values=[self._held(cache, layer), keys], axis=2)
-        all_values = mb.concat(values=[self._held(cache, shape.layers + layer), values], axis=2)
+        all_keys = mb.concat(values=[self._cached(cache, layer), keys], axis=2)
+        all_values = mb.concat(values=[self._cached(cache, shape.layers + layer), values], axis=2)
         scores = mb.add(x=mb.matmul(x=queries, y=all_keys, transpose_y=True), y=mask)
         seen = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=all_values)
         seen = mb.reshape(x=seen, shape=(shape.key_heads, self._sharing, self._width, shape.head))
@@ -110,7 +109,7 @@ class _Decoder:
     def _heads(self, x: Any, name: str, heads: int) -> Any:
         return self._mb.reshape(x=self._project(x, name), shape=(1, heads, self._shape.head, self._width))
 
-    def _held(self, cache: Any, row: int) -> Any:
+    def _cached(self, cache: Any, row: int) -> Any:
         size = [1, self._shape.key_heads, self._package.context, self._shape.head]
         return self._mb.slice_by_size(x=cache, begin=[row, 0, 0, 0], size=size)
 
@@ -121,7 +120,7 @@ class _Decoder:
         return self._mb.add(x=straight, y=self._mb.mul(x=crossed, y=inputs["sin"]))
 
     def _norm(self, x: Any, name: str, axis: int) -> Any:
-        """RMS norm. A square would overflow fp16; [x, -x] has mean 0, so layer_norm divides by x's RMS."""
+        """RMS norm. A square can overflow fp16. [x, -x] has mean 0, so layer_norm divides by the RMS of x."""
         mirrored = self._mb.concat(values=[x, self._mb.mul(x=x, y=np.float16(-1))], axis=axis)
         scaled = self._mb.layer_norm(x=mirrored, axes=[axis], epsilon=np.float16(self._shape.epsilon))
         half, _ = self._mb.split(x=scaled, num_splits=2, axis=axis)
@@ -136,7 +135,7 @@ class _Decoder:
 
     def _logits(self, hidden: Any) -> list[Any]:
         normed = self._norm(hidden, "model.norm.weight", axis=1)
-        # Tokens before vocabulary: with one token last, each logit would be padded to 64 bytes on the device.
+        # The vocabulary is the last axis: with tokens last, the device would pad each logit to 64 bytes.
         return [
             self._mb.transpose(x=self._convolve(normed, kernel), perm=[0, 2, 3, 1], name=f"logits_{index}")
             for index, kernel in enumerate(self._constants.head_kernels())

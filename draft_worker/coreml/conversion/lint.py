@@ -1,8 +1,8 @@
-"""What in a saved program would not run on the Neural Engine, and why. Reads a program; runs nothing.
+"""Finds the parts of a saved program that would not run on the Neural Engine. Reads a program; runs nothing.
 
-Core ML says nothing when it moves an operation to the processor, so this is checked before. The rules come from
-Apple's "Deploying Transformers on the Apple Neural Engine", from coremltools' documentation and from what several
-projects report; on a Mac, `MLComputePlan` and timing have the last word.
+Core ML moves an operation to the CPU without a message, so these rules check the program in advance. They come from
+Apple's "Deploying Transformers on the Apple Neural Engine", coremltools' documentation and reports of several projects.
+On a Mac, `MLComputePlan` and timing decide.
 """
 
 import math
@@ -28,28 +28,28 @@ _FOREIGN = {
     "gather_nd": "a look-up by computed index runs on the processor, or gives wrong numbers",
     "scatter_nd": "its compiler rejects writes to computed indices",
     "topk": "sorting runs on the processor, and in fp16 programs indices wrap at 65,535",
-    "reduce_argmax": "an index over a vocabulary runs on the processor and takes longer than handing the logits over",
-    "cast": "a change of type is a change of device",
+    "reduce_argmax": "argmax over a vocabulary runs on the processor and takes longer than returning the logits",
+    "cast": "a cast moves the computation to another device",
     "select": "choosing by condition runs on the processor",
     "greater_equal": "comparing runs on the processor",
-    "linear": "only as a 1x1 convolution on (1, channels, 1, length) does a product get the fast layout",
+    "linear": "a product has the fast layout only as a 1x1 convolution on (1, channels, 1, length)",
 }
 _FLOAT = "FLOAT16"
 _LONGEST_AXIS = 16_384
 _MOST_AXES = 5
 _ALIGNMENT = 64
-_WASTE = 1 << 20
-"""Bytes of padding in one input or output that are worth a word."""
+_MAX_PADDING = 1 << 20
+"""Bytes of padding in one input or output above which a finding is reported."""
 _STATE_MULTIPLE = 32
 _LARGEST_WEIGHTS = 1 << 30
 _SMALLEST_NORMAL = 2.0**-14
-"""Below this, fp16 numbers lose digits, and the device may take them for 0."""
+"""Below this, fp16 numbers lose digits, and the device may flush them to 0."""
 _LARGEST_BIAS = 3e4
-"""Added twice, it leaves fp16's range."""
+"""Added twice, a larger number exceeds fp16's range."""
 
 
 def lint(file: ProgramFile) -> list[Finding]:
-    """Every finding, errors first. Raises InputError for a damaged weight file."""
+    """All findings, errors first. Raises InputError for a damaged weight file."""
     findings = list(_weights(file))
     for function in file.functions.values():
         for rule in (operations, tensors, channels, interface, states, numbers):
@@ -71,7 +71,7 @@ def operations(function: FunctionFile) -> Iterator[Finding]:
         elif operation.type not in _NATIVE:
             yield Finding("error", "operation", function.name, where, "it is not known to run on the Neural Engine")
         elif operation.type == "constexpr_blockwise_shift_scale" and _is_blockwise(operation, function):
-            reason = "scales of blocks within a channel are for the GPU; use one scale a channel"
+            reason = "scales of blocks within a channel run on the GPU only; use one scale for each channel"
             yield Finding("error", "weight form", function.name, where, reason)
 
 
@@ -92,10 +92,10 @@ def tensors(function: FunctionFile) -> Iterator[Finding]:
             reason = f"{_show(tensor)}: no axis may be longer than {_LONGEST_AXIS}"
             yield Finding("error", "axis length", function.name, name, reason)
         if name in indices:
-            reason = "a slot known only at run time: some systems fail to compile it, others ship it; measure"
+            reason = "a slot known only at run time: some systems can't compile it, others can; measure"
             yield Finding("warning", "run-time slot", function.name, name, reason)
         elif tensor.kind != _FLOAT:
-            reason = f"{_show(tensor)}: the Neural Engine computes in fp16 alone"
+            reason = f"{_show(tensor)}: the Neural Engine computes only in fp16"
             yield Finding("error", "element type", function.name, name, reason)
 
 
@@ -105,13 +105,13 @@ def _slice_indices(function: FunctionFile) -> set[str]:
 
 
 def channels(function: FunctionFile) -> Iterator[Finding]:
-    """Kernels are constants, or expanded from constants, which the rules for tensors pass by."""
+    """Kernels. The rules for tensors skip them, because they are constants or expanded from constants."""
     for operation in function.operations:
         if operation.type != "conv":
             continue
         kernel = _tensor(operation.inputs["weight"][0], function)
         if max(kernel.shape[:2]) > _LONGEST_AXIS:
-            reason = f"a kernel of {_show(kernel)}: split what has more than {_LONGEST_AXIS} channels"
+            reason = f"a kernel of {_show(kernel)}: split it into kernels of at most {_LONGEST_AXIS} channels"
             yield Finding("error", "channels", function.name, operation.outputs[0], reason)
 
 
@@ -121,14 +121,14 @@ def _tensor(name: str, function: FunctionFile) -> Tensor:
 
 
 def interface(function: FunctionFile) -> Iterator[Finding]:
-    """Inputs and outputs lie in memory with their last axis padded to 64 bytes."""
+    """Core ML pads the last axis of inputs and outputs to 64 bytes."""
     for name in (*function.inputs, *function.outputs):
         shape, kind = function.types[name]
         if kind != _FLOAT or not shape or -1 in shape:
             continue
         rows, row = math.prod(shape[:-1]), 2 * shape[-1]
         padded = -(-row // _ALIGNMENT) * _ALIGNMENT
-        if rows * (padded - row) > _WASTE:
+        if rows * (padded - row) > _MAX_PADDING:
             reason = f"{_show(function.types[name])}: padded from {rows * row} to {rows * padded} bytes"
             yield Finding("warning", "alignment", function.name, name, reason)
 
@@ -145,7 +145,7 @@ def states(function: FunctionFile) -> Iterator[Finding]:
 
 def numbers(function: FunctionFile) -> Iterator[Finding]:
     for name, stored in function.constants.items():
-        # Rows of weights were rounded to finite fp16 numbers when they were stored; large ones are not read again.
+        # The conversion already rejected weights beyond fp16's range; only the numbers outside weight.bin remain.
         if stored.text is None and stored.tensor.kind == _FLOAT and isinstance(stored.key, bytes):
             yield from _number(function.name, name, stored)
 
@@ -154,10 +154,10 @@ def _number(function: str, name: str, stored: StoredTensor) -> Iterator[Finding]
     values = np.abs(np.asarray(stored.value(), np.float32))
     largest, smallest = float(values.max(initial=0)), float(values.min(initial=1))
     if not largest <= _LARGEST_BIAS:
-        reason = f"{largest:g} is near or beyond fp16's range, and what it is added to becomes NaN; mask with -1e4"
+        reason = f"{largest:g} is near or beyond fp16's range, and a sum with it becomes NaN; mask with -1e4"
         yield Finding("error", "large number", function, name, reason)
     if values.size == 1 and 0 < smallest < _SMALLEST_NORMAL:
-        reason = f"{smallest:.3g} is below fp16's normal range and may be taken for 0"
+        reason = f"{smallest:.3g} is below fp16's normal range and may be flushed to 0"
         yield Finding("warning", "small number", function, name, reason)
 
 

@@ -1,4 +1,4 @@
-"""How a checkpoint's parameters enter a program: as constants that the functions of a package share."""
+"""A checkpoint's parameters as constants that the functions of a package share."""
 
 from typing import Any, TypeVar
 
@@ -11,14 +11,14 @@ from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.conversion import WeightKind
 
 _CHANNELS = 16_384
-"""The most output channels of a convolution on the Neural Engine."""
+"""Most output channels of a convolution on the Neural Engine."""
 _ALIGNED = 32
-"""fp16 numbers in the 64 bytes to which the Neural Engine aligns an axis."""
+"""fp16 numbers in 64 bytes, the Neural Engine's alignment of an axis."""
 Rows = TypeVar("Rows", Half, range)
 
 
 class Constants:
-    """Makes MIL constants; each parameter is read and compressed once, whatever number of functions uses it."""
+    """Makes MIL constants. Reads and compresses each parameter once, for all functions."""
 
     def __init__(self, checkpoint: Checkpoint, kind: WeightKind) -> None:
         self._checkpoint = checkpoint
@@ -29,7 +29,7 @@ class Constants:
         return name in self._checkpoint
 
     def vector(self, name: str, axis: int, rank: int = 4) -> Any:
-        """A norm's weight, laid along `axis`."""
+        """A norm's weight along `axis`."""
         shape = [1] * rank
         shape[axis] = -1
         return _constant(self._half(name).reshape(shape), name)
@@ -44,10 +44,10 @@ class Constants:
         return _kernel(self._stored[name], name)
 
     def head_kernels(self) -> list[Any]:
-        """The output head in chunks of rows that the Neural Engine can take, as even as alignment allows."""
+        """The output head in chunks of rows that fit the Neural Engine, as even as alignment allows."""
         name = "lm_head.weight" if "lm_head.weight" in self._checkpoint else "model.embed_tokens.weight"
         if f"{name}.0" not in self._stored:
-            # A head in 4 bits costs more accuracy than all layers together and is read once a token.
+            # A head in 4 bits costs more accuracy than all layers together and is read only once for each token.
             kind: WeightKind = "int8" if self._kind == "4bit" else self._kind
             for index, rows in enumerate(head_chunks(self._checkpoint.half(name))):
                 self._stored[f"{name}.{index}"] = compress(rows, kind)
@@ -63,7 +63,7 @@ class Constants:
 
 
 def head_chunks(rows: Rows) -> list[Rows]:
-    """Contiguous runs of rows, none above the Neural Engine's channel limit."""
+    """Contiguous runs of rows within the Neural Engine's channel limit."""
     count = -(-len(rows) // _CHANNELS)
     size = -(-len(rows) // (count * _ALIGNED)) * _ALIGNED
     return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
@@ -89,7 +89,7 @@ def _kernel(stored: StoredWeight, name: str) -> Any:
 
 
 def _constant(array: Array, name: str) -> Any:
-    """A constant that lies in the weight file once, for all functions that name it alike."""
+    """A constant that the weight file holds once, for all functions that use the same name."""
     constant = toolchain().operations.const(val=np.ascontiguousarray(array), name=_identifier(name))
     constant.op.weight_id = name
     return constant

@@ -1,4 +1,4 @@
 """Runs a converted package with Core ML on a Mac, or with an executor in MLX anywhere; slots and caches.
 
-Knows neither sampling nor messages.
+Knows no sampling and no messages.
 """

@@ -1,4 +1,4 @@
-"""Core ML itself, behind the interface of a runtime. The only file whose calls need a Mac."""
+"""Core ML behind the interface `Runtime`. Its calls need a Mac."""
 
 import shutil
 import tempfile
@@ -19,18 +19,18 @@ _CACHE = "kv"
 
 
 class CoreMlRuntime:
-    """A package compiled for this machine. Loading may take a minute the first time, and a moment later on."""
+    """A package compiled for this machine. The first load may take a minute; later loads are fast."""
 
     name = "coreml"
 
     def __init__(self, converted: Converted, units: Units = "CPU_AND_NE") -> None:
-        # The Neural Engine is a preference: Core ML moves what it can't take to the processor, and says nothing.
+        # The Neural Engine is a preference: Core ML moves unsupported operations to the CPU without a message.
         coremltools, package = toolchain().coremltools, converted.package
-        path = compiled(converted.folder)
+        compiled_path = str(compiled(converted.folder))
         self.device = f"Core ML, {'Neural Engine preferred' if units == 'CPU_AND_NE' else 'processor only'}"
         self._models: dict[int, Any] = {
             width: coremltools.models.CompiledMLModel(
-                path=str(path),
+                path=compiled_path,
                 compute_units=coremltools.ComputeUnit[units],
                 function_name=package.function(width),
             )
@@ -46,7 +46,7 @@ class CoreMlRuntime:
 
 
 class CoreMlState:
-    """Core ML's state as a DeviceState."""
+    """Core ML's state as a `DeviceState`."""
 
     def __init__(self, state: Any) -> None:
         self.state = state
@@ -59,16 +59,16 @@ class CoreMlState:
 
 
 def compiled(folder: Path) -> Path:
-    """The compiled model of a converted folder, made on first use and then found at the same place.
+    """The path of a converted folder's compiled model. The first use compiles it.
 
-    A fixed place matters: the system keeps what it prepared for the Neural Engine by the path of the model.
+    The path is fixed, because the system caches its preparation for the Neural Engine by this path.
     """
-    place = cache_folder() / "compiled" / f"{package_fingerprint(folder)}.mlmodelc"
-    if not place.is_dir():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent) as room:
-            made = toolchain().coremltools.models.utils.compile_model(
-                model=str(folder / MODEL), destination_path=str(Path(room) / place.name)
+    path = cache_folder() / "compiled" / f"{package_fingerprint(folder)}.mlmodelc"
+    if not path.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+            unfinished = toolchain().coremltools.models.utils.compile_model(
+                model=str(folder / MODEL), destination_path=str(Path(temporary) / path.name)
             )
-            shutil.move(made, place)
-    return place
+            shutil.move(unfinished, path)
+    return path

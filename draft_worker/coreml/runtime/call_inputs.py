@@ -1,7 +1,7 @@
-"""The host's share of a call: embeddings, rotations and mask, in buffers that are filled in place.
+"""The inputs that the host computes for a call: embeddings, rotations and mask, in buffers filled in place.
 
-Core ML may read its inputs after a call has returned, and takes fp32 where the model says fp16: hence buffers
-that live as long as the model, and their type.
+Core ML may read its inputs after a call has returned, so the buffers live as long as the model. They are fp32, because
+coremltools converts fp16 inputs to fp32.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from protocol.inference.slots import SlotMask
 
 
 class CallInputs:
-    """The inputs of the function for one width, but for the host's `kv`."""
+    """The inputs of the function for one width, without `kv`."""
 
     def __init__(self, package: Package, tables: HostTables, width: int) -> None:
         shape = package.shape
@@ -31,11 +31,10 @@ class CallInputs:
             self.buffers["end"] = np.array([2 * shape.layers, shape.key_heads, 0, shape.head], np.int32)
 
     def fill(self, tokens: Sequence[int], positions: Sequence[int], seen: SlotMask) -> dict[str, Array]:
-        """Inputs for up to `width` tokens; outputs for the places behind them mean nothing.
+        """Inputs for up to `width` tokens; the outputs behind them are undefined.
 
-        `seen`: (tokens, slots + tokens), what each token sees of the slots in use and of these tokens, as
-        `SlotTable.mask` gives it. Positions are below the context. With the cache as a state, the new rows go
-        to the `width` slots behind those in use, which must exist.
+        `seen`: (tokens, slots + tokens), the `SlotTable.mask` of the slots in use and of these tokens. Positions are
+        below the context. With the cache as a state, the new rows go to the next `width` slots, which must exist.
         """
         count = len(tokens)
         slots = seen.shape[1] - count
@@ -50,7 +49,7 @@ class CallInputs:
         return self.buffers
 
     def place(self, tokens: Sequence[int], positions: Sequence[int]) -> dict[str, Array]:
-        """Like `fill`, for a caller who fills `mask` himself, and with a state `begin` and `end`."""
+        """Like `fill`, without `mask`, and with a state without `begin` and `end`: the caller fills them."""
         self._embed(tokens)
         self._rotate(positions)
         return self.buffers
@@ -58,14 +57,14 @@ class CallInputs:
     def _embed(self, tokens: Sequence[int]) -> None:
         rows = self.buffers["x"][0, :, 0]
         rows[:, : len(tokens)] = self._tables.embedding[list(tokens)].T
-        # Not zeros: a device that flushes the norm's tiny epsilon would divide by zero, and NaN spreads.
+        # Padding repeats a token: with zeros, a device that flushes the norm's epsilon would give NaN.
         rows[:, len(tokens) :] = rows[:, len(tokens) - 1 : len(tokens)]
 
     def _rotate(self, positions: Sequence[int]) -> None:
-        where, count = list(positions), len(positions)
+        indices, count = list(positions), len(positions)
         for name, table in zip(("cos", "sin"), self._tables.rotation, strict=True):
             rows = self.buffers[name][0, 0]
-            rows[: self._half, :count] = table[where].T
+            rows[: self._half, :count] = table[indices].T
             rows[self._half :, :count] = rows[: self._half, :count]
 
 

@@ -1,7 +1,7 @@
-"""Runs a saved .mlpackage with MLX, on any machine. It proves the graph; it is no Neural Engine.
+"""Runs a saved .mlpackage with MLX on any machine, to check its graph.
 
-It reads the same file as Core ML does and follows each operation's definition. It says nothing about the
-speed of a device, about where Core ML would run an operation, or about how a device accumulates sums.
+The executor reads the same file as Core ML and follows the definition of each operation. It does not model the speed of
+a device, the placement of operations by Core ML, or the order in which a device accumulates sums.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,16 +16,16 @@ from draft_worker.coreml.runtime.operations import EXPANSIONS, OPERATIONS, Opera
 from protocol.errors import InputError
 
 Precision: TypeAlias = Literal["fp16", "fp32"]
-"""fp16 rounds inputs and every result, as stored; fp32 shows what the graph means before rounding."""
+"""fp16 rounds inputs and every result, like the package; fp32 computes without rounding to fp16."""
 ExecutorRegisters: TypeAlias = dict[str, mx.array]
-"""What a function keeps between calls; `predict` changes it."""
+"""A function's states between calls; `predict` changes them."""
 _DTYPES: dict[Precision, mx.Dtype] = {"fp16": mx.float16, "fp32": mx.float32}
 
 
 class Executor:
-    """A package ready to run. Constants are shared between functions.
+    """A loaded package. Its functions share constants.
 
-    Its functions raise InputError for a damaged weight file and for an operation that is not known here.
+    `function` raises InputError for a damaged weight file and for an operation that the executor does not support.
     """
 
     def __init__(self, file: ProgramFile, precision: Precision = "fp16") -> None:
@@ -44,7 +44,7 @@ class Executor:
 
 
 class Function:
-    """One function of a package, with Core ML's own calls: `predict` and `make_state`."""
+    """One function of a package, with the calls of Core ML: `predict` and `make_state`."""
 
     def __init__(
         self, file: ProgramFile, function: FunctionFile, constants: "_Constants", precision: Precision
@@ -64,13 +64,13 @@ class Function:
         return {name: mx.zeros(tensor.shape, self._dtype) for name, tensor in self._states.items()}
 
     def predict(self, data: Mapping[str, Array | mx.array], state: ExecutorRegisters | None = None) -> dict[str, Array]:
-        """One call. Raises InputError for an input that is missing or of another shape."""
+        """Run one call. Raises InputError for an input that is missing or has another shape."""
         outputs = self.run(data, state)
         mx.eval(outputs, state or {})
         return {name: np.array(value) for name, value in outputs.items()}
 
     def run(self, data: Mapping[str, Array | mx.array], state: ExecutorRegisters | None = None) -> dict[str, mx.array]:
-        """Like `predict`, but nothing is computed yet."""
+        """Like `predict`, with lazy results."""
         registers = self._registers.copy()
         held: ExecutorRegisters = {} if state is None else state
         if not held.keys() >= self._states.keys():
@@ -81,8 +81,8 @@ class Function:
             registers[self._places[name]] = held[name]
         for step in self._steps:
             step(registers)
-        held |= {name: _present(registers[self._places[name]]) for name in self._states}
-        return {name: _present(registers[self._places[name]]) for name in self.outputs}
+        held |= {name: _required(registers[self._places[name]]) for name in self._states}
+        return {name: _required(registers[self._places[name]]) for name in self.outputs}
 
     def _input(self, name: str, data: Mapping[str, Array | mx.array]) -> mx.array:
         shape, kind = self.inputs[name]
@@ -94,7 +94,7 @@ class Function:
         return mx.array(given).astype(mx.int32 if kind == "INT32" else self._dtype)
 
     def _place(self, name: str) -> int:
-        """The register of a value; a new one for a name not seen before."""
+        """The register of a value; a new register for a new name."""
         if name not in self._places:
             self._places[name] = len(self._registers)
             self._registers.append(None)
@@ -108,13 +108,15 @@ class Function:
         rule = OPERATIONS.get(operation.type)
         if rule is None:
             raise InputError(
-                f"{self._path} uses the operation {operation.type}, which can't be run here: "
-                "only packages made by `launch-pipeline convert` can."
+                f"{self._path} uses the operation {operation.type}, which the executor does not support: "
+                "convert the model with `launch-pipeline convert`."
             )
         try:
             run = rule.bind(constants.settings(operation, function, rule.tensors))
         except (ValueError, KeyError) as error:
-            raise InputError(f"{self._path} uses {operation.type} in a way that can't be run here: {error}.") from error
+            raise InputError(
+                f"{self._path} uses {operation.type} in a form that the executor does not support: {error}."
+            ) from error
         if not rule.moves:
             run = _rounded(run, self._dtype)
         sources = [self._source(name, function, constants) for name in _arguments(operation, rule.tensors)]
@@ -130,13 +132,13 @@ class Function:
         if name is None:
             return 0
         place = self._place(name)
-        if self._registers[place] is None and constants.knows(name, function):
+        if self._registers[place] is None and constants.contains(name, function):
             self._registers[place] = constants.tensor(name, function)
         return place
 
 
 class _Constants:
-    """Constants as MLX arrays, one for equal data. Floats are kept in fp32, which holds every fp16 number."""
+    """Constants as MLX arrays, one array for equal data. Floats are fp32, which represents every fp16 number."""
 
     def __init__(self) -> None:
         self._arrays: dict[Any, mx.array] = {}
@@ -145,7 +147,7 @@ class _Constants:
     def add(self, expansion: Operation, function: FunctionFile) -> None:
         self._expansions[function.name, expansion.outputs[0]] = expansion
 
-    def knows(self, name: str, function: FunctionFile) -> bool:
+    def contains(self, name: str, function: FunctionFile) -> bool:
         return name in function.constants or (function.name, name) in self._expansions
 
     def tensor(self, name: str, function: FunctionFile) -> mx.array:
@@ -162,13 +164,13 @@ class _Constants:
         return self._arrays[key]
 
     def settings(self, operation: Operation, function: FunctionFile, tensors: tuple[str, ...]) -> dict[str, Any]:
-        """The parameters of `operation` that are not among `tensors`."""
+        """The parameters of `operation` without those in `tensors`."""
         found = {name: value for name, value in operation.inputs.items() if name not in tensors}
-        return {name: _only(function.constants, value).value() for name, value in found.items()}
+        return {name: _constant(function.constants, value).value() for name, value in found.items()}
 
 
 def _ordered(function: FunctionFile, constants: _Constants) -> list[Operation]:
-    """The operations of every call; those that only expand constants are noted in `constants`."""
+    """The operations of each call. Adds the operations that only expand constants to `constants`."""
     every_call = []
     for operation in function.operations:
         if operation.type in EXPANSIONS:
@@ -178,7 +180,7 @@ def _ordered(function: FunctionFile, constants: _Constants) -> list[Operation]:
     return every_call
 
 
-def _only(constants: Mapping[str, StoredTensor], names: tuple[str, ...]) -> StoredTensor:
+def _constant(constants: Mapping[str, StoredTensor], names: tuple[str, ...]) -> StoredTensor:
     if len(names) != 1 or names[0] not in constants:
         raise ValueError("a parameter that must be constant is computed")
     return constants[names[0]]
@@ -192,7 +194,7 @@ def _arguments(operation: Operation, tensors: tuple[str, ...]) -> list[str | Non
 
 
 def _rounded(run: OperationFunction, dtype: mx.Dtype) -> OperationFunction:
-    """Computes in fp32, which is fast everywhere, and rounds the result once."""
+    """`run` in fp32, which is fast on every device, with its result rounded once."""
 
     def rounded(*arguments: mx.array | None) -> mx.array:
         return run(*(None if a is None else a.astype(mx.float32) for a in arguments)).astype(dtype)
@@ -215,6 +217,6 @@ def _writing(run: OperationFunction, sources: list[int], targets: list[int]) -> 
     return several
 
 
-def _present(value: mx.array | None) -> mx.array:
+def _required(value: mx.array | None) -> mx.array:
     assert value is not None, "a function's outputs are computed by its operations"
     return value

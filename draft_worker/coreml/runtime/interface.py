@@ -1,4 +1,4 @@
-"""What runs a converted model: the interface. Imports no runtime."""
+"""The interface of a runtime, which runs converted models. Imports no runtime."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -7,26 +7,26 @@ from draft_worker.coreml.arrays import Array
 
 
 class DeviceState(Protocol):
-    """A cache that the runtime holds between calls."""
+    """A cache that the runtime keeps between calls."""
 
     def read(self) -> Array:
-        """All of it, in `Package.cache_shape`; slow."""
+        """The whole cache, in `Package.cache_shape`; slow."""
         ...
 
     def write(self, cache: Array) -> None: ...
 
 
 class Runtime(Protocol):
-    """A converted model that is loaded, ready for calls of each of its widths."""
+    """A loaded converted model, ready for calls of each width."""
 
     name: str
     device: str
-    """Where it computes, for people to read."""
+    """A description of the device for the user."""
 
     def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
-        """One call of the function for `width`. Inputs may be read until the runtime ends: keep them."""
+        """Call the function for `width`. The runtime may read `inputs` until it ends: the caller keeps them."""
         ...
 
     def make_state(self) -> DeviceState:
-        """An empty cache, for a package that leaves its cache to the runtime."""
+        """An empty cache, for a package whose cache is a state."""
         ...

@@ -1,4 +1,4 @@
-"""Who holds the keys and values of a sequence: the host, in an array of fp32, or the runtime, as its state.
+"""The KV of a sequence: on the host as an fp32 array, or in the runtime as a state.
 
 Knows the package's cache and its slots; knows no logits and no tree.
 """
@@ -15,11 +15,11 @@ from draft_worker.coreml.runtime.interface import DeviceState, Runtime
 from draft_worker.coreml.runtime.tree_slots import FixedSlots, TreeSlots
 
 _STATE_BYTES = 2
-"""Of a number in a state: fp16."""
+"""Bytes of a number in a state: fp16."""
 
 
 class KvMemory(Protocol):
-    """Slots and what lies in them."""
+    """The slots of a sequence and their keys and values."""
 
     slots: TreeSlots
     state: DeviceState | None
@@ -31,32 +31,31 @@ class KvMemory(Protocol):
 
     @property
     def room(self) -> int:
-        """Most tokens that a call may write now, its unused places included."""
+        """Most slots that a call can write now. A call writes as many as its width."""
         ...
 
     def make_room(self, width: int) -> None:
-        """Before rows are added that a call of this width will write."""
+        """Prepare for new rows that a call of this width will write."""
         ...
 
     def inputs(self, numbers: Sequence[int], width: int) -> Mapping[str, Array]:
-        """What a call that evaluates these rows needs beyond tokens, positions and mask."""
+        """The other inputs of a call that evaluates these rows, beyond tokens, positions and mask."""
         ...
 
     def store(self, numbers: Sequence[int], outputs: Mapping[str, Array]) -> None:
-        """Take what the call computed for these rows, in their order."""
+        """Store the keys and values of these rows, in this order, from the outputs of their call."""
         ...
 
     def exchange(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """The contents of two slots change places, pair after pair."""
+        """Exchange the contents of two slots, pair after pair."""
         ...
 
 
 class HostMemory:
-    """An array in the package's own layout, which is the input itself, call after call.
+    """An array in the package's layout, which is an input of every call.
 
-    It is fp32, and the caller lets it live as long as the runtime: coremltools would copy fp16 inputs to new
-    fp32 ones at every call, as many bytes as the context is long, and Core ML may let go of an input on a
-    thread of its own, where it must not be the last one to do so.
+    It is fp32, because coremltools would copy an fp16 input to fp32 at every call. The caller keeps it as long as the
+    runtime: Core ML may release an input on its own thread, and that must not be the last reference.
     """
 
     def __init__(self, cache: Single) -> None:
@@ -73,13 +72,13 @@ class HostMemory:
         return self.slots.capacity
 
     def make_room(self, width: int) -> None:
-        """Slots are used again one by one."""
+        """Slots are reused one by one."""
 
     def inputs(self, numbers: Sequence[int], width: int) -> Mapping[str, Array]:
         return {"kv": self._cache}
 
     def store(self, numbers: Sequence[int], outputs: Mapping[str, Array]) -> None:
-        self._cache[:, :, self.slots.places(numbers)] = outputs["kv_new"][:, :, : len(numbers)]
+        self._cache[:, :, self.slots.slots_of(numbers)] = outputs["kv_new"][:, :, : len(numbers)]
 
     def exchange(self, pairs: Sequence[tuple[int, int]]) -> None:
         for one, other in pairs:
@@ -87,13 +86,13 @@ class HostMemory:
 
 
 class DeviceMemory:
-    """The runtime's state, which only its calls write: `width` slots in a row."""
+    """The runtime's state. Only calls write it, `width` consecutive slots each."""
 
     def __init__(self, package: Package, runtime: Runtime) -> None:
         self._fixed = FixedSlots(package.context)
-        self._held = runtime.make_state()
+        self._state = runtime.make_state()
         self.slots: TreeSlots = self._fixed
-        self.state: DeviceState | None = self._held
+        self.state: DeviceState | None = self._state
         shape = package.shape
         self._begin = np.zeros(4, np.int32)
         self._end = np.array([2 * shape.layers, shape.key_heads, 0, shape.head], np.int32)
@@ -104,20 +103,20 @@ class DeviceMemory:
         return self._fixed.room
 
     def make_room(self, width: int) -> None:
-        """Rare, and slow: the whole state leaves the device and comes back without gaps."""
-        if self._fixed.cramped(width):
+        """Compact the state if necessary. This is rare and slow: the whole state is read and written."""
+        if self._fixed.needs_compaction(width):
             sources = self._fixed.compact()
-            cache = self._held.read()
+            cache = self._state.read()
             cache[:, :, : len(sources)] = cache[:, :, sources]
-            self._held.write(cache)
+            self._state.write(cache)
 
     def inputs(self, numbers: Sequence[int], width: int) -> Mapping[str, Array]:
-        first = self._fixed.places(numbers)[0]
+        first = self._fixed.slots_of(numbers)[0]
         self._begin[2], self._end[2] = first, first + width
         return {"begin": self._begin, "end": self._end}
 
     def store(self, numbers: Sequence[int], outputs: Mapping[str, Array]) -> None:
-        """The call has done it."""
+        """The call has already written the state."""
 
     def exchange(self, pairs: Sequence[tuple[int, int]]) -> None:
         assert not pairs

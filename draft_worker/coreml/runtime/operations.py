@@ -1,7 +1,7 @@
-"""What each MIL operation does, in MLX. Knows no files and no order of execution.
+"""Each MIL operation in MLX. Knows no files and no order of execution.
 
-A float operation is written for any float type; whoever runs it decides where to round. The meaning of each
-is coremltools' own (its `mil/ops/defs`), and the tests hold it against that.
+A float operation accepts any float type; the executor decides where to round. coremltools' `mil/ops/defs` defines the
+operations, and the tests compare with it.
 """
 
 import operator
@@ -14,19 +14,19 @@ import numpy as np
 from draft_worker.coreml.arrays import Array, Half
 
 OperationFunction: TypeAlias = Callable[..., Any]
-"""mx.arrays in the order of `Rule.tensors`, None where an optional one is absent; one array or a list of them."""
+"""Takes mx.arrays in the order of `Rule.tensors`, None for an absent optional one. Returns an array or a list."""
 OperationAttributes: TypeAlias = Mapping[str, Any]
-"""Parameters that are known before any call, as numpy values or text."""
+"""Constant parameters, as numpy values or text."""
 
 
 class Rule(NamedTuple):
-    """How to make an operation ready to run."""
+    """The implementation of one operation."""
 
     tensors: tuple[str, ...]
-    """Parameters that are tensors at run time; a parameter that holds several comes as so many arrays."""
+    """Parameters that are tensors at run time. A parameter with several tensors gives several arrays."""
     bind: Callable[[OperationAttributes], OperationFunction]
     moves: bool = False
-    """Whether it only moves numbers, so that nothing is to be rounded."""
+    """Whether the operation only moves numbers. Then its result is not rounded."""
 
 
 def _ints(value: Any) -> list[int]:
@@ -47,7 +47,7 @@ def _softmax(settings: OperationAttributes) -> OperationFunction:
 
 
 def _conv(settings: OperationAttributes) -> OperationFunction:
-    """A 1x1 convolution as the product that mlx-lm's linear layer computes, so that both round alike."""
+    """A 1x1 convolution as the product of mlx-lm's linear layer, so that both round alike."""
     if int(settings.get("groups", 1)) != 1 or str(settings.get("pad_type", "valid")) != "valid":
         raise ValueError("only ungrouped convolutions without padding are supported")
     if any(step != 1 for name in ("strides", "dilations") for step in _ints(settings.get(name, 1))):
@@ -64,10 +64,10 @@ def _conv(settings: OperationAttributes) -> OperationFunction:
 
 
 def _matmul(settings: OperationAttributes) -> OperationFunction:
-    turn_x, turn_y = (bool(settings.get(name, False)) for name in ("transpose_x", "transpose_y"))
+    transpose_x, transpose_y = (bool(settings.get(name, False)) for name in ("transpose_x", "transpose_y"))
 
     def run(x: mx.array, y: mx.array) -> mx.array:
-        return (x.swapaxes(-1, -2) if turn_x else x) @ (y.swapaxes(-1, -2) if turn_y else y)
+        return (x.swapaxes(-1, -2) if transpose_x else x) @ (y.swapaxes(-1, -2) if transpose_y else y)
 
     return run
 
@@ -155,7 +155,7 @@ def shift_and_scale(settings: OperationAttributes) -> Half:
 
 
 def look_up(settings: OperationAttributes) -> Half:
-    """constexpr_lut_to_dense: each index replaced by its entry in the table for its part of the tensor."""
+    """constexpr_lut_to_dense: each index replaced by its entry in the table of its block."""
     indices, tables = settings["indices"], settings["lut"]
     if tables.shape[-1] != 1:
         raise ValueError("only palettes of single numbers are supported")
@@ -167,12 +167,12 @@ EXPANSIONS: dict[str, Callable[[OperationAttributes], Half]] = {
     "constexpr_blockwise_shift_scale": shift_and_scale,
     "constexpr_lut_to_dense": look_up,
 }
-"""Operations that Core ML runs once, when it loads a model."""
+"""Operations that Core ML runs once, at load."""
 
 
 def _spread(blocks: Array, shape: Sequence[int]) -> Array:
     """`blocks` repeated along each axis until it has `shape`."""
-    for axis, (held, wanted) in enumerate(zip(blocks.shape, shape, strict=True)):
-        if held not in (1, wanted):
-            blocks = np.repeat(blocks, wanted // held, axis)
+    for axis, (size, wanted) in enumerate(zip(blocks.shape, shape, strict=True)):
+        if size not in (1, wanted):
+            blocks = np.repeat(blocks, wanted // size, axis)
     return np.broadcast_to(blocks, shape)

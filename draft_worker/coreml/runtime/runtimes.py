@@ -1,6 +1,6 @@
-"""Which runtime runs a converted model, and the executor as a runtime. Core ML's own is in `apple`.
+"""Selects the runtime of a converted model; the executor as a runtime. Core ML's runtime is in `apple`.
 
-Another runtime, such as Core AI, is one more class like `ExecutorRuntime` and one more line in `open_runtime`.
+A new runtime, such as Core AI, is a class like `ExecutorRuntime` and a line in `open_runtime`.
 """
 
 import sys
@@ -33,7 +33,7 @@ def default_runtime() -> RuntimeName:
 
 
 class ExecutorRuntime:
-    """Our executor: the same package on any machine, to prove it; no Neural Engine."""
+    """The executor runs the same package on any machine, to check its graph."""
 
     name = "executor"
 
@@ -53,7 +53,7 @@ class ExecutorRuntime:
 
 
 class ExecutorState:
-    """The executor's registers as a DeviceState."""
+    """The executor's registers as a `DeviceState`."""
 
     def __init__(self, registers: Registers) -> None:
         self.registers = registers

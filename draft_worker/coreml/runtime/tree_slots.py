@@ -1,7 +1,7 @@
-"""Which KV slot holds what, when slots are few: committed tokens first, tree rows in whatever is free behind.
+"""Assigns KV slots: committed tokens to the first slots, tree rows to free slots behind them.
 
-Pure bookkeeping; knows no arrays of keys and no model. A package has a fixed number of slots, so slots are
-used again, and a row for which there is none goes without: it has no keys, hence no candidates and no children.
+Pure bookkeeping; knows no arrays of keys and no model. A package has a fixed number of slots, so slots are reused. If
+no slot is free, a row has none: it has no keys, so no candidates and no children.
 """
 
 import heapq
@@ -13,9 +13,9 @@ import numpy as np
 from draft_worker.coreml.arrays import Single
 
 HIDDEN = -1e4
-"""Added to the score of what a token may not see: far below any score, and still a number in fp16."""
+"""Added to the score of a hidden slot: far below any score, and within fp16's range."""
 PREFIX = -1
-"""Parent of a row that directly follows the committed tokens."""
+"""Parent of a row that directly follows the committed prefix."""
 
 
 class PackageRow(NamedTuple):
@@ -28,18 +28,18 @@ class PackageRow(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What `keep` asks of whoever holds the keys."""
+    """The work that `keep` leaves to the caller, which holds the keys."""
 
     exchanged: list[tuple[int, int]]
-    """Pairs of slots whose contents change places, in this order."""
+    """Pairs of slots whose contents must be exchanged, in this order."""
     unwritten: list[int]
-    """Tokens that were committed without keys: they have to be evaluated again. At most one."""
+    """Tokens committed without keys, which must be evaluated again. At most one."""
 
 
 class TreeSlots:
     """The slots of one sequence, with committed tokens at slots [0, committed), in order.
 
-    Row numbers are never reused; what a caller must not do is asserted.
+    Row numbers are never reused. Mistakes of the caller fail an assertion.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -47,41 +47,41 @@ class TreeSlots:
         self.committed = 0
         self.next_row = 0
         self.visible: Single = np.full(capacity, HIDDEN, np.float32)
-        """0 for the slots of committed tokens, HIDDEN for all others."""
+        """0 for the slots of committed tokens, HIDDEN for other slots."""
         self._rows: dict[int, PackageRow] = {}
         self._tip = PREFIX
         """Row number of the last committed token, if it was a row."""
         self._free: list[int] = []
-        """A heap of slots below `_top` that hold nothing; those of committed tokens may still stand in it."""
+        """A heap of free slots below `_top`. It can also contain slots of committed tokens, which `_take` skips."""
         self._top = 0
-        """No slot from here on is in use."""
+        """No slot at or above this is in use."""
 
     def row(self, number: int) -> PackageRow:
         return self._rows[number]
 
-    def places(self, numbers: Sequence[int]) -> list[int]:
-        """Slots of these rows, as far as they have one."""
+    def slots_of(self, numbers: Sequence[int]) -> list[int]:
+        """Slots of these rows, without the rows that have none."""
         return [slot for number in numbers if (slot := self._rows[number].slot) is not None]
 
     def add(self, tokens: Sequence[int], parents: Sequence[int], width: int) -> list[int]:
-        """Numbers of new rows, parents before children. `width` tokens will be written for them, if any are."""
+        """Add rows, parents before children, and return their numbers. A call of `width` tokens will write them."""
         numbers = list(range(self.next_row, self.next_row + len(tokens)))
         slots = iter(self._take(len(tokens), width))
         for number, token, parent in zip(numbers, tokens, parents, strict=True):
             parent = self._tip if parent == PREFIX else parent
-            behind = None if parent == self._tip else self._rows[parent]
-            slot = next(slots, None) if behind is None or behind.slot is not None else None
-            position = self.committed if behind is None else behind.position + 1
+            above = None if parent == self._tip else self._rows[parent]
+            slot = next(slots, None) if above is None or above.slot is not None else None
+            position = self.committed if above is None else above.position + 1
             self._rows[number] = PackageRow(slot, parent, position, token)
         self.next_row += len(tokens)
         self._free_all(slots)
         return numbers
 
-    def show(self, numbers: Sequence[int], mask: Single) -> None:
+    def fill_mask(self, numbers: Sequence[int], mask: Single) -> None:
         """Fill (width, capacity + width) `mask` for a call that evaluates these rows, in this order.
 
-        0 where a row may look, HIDDEN elsewhere: at the committed slots, at its ancestors and itself. Rows of
-        the call stand behind the slots. Nothing is allocated.
+        0 at the committed slots, the ancestors of a row and the row itself, HIDDEN elsewhere. The columns behind the
+        slots are the rows of the call. Allocates nothing that grows with the context.
         """
         mask[:, : self.capacity] = self.visible
         mask[:, self.capacity :] = HIDDEN
@@ -92,10 +92,10 @@ class TreeSlots:
                 number = row.parent
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> Kept:
-        """Commit the rows of `path` in order, keep those in `surviving`, forget the others."""
-        staying = {*path, *surviving}
-        self._free_all(row.slot for number, row in self._rows.items() if number not in staying)
-        self._rows = {number: row for number, row in self._rows.items() if number in staying}
+        """Commit the rows of `path` in order, keep those in `surviving`, drop the rest."""
+        kept = {*path, *surviving}
+        self._free_all(row.slot for number, row in self._rows.items() if number not in kept)
+        self._rows = {number: row for number, row in self._rows.items() if number in kept}
         exchanged: list[tuple[int, int]] = []
         for index, number in enumerate(path):
             row = self._rows[number]
@@ -104,27 +104,27 @@ class TreeSlots:
                 assert index == len(path) - 1, "nothing follows a row without keys"
                 del self._rows[number]
                 return Kept(exchanged, [row.token])
-            exchanged += self._settle(number, row.slot)
+            exchanged += self._commit(number, row.slot)
             del self._rows[number]
             self._tip = number
             self.committed += 1
         return Kept(exchanged, [])
 
     def truncate(self, length: int) -> None:
-        """Forget committed tokens from index `length` on, and all rows."""
+        """Drop the committed tokens behind `length`, and all rows."""
         assert 0 <= length <= self.committed
         self.visible[length:] = HIDDEN
         self.committed = self._top = length
-        self._forget_rows()
+        self._drop_rows()
 
     def adopt(self, tokens: int) -> None:
-        """So many tokens are committed already; there must be nothing else."""
+        """Mark the first `tokens` slots as committed. All slots must be free."""
         assert not self._top
         assert tokens <= self.capacity
         self.visible[:tokens] = 0
         self.committed = self._top = tokens
 
-    def _forget_rows(self) -> None:
+    def _drop_rows(self) -> None:
         self._rows = {}
         self._free = []
         self._tip = PREFIX
@@ -146,8 +146,8 @@ class TreeSlots:
             if slot is not None:
                 heapq.heappush(self._free, slot)
 
-    def _settle(self, number: int, slot: int) -> list[tuple[int, int]]:
-        """Bring a row to the slot behind the committed ones; whoever is there takes its place."""
+    def _commit(self, number: int, slot: int) -> list[tuple[int, int]]:
+        """Commit a row: move it to the first slot behind the committed prefix. A row in that slot moves to `slot`."""
         place = self.committed
         self.visible[place] = 0
         if slot == place:
@@ -161,27 +161,26 @@ class TreeSlots:
 
 
 class FixedSlots(TreeSlots):
-    """The same for keys that only a model can write, a whole call's width side by side: nothing is moved, so
-    committed tokens lie where they were evaluated, until `compact`."""
+    """Slots that only calls write, `width` consecutive ones each. Committed tokens keep their slots until `compact`."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self._order: list[int] = []
-        """Slots of the committed tokens, in the tokens' order."""
+        """Slots of the committed tokens, in the order of the tokens."""
 
     @property
     def room(self) -> int:
-        """Slots in a row that are free."""
+        """Free slots at the end."""
         return self.capacity - self._top
 
-    def cramped(self, width: int) -> bool:
-        """No room for a call of this width until `compact`."""
+    def needs_compaction(self, width: int) -> bool:
+        """Whether a call of this width has room only after `compact`."""
         return self.room < width and self._top > len(self._order) + len(self._rows)
 
     def compact(self) -> list[int]:
-        """Close the gaps: the contents of the i-th of these slots go to slot i."""
+        """Remove the gaps between slots in use. The caller must move the contents of slot `result[i]` to slot i."""
         written = [number for number, row in self._rows.items() if row.slot is not None]
-        sources = self._order + self.places(written)
+        sources = self._order + self.slots_of(written)
         for slot, number in enumerate(written, start=len(self._order)):
             self._rows[number] = self._rows[number]._replace(slot=slot)
         self._order = list(range(len(self._order)))
@@ -199,11 +198,11 @@ class FixedSlots(TreeSlots):
         self.visible[self._order[length:]] = HIDDEN
         del self._order[length:]
         self.committed = length
-        self._forget_rows()
+        self._drop_rows()
         self._lower()
 
     def _lower(self) -> None:
-        self._top = 1 + max([*self._order[-1:], *self.places(list(self._rows))], default=-1)
+        self._top = 1 + max([*self._order[-1:], *self.slots_of(list(self._rows))], default=-1)
 
     def _take(self, count: int, width: int) -> list[int]:
         if self.room < width:
@@ -212,7 +211,7 @@ class FixedSlots(TreeSlots):
         self._top += count
         return taken
 
-    def _settle(self, number: int, slot: int) -> list[tuple[int, int]]:
+    def _commit(self, number: int, slot: int) -> list[tuple[int, int]]:
         self.visible[slot] = 0
         self._order.append(slot)
         return []

@@ -1,4 +1,4 @@
-"""What changes logits before a token is sampled. `logits_processors` has the ordered list of all processors.
+"""The processors that change logits before a token is sampled. `logits_processors` has the ordered list.
 
-The result for a node depends on the request and on the node's own path alone, so target and draft agree on it.
+The result for a node depends only on the request and the node's path, so target and draft agree on it.
 """

@@ -13,7 +13,7 @@ from protocol.sampling.processors.processor import LogitsProcessor, Paths
 
 
 class FrequencyPenalty(LogitsProcessor):
-    """Frequency and presence penalty on the tokens that were generated, without the prompt."""
+    """Frequency and presence penalty on the generated tokens, without the prompt."""
 
     fields = ("frequency_penalty", "presence_penalty")
 
@@ -30,8 +30,7 @@ class FrequencyPenalty(LogitsProcessor):
         self._counts.update(tokens)
 
     def apply(self, logits: mx.array, paths: Paths) -> mx.array:
-        """Each logit loses its penalty in one subtraction. With two (root, then path) the rounding would depend on
-        where the root is."""
+        """Subtract each penalty once. With two subtractions (root, path), the rounding would depend on the root."""
         vocabulary = logits.shape[-1]
         at_root = np.zeros(vocabulary, dtype=np.float32)
         for token, count in self._counts.items():
@@ -56,7 +55,7 @@ class FrequencyPenalty(LogitsProcessor):
 
 
 class LogitBias(LogitsProcessor):
-    """A number added to the logit of each named token. Tokens beyond the vocabulary are ignored."""
+    """Adds a number to the logit of each listed token. Ignores tokens beyond the vocabulary."""
 
     fields = ("logit_bias",)
 

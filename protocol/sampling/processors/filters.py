@@ -1,6 +1,6 @@
-"""Processors that drop improbable tokens. At temperature 0 they are left out: none drops the most probable token.
+"""Processors that drop improbable tokens. At temperature 0 they are skipped: none drops the most probable token.
 
-A new filter is a class here, an entry of FILTERS, and its fields in `SamplingFields`. All else derives from these.
+A new filter is a class here, an entry of FILTERS, and its fields in `SamplingFields`.
 """
 
 import mlx.core as mx
@@ -13,7 +13,7 @@ from protocol.sampling.processors.processor import LogitsProcessor, Paths
 
 
 class TopK(LogitsProcessor):
-    """Keeps the k most probable tokens. Tokens tied with the last of them stay, so that no order of ids counts."""
+    """Keeps the k most probable tokens and all ties with the k-th. So the order of ids does not matter."""
 
     fields = ("top_k",)
 
@@ -32,8 +32,8 @@ class TopK(LogitsProcessor):
 
 
 class TopPMinP(LogitsProcessor):
-    """Top-p, then min-p. One processor: both compare the same log-probabilities, and normalising them anew between
-    the two would change the last bits."""
+    """Top-p, then min-p. One processor for both: to normalise the log-probabilities again between them would change the
+    last bits."""
 
     fields = ("top_p", "min_p")
 
@@ -55,4 +55,4 @@ class TopPMinP(LogitsProcessor):
 
 
 FILTERS: tuple[type[LogitsProcessor], ...] = (TopK, TopPMinP)
-"""In the order in which they are applied."""
+"""In the order of application."""

@@ -1,4 +1,4 @@
-"""The processor that drops every token which the request's grammar does not allow."""
+"""The processor that drops the tokens that the request's grammar does not allow."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from protocol.sampling.processors.processor import LogitsProcessor, Paths
 
 
 class GrammarMask(LogitsProcessor):
-    """A row whose own path the grammar does not allow keeps all tokens: no accepted path leads to it."""
+    """A row keeps all tokens if the grammar does not allow its path: no accepted path leads to the row."""
 
     fields = ("grammar",)
 

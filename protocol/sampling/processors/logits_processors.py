@@ -1,4 +1,4 @@
-"""The ordered list of logits processors, and those of one sequence. Knows no trees and no models."""
+"""The ordered list of logits processors, and the processors of one sequence. Knows no trees and no models."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -13,27 +13,27 @@ from protocol.sampling.processors.grammar_mask import GrammarMask
 from protocol.sampling.processors.processor import LogitsProcessor, Paths
 
 PROCESSORS: tuple[type[LogitsProcessor], ...] = (FrequencyPenalty, GrammarMask, LogitBias, RepetitionPenalty, *FILTERS)
-"""In the order in which they are applied. `Sampling` states this order to users."""
+"""In the order of application. `Sampling` states this order to users."""
 NOT_PROCESSED = {
     "temperature": "divides the processed logits, in `sampler.scores`",
     "seed": "chooses the noise, in `sampler.scores`",
-    "logprobs": "is answered from the model's own logits, before any processor",
+    "logprobs": "reports the model's own logits, before any processor",
     "verification": "chooses the acceptance rule",
 }
 """Fields of `Sampling` that no processor handles, and why."""
 
 
 class LogitsProcessors:
-    """The processors that one sequence wants, as of its root."""
+    """The processors of one sequence, as of its root."""
 
     def __init__(self, processors: Sequence[LogitsProcessor], *, lenient: bool = False) -> None:
-        """`lenient`: a processor that raises GrammarError is skipped. For a draft, whose guesses may be worse."""
+        """`lenient`: a processor that raises GrammarError is skipped. For a draft, whose guesses may then be worse."""
         self._processors = processors
         self._skipped = _skipped(lenient)
 
     @classmethod
     def wanted(cls, start: Start, grammars: Grammars, *, lenient: bool = False) -> "LogitsProcessors | None":
-        """For a sequence that begins at `start`; None if no processor is wanted. Raises GrammarError unless
+        """The processors of a sequence that begins at `start`; None if it needs none. Raises GrammarError unless
         `lenient`."""
         processors: list[LogitsProcessor] = []
         for processor in PROCESSORS:
@@ -56,8 +56,8 @@ class LogitsProcessors:
         return logits
 
     def forced(self, path: Sequence[int]) -> int | None:
-        """The only token that may follow `path`, whatever the model computes; None if several may. Raises
-        GrammarError unless lenient."""
+        """The only token that may follow `path`, for all logits; None if several may. Raises GrammarError unless
+        lenient."""
         for processor in self._processors:
             with self._skipped:
                 token = processor.forced(path)

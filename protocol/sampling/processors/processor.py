@@ -11,7 +11,7 @@ from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars
 
 Paths: TypeAlias = Sequence[Sequence[int]]
-"""For each row of logits, the tokens behind the root up to and with the node that the row belongs to."""
+"""For each row of logits, the tokens behind the root up to and with the row's node."""
 
 
 class LogitsProcessor(ABC):
@@ -23,11 +23,11 @@ class LogitsProcessor(ABC):
     @classmethod
     @abstractmethod
     def wanted(cls, sampling: Sampling) -> bool:
-        """Whether this processor can change any logits of such a request."""
+        """Whether this processor can change the logits of such a request."""
 
     @abstractmethod
     def __init__(self, start: Start, grammars: Grammars) -> None:
-        """`start` names the sampling and the tokens up to and with the root. May raise GrammarError."""
+        """`start`: the sampling and the tokens up to and with the root. May raise GrammarError."""
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Move the root behind `tokens`; the last of them is the new root."""
@@ -35,10 +35,10 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def apply(self, logits: mx.array, paths: Paths) -> mx.array:
-        """(L, V) float32 to (L, V) float32. Row i depends on `logits[i]` and `paths[i]` alone, and tokens that are
-        dropped become -inf. May raise GrammarError."""
+        """(L, V) float32 to (L, V) float32. Row i depends only on `logits[i]` and `paths[i]`. Dropped tokens become
+        -inf. May raise GrammarError."""
 
     def forced(self, path: Sequence[int]) -> int | None:
-        """The only token that may follow `path`; None if several may, or if this processor can't tell. May raise
+        """The only token that may follow `path`; None if several may, or if this processor does not know. May raise
         GrammarError."""
         return None

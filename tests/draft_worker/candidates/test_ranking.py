@@ -1,4 +1,4 @@
-"""Laws of the draft's proposals: ranked as the target would rank, drawn as stated."""
+"""Laws of the draft's candidates: ranked by the target's score, drawn from the stated distribution."""
 
 import math
 
@@ -134,7 +134,7 @@ def test_saguaro_without_mass_elsewhere_draws_as_usual():
     assert sum(found.support.probabilities) == pytest.approx(1.0)
 
 
-def test_a_gpu_s_way_to_probabilities_agrees_with_a_processor_s(monkeypatch: pytest.MonkeyPatch):
+def test_probabilities_on_a_gpu_and_a_cpu_agree(monkeypatch: pytest.MonkeyPatch):
     logits = random_logits(4, 300, seed=3)
     here = proposed(logits, COUPLED, asking(4))
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from draft_worker.candidates.noise_prefetch import PEAK, NoisePrefetch
 from draft_worker.candidates.ranking import propose
-from draft_worker.candidates.shortlist import ROWS, shortlist
+from draft_worker.candidates.shortlist import GROUP_SIZE, shortlist
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise
@@ -21,7 +21,7 @@ NOISES = {size: (NoisePrefetch(size, size), Noise(size)) for size in (67, 4096, 
 
 
 def padded(logits: np.ndarray) -> np.ndarray:
-    return np.pad(logits, (0, -len(logits) % ROWS), constant_values=-np.inf)
+    return np.pad(logits, (0, -len(logits) % GROUP_SIZE), constant_values=-np.inf)
 
 
 def peaked(size: int, spread: float, seed: int) -> np.ndarray:
@@ -33,7 +33,7 @@ def peaked(size: int, spread: float, seed: int) -> np.ndarray:
 
 
 def both(logits: np.ndarray, temperature: float, position: int, limit: int = 8):
-    """Ours and the full computation's candidates."""
+    """The shortlist's candidates and those of the full computation."""
     ahead, noise = NOISES[len(logits)]
     batch = Batch((), [0], [-1], limit)
     (full,) = propose(mx.array(logits)[None], [position], Sampling(temperature=temperature, seed=SEED), batch, noise)
@@ -42,7 +42,7 @@ def both(logits: np.ndarray, temperature: float, position: int, limit: int = 8):
 
 
 def relative(found: Candidates) -> list[float]:
-    """Probabilities as shares of the first one, which no estimate of the other tokens' mass changes."""
+    """Probabilities relative to the first one. The estimate of the tail's mass does not change them."""
     return [probability / found.probabilities[0] for probability in found.probabilities]
 
 
@@ -69,8 +69,8 @@ def test_candidates_are_those_of_the_full_computation(
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("spread", [0.5, 2.0, 4.0])
 def test_the_mass_of_the_other_tokens_is_estimated_without_bias(spread: float, temperature: float):
-    """With noise the estimate takes the expected noise of each token below the floor. So an estimate may be off, by
-    more the fewer tokens share the mass, but the errors cancel."""
+    """With noise, the estimate uses the expected noise of each token below the floor. Single estimates have
+    errors, larger ones if few tokens share the mass, but the errors cancel."""
     errors = []
     for seed in range(60):
         ours, full = both(peaked(4096, spread, seed), temperature, seed)
@@ -82,7 +82,7 @@ def test_the_mass_of_the_other_tokens_is_estimated_without_bias(spread: float, t
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("spread", [0.5, 2.5, 4.0])
-def test_a_vocabulary_of_151936_is_no_exception(spread: float, temperature: float):
+def test_a_vocabulary_of_151936_gives_the_same_candidates(spread: float, temperature: float):
     for seed in range(4):
         ours, full = both(peaked(151_936, spread, seed), temperature, seed)
 
@@ -90,10 +90,10 @@ def test_a_vocabulary_of_151936_is_no_exception(spread: float, temperature: floa
         assert ours.probabilities == pytest.approx(full.probabilities, abs=0.02)
 
 
-def test_an_unlikely_token_wins_by_a_peak_of_noise():
+def test_an_improbable_token_wins_by_a_peak_of_noise():
     ahead, _ = NOISES[4096]
     noise = ahead.position(SEED, 7)
-    highest = int(noise.peaks[noise.heights.argmax()])
+    highest = int(noise.peaks[noise.peak_values.argmax()])
     logits = np.zeros(4096, np.float32)
 
     assert shortlist(logits, 4, 1.0, noise).tokens[0] == highest
@@ -115,7 +115,7 @@ def test_tokens_without_a_chance_are_no_candidates():
     assert shortlist(np.full(128, -np.inf, np.float32), 4, 0.0, None).tokens == []
 
 
-def test_noise_ahead_is_the_shared_noise_and_knows_its_peaks():
+def test_prefetched_noise_is_the_shared_noise_and_lists_its_peaks():
     for size, (ahead, _) in NOISES.items():
         noise = ahead.position(SEED, 12)
         want = gumbel(noise_bits(SEED, 12, np.arange(size), size, NoiseStream.SAMPLE))
@@ -124,12 +124,12 @@ def test_noise_ahead_is_the_shared_noise_and_knows_its_peaks():
         assert np.array_equal(noise.peaks, np.flatnonzero(want > PEAK))
 
 
-def test_noise_ahead_forgets_old_positions_and_draws_them_alike_again():
+def test_prefetched_noise_of_evicted_positions_is_drawn_alike_again():
     ahead = NoisePrefetch(67, 67)
     ahead._limit = 4
     before = ahead.position(SEED, 0).at(np.arange(67))
     for position in range(1, 9):
         ahead.position(SEED, position)
 
-    assert len(ahead._begun) == len(ahead._known) == 4
+    assert len(ahead._words) == len(ahead._noises) == 4
     assert np.array_equal(ahead.position(SEED, 0).at(np.arange(67)), before)

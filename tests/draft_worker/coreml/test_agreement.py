@@ -1,4 +1,4 @@
-"""Laws of conversion: the saved package, run anywhere, computes what mlx-lm computes."""
+"""Laws of conversion: the saved package computes the logits of mlx-lm."""
 
 import random
 from pathlib import Path
@@ -23,7 +23,7 @@ PROMPT = [random.Random(1).randrange(VOCABULARY) for _ in range(21)]
 EXACT = 1e-3
 """In standard deviations of the logits: 1/sqrt(head) and the norms' epsilon are fp16 in the graph."""
 ROUNDING = 0.05
-"""The same when every result is fp16, over two layers."""
+"""The same over two layers if every result is fp16."""
 
 
 class Pair(NamedTuple):
@@ -44,7 +44,7 @@ def reference_logits(model: Any, tokens: list[int]) -> np.ndarray:
 
 
 def deviation(got: np.ndarray, want: np.ndarray) -> float:
-    """The largest difference, in standard deviations of what is wanted."""
+    """The largest difference, in standard deviations of `want`."""
     return float(np.abs(got - want).max() / want.std())
 
 
@@ -134,9 +134,9 @@ def test_compressed_weights_are_the_only_difference(architecture: str, kind: Any
 
 
 @pytest.mark.parametrize(("kind", "share"), [("fp16", 0.98), ("int8", 0.92), ("4bit", 0.65)])
-def test_the_demo_draft_keeps_its_opinions(kind: Any, share: float, tmp_path: Path):
-    """The share of tokens at which the package, in fp16, has the model's own favourite. So small a model has
-    no redundancy: 4 bits cost it a quarter of them, as MLX's own 4 bits do."""
+def test_the_converted_demo_draft_keeps_its_most_probable_tokens(kind: Any, share: float, tmp_path: Path):
+    """The share of tokens at which the fp16 package has the model's most probable token. So small a model has no
+    redundancy: 4 bits change a quarter of them, like MLX's own 4 bits."""
     demo = DEMO_DRAFT
     network, _ = load_model(demo)
     network.set_dtype(mx.float32)

@@ -1,4 +1,4 @@
-"""Core ML's own calls, held against the signatures of the installed library; behind them our executor answers."""
+"""Core ML's calls against the signatures of the installed library. The executor computes the results."""
 
 import sys
 from pathlib import Path
@@ -49,7 +49,7 @@ class Library:
         return loaded
 
     def _predict(self, width: int, data: Any, state: Any) -> Any:
-        # What the library itself demands of its inputs.
+        # The library's own requirements on inputs.
         toolchain().coremltools.models.MLModel._check_predict_data(data)
         return self.executor.predict(width, data, None if state is None else state.held)
 
@@ -74,7 +74,9 @@ def pair(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyP
     return converted, Library(monkeypatch, converted)
 
 
-def test_core_ml_is_called_as_its_library_wants_and_says_what_the_executor_says(pair: tuple[Converted, Library]):
+def test_core_ml_is_called_by_the_library_s_signatures_and_gives_the_executor_s_outputs(
+    pair: tuple[Converted, Library],
+):
     converted, library = pair
     sampling = Sampling(temperature=0.5, seed=2)
     engines = [CoreMlEngine(converted, runtime) for runtime in runtimes(converted, library)]
@@ -95,7 +97,7 @@ def runtimes(converted: Converted, library: Library) -> list[Runtime]:
     return [CoreMlRuntime(converted), library.executor]
 
 
-def test_a_model_is_compiled_once_to_a_place_that_stays(pair: tuple[Converted, Library]):
+def test_a_model_is_compiled_once_to_a_fixed_path(pair: tuple[Converted, Library]):
     converted, library = pair
     CoreMlRuntime(converted)
     CoreMlRuntime(converted, "CPU_ONLY")
@@ -106,7 +108,7 @@ def test_a_model_is_compiled_once_to_a_place_that_stays(pair: tuple[Converted, L
     assert [entry.name for entry in Path(place).parent.iterdir()] == [Path(place).name]
 
 
-def test_another_conversion_is_compiled_to_another_place(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_another_conversion_is_compiled_to_another_path(home: Path, monkeypatch: pytest.MonkeyPatch):
     first, second = (convert(tiny(seed=seed), home / f"model-{seed}") for seed in (0, 1))
     Library(monkeypatch, first)
 
@@ -127,7 +129,7 @@ def test_inputs_are_what_core_ml_takes_without_a_copy(pair: tuple[Converted, Lib
     assert all(value.flags.c_contiguous for value in seen)
 
 
-def test_the_runtime_is_core_ml_on_a_mac_alone(home: Path):
+def test_the_runtime_is_core_ml_only_on_a_mac(home: Path):
     converted = convert(tiny(), home / "model")
 
     assert default_runtime() == ("coreml" if sys.platform == "darwin" else "executor")

@@ -1,4 +1,4 @@
-"""Laws of converting: what is kept exactly, what is shared, what a package says of itself, and what is refused."""
+"""Laws of conversion: exact tables, shared weights, metadata, and refusals."""
 
 import json
 import random
@@ -61,7 +61,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Converted:
 
 
 @pytest.mark.parametrize("name", ROPES)
-def test_rotation_tables_turn_as_mlx_lm_does(name: str):
+def test_rotation_tables_equal_mlx_lm_s_rotations(name: str):
     rope = initialize_rope(16, 10_000.0, **({"traditional": False, "max_position_embeddings": 512} | ROPES[name]))
     features = np.random.default_rng(4).standard_normal((1, 1, 512, 16)).astype(np.float32)
     cosine, sine = Rotation.measure(rope, 16, 512)
@@ -117,7 +117,7 @@ def test_a_constant_channel_stays_what_it_is(kind: Any, value: float):
 
 
 @pytest.mark.parametrize("vocabulary", [1, 67, 16_384, 16_385, 128_256, 151_936, 152_064])
-def test_a_head_is_cut_into_few_aligned_chunks(vocabulary: int):
+def test_a_head_is_divided_into_few_aligned_chunks(vocabulary: int):
     sizes = [len(chunk) for chunk in head_chunks(range(vocabulary))]
 
     assert sum(sizes) == vocabulary
@@ -144,7 +144,7 @@ def test_fewer_bits_take_less_room(tmp_path: Path):
     assert len(set(sizes)) == 3
 
 
-def test_a_package_says_what_it_is(demo: Converted):
+def test_a_package_describes_its_model(demo: Converted):
     package = demo.package
 
     assert (package.widths, package.context, package.cache, package.weights) == ((1, 8), 64, "io", "fp16")
@@ -155,7 +155,7 @@ def test_a_package_says_what_it_is(demo: Converted):
     assert Package.decode({METADATA_KEY: package.encode()}, Path("elsewhere")) == package
 
 
-def test_a_fingerprint_tells_models_apart():
+def test_models_have_different_fingerprints():
     assert Checkpoint(tiny(seed=0)).fingerprint() == Checkpoint(tiny(seed=0)).fingerprint()
     assert Checkpoint(tiny(seed=0)).fingerprint() != Checkpoint(tiny(seed=1)).fingerprint()
     assert (
@@ -179,11 +179,11 @@ def test_choices_that_do_not_fit_are_refused(choices: dict[str, Any], words: str
         describe(Checkpoint(tiny()), Choices(**choices))
 
 
-def test_the_context_is_what_the_model_knows_unless_said():
+def test_the_default_context_is_that_of_the_model():
     assert describe(Checkpoint(tiny()), Choices(widths=(1,))).context == 512
 
 
-def test_models_of_another_graph_are_refused():
+def test_models_of_another_architecture_are_refused():
     sliding = tiny(layer_types=["full_attention", "sliding_attention"], sliding_window=8)
     other = gemma.Model(gemma.ModelArgs("gemma", 32, 1, 64, 2, 16, 1e-5, 67, 2))
 
@@ -201,16 +201,16 @@ def test_weights_beyond_fp16_are_refused(tmp_path: Path):
         write(Checkpoint(model), tmp_path / "model", SOME)
 
 
-def test_a_folder_of_other_things_is_left_alone(tmp_path: Path):
+def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("mine")
 
-    with pytest.raises(InputError, match="other things"):
+    with pytest.raises(InputError, match="other files"):
         write(Checkpoint(tiny()), tmp_path, SOME)
 
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_conversion_that_fails_leaves_the_one_before(tmp_path: Path):
+def test_a_failed_conversion_keeps_the_earlier_one(tmp_path: Path):
     def fail(progress: Progress) -> None:
         if progress.stage == "package":
             raise InputError("enough")
@@ -223,7 +223,7 @@ def test_a_conversion_that_fails_leaves_the_one_before(tmp_path: Path):
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
-def test_progress_ends_where_it_said_it_would(tmp_path: Path):
+def test_progress_ends_at_its_total(tmp_path: Path):
     seen: list[Progress] = []
     write(Checkpoint(tiny()), tmp_path / "model", Choices(widths=(1, 4), context=32), report=seen.append)
 
@@ -233,7 +233,7 @@ def test_progress_ends_where_it_said_it_would(tmp_path: Path):
 
 
 class TestDamage:
-    """A folder that is not whole is refused with a sentence that names it, before anything runs."""
+    """A damaged folder is refused at load with a sentence that names the damage."""
 
     @pytest.fixture
     def folder(self, demo: Converted, tmp_path: Path) -> Path:
@@ -291,7 +291,7 @@ class TestDamage:
             require_functions(demo.file, msgspec.structs.replace(demo.package, widths=(1, 8, 32)))
 
     @pytest.mark.parametrize("seed", range(24))
-    def test_flipped_bytes_of_the_program_never_surprise(self, folder: Path, seed: int):
+    def test_flipped_bytes_of_the_program_give_no_other_error(self, folder: Path, seed: int):
         program, generator = next(folder.rglob("model.mlmodel")), random.Random(seed)
         data = bytearray(program.read_bytes())
         for _ in range(1 + seed % 3):
@@ -336,7 +336,7 @@ class TestDamage:
             Package.decode(metadata, Path("some.mlpackage"))
 
 
-def test_a_process_of_its_own_converts_and_reports(tmp_path: Path):
+def test_a_separate_process_converts_and_reports(tmp_path: Path):
     reports = list(conversion(DEMO, tmp_path / "model", SOME))
 
     finished = reports[-1]
@@ -348,7 +348,7 @@ def test_a_process_of_its_own_converts_and_reports(tmp_path: Path):
     assert Converted.open(tmp_path / "model").package.context == 32
 
 
-def test_a_conversion_that_is_broken_off_leaves_nothing(tmp_path: Path):
+def test_an_interrupted_conversion_leaves_no_files(tmp_path: Path):
     running = conversion(DEMO, tmp_path / "model", Choices())
     next(running)
     running.close()

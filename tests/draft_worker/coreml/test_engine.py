@@ -1,4 +1,4 @@
-"""Laws of the draft on a converted model: what it says is what MLX says, however rows come and go."""
+"""Laws of the draft on a converted model: candidates equal those of MLX after any sequence of operations."""
 
 import os
 import random
@@ -36,7 +36,7 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def engine(converted: Converted, **options: Any) -> CoreMlEngine:
-    """In full precision, so that it can be compared with MLX."""
+    """An engine in fp32, for comparison with MLX."""
     return CoreMlEngine(converted, ExecutorRuntime(converted, "fp32"), **options)
 
 
@@ -55,14 +55,14 @@ def assert_alike(got: list[Candidates], want: list[Candidates]) -> None:
 
 
 class Both:
-    """One walk through two sequences, whose row numbers may differ."""
+    """The same random operations on two sequences, whose row numbers may differ."""
 
     def __init__(self, one: EngineSequence, other: EngineSequence, seed: int, sampling: Sampling = GREEDY) -> None:
         self.sampling = sampling
         self.sequences = (one, other)
         self.source = random.Random(seed)
         self.nodes: dict[int, tuple[int, list[int], tuple[int, int]]] = {}
-        """By our own number: parent, path from the root, the rows."""
+        """By a common number: parent, path from the root, the rows."""
         self.tokens: list[int] = []
         self.count = 0
 
@@ -73,7 +73,7 @@ class Both:
             sequence.prefill(tokens)
 
     def evaluate(self, count: int, committed: int = 0) -> tuple[list[Candidates], list[Candidates]]:
-        """New nodes below nodes that are there, below new ones, or below the prefix."""
+        """New nodes below earlier nodes, below new ones, or below the prefix."""
         behind = [self.source.randrange(VOCABULARY) for _ in range(committed)]
         self.tokens += behind
         begins = [sequence.next_row + committed for sequence in self.sequences]
@@ -124,7 +124,7 @@ class Both:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
-def test_a_walk_says_what_mlx_says(converted: Converted, reference: MlxEngine, sampling: Sampling):
+def test_a_random_walk_gives_the_candidates_of_mlx(converted: Converted, reference: MlxEngine, sampling: Sampling):
     one, other = (each.open(sampling, VOCABULARY) for each in (engine(converted), reference))
     walk = Both(one, other, seed=3, sampling=sampling)
     walk.prefill(21)
@@ -149,7 +149,7 @@ def test_truncation_forgets_rows_and_tokens(converted: Converted, reference: Mlx
     assert one.committed == 22
 
 
-def test_slots_that_run_out_cost_candidates_and_no_more(converted: Converted, reference: MlxEngine):
+def test_without_free_slots_only_candidates_are_missing(converted: Converted, reference: MlxEngine):
     one, other = (each.open(GREEDY, VOCABULARY) for each in (engine(converted), reference))
     walk = Both(one, other, seed=5)
     walk.prefill(CONTEXT - 20)
@@ -233,7 +233,7 @@ def opened(engine: CoreMlEngine, sampling: Sampling = GREEDY) -> HostCachedSeque
     return sequence
 
 
-def test_another_life_goes_on_from_the_shared_cache(shared: Callable[..., CoreMlEngine]):
+def test_a_restarted_draft_continues_from_the_shared_cache(shared: Callable[..., CoreMlEngine]):
     first = opened(shared())
     first.prefill(range(40))
     saved = first.save()
@@ -248,7 +248,7 @@ def test_another_life_goes_on_from_the_shared_cache(shared: Callable[..., CoreMl
     assert second.evaluate(batch) == first.evaluate(batch)
 
 
-def test_a_paced_engine_is_as_resumable_as_the_one_within(shared: Callable[..., CoreMlEngine]):
+def test_a_paced_engine_resumes_like_its_inner_engine(shared: Callable[..., CoreMlEngine]):
     slow = PacedEngine(shared(), Pacer(None), lambda: 0.0)
     first, second = (slow.open(GREEDY, VOCABULARY) for _ in range(2))
     first.prefill(range(40))
@@ -290,7 +290,7 @@ def test_a_damaged_cache_is_refused(shared: Callable[..., CoreMlEngine]):
     first.prefill(range(40))
     saved = first.save()
     assert saved is not None
-    first._held.array[0, 0, 3, 0] += 1
+    first._cache.array[0, 0, 3, 0] += 1
 
     assert "torn" in opened(shared()).adopt(saved)
 
@@ -304,7 +304,7 @@ def test_more_tokens_than_were_saved_are_refused(shared: Callable[..., CoreMlEng
     assert "are wanted" in opened(shared()).adopt(KvReference(saved.name, 41))
 
 
-def test_a_closed_sequence_leaves_its_cache_to_the_next(shared: Callable[..., CoreMlEngine]):
+def test_the_next_sequence_reuses_the_cache_of_a_closed_one(shared: Callable[..., CoreMlEngine]):
     engine = shared()
     first = opened(engine)
     first.prefill(range(40))
@@ -318,7 +318,7 @@ def test_a_closed_sequence_leaves_its_cache_to_the_next(shared: Callable[..., Co
     assert "are wanted" not in opened(shared()).adopt(saved)
 
 
-def test_a_truncated_sequence_is_saved_anew(shared: Callable[..., CoreMlEngine]):
+def test_a_truncated_sequence_is_saved_again(shared: Callable[..., CoreMlEngine]):
     first = opened(shared())
     first.prefill(range(64))
     assert first.save() == KvReference(_name(first), 64)
@@ -332,12 +332,12 @@ def test_a_truncated_sequence_is_saved_anew(shared: Callable[..., CoreMlEngine])
 
 
 def _name(sequence: HostCachedSequence) -> str:
-    assert sequence._held.arena is not None
-    return sequence._held.arena.name
+    assert sequence._cache.arena is not None
+    return sequence._cache.arena.name
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_another_request_goes_on_with_what_one_has_read(converted: Converted, reference: MlxEngine, exclusive: bool):
+def test_another_request_reuses_the_kv_of_a_sequence(converted: Converted, reference: MlxEngine, exclusive: bool):
     first, other = engine(converted).open(GREEDY, VOCABULARY), reference.open(SAMPLED, VOCABULARY)
     tokens = [random.Random(7).randrange(VOCABULARY) for _ in range(30)]
     first.prefill(tokens)

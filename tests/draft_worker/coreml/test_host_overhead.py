@@ -1,4 +1,4 @@
-"""Laws of the host's share beside a call: nothing grows with the context, and figures say what exceeds its limit."""
+"""Laws of the host's work beside a call: no allocation grows with the context, and figures above a limit are marked."""
 
 import io
 

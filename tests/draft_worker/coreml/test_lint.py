@@ -1,4 +1,4 @@
-"""Laws of the lint: our own graph passes, and each planted breach of the Neural Engine's rules is found."""
+"""Laws of the lint: a converted graph passes, and each violation of the Neural Engine's rules is found."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def errors(file: ProgramFile) -> set[str]:
 
 @pytest.mark.parametrize("weights", ["fp16", "int8", "4bit"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_our_own_graph_stays_on_the_neural_engine(architecture: str, weights: str, tmp_path: Path):
+def test_a_converted_graph_has_no_errors(architecture: str, weights: str, tmp_path: Path):
     file = convert(tiny(architecture), tmp_path / "model", widths=(1, 8), weights=weights).file
 
     assert not errors(file)
@@ -66,7 +66,7 @@ def test_fp32_is_found(tmp_path: Path):
     assert errors(saved(tmp_path, {"x": (1, 8, 1, 32)}, lambda x: MB.tanh(x=x), kind="fp32")) == {"element type"}
 
 
-def test_too_long_an_axis_is_found(tmp_path: Path):
+def test_an_axis_that_is_too_long_is_found(tmp_path: Path):
     assert errors(saved(tmp_path, {"x": (1, 16_385, 1, 32)}, lambda x: MB.tanh(x=x))) == {"axis length"}
 
 
@@ -129,7 +129,7 @@ def test_more_than_one_state_is_a_warning():
     assert [(found.severity, found.rule) for found in rules.states(function)] == [("warning", "states")]
 
 
-def test_heavy_weights_are_a_warning(tmp_path: Path):
+def test_large_weights_are_a_warning(tmp_path: Path):
     file = saved(tmp_path, {"x": (1, 8, 1, 32)}, lambda x: MB.conv(x=x, weight=WEIGHTS, pad_type="valid"))
     file.weights_size = (1 << 30) + 1
 

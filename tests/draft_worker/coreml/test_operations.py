@@ -1,4 +1,4 @@
-"""Laws of the executor: each operation means what coremltools says, whatever package it stands in."""
+"""Laws of the executor: each operation computes the result of coremltools, in any package."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +44,7 @@ def given(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", INFERRED)
 def test_an_operation_is_what_coremltools_computes(case: str):
-    """coremltools computes an operation on constants itself."""
+    """coremltools evaluates operations on constants."""
     shapes, settings = INFERRED[case]
     name, tensors = case.split()[0], given(shapes)
     with toolchain().program.Function({}):
@@ -109,7 +109,7 @@ def test_a_slice_update_writes_its_block_and_nothing_else():
         ("slice_update", {"end_mask": [True]}),
     ],
 )
-def test_a_form_of_an_operation_that_is_not_known_is_refused(name: str, settings: dict[str, Any]):
+def test_an_unsupported_form_of_an_operation_is_refused(name: str, settings: dict[str, Any]):
     with pytest.raises(ValueError, match="only"):
         OPERATIONS[name].bind(settings)
 
@@ -149,7 +149,7 @@ def inferred(settings: dict[str, np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["FLOAT16", "INT8", "UINT4"])
 def test_constants_are_read_as_they_were_written(kind: str, tmp_path: Path):
     generator = np.random.default_rng(7)
-    # An odd count leaves half a byte over; above ten numbers, a constant goes to the weight file.
+    # An odd count leaves half a byte unused; above ten numbers, a constant is in the weight file.
     values = generator.integers(0, 16, (5, 7, 1, 1))
     scale = np.ones((5, 1, 1, 1), np.float16)
 
@@ -177,11 +177,11 @@ def test_an_unknown_operation_is_named(tmp_path: Path):
         Executor(file).function("main")
 
 
-def test_an_unknown_form_is_named(tmp_path: Path):
+def test_an_unsupported_form_of_an_operation_is_named(tmp_path: Path):
     weight = numbers((4, 2, 1, 1)).astype(np.float16)
     file = saved(tmp_path, {"x": (1, 4, 1, 8)}, lambda x: MB.conv(x=x, weight=weight, groups=2, pad_type="valid"))
 
-    with pytest.raises(InputError, match="conv in a way"):
+    with pytest.raises(InputError, match="conv in a form"):
         Executor(file).function("main")
 
 
@@ -204,7 +204,7 @@ def test_equal_weights_are_held_once(tmp_path: Path):
     executor.function("width_4")
     mx.synchronize()
 
-    # Only the functions' own scalars and shapes come on top.
+    # Scalars and shapes belong to one function each.
     assert mx.get_active_memory() - before < 4096
 
 
@@ -218,7 +218,7 @@ def zeros(executor: Executor) -> dict[str, np.ndarray]:
 
 
 class TestCalls:
-    """A call that can't be answered is refused with what is wrong."""
+    """An invalid call is refused with the reason."""
 
     def test_a_missing_function_is_refused(self, executor: Executor):
         with pytest.raises(InputError, match="width_32"):

@@ -1,4 +1,4 @@
-"""On a Mac: Core ML itself computes what the executor says. Elsewhere: its calls take what we hand them."""
+"""On a Mac, Core ML computes the executor's results. Elsewhere, its calls accept our arguments."""
 
 import inspect
 import sys
@@ -31,7 +31,7 @@ def inputs(converted: Converted, width: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("units", ["CPU_ONLY", "CPU_AND_NE"])
 @pytest.mark.parametrize("width", [1, 4, 16])
 @pytest.mark.parametrize("weights", ["fp16", "int8", "4bit"])
-def test_core_ml_computes_what_the_executor_says(weights: str, width: int, units: str, tmp_path: Path):
+def test_core_ml_computes_what_the_executor_computes(weights: str, width: int, units: str, tmp_path: Path):
     converted = convert(tiny("qwen2"), tmp_path / "model", weights=weights)
     coremltools, function = toolchain().coremltools, converted.package.function(width)
     data = inputs(converted, width)
@@ -55,7 +55,7 @@ def test_core_ml_computes_what_the_executor_says(weights: str, width: int, units
         ("CompiledMLModel.make_state", set()),
     ],
 )
-def test_core_mls_calls_take_what_we_hand_them(call: str, parameters: set[str]):
+def test_core_ml_s_calls_take_our_arguments(call: str, parameters: set[str]):
     found = toolchain().coremltools.models
     for name in call.split("."):
         found = getattr(found, name)
@@ -64,7 +64,7 @@ def test_core_mls_calls_take_what_we_hand_them(call: str, parameters: set[str]):
 
 
 @pytest.mark.parametrize("width", [1, 16])
-def test_the_call_that_the_mac_will_answer_is_answered_here(width: int, tmp_path: Path):
+def test_the_executor_runs_the_call_of_the_mac_test(width: int, tmp_path: Path):
     converted = convert(tiny("qwen2"), tmp_path / "model", widths=(width,))
     function = Executor(converted.file).function(converted.package.function(width))
     outputs = function.predict(inputs(converted, width))

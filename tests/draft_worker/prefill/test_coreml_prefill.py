@@ -1,4 +1,4 @@
-"""The target converted for Core ML reads prompts in its stead: its KV are the target's own, and so are the tokens."""
+"""A conversion of the target prefills prompts for it: KV and tokens equal the target's own."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_its_rows_are_those_of_the_target(converted):
+def test_the_rows_equal_those_of_the_target(converted):
     engine = CoreMlPrefillEngine.load(converted, TARGET)
     sequence = engine.open()
     chunks = [sequence.prefill(chunk) for chunk in (TOKENS[:50], TOKENS[50:])]
@@ -51,7 +51,7 @@ def test_a_second_prompt_does_not_see_the_first(converted):
     assert all(np.array_equal(one, other) for one, other in zip(alone, again, strict=True))
 
 
-def test_bfloat16_rows_are_its_bits():
+def test_bfloat16_rows_are_stored_as_bits():
     rows = np.array([[1.0, -2.5, 3.140625]], np.float32)
     bits = as_element(rows, ElementType.BFLOAT16)
 

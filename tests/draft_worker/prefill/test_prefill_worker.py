@@ -1,4 +1,4 @@
-"""A prompt that another worker read is the prompt that the target would have read. Real arenas, tiny models."""
+"""The KV of the prefill worker equal the target's own KV. Real arenas, tiny models."""
 
 import os
 import random
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from draft_worker.prefill.kv_sink import ArenaSink
 from draft_worker.prefill.mlx import MlxPrefillEngine
-from draft_worker.prefill.outlet import ArenaOutlet
 from draft_worker.prefill.worker import PrefillWorker
 from protocol.errors import InputError
 from protocol.kv.exchange import KvExchange
@@ -27,8 +27,8 @@ PROMPT = start().tokens
 
 def worker(sharing: KvExchange | None = None) -> PrefillWorker:
     ticks = count()
-    outlet = partial(ArenaOutlet, sharing or exchange())
-    return PrefillWorker(MlxPrefillEngine(model(), "t"), outlet, lambda: float(next(ticks)), 32)
+    open_sink = partial(ArenaSink, sharing or exchange())
+    return PrefillWorker(MlxPrefillEngine(model(), "t"), open_sink, lambda: float(next(ticks)), 32)
 
 
 def asked(tokens: Sequence[int] = PROMPT[:-1], sequence: int = 1) -> Prefill:
@@ -56,7 +56,7 @@ def exists(name: str) -> bool:
     return True
 
 
-def test_the_target_goes_on_from_what_was_read_elsewhere():
+def test_the_target_continues_from_the_offered_kv():
     offer = offered(worker(), asked())
 
     talk = Talk(target(), start(adopt=KvReference(offer.name, offer.tokens)))
@@ -65,14 +65,14 @@ def test_the_target_goes_on_from_what_was_read_elsewhere():
     assert talk.decode(40) == list(expected(40))
 
 
-def test_an_offer_says_what_it_holds_and_what_it_took():
+def test_an_offer_states_its_tokens_size_and_seconds():
     offer = offered(worker(), asked())
 
     assert (offer.sequence, offer.tokens, offer.seconds) == (1, 89, 3.0)
     assert offer.size == len(open_segment(offer.name)) >= 89 * 2 * 2 * 2 * 8 * 4
 
 
-def test_prompts_are_read_one_after_the_other_in_chunks():
+def test_prompts_are_prefilled_one_after_the_other_in_chunks():
     reader = worker()
     list(reader.handle(asked(sequence=1)))
     list(reader.handle(asked(PROMPT[:20], sequence=2)))
@@ -83,7 +83,7 @@ def test_prompts_are_read_one_after_the_other_in_chunks():
     assert turns == [[], [], [1], [2]]
 
 
-def test_the_same_question_again_is_one_question():
+def test_a_repeated_prefill_is_ignored():
     reader = worker()
     list(reader.handle(asked()))
     list(reader.work())
@@ -91,7 +91,7 @@ def test_the_same_question_again_is_one_question():
     assert len(answers(reader, asked())) == 1
 
 
-def test_a_question_that_changed_is_answered_as_it_is_now():
+def test_a_changed_prefill_replaces_the_earlier_one():
     reader = worker()
     list(reader.handle(asked(random.Random(4).choices(range(VOCABULARY), k=70))))
     list(reader.work())
@@ -102,7 +102,7 @@ def test_a_question_that_changed_is_answered_as_it_is_now():
     assert talk.decode(20) == list(expected(20))
 
 
-def test_what_is_stopped_leaves_nothing(registry: Any):
+def test_a_stopped_prefill_leaves_no_arena(registry: Any):
     reader = worker()
     list(reader.handle(asked()))
     list(reader.work())
@@ -114,7 +114,7 @@ def test_what_is_stopped_leaves_nothing(registry: Any):
     assert not exists(entry.name)
 
 
-def test_what_was_offered_outlives_a_stop():
+def test_an_offered_arena_outlives_a_stop():
     reader = worker()
     offer = offered(reader, asked())
 
@@ -124,7 +124,7 @@ def test_what_was_offered_outlives_a_stop():
 
 
 @pytest.mark.parametrize("tokens", [[1] * 4097, [1, VOCABULARY]], ids=["too long", "unknown token"])
-def test_a_prompt_that_the_engine_can_not_read_is_refused(tokens: list[int]):
+def test_a_prompt_beyond_the_engine_s_limits_is_refused(tokens: list[int]):
     (fault,) = answers(worker(), asked(tokens))
 
     assert isinstance(fault, Fault)
@@ -139,7 +139,7 @@ def test_without_memory_a_prompt_is_refused_with_the_reason(monkeypatch: pytest.
     assert "shared memory" in fault.text
 
 
-def test_it_introduces_itself_as_what_it_is():
+def test_the_hello_of_a_prefill_worker_states_its_model():
     hello = worker().hello()
 
     assert (hello.role, hello.engine, hello.vocabulary, hello.pid) == ("prefill", "mlx", VOCABULARY, os.getpid())

@@ -1,4 +1,4 @@
-"""A draft engine is registered by its own module alone, and is known without an import of it."""
+"""The module of a draft engine registers it, and no import is needed to list it."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def test_a_module_without_a_literal_declaration_is_no_engine(tmp_path: Path, sou
     assert found(tmp_path, source) == {}
 
 
-def test_the_installed_engines_are_listed_with_what_they_draft_with():
+def test_the_installed_engines_are_listed_with_their_models():
     models = {name: engine.model for name, engine in draft_engines().items()}
 
     assert models == {"coreml": "package", "mlx": "checkpoint", "ngram": "none", "random": "checkpoint"}

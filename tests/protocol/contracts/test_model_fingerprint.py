@@ -1,4 +1,4 @@
-"""A model's fingerprint tells apart what may not share KV, and nothing else."""
+"""Two models have the same fingerprint exactly if they can share KV."""
 
 import shutil
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def test_a_copy_elsewhere_is_the_same_model(folder: Path, tmp_path: Path):
     ],
     ids=["config", "shape", "size", "values", "type", "another file", "name"],
 )
-def test_another_model_is_told_apart(folder: Path, change: Callable[[Path], None]):
+def test_another_model_has_another_fingerprint(folder: Path, change: Callable[[Path], None]):
     before = model_fingerprint(folder)
     change(folder)
 

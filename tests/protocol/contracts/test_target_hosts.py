@@ -1,4 +1,4 @@
-"""Hosts files: what they say, and a sentence for each way to write them wrong."""
+"""Hosts files: their contents, and a sentence for each mistake."""
 
 import json
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_pipelines_of_one_file_use_ports_apart():
         hosts.apart(20_000)
 
 
-def test_what_the_ranks_cannot_share_is_named_with_what_they_could():
+def test_an_indivisible_model_is_refused_with_possible_numbers_of_ranks():
     require_divisible(_DEMO, 2)
     with pytest.raises(InputError, match=r"has 4 attention heads, which 3 hosts can't share: use 2\.$"):
         require_divisible(_DEMO, 3)
@@ -87,7 +87,7 @@ def test_what_the_ranks_cannot_share_is_named_with_what_they_could():
         require_divisible(_DEMO, 4)
 
 
-def test_a_model_that_no_hosts_can_share_is_said_to_be_one(tmp_path: Path):
+def test_a_model_that_can_not_be_divided_is_refused(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"num_attention_heads": 7, "num_key_value_heads": 1}')
 
     with pytest.raises(InputError, match="has 7 attention heads, which 2 hosts can't share: it has to stay on one"):

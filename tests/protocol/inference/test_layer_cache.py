@@ -1,4 +1,4 @@
-"""Whatever was written, kept, dropped, copied, exported and adopted: a layer cache answers as a fresh one would."""
+"""After any writes, drops, copies, exports and adoptions, a layer cache gives the results of a new one."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -87,7 +87,7 @@ class Sequences(RuleBasedStateMachine):
         self.add(adopting, committed[:length])
 
     @invariant()
-    def every_sequence_answers_as_a_fresh_one(self) -> None:
+    def every_sequence_gives_the_logits_of_a_new_one(self) -> None:
         for sequence, committed in self.all:
             assert sequence.committed == len(committed)
             assert answers(sequence, committed)
@@ -100,7 +100,7 @@ class Sequences(RuleBasedStateMachine):
 
 
 def answers(sequence: TreeSequence, committed: Sequence[int]) -> bool:
-    """Whether the logits behind one more token are those of mlx-lm alone. The sequence stays as it was."""
+    """Whether the logits behind one more token are those of mlx-lm alone. The sequence does not change."""
     logits = sequence.evaluate((8,), (-1,))[0]
     sequence.keep((), ())
     return np.allclose(np.array(logits), np.array(stock_logits(model().network, [*committed, 8])), atol=1e-3)
@@ -119,7 +119,7 @@ def test_memory_is_that_of_the_arrays():
 
 
 class _Unregistered(KVCache):
-    """mlx-lm might do anything in a subclass."""
+    """A subclass that the project does not know."""
 
 
 class _Stock(KVCache):
@@ -141,7 +141,7 @@ def _network_with(stock: type[KVCache]) -> Any:
     return made
 
 
-def test_a_cache_class_that_nobody_registered_is_refused_by_name():
+def test_an_unregistered_cache_class_is_refused_by_name():
     with pytest.raises(LookupError, match="_Unregistered"):
         layer_cache(_Unregistered())
 

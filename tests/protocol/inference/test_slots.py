@@ -1,4 +1,4 @@
-"""The slot table, against a sequence that remembers which token every slot holds."""
+"""The slot table against a model that records the token of every slot."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Token trees give the logits of their paths, whatever was kept, dropped, moved or forgotten before."""
+"""Token trees give the logits of their paths after any earlier operations."""
 
 import json
 import random
@@ -113,7 +113,7 @@ def test_prefill_in_chunks_equals_prefill_at_once():
 
 
 class _Walk:
-    """A sequence beside the plain lists that say what it must hold."""
+    """A sequence and plain lists of its expected contents."""
 
     def __init__(self, model: TreeModel, chance: random.Random) -> None:
         self.model, self.chance = model, chance
@@ -173,7 +173,7 @@ def test_any_walk_of_growing_and_keeping_equals_fresh_evaluation(dead_slots: int
 
 
 @pytest.mark.parametrize("length", [1, 40, 10_000])
-def test_a_copy_and_its_original_go_their_own_ways(length: int):
+def test_a_copy_and_its_original_are_independent(length: int):
     walk = _Walk(tree_model(), random.Random(length))
     for _ in range(20):
         walk.grow()
@@ -244,7 +244,7 @@ def test_attention_without_rotary_positions_is_refused():
         TreeModel(model)
 
 
-def test_a_model_that_reckons_with_positions_itself_is_refused():
+def test_a_model_that_computes_positions_itself_is_refused():
     model = network()
     model.layers[0].self_attn.__class__ = _Reckoning
 

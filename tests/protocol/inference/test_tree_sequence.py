@@ -1,4 +1,4 @@
-"""KV that left one sequence and came into another is the same KV: to the last bit, whatever lay around it."""
+"""KV exported from one sequence and adopted by another are equal to the last bit."""
 
 import mlx.core as mx
 import numpy as np
@@ -30,7 +30,7 @@ def adopted(model: TreeModel, rows: tuple[LayerRows, LayerRows], tokens: int) ->
 
 
 def logits(sequence: TreeSequence) -> np.ndarray:
-    """Of a small tree behind the sequence."""
+    """Logits of a small tree behind the sequence."""
     first = sequence.next_row
     return np.array(sequence.evaluate((1, 2, 3, 4), (-1, first, first, first + 1)).astype(mx.float32))
 
@@ -70,7 +70,7 @@ def test_every_element_type_survives_to_the_last_bit(kind: mx.Dtype):
     np.testing.assert_array_equal(logits(other), logits(prefilled(model)))
 
 
-def test_dead_slots_and_tree_rows_are_not_part_of_it():
+def test_dead_slots_and_tree_rows_are_not_exported():
     model = tree_model()
     source = gappy(model)
 
@@ -81,14 +81,14 @@ def test_dead_slots_and_tree_rows_are_not_part_of_it():
 
 
 def gappy_alone(model: TreeModel) -> TreeSequence:
-    """The same tokens evaluated in the same widths, without anything beside them."""
+    """The same tokens evaluated in the same widths, without dead slots or other rows."""
     sequence = prefilled(model, PROMPT[:60])
     for token in PROMPT[60:]:
         sequence.prefill([token])
     return sequence
 
 
-def test_a_part_is_that_part_of_the_whole():
+def test_a_partial_export_is_a_slice_of_the_whole():
     source = gappy(tree_model())
     whole, part = source.export(0, 100), source.export(37, 81)
 
@@ -97,7 +97,7 @@ def test_a_part_is_that_part_of_the_whole():
             np.testing.assert_array_equal(rows, layer[:, 37:81])
 
 
-def test_rows_behind_the_tokens_are_only_room():
+def test_rows_behind_the_tokens_are_ignored():
     model = tree_model()
     keys, values = (
         [np.concatenate([rows, np.full((2, 30, 8), np.nan, rows.dtype)], axis=1) for rows in half]
@@ -107,7 +107,7 @@ def test_rows_behind_the_tokens_are_only_room():
     np.testing.assert_array_equal(logits(adopted(model, (keys, values), 100)), logits(prefilled(model)))
 
 
-def test_an_adopting_sequence_goes_on_like_any_other():
+def test_an_adopting_sequence_continues_like_any_other():
     model = tree_model()
     other, fresh = adopted(model, prefilled(model).export(0, 100), 100), prefilled(model)
     for sequence in (other, fresh):
@@ -120,7 +120,7 @@ def test_an_adopting_sequence_goes_on_like_any_other():
     np.testing.assert_array_equal(logits(other), logits(fresh))
 
 
-def test_what_was_exported_is_not_changed_by_what_its_source_does_next():
+def test_later_changes_of_a_sequence_do_not_change_its_export():
     source = prefilled(tree_model())
     keys, _ = source.export(0, 100)
     before = [rows.copy() for rows in keys]

@@ -1,4 +1,4 @@
-"""Laws of the KV arena: what is adopted is exactly what was committed, and no crash leaks memory."""
+"""Laws of the KV arena: adopted rows equal the committed rows, and no crash leaks memory."""
 
 import os
 import signal
@@ -83,7 +83,7 @@ def child(script: str) -> subprocess.Popen[str]:
     )
 
 
-def test_what_is_adopted_is_what_was_committed():
+def test_adopted_rows_equal_the_committed_rows():
     arena = filled(5)
 
     other = adopt(arena.name)
@@ -125,7 +125,7 @@ def test_how_tokens_were_committed_does_not_matter():
     assert adopt(parts.name).committed == 200
 
 
-def test_an_adopter_may_go_on_writing_and_the_next_one_adopts_it_all():
+def test_an_adopter_may_append_rows_that_the_next_one_adopts():
     arena = adopt(filled(5).name, replace(LAYOUT, capacity=1), tokens=5)
     arena.write_rows(5, list(rows(2, 3)), list(rows(2, 4)))
     arena.commit(7)
@@ -136,7 +136,7 @@ def test_an_adopter_may_go_on_writing_and_the_next_one_adopts_it_all():
     np.testing.assert_array_equal(other.values[:, :, 5:7], rows(2, 4))
 
 
-def test_an_attacher_may_commit_without_having_looked_at_the_rows():
+def test_an_attacher_may_commit_without_reading_the_rows():
     arena = Arena.attach(filled(5).name)
     arena.write_rows(5, list(rows(2, 3)), list(rows(2, 4)))
     arena.commit(7)
@@ -144,7 +144,7 @@ def test_an_attacher_may_commit_without_having_looked_at_the_rows():
     assert adopt(arena.name).committed == 7
 
 
-def test_two_rows_that_changed_places_are_refused():
+def test_two_exchanged_rows_are_refused():
     arena = filled(500)
     arena.keys[1, 0, [3, 9]] = arena.keys[1, 0, [9, 3]]
 
@@ -215,7 +215,7 @@ def test_another_models_arena_is_refused_with_the_reason(expected: dict[str, Any
 
 
 def hostile(**fields: int) -> bytes:
-    """A header with a right checksum and whatever numbers an attacker likes."""
+    """A header with a right checksum and numbers of an attacker's choice."""
     names = ["version", "order", "dtype", "layers", "heads", "size", "capacity", "epoch", "committed"]
     honest = {"version": 2, "order": 1, "dtype": 1, "layers": 3, "heads": 2, "size": 8, "capacity": 600, "epoch": 7}
     numbers = honest | {"committed": 0} | fields
@@ -262,12 +262,12 @@ def test_what_is_no_header_is_refused(page: bytes):
 
 
 @pytest.mark.parametrize("name", ["../etc/passwd", "lp-../../../x", "", "lp-" + "g" * 20, "lp-" + "a" * 21, "psm_1"])
-def test_only_names_of_ours_are_opened(name: str):
+def test_only_names_of_launch_pipeline_are_opened(name: str):
     with pytest.raises(SegmentError, match="is no name"):
         Arena.attach(name)
 
 
-def test_a_segment_that_is_gone_is_an_error_of_ours():
+def test_a_missing_segment_is_a_segment_error():
     arena = create()
     arena.unlink()
 
@@ -367,7 +367,7 @@ def test_a_creator_killed_between_entry_and_segment_leaves_nothing(registry: Pat
     assert list(registry.glob("*-segments/*")) == []
 
 
-def test_an_owner_that_ends_in_good_order_takes_all_that_is_its_own_with_it(registry: Path):
+def test_an_owner_that_ends_removes_all_its_segments(registry: Path):
     mine, others = create(), child("arena = filled(3); print(arena.name, flush=True); input()")
     assert others.stdout is not None
     name = others.stdout.readline().strip()
@@ -381,7 +381,7 @@ def test_an_owner_that_ends_in_good_order_takes_all_that_is_its_own_with_it(regi
     others.communicate("")
 
 
-def test_memory_that_was_promised_is_not_promised_again(registry: Path, monkeypatch: pytest.MonkeyPatch):
+def test_reserved_memory_is_not_reserved_again(registry: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("protocol.kv.segments._LINUX_MEMORY", registry)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100 << 20))
     with (registry / "lp-untouched").open("wb") as file:
@@ -403,7 +403,7 @@ def test_a_sweep_with_nothing_to_do_makes_no_folder(registry: Path):
     assert list(registry.iterdir()) == []
 
 
-def test_what_is_no_entry_is_left_alone(registry: Path):
+def test_other_files_in_the_registry_are_kept(registry: Path):
     create()
     (folder,) = registry.glob("*-segments")
     (folder / "notes.txt").write_text("mine")
@@ -422,7 +422,7 @@ def test_a_process_has_one_start_time_until_it_ends():
     assert start_time(process.pid) is None
 
 
-def test_a_killed_process_nobody_collected_has_ended():
+def test_a_zombie_process_has_ended():
     process = child("input()")
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -431,7 +431,7 @@ def test_a_killed_process_nobody_collected_has_ended():
     process.communicate()
 
 
-def test_both_ways_of_asking_agree_that_this_process_lives():
+def test_both_checks_find_this_process_alive():
     if Path("/bin/ps").exists():
         assert process_identity._from_ps(os.getpid()) == process_identity._from_ps(os.getpid()) is not None
         assert process_identity._from_ps(2**22 + 1) is None

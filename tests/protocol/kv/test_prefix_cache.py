@@ -62,7 +62,7 @@ class Cached(RuleBasedStateMachine):
             assert found.kv.copyable
 
     @invariant()
-    def the_bound_holds_and_nothing_is_lost(self):
+    def the_bound_holds_and_no_kv_is_lost(self):
         assert sorted(kv.number for kv in self.cache) == sorted(kv.number for kv in self.held)
         assert self.cache.size == sum(kv.memory for kv in self.held) <= LIMIT
 
@@ -72,7 +72,7 @@ class Cached(RuleBasedStateMachine):
         assert not any(one is not other and one == other[: len(one)] for one in everyone for other in everyone)
 
     @invariant()
-    def all_that_is_held_is_worth_it(self):
+    def all_cached_kv_is_long_enough(self):
         assert all(kv.memory and len(tokens) >= MIN_SHARED_TOKENS for kv, tokens in self.held.items())
 
 
@@ -93,7 +93,7 @@ def test_the_least_recently_used_is_evicted_first():
     assert closed == [b]
 
 
-def test_a_conversation_that_goes_on_takes_what_is_there():
+def test_a_continued_conversation_takes_its_cached_kv():
     cache = PrefixCache[FakeKv](30, lambda _: None)
     first_turn = FakeKv(1, 10, copyable=False)
     cache.add(first_turn, range(500))

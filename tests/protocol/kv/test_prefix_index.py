@@ -1,4 +1,4 @@
-"""The tree answers as a plain list of sequences would, holds what is common once, keeps nothing of what was removed."""
+"""The tree equals a plain list of sequences, stores common prefixes once, and keeps no removed tokens."""
 
 import hypothesis.strategies as st
 from hypothesis import settings
@@ -15,7 +15,7 @@ def shared(one: list[int], other: list[int]) -> int:
 
 
 class Tree(RuleBasedStateMachine):
-    """Few tokens and few names, so that sequences part, meet, and cover one another all the time."""
+    """Few tokens and few names, so that sequences often share prefixes."""
 
     def __init__(self):
         super().__init__()
@@ -49,13 +49,13 @@ class Tree(RuleBasedStateMachine):
             assert self.tree.begins(name, tokens) == (tokens[: len(held)] == held)
 
     @invariant()
-    def covered_are_those_that_another_one_begins_with(self):
+    def covered_sequences_are_prefixes_of_others(self):
         for name, held in self.held.items():
             others = [other for key, other in self.held.items() if key != name]
             assert self.tree.covered(name) == any(other[: len(held)] == held for other in others)
 
     @invariant()
-    def what_is_common_is_held_once_and_what_was_removed_not_at_all(self):
+    def common_prefixes_are_stored_once_and_removed_sequences_not_at_all(self):
         prefixes = {tuple(held[:end]) for held in self.held.values() for end in range(1, len(held) + 1)}
         assert self.tree.stored == len(prefixes)
         assert all((name in self.tree) == (name in self.held) for name in "abcdef")

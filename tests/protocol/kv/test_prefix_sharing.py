@@ -1,4 +1,4 @@
-"""Who begins with whose KV, and whose prompt is prefilled next: every token once, and every sequence in the end."""
+"""Which KV a sequence reuses and which prompt is prefilled next: each token once, and finally every sequence."""
 
 import random
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class FakeSequence:
 
 
 class Worker:
-    """Evaluates nothing but counts: `evaluated` tokens by sequence."""
+    """Counts `evaluated` tokens by sequence, without a model."""
 
     def __init__(self, limit: int = LIMIT, copyable: bool = True) -> None:
         self.live: dict[SequenceId, FakeSequence] = {}
@@ -63,7 +63,7 @@ class Worker:
 
     @property
     def waiting(self) -> list[SequenceId]:
-        """The turn of one that was prefilled comes last."""
+        """Waiting sequences. After its prefill chunk, a sequence is the last one."""
         return [id for id, sequence in self.live.items() if sequence.prefilled < len(sequence.prefix)]
 
     def work(self) -> int:
@@ -123,7 +123,7 @@ def test_a_sequence_that_comes_back_does_not_wait_for_one_that_waited_for_it():
     assert worker.evaluated == {0: 0, 1: 200, 2: 200}
 
 
-def test_what_an_ended_sequence_held_belongs_to_the_one_that_goes_on_with_it():
+def test_the_kv_of_an_ended_sequence_moves_to_the_sequence_that_continues_it():
     worker = Worker()
     worker.start(0, range(100))
     worker.prefill_all()
@@ -134,7 +134,7 @@ def test_what_an_ended_sequence_held_belongs_to_the_one_that_goes_on_with_it():
     assert list(worker.sharing.cached) == []
 
 
-def test_what_a_live_sequence_holds_is_copied():
+def test_the_kv_of_a_live_sequence_is_copied():
     worker = Worker()
     worker.start(0, range(100))
     worker.prefill_all()
@@ -157,7 +157,7 @@ def test_an_ended_sequence_is_preferred_to_a_live_one_that_shares_little_more(li
     assert list(worker.sharing.cached) == ([] if from_ended else [ended])
 
 
-def test_a_few_tokens_more_are_not_worth_it():
+def test_a_few_more_tokens_are_not_copied():
     worker = Worker()
     worker.start(0, range(131))
     worker.prefill_all()
@@ -166,7 +166,7 @@ def test_a_few_tokens_more_are_not_worth_it():
     assert worker.sharing.find(range(200), held=99) is not None
 
 
-def test_what_can_not_be_copied_is_prefilled_by_each():
+def test_without_copies_each_sequence_prefills_its_prompt():
     worker = Worker(copyable=False)
     for id in range(2):
         worker.start(id, range(80))
@@ -188,7 +188,7 @@ def test_without_memory_nothing_is_shared_and_everything_is_closed():
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_every_prompt_is_prefilled_whatever_starts_and_ends(seed: int):
+def test_every_prompt_is_prefilled_in_any_order_of_starts_and_ends(seed: int):
     chance = random.Random(seed)
     worker = Worker(chance.choice((0, 100, LIMIT)), copyable=chance.random() < 0.8)
     for id in range(40):

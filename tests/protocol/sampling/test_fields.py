@@ -12,7 +12,7 @@ from protocol.sampling.processors.logits_processors import NOT_PROCESSED, PROCES
 
 
 def unhandled(struct: type[msgspec.Struct], handled: Iterable[str]) -> set[str]:
-    """Fields of `struct` that nothing handles, and handled ones that are no fields."""
+    """Fields of `struct` that are not handled, and handled names that are no fields."""
     return set(struct.__struct_fields__) ^ set(handled)
 
 

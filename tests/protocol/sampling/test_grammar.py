@@ -1,4 +1,4 @@
-"""Laws of grammars: what is allowed depends on the tokens alone, however one came to ask; what can't be had is said."""
+"""Laws of grammars: the allowed tokens depend only on the tokens before; an unenforceable grammar is refused."""
 
 import json
 import random
@@ -45,7 +45,7 @@ def allowed(state: GrammarState, path: tuple[int, ...] = ()) -> set[int] | None:
 
 
 def takes(grammar: Grammar, text: str) -> bool:
-    """Whether it may be said, and be all."""
+    """Whether `text` is a complete text of the grammar."""
     try:
         return END in (allowed(opened(grammar, text)) or ())
     except GrammarError:
@@ -53,7 +53,7 @@ def takes(grammar: Grammar, text: str) -> bool:
 
 
 def wandered(grammar: Grammar, source: random.Random, steps: int) -> list[int]:
-    """Some text of the grammar, token by token, ended or not."""
+    """Random tokens that the grammar allows, up to an end token or `steps`."""
     state, tokens = opened(grammar), []
     for _ in range(steps):
         tokens.append(source.choice(sorted(allowed(state) or ())))
@@ -72,7 +72,7 @@ def afresh(grammar: Grammar, tokens: list[int]) -> set[int] | None:
 
 @pytest.mark.parametrize("grammar", FORMS.values(), ids=[*FORMS])
 @pytest.mark.parametrize("seed", range(2))
-def test_what_is_allowed_does_not_depend_on_how_one_came_to_ask(grammar: Grammar, seed: int):
+def test_allowed_tokens_depend_only_on_the_tokens_before(grammar: Grammar, seed: int):
     source = random.Random(seed)
     whole = wandered(grammar, source, 40)
     known = source.randrange(len(whole))
@@ -89,7 +89,7 @@ def test_what_is_allowed_does_not_depend_on_how_one_came_to_ask(grammar: Grammar
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_ends_by_itself_is_of_the_schema(seed: int):
+def test_text_that_ends_by_itself_fits_the_schema(seed: int):
     tokens = wandered(FORMS["plain"], random.Random(seed), 400)
 
     assert tokens[-1] == END
@@ -114,13 +114,13 @@ def test_every_end_token_of_a_model_is_one():
 
 
 @pytest.mark.parametrize("text", [SAID, SAID.replace(" ", ""), '{\n  "name": "",\n  "age": 0,\n  "tags": []\n}'])
-def test_usual_ways_to_break_lines_are_all_allowed_and_endless_ones_are_not(text: str):
+def test_usual_line_breaks_are_allowed_and_unlimited_ones_are_not(text: str):
     assert takes(FORMS["plain"], text)
     assert not takes(FORMS["plain"], text.replace('"age"', "\n" * 3 + '"age"'))
     assert not takes(FORMS["plain"], text + "\n")
 
 
-def test_a_call_is_framed_and_only_what_repeats_comes_again():
+def test_a_call_is_framed_and_only_a_repeating_grammar_repeats_it():
     call = CALL.before + SAID + CALL.after
 
     for grammar, once, twice, none in ((CALL, True, False, False), (CALLS, True, True, False)):
@@ -129,7 +129,7 @@ def test_a_call_is_framed_and_only_what_repeats_comes_again():
 
 
 @pytest.mark.parametrize("text", ["", "Hello", "a < b\n{}", "Hm. <tool_call>\n" + SAID + "\n</tool_call>\n"])
-def test_a_call_that_may_be_is_one_only_if_it_begins(text: str):
+def test_an_optional_call_is_enforced_once_it_begins(text: str):
     assert takes(PERHAPS, text)
     assert not takes(PERHAPS, text + "<tool_call>")
     assert not takes(PERHAPS, text + '<tool_call>\n{"name": 3')
@@ -156,7 +156,7 @@ def test_a_call_that_may_be_is_one_only_if_it_begins(text: str):
         (json.dumps({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}), "multipleOf"),
     ],
 )
-def test_what_can_not_be_enforced_is_told_before_anything_is_generated(schema: str, reason: str):
+def test_an_unenforceable_schema_is_refused_before_generation(schema: str, reason: str):
     told = flaw(Grammar(schema))
 
     assert told is not None
@@ -167,12 +167,12 @@ def test_what_can_not_be_enforced_is_told_before_anything_is_generated(schema: s
 
 
 @pytest.mark.parametrize("schema", ["true", "{}", '{"type": "object"}', json.dumps(PERSON)])
-def test_what_can_be_enforced_has_no_flaw(schema: str):
+def test_an_enforceable_schema_has_no_flaw(schema: str):
     assert flaw(Grammar(schema)) is None
 
 
-def test_a_schema_can_not_say_anything_but_a_schema():
-    """Whatever it holds, it does not become part of the grammar around it."""
+def test_a_schema_can_not_inject_grammar_rules():
+    """Strings in a schema are escaped in the generated grammar."""
     hostile = json.dumps({"const": 'x"\nstart: /.*/\n', "title": '}\nTEXT: "'})
 
     assert takes(Grammar(hostile), json.dumps('x"\nstart: /.*/\n'))
@@ -186,14 +186,14 @@ def test_a_model_without_an_end_or_a_tokenizer_can_not_follow_a_grammar(tmp_path
         Grammars(tmp_path, VOCABULARY).open(FORMS["plain"], (END,), ())
 
 
-def test_tokens_that_the_grammar_does_not_allow_are_nowhere_in_it():
+def test_disallowed_tokens_have_no_mask_and_end_the_state():
     state = opened(FORMS["plain"], '{"name":')
     strange = CODEC.encode("}")
 
     assert allowed(state, tuple(strange)) is None
     assert allowed(state) is not None
     state.advance(strange)
-    with pytest.raises(GrammarError, match="the text is not of it"):
+    with pytest.raises(GrammarError, match="the text does not match it"):
         allowed(state)
-    with pytest.raises(GrammarError, match="the text is not of it"):
+    with pytest.raises(GrammarError, match="the text does not match it"):
         opened(FORMS["plain"], "Hello")

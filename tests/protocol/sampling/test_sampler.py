@@ -24,7 +24,7 @@ def test_noise_rows_equal_the_reference():
         assert np.allclose(np.array(Noise(_VOCABULARY).row(5, 77, stream)), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_forgotten_row_comes_back_unchanged(monkeypatch: pytest.MonkeyPatch):
+def test_an_evicted_row_is_drawn_alike_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_CACHE_BYTES", 0)
     monkeypatch.setattr(module, "_CACHE_ROWS", 2)
     noise = Noise(_VOCABULARY)

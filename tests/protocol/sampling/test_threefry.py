@@ -37,7 +37,7 @@ def test_mlx_lays_out_the_same_bits(vocabulary: int):
         assert np.array_equal(native, ours)
 
 
-def test_any_token_is_its_own_random_access():
+def test_the_bits_of_any_token_are_computed_alone():
     every = noise_bits(7, 99, np.arange(1000), 1000, NoiseStream.SAMPLE)
     some = np.array([999, 0, 511, 512, 3])
 

@@ -27,7 +27,7 @@ OTHER = KeyPair(*zmq.curve_keypair())
 
 
 class GuardedHub:
-    """A hub with a guard, served by hand, and a clock that stands still until a test moves it."""
+    """A hub with a guard, and a clock that the test moves."""
 
     def __init__(self, folder: Path, address: str = "tcp://127.0.0.1:0") -> None:
         self.context = zmq.Context[Any]()
@@ -52,7 +52,7 @@ class GuardedHub:
         until(lambda: self.turn() or condition())
 
     def hear(self, link: Link) -> Arrival:
-        """What the hub makes of one more message of `link`."""
+        """The hub's arrival for one more message of `link`."""
         before = len(self.arrived)
         link.send(Pong(0.5))
         self.until(lambda: len(self.arrived) > before)
@@ -86,7 +86,7 @@ def guarded(folder: Path) -> Iterator[GuardedHub]:
     guarded.close()
 
 
-def test_a_pinned_guest_is_heard_and_known_by_its_key(guarded: GuardedHub):
+def test_a_pinned_guest_is_admitted_and_identified_by_its_key(guarded: GuardedHub):
     name = guarded.guard.pin("studio", GUEST.public)
     link = guarded.link(GUEST)
 
@@ -105,7 +105,7 @@ def test_the_hub_answers_a_guest(guarded: GuardedHub):
     assert until(lambda: link.receive(1.0)) == [Ping(4.0)]
 
 
-def test_a_key_that_nobody_pinned_is_denied(guarded: GuardedHub):
+def test_an_unpinned_key_is_denied(guarded: GuardedHub):
     guarded.guard.pin("studio", GUEST.public)
 
     assert guarded.refused(guarded.link(OTHER))
@@ -121,7 +121,7 @@ def test_a_guest_does_not_speak_to_a_server_with_another_key(guarded: GuardedHub
     assert guarded.arrived == []
 
 
-def test_a_peer_without_keys_is_not_heard(guarded: GuardedHub):
+def test_a_peer_without_keys_is_denied(guarded: GuardedHub):
     with connected_dealer(guarded.context, guarded.hub.address) as naked:
         naked.send(b"hello")
         known = guarded.link(GUEST)
@@ -132,8 +132,8 @@ def test_a_peer_without_keys_is_not_heard(guarded: GuardedHub):
     assert guarded.hub.rejected == guarded.hub.not_admitted == 0
 
 
-def test_without_a_guard_to_ask_nobody_is_let_in(guarded: GuardedHub):
-    """libzmq's default is the opposite: no handler, no questions."""
+def test_without_a_guard_all_keys_are_denied(guarded: GuardedHub):
+    """libzmq's default is the opposite: without a handler it admits every key."""
     guarded.guard.pin("studio", GUEST.public)
     guarded.guard.close()
     link = guarded.link(GUEST)
@@ -143,7 +143,7 @@ def test_without_a_guard_to_ask_nobody_is_let_in(guarded: GuardedHub):
     assert list(guarded.hub.receive()) == []
 
 
-def test_no_message_of_a_revoked_guest_counts_on_an_open_connection_either(guarded: GuardedHub):
+def test_messages_of_a_revoked_guest_are_dropped_on_an_open_connection(guarded: GuardedHub):
     guarded.guard.pin("studio", GUEST.public)
     guarded.guard.pin("mini", OTHER.public)
     revoked, kept = guarded.link(GUEST), guarded.link(OTHER)
@@ -157,7 +157,7 @@ def test_no_message_of_a_revoked_guest_counts_on_an_open_connection_either(guard
     assert guarded.refused(guarded.link(GUEST))
 
 
-def test_an_invited_guest_is_let_in_by_the_join_line_alone(guarded: GuardedHub):
+def test_a_join_line_suffices_to_admit_a_guest(guarded: GuardedHub):
     line = JoinLine("127.0.0.1", 1, SERVER.public, guarded.guard.invite(guarded.now))
     keys = JoinLine.parse(str(line)).guest_keys()
 
@@ -216,7 +216,7 @@ def test_a_pinned_guest_can_not_use_an_invitation_that_is_not_its_own(guarded: G
         guarded.guard.redeem(GUEST.public, "other", OTHER.public, guarded.now)
 
 
-def test_invitations_are_not_without_end(guarded: GuardedHub):
+def test_the_number_of_invitations_is_limited(guarded: GuardedHub):
     for _ in range(64):
         guarded.guard.invite(guarded.now)
 
@@ -226,7 +226,7 @@ def test_invitations_are_not_without_end(guarded: GuardedHub):
     guarded.guard.invite(guarded.now)
 
 
-def test_pins_outlive_the_server_and_are_nobody_elses(guarded: GuardedHub, folder: Path):
+def test_pins_outlive_the_server_and_are_private(guarded: GuardedHub, folder: Path):
     guarded.guard.pin("studio", GUEST.public)
     file = folder / "pins.json"
 
@@ -275,7 +275,7 @@ def test_a_key_that_is_pinned_keeps_its_name(guarded: GuardedHub):
     assert len(guarded.guard.pinned) == 1
 
 
-def test_revoking_nobody_says_who_there_is(guarded: GuardedHub):
+def test_revoking_an_unknown_guest_lists_the_guests(guarded: GuardedHub):
     guarded.guard.pin("studio", GUEST.public)
 
     with pytest.raises(InputError, match=r"No machine is called 'mini' \(known: studio\)"):
@@ -298,12 +298,12 @@ def test_pins_that_others_may_have_written_are_refused(folder: Path, guarded: Gu
 
     with zmq.Context[Any]() as context, pytest.raises(InputError, match="Other users can read"):
         Guard(context, folder)
-    # One that runs goes on with what it knows.
+    # A running server continues with the pins that it has read.
     assert guarded.hear(guarded.link(GUEST)).identity == GUEST.public
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4", "*", "[::]", "example.org"])
-def test_nobody_listens_beyond_this_machine_without_keys_and_guard(guarded: GuardedHub, host: str):
+def test_a_hub_beyond_this_machine_needs_keys_and_a_guard(guarded: GuardedHub, host: str):
     halves: list[dict[str, Any]] = [{}, {"keys": SERVER}, {"guard": guarded.guard}]
     for half in halves:
         with pytest.raises(InputError, match=r"it needs keys|is not an address"):
@@ -312,7 +312,7 @@ def test_nobody_listens_beyond_this_machine_without_keys_and_guard(guarded: Guar
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has no second loopback address")
 def test_a_hub_with_keys_may_listen_on_other_addresses(guarded: GuardedHub):
-    """127.0.0.2 is none that needs no keys, and still nothing that the network could reach."""
+    """127.0.0.2 needs keys, and the network still can't reach it."""
     hub = Hub(guarded.context, "tcp://127.0.0.2:0", FromWorker, guard=guarded.guard, keys=SERVER)
 
     assert hub.address.startswith("tcp://127.0.0.2:")
@@ -335,7 +335,7 @@ def test_ipv6_works_the_same(folder: Path):
     guarded.close()
 
 
-def test_a_question_of_another_domain_or_mechanism_is_answered_with_no(guarded: GuardedHub):
+def test_a_request_of_another_domain_or_mechanism_is_denied(guarded: GuardedHub):
     with guarded.context.socket(zmq.REQ) as asker:
         asker.connect("inproc://zeromq.zap.01")
         for domain, mechanism, credentials in (

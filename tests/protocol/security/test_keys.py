@@ -1,4 +1,4 @@
-"""Keys and join lines: made once, kept from others, copied without harm, and refused with what is wrong."""
+"""Keys and join lines: created once, private, robust against copying, and refused with the reason."""
 
 import os
 import stat
@@ -34,11 +34,11 @@ def test_keys_are_made_once_and_kept(tmp_path: Path):
     assert first.public == zmq.curve_public(first.secret)
 
 
-def test_every_machine_has_keys_of_its_own(tmp_path: Path):
+def test_every_machine_has_its_own_keys(tmp_path: Path):
     assert own_keys(tmp_path / "one") != own_keys(tmp_path / "other")
 
 
-def test_nobody_else_can_read_the_keys(tmp_path: Path):
+def test_only_the_user_can_read_the_keys(tmp_path: Path):
     own_keys(tmp_path / "keys")
 
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
@@ -94,7 +94,7 @@ def test_secrets_are_not_printed():
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_join_line_says_all_that_it_was_made_of(host: str):
+def test_a_join_line_contains_all_its_fields(host: str):
     line = JoinLine(host, 5570, SERVER.public, new_secret())
 
     assert JoinLine.parse(str(line)) == line
@@ -145,7 +145,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("text", "sentence"), WRONG.values(), ids=[*WRONG])
-def test_a_line_that_is_none_says_why(text: str, sentence: str):
+def test_an_invalid_join_line_is_refused_with_the_reason(text: str, sentence: str):
     with pytest.raises(InputError, match=sentence):
         JoinLine.parse(text)
 
@@ -168,14 +168,14 @@ def test_both_sides_derive_the_same_guest_from_a_secret():
 
 
 def test_the_secret_is_no_part_of_what_is_derived_from_it():
-    """A guest connects with keys that nobody can compute the secret from: not even the secret key is the secret."""
+    """A guest's keys do not reveal the secret: the secret key differs from it."""
     secret = bytes(range(32))
 
     assert guest_keys(secret).secret != z85.encode(secret)
-    # Written down, since two releases must agree on it: the derivation is part of the protocol.
+    # Literal values, because the derivation is part of the protocol: two releases must agree on it.
     assert guest_keys(secret).public == b"P^<Zw[vknODH{V/ek^MC{J>&O[{$6Ba>JK0j&3Pq"
 
 
 @pytest.mark.parametrize("text", [b"", b"x" * 40 + b"y", b" " * 40, b"\xff" * 40, b"#" * 40])
-def test_what_is_no_key_is_none(text: bytes):
+def test_a_text_that_is_no_key_is_refused(text: bytes):
     assert not is_key(text)

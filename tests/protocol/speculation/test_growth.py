@@ -1,4 +1,4 @@
-"""Laws of growth: what is evaluated, in which order, and what is published, under every plan."""
+"""Laws of growth: evaluated nodes, their order, and published nodes, under every plan."""
 
 import random
 
@@ -29,10 +29,10 @@ plans = some.one_of(
 
 
 class Grower:
-    """A growth driven by the oracle, with a record of all that happened."""
+    """A growth driven by the oracle, with a record of its steps."""
 
     def __init__(self, plan: GrowthPlan, horizon: int = 1000, forcing: bool = False) -> None:
-        """`forcing`: behind two nodes of three only one token is possible."""
+        """`forcing`: two of three nodes have only one possible token."""
         self.calibration = Calibration()
         forced = (lambda node: node.id % 50 if node.id % 3 else None) if forcing else None
         self.growth = TreeGrowth(TokenTree(NodeId(1), 0, 20), plan, horizon, self.calibration, forced)
@@ -121,7 +121,7 @@ def test_no_node_is_evaluated_before_its_parent(plan: GrowthPlan, seed: int, for
 
 @given(plans, some.integers(0, 999), some.booleans())
 @settings(max_examples=60)
-def test_what_is_published_makes_the_same_tree_elsewhere(plan: GrowthPlan, seed: int, forcing: bool):
+def test_published_nodes_give_the_same_tree_in_the_orchestrator(plan: GrowthPlan, seed: int, forcing: bool):
     grower = Grower(plan, forcing=forcing)
     for _ in range(12):
         grower.step()
@@ -174,7 +174,7 @@ def test_best_first_stops_at_the_node_cap():
     assert MAX_TREE_NODES - 4 < len(grower.tree) <= MAX_TREE_NODES
 
 
-def test_best_first_goes_on_when_a_re_root_makes_room():
+def test_best_first_continues_after_a_re_root_below_the_cap():
     grower = Grower(BestFirst(width=16, fan=4)).rest()
     main = grower.tree.root.main_child
     assert main is not None
@@ -183,7 +183,7 @@ def test_best_first_goes_on_when_a_re_root_makes_room():
     assert grower.step()
 
 
-def test_best_first_leaves_what_is_too_unlikely():
+def test_best_first_skips_improbable_nodes():
     grower = Grower(BestFirst(width=1, fan=2))
     step = grower.growth.next_step()
     assert step is not None
@@ -192,7 +192,7 @@ def test_best_first_leaves_what_is_too_unlikely():
     assert grower.growth.next_step() is None
 
 
-def test_what_was_too_unlikely_is_evaluated_once_it_is_the_root():
+def test_an_improbable_node_is_evaluated_as_the_root():
     grower = Grower(BestFirst(width=1, fan=2))
     step = grower.growth.next_step()
     assert step is not None
@@ -220,7 +220,7 @@ def test_a_chain_stops_at_its_depth(depth: int):
     assert [len(step) for step in grower.steps] == [1] * depth
 
 
-def test_a_chain_grows_on_by_what_was_accepted():
+def test_a_chain_grows_by_the_number_of_accepted_tokens():
     grower = Grower(Chain(4)).rest()
     accepted = [node.token for node in grower.published[:2]]
     grower.advance(accepted)
@@ -333,8 +333,8 @@ def test_a_plan_can_be_replaced_at_any_re_root(first: GrowthPlan, second: Growth
     ]
 
 
-def test_growth_follows_what_claims_were_worth():
-    """A draft whose second guess always comes true grows below it first."""
+def test_growth_follows_the_calibrated_probabilities():
+    """A draft whose second candidate is always accepted grows below it first."""
     grower = Grower(BestFirst(width=1, fan=2))
     for _ in range(30):
         step = grower.growth.next_step()

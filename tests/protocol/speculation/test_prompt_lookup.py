@@ -1,4 +1,4 @@
-"""Laws of prompt lookup: the longest run of last tokens decides, and confidence is measured."""
+"""Laws of prompt lookup: the longest matching run of last tokens decides, and probabilities are measured."""
 
 import random
 
@@ -29,7 +29,7 @@ def test_tokens_never_seen_guess_nothing():
     assert read(1, 2, 3).continuations([8, 9], 4) == []
 
 
-def test_what_followed_is_guessed():
+def test_the_tokens_that_followed_are_guessed():
     assert tokens_of(read(1, 2, 3, 4).continuations([1, 2, 3], 4)) == [4]
 
 
@@ -92,7 +92,7 @@ def test_reading_in_parts_is_reading_at_once(first: list[int], second: list[int]
 
 
 @given(texts, some.integers(0, 40))
-def test_truncating_is_never_having_read(text: list[int], length: int):
+def test_a_truncated_text_gives_the_guesses_of_the_shorter_text(text: list[int], length: int):
     lookup = read(*text)
     lookup.truncate(length)
 

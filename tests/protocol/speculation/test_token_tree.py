@@ -78,7 +78,7 @@ def test_advance_keeps_ids_that_name_the_whole_path():
     assert node_id(tree.root.id, 3) == deepest
 
 
-def test_what_leaves_the_tree_is_in_no_cycle():
+def test_dropped_nodes_are_in_no_reference_cycle():
     tree = grown([[1, 2], [3, 4], [3, 5]])
     before = list(tree)
 

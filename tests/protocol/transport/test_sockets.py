@@ -287,7 +287,7 @@ def test_a_frame_that_is_too_large_costs_the_connection_and_not_the_hub(ends: En
 
 
 @pytest.mark.parametrize("stamp", [Stamp(8, 3), Stamp(7, 2), Stamp(7, 4)])
-def test_messages_for_another_life_are_dropped_and_counted(ends: Ends, stamp: Stamp):
+def test_messages_of_another_incarnation_are_dropped_and_counted(ends: Ends, stamp: Stamp):
     assert ends.hub.send(ends.peer, Ping(1.0), stamp)
     assert ends.hub.send(ends.peer, Ping(2.0), STAMP)
 

@@ -1,4 +1,4 @@
-"""A paced worker takes the profile's time and gives its own tokens; what could not be held is counted, never hidden."""
+"""A paced worker takes the profile's time and gives its own tokens; overruns are counted."""
 
 from pathlib import Path
 from time import perf_counter
@@ -47,7 +47,7 @@ steps = [{ width = 1, milliseconds = 2, source = "s" }]
 
 
 class _Time:
-    """Stands still but for what is slept, or spent on purpose."""
+    """A clock that only `sleep` and `spend` advance."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -91,7 +91,7 @@ def test_the_slow_down_holds_for_every_time():
     assert slow.prefill(500) == pytest.approx(1.25 * _PACE.prefill(500))
 
 
-def test_a_prompt_is_read_at_its_own_rate_but_no_chunk_is_faster_than_one_token():
+def test_a_prefill_has_its_own_rate_but_no_chunk_is_faster_than_one_token():
     assert _PACE.prefill(512) == pytest.approx(0.512)
     assert _PACE.prefill(2) == _PACE.forward(1)
 
@@ -125,7 +125,7 @@ def test_a_forward_overruns_exactly_when_its_work_takes_longer(works: list[float
     assert paced.excess == pytest.approx(sum(max(0.0, worked - 0.020) for worked in works), abs=1e-9)
 
 
-def test_a_late_awakening_is_no_overrun_but_is_told():
+def test_a_late_wake_up_is_no_overrun_and_is_reported():
     time = _Time()
     pacer = Pacer(_PACE, time, lambda seconds: time.spend(seconds + 0.003))
 
@@ -137,7 +137,7 @@ def test_a_late_awakening_is_no_overrun_but_is_told():
     assert paced.excess == pytest.approx(0.003)
 
 
-def test_everything_is_told_once():
+def test_each_figure_is_reported_once():
     pacer, time = _pacer()
     pacer.forward(time(), 1)
     pacer.prefill(time(), 100)
@@ -149,7 +149,7 @@ def test_everything_is_told_once():
     assert second == Paced()
 
 
-def test_without_a_pace_nothing_is_slept_or_told():
+def test_without_a_pace_there_is_no_sleep_and_no_report():
     pacer, time = _pacer(None)
 
     pacer.forward(time(), 8)
@@ -189,7 +189,7 @@ def test_a_paced_target_reports_the_device_s_seconds_and_its_own_tokens():
     assert (theirs.paced.forwards, theirs.paced.overruns) == (1, 0)
 
 
-def test_a_paced_prompt_is_told_with_its_chunks():
+def test_a_paced_prefill_is_reported_with_its_chunks():
     pacer, time = _pacer()
     hello = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
     worker = TargetWorker(TargetEngine(tree_model(), 40), time, hello, pacer)
@@ -232,7 +232,7 @@ def test_a_run_with_more_than_one_overrun_in_a_hundred_is_invalid(overruns: int,
     assert pace.stretch == pytest.approx(0.01)
 
 
-def test_a_run_at_its_own_pace_says_nothing_of_one():
+def test_an_unpaced_run_reports_no_pace():
     assert RequestStats(0.0, 5).statistics(1.0, True, True).pace is None
 
 
@@ -274,7 +274,7 @@ def test_the_shipped_profiles_have_the_published_times():
         ("tokens_per_second = 2000", "tokens_per_second = -1", "tokens_per_second"),
     ],
 )
-def test_a_profile_that_makes_no_sense_is_refused_in_a_sentence(before: str, after: str, said: str):
+def test_an_inconsistent_profile_is_refused_with_the_reason(before: str, after: str, said: str):
     assert before in _PROFILE
 
     with pytest.raises(InputError, match=rf"^Profile mine\.toml can't be used: .*({said}).*\. See .*\.$"):
@@ -311,7 +311,7 @@ def test_prompt_lookup_needs_no_device_and_slows_none():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_paced_run_says_the_same_and_takes_at_least_the_profile_s_time(
+def test_a_paced_run_gives_the_same_tokens_in_at_least_the_profile_s_time(
     reference: Reference, tmp_path: Path, temperature: float
 ):
     path = tmp_path / "mine.toml"

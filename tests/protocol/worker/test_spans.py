@@ -1,4 +1,4 @@
-"""Spans, clocks and watched workers: what is kept, what is lost, and that watching changes nothing."""
+"""Spans, clocks and traced workers: kept spans, lost spans, and unchanged behaviour."""
 
 import random
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ START = Start(SequenceId(1), 0, (1, 2), NodeId(9), Sampling(), BestFirst(1, 1))
 
 
 class Ticking:
-    """A clock that moves on by one with each look."""
+    """A clock that advances by one at each call."""
 
     def __init__(self) -> None:
         self.time = 0
@@ -31,7 +31,7 @@ class Ticking:
 
 
 class Steps:
-    """A draft that prefills once and then grows for ever; tells what was asked of it."""
+    """A draft that prefills once and then grows forever. Records its messages."""
 
     def __init__(self) -> None:
         self.asked: list[ToWorker | None] = []
@@ -130,7 +130,7 @@ def test_an_impossible_probe_is_no_probe():
     assert probes.best is None
 
 
-def test_watched_work_is_told_by_kind_and_its_grow():
+def test_traced_work_is_reported_by_kind_and_its_grow():
     ring = SpanRing(16, Ticking())
     worker = TracedWorker(Steps(), ring)
     run_script(worker, [START, None, None, None])
@@ -143,7 +143,7 @@ def test_watched_work_is_told_by_kind_and_its_grow():
     assert (ring.spans()["end"] > ring.spans()["begin"]).all()
 
 
-def test_a_script_asks_the_same_again(tmp_path: Path):
+def test_a_script_replays_the_same_messages(tmp_path: Path):
     first, again = Steps(), Steps()
     with traced(first, str(tmp_path), "draft-2") as worker:
         run_script(worker, [START, None, START, None, None])
@@ -152,7 +152,7 @@ def test_a_script_asks_the_same_again(tmp_path: Path):
     assert again.asked == first.asked == [START, None, START, None, None]
 
 
-def test_nobody_is_watched_without_a_folder():
+def test_no_worker_is_traced_without_a_folder():
     worker = Steps()
 
     with traced(worker, "", "draft-2") as same:

@@ -1,4 +1,4 @@
-"""What a target saved, another life of it takes over; what it can't rely on, it evaluates again. Real arenas."""
+"""A restarted target adopts the KV that an earlier one saved; it prefills again if the KV are damaged. Real arenas."""
 
 import os
 import random
@@ -70,7 +70,7 @@ def answers(worker: TargetWorker, message: ToWorker) -> list[FromWorker]:
 
 
 class Talk:
-    """One sequence at a worker: plain rounds, and what the worker said beside its verdicts."""
+    """One sequence in a worker: rounds without a tree, and the worker's other messages."""
 
     def __init__(self, worker: TargetWorker, begin: Start) -> None:
         self.worker, self.begin = worker, begin
@@ -123,11 +123,11 @@ def test_a_save_comes_after_the_verdict():
     assert [type(reply) for reply in replies] == [Verdict, KvOffer]
 
 
-def test_a_few_tokens_are_not_worth_an_arena():
+def test_a_few_tokens_are_not_saved():
     assert Talk(target(), start(PROMPT[:32])).offers == []
 
 
-def test_another_life_takes_over_what_was_saved_and_says_the_same_tokens():
+def test_a_restarted_target_adopts_the_saved_kv_and_gives_the_same_tokens():
     first = Talk(target(), start())
     tokens = first.decode(70)
 
@@ -150,7 +150,7 @@ def test_a_prefix_of_what_was_saved_serves_another_sequence():
     assert other.decode(20) == Talk(target(), start(forked)).decode(20)
 
 
-def test_what_is_adopted_is_saved_again_only_with_enough_of_its_own():
+def test_adopted_kv_is_saved_again_only_with_enough_new_tokens():
     first = Talk(target(), start())
     other = Talk(target(), start([*PROMPT, 1, 2], reference(first.offers[0]), sequence=2))
     other.decode(61)
@@ -189,7 +189,7 @@ def test_a_released_arena_is_not_written_any_more():
     assert talk.tokens == list(expected(70))
 
 
-def test_what_a_stopped_sequence_saved_stays():
+def test_the_saved_kv_of_a_stopped_sequence_stays():
     talk = Talk(target(), start())
     answers(talk.worker, Stop(SequenceId(1)))
 
@@ -199,7 +199,7 @@ def test_what_a_stopped_sequence_saved_stays():
     assert other.decode(40) == list(expected(40))
 
 
-def test_a_sequence_that_starts_again_keeps_what_is_here_and_its_arena():
+def test_a_restarted_sequence_keeps_its_kv_and_its_arena():
     talk = Talk(target(), start())
     talk.decode(70)
     again = Talk(talk.worker, start(talk.tokens, reference(talk.offers[-1]), round=70))
@@ -210,7 +210,7 @@ def test_a_sequence_that_starts_again_keeps_what_is_here_and_its_arena():
     assert again.tokens == list(expected(140))
 
 
-def test_a_sequence_that_starts_again_in_the_middle_of_a_save_goes_on():
+def test_a_sequence_restarted_during_a_save_continues():
     prompt = random.Random(2).choices(range(VOCABULARY), k=400)
     worker = target()
     replies = list(worker.handle(start(prompt)))
@@ -224,7 +224,7 @@ def test_a_sequence_that_starts_again_in_the_middle_of_a_save_goes_on():
     assert fresh.decode(70) == shorter.tokens
 
 
-def test_a_sequence_that_starts_again_with_other_tokens_gets_another_arena():
+def test_a_sequence_restarted_with_other_tokens_gets_another_arena():
     talk = Talk(target(), start())
     again = Talk(talk.worker, start([*PROMPT[:50], *PROMPT[:50]], round=5))
 
@@ -246,7 +246,7 @@ def overwritten(name: str) -> None:
 
 
 @pytest.mark.parametrize("mishap", [corrupted, unlinked, overwritten])
-def test_an_arena_that_can_not_be_relied_on_costs_a_prefill_and_a_warning(mishap: Any):
+def test_a_damaged_arena_costs_a_prefill_and_a_warning(mishap: Any):
     (offer,) = Talk(target(), start()).offers
     mishap(offer.name)
 
@@ -283,7 +283,7 @@ def test_a_reference_beyond_the_root_is_not_followed(referenced: int, sentence: 
     assert talk.decode(40) == list(expected(40))
 
 
-def test_an_arena_that_holds_less_than_is_said_is_not_adopted():
+def test_an_arena_with_fewer_tokens_than_stated_is_not_adopted():
     (offer,) = Talk(target(), start()).offers
 
     talk = Talk(target(), start(expected(40), reference(offer, 100)))
@@ -292,7 +292,7 @@ def test_an_arena_that_holds_less_than_is_said_is_not_adopted():
     assert talk.decode(5) == list(expected(45))
 
 
-def test_a_target_without_shared_memory_serves_all_the_same():
+def test_a_target_without_shared_memory_still_serves():
     worker = TargetWorker(TargetEngine(model(), 64), float, HELLO)
 
     talk = Talk(worker, start(adopt=KvReference("lp-" + "0" * 20, 80)))

@@ -1,4 +1,4 @@
-"""Ranks find one another, do as rank 0 tells them, and notice when another is gone. Sockets, but no processes."""
+"""Ranks connect, run the commands of rank 0, and notice a lost rank. Sockets, but no processes."""
 
 import json
 import socket
@@ -33,7 +33,7 @@ from tests.support.tiny_models import network, tree_model
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listened at a moment ago."""
+    """Ports that were free a moment ago."""
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [probe.getsockname()[1] for probe in probes]
     for probe in probes:
@@ -148,7 +148,7 @@ def test_all_ranks_evaluate_several_sequences_in_one_forward(pair: tuple[socket.
 # Rendezvous -----------------------------------------------------------------------------------
 
 
-def test_the_ranks_meet_in_any_order_and_a_rank_may_connect_again(hosts: TargetHosts):
+def test_the_ranks_connect_in_any_order_and_a_rank_may_connect_again(hosts: TargetHosts):
     with ThreadPoolExecutor() as pool:
         second = pool.submit(join, hosts, 2, "model")
         leader = pool.submit(meet, hosts, "model", _no_check)
@@ -212,7 +212,7 @@ def test_a_rank_that_ends_is_noticed_at_once(pair: tuple[socket.socket, socket.s
     assert heard.get(timeout=30) == "has ended"
 
 
-def test_a_rank_that_falls_silent_is_noticed_although_nothing_was_closed(pair: tuple[socket.socket, socket.socket]):
+def test_a_silent_rank_is_noticed_although_its_connection_is_open(pair: tuple[socket.socket, socket.socket]):
     heard: SimpleQueue[str] = SimpleQueue()
     start_heartbeat(pair[0], 0.2, heard.put)
 

@@ -1,4 +1,4 @@
-"""Rejection sampling emits the target's distribution, whatever the draft's; a wrong rule would be noticed."""
+"""Rejection sampling gives the target's distribution for every draft distribution; a wrong rule fails the test."""
 
 import math
 from itertools import pairwise
@@ -121,11 +121,11 @@ def test_pairs_are_distributed_as_the_target_s(name: str):
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
-def test_so_they_are_for_chains_of_any_length(depth: int):
+def test_pairs_of_chains_of_any_length_are_distributed_as_the_target_s(depth: int):
     assert _excess("close", depth) < 3.5
 
 
-def test_so_they_are_at_another_temperature():
+def test_pairs_at_another_temperature_are_distributed_as_the_target_s():
     assert _excess("uniform", depth=2, temperature=0.6) < 3.5
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from msgspec import structs
 
+from draft_worker.prefill.kv_sink import RemoteSink
 from draft_worker.prefill.mlx import MlxPrefillEngine
-from draft_worker.prefill.outlet import RemoteOutlet
 from draft_worker.prefill.worker import PrefillWorker
 from orchestrator.runtime.workers.kv_intake import KvIntake
 from protocol.kv.blocks import kv_form, shipments
@@ -42,7 +42,7 @@ def asked(intake: KvIntake, tokens: Sequence[int] = PROMPT[:-1]) -> Prefill:
 def sent(attempt: Prefill) -> list[Shipment]:
     """By an honest worker, which reads 32 tokens at a time."""
     ticks = count()
-    worker = PrefillWorker(MlxPrefillEngine(model(), "t"), RemoteOutlet, lambda: float(next(ticks)), 32, "m")
+    worker = PrefillWorker(MlxPrefillEngine(model(), "t"), RemoteSink, lambda: float(next(ticks)), 32, "m")
     replies = list(worker.handle(attempt))
     while worker.has_work:
         replies += worker.work()

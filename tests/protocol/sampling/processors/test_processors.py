@@ -1,4 +1,4 @@
-"""Laws of the logits processors: filters against plain numpy, and rows that depend on nothing but their path."""
+"""Laws of the logits processors: filters against plain numpy, and rows that depend only on their paths."""
 
 import mlx.core as mx
 import msgspec
@@ -58,7 +58,7 @@ def test_repetition_penalty_reads_the_recent_part_of_each_row_s_own_path():
     assert np.array(result).tolist() == [[1.0, -4.0, 1.0, 3.0], [1.0, -2.0, 0.5, 3.0]]
 
 
-def test_moving_the_root_is_reading_the_path():
+def test_moving_the_root_equals_a_path():
     logits = mx.broadcast_to(_logits(1), (3, _VOCABULARY))
     before, after = (processors(_EVERYTHING, (1, 2, 3, 4), prompt=2) for _ in range(2))
     assert before is not None
@@ -124,7 +124,7 @@ def test_no_filter_is_applied_at_temperature_0():
     assert processors(cold) is None
 
 
-def test_what_is_filtered_is_never_sampled():
+def test_filtered_tokens_are_never_sampled():
     logits, sampling = _logits(1), Sampling(temperature=50.0, top_k=3)
     noise, allowed = Noise(_VOCABULARY), _kept(processed(logits, Sampling(temperature=1.0, top_k=3))[0])
 

@@ -1,6 +1,6 @@
-"""The caches of one engine's sequences, in shared memory, so that a restarted worker finds them. Knows no model.
+"""The caches of one engine's sequences, in shared memory for adoption by a restarted worker. Knows no model.
 
-A cache that a sequence gives back is used again and never let go of, because Core ML may still hold on to it.
+The pool reuses released caches and never frees them, because Core ML may still refer to them.
 """
 
 import logging
@@ -15,25 +15,25 @@ from protocol.kv.exchange import KvExchange
 from protocol.kv.segments import SegmentError
 from protocol.messages.worker import KvReference
 
-_EVERY = 32
-"""Committed tokens from one save to the next: fewer are prefilled in one call."""
+_SAVE_INTERVAL = 32
+"""Committed tokens between two saves. A restarted worker prefills fewer in one call."""
 log = logging.getLogger(__name__)
 
 
 def layout_of(package: Package) -> ArenaLayout:
-    """fp32, since that is what a call's input has to be."""
+    """The layout of the package's caches: fp32, the required type of a call's input."""
     shape = package.shape
     return ArenaLayout(shape.layers, shape.key_heads, package.context, shape.head, ElementType.FLOAT32)
 
 
-class HeldCache:
-    """One sequence's cache: an array in the package's layout, and the arena that it is the body of."""
+class SequenceCache:
+    """The cache of one sequence: an array in the package's layout, which is the body of `arena` if there is one."""
 
     def __init__(self, array: Single, arena: Arena | None) -> None:
         self.array = array
         self.arena = arena
         self.saved = 0
-        """Committed tokens of which the arena says that they are whole."""
+        """Committed tokens that the arena declares adoptable."""
 
     @property
     def size(self) -> int:
@@ -41,62 +41,60 @@ class HeldCache:
         return 0 if self.arena is None else self.arena.layout.segment_bytes
 
     def save(self, committed: int) -> KvReference | None:
-        """Declare the committed tokens' rows whole, if there are enough new ones; where they are."""
-        if self.arena is None or committed - self.saved < _EVERY:
+        """Declare the rows of the committed tokens adoptable and return their place, if enough of them are new."""
+        if self.arena is None or committed - self.saved < _SAVE_INTERVAL:
             return None
         self.arena.commit(committed)
         self.saved = committed
         return KvReference(self.arena.name, committed)
 
-    def cut(self, committed: int) -> None:
-        """Rows behind so many tokens are about to change."""
+    def truncate(self, committed: int) -> None:
+        """Declare that only the rows of the first `committed` tokens stay unchanged."""
         if self.arena is not None and committed < self.arena.committed:
             self.arena.commit(committed)
         self.saved = min(self.saved, committed)
 
 
-class ArenaShelf:
-    """Takes arenas from an exchange; without one, caches are memory of this process alone."""
+class CachePool:
+    """Creates arenas through `exchange`. Without an exchange, caches are private memory of this process."""
 
     def __init__(self, package: Package, exchange: KvExchange | None) -> None:
         self._shape = package.cache_shape
         self._layout = layout_of(package)
         self._exchange = exchange
-        self._free: list[HeldCache] = []
+        self._free: list[SequenceCache] = []
 
-    def take(self) -> HeldCache:
-        """A cache whose rows mean nothing."""
+    def acquire(self) -> SequenceCache:
+        """A cache with undefined rows."""
         if self._free:
             return self._free.pop()
         if self._exchange is not None:
             try:
-                return self._held(self._exchange.create(self._layout.capacity))
+                arena = self._exchange.create(self._layout.capacity)
+                return SequenceCache(arena.body, arena)
             except SegmentError as error:
-                log.warning("a sequence is not kept for a restart: %s", error)
-        return HeldCache(np.zeros(self._shape, np.float32), None)
+                log.warning("the KV of a sequence will not survive a restart: %s", error)
+        return SequenceCache(np.zeros(self._shape, np.float32), None)
 
-    def adopt(self, reference: KvReference) -> HeldCache:
-        """The cache that a worker before this one left. Raises ArenaError or SegmentError."""
+    def adopt(self, reference: KvReference) -> SequenceCache:
+        """The cache of an earlier life of the worker. Raises ArenaError or SegmentError."""
         if self._exchange is None:
             raise ArenaError("This draft shares no KV: prefill again.")
         arena = self._exchange.adopt(reference)
         if arena.layout != self._layout:
             arena.close()
             raise ArenaMismatch(f"KV arena {arena.name} has {arena.layout.capacity:,} slots: prefill again.")
-        held = self._held(arena)
-        held.saved = arena.committed
-        return held
+        cache = SequenceCache(arena.body, arena)
+        cache.saved = arena.committed
+        return cache
 
-    def give_back(self, held: HeldCache) -> None:
-        held.cut(0)
-        self._free.append(held)
-
-    def _held(self, arena: Arena) -> HeldCache:
-        return HeldCache(arena.body, arena)
+    def release(self, cache: SequenceCache) -> None:
+        cache.truncate(0)
+        self._free.append(cache)
 
 
 def exchange_of(package: Package, epoch: int, owner: int | None) -> KvExchange | None:
-    """What this package's caches are known by; None if nobody is to own them."""
+    """The exchange for this package's caches; None without an owner."""
     if owner is None:
         return None
     return KvExchange(layout_of(package), fingerprint=package.encode(), epoch=epoch, owner=owner)
