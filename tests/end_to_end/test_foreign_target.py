@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator import InputError, Pipeline, Result, SamplingParams
 from orchestrator.runtime.setup import OrchestratorSetup
-from tests.support.foreign_model import with_other_tokenizer
+from tests.support.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET, ROOT
 
 PROMPT = "for i in range(3):\n    print(i)\nfor i in range(3):\n"

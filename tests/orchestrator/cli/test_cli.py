@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator import SamplingParams
 from tests.conftest import Reference
-from tests.support.foreign_model import with_other_tokenizer
+from tests.support.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_TARGET
 from tests.support.processes import members, remains, until
 
