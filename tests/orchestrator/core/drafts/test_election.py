@@ -13,7 +13,7 @@ from orchestrator.core.commands import Command, Dismiss, SendMessage
 from orchestrator.core.drafts.election import MAX_DRAFTS, Election
 from orchestrator.core.events import WorkerDown
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices, Wire
 from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.simulation import Simulation, modelled_workers
@@ -30,7 +30,7 @@ FIRST, SECOND = 2, 3
 
 
 def language(accept, boast=0.0, draft=()):
-    return InventedLanguage(
+    return ModelledLanguage(
         AcceptanceModel(accept=accept, spread=1.0, claim_shift=boast), prompt_tokens=16, draft=draft
     )
 
@@ -40,7 +40,7 @@ class RemoteDraft:
     """A draft of another machine; times in seconds."""
 
     pace: DevicePace
-    language: InventedLanguage
+    language: ModelledLanguage
     wire: Wire = Wire()
     at: float = 0.0
     until: float = math.inf

@@ -18,7 +18,7 @@ from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.client import Refused
-from protocol.messages.remote import Attach, Join, KvBlock, Leave, Shipment, ToGuest, Welcome
+from protocol.messages.remote import Attach, Join, KvBlock, Leave, Shipment, ToRemote, Welcome
 from protocol.messages.worker import Fault, Grow, Hello, KvOffer, ToWorker, Verdict
 from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair, own_keys
@@ -59,7 +59,7 @@ class Server:
         self.events: list[WorkerEvent] = []
         self.links: list[Link] = []
 
-    def link(self, keys: KeyPair, stamp: Stamp = NO_STAMP, expected: Any = ToGuest) -> Link:
+    def link(self, keys: KeyPair, stamp: Stamp = NO_STAMP, expected: Any = ToRemote) -> Link:
         address = self.remote.sockets[1].getsockopt_string(zmq.LAST_ENDPOINT)
         self.links.append(Link(self.context, address, stamp, expected, server=self.keys.public, keys=keys))
         return self.links[-1]
