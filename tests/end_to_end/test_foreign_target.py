@@ -43,7 +43,7 @@ def test_it_decodes_alone_and_the_pipeline_says_why(target: str, alone: Result):
         result = pipeline.generate(PROMPT, PARAMS)
         state = pipeline.state()
 
-    assert pipeline.note.startswith(f"{NOTE} {target}: add --draft MODEL")
+    assert pipeline.note.startswith(f"{NOTE} {target}: choose a draft of")
     assert (state.strategy, state.draft, pipeline.strategy) == ("ar", "", "ar")
     assert (result.tokens, result.statistics.hit_rate) == (alone.tokens, None)
 

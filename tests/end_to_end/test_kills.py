@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator import AsyncClient, Client, Pipeline, PipelineError, Result, SamplingParams
 from tests.conftest import Reference

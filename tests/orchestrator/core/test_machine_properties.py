@@ -166,7 +166,7 @@ class Disorder(RuleBasedStateMachine):
             assert all(phases[id] is Phase.VERIFYING for id in self.machine.under_verification)
 
     @invariant()
-    def no_more_requests_than_places_are_decoded_and_nobody_waits_for_a_free_one(self):
+    def no_more_requests_than_places_are_decoded_and_none_waits_for_a_free_one(self):
         if hasattr(self, "simulation"):
             queued = [one for one in self.machine.sequences.values() if one.phase is Phase.WAITING]
             served = len(self.machine.sequences) - len(queued)

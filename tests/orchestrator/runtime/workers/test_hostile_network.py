@@ -104,7 +104,7 @@ class AttackedHub:
         until(lambda: (self.turn(), condition())[1])
 
     def serves(self) -> None:
-        """The honest guest is heard, and nobody else in its name."""
+        """Messages of the honest machine arrive, and no others under its name."""
         before = self.pongs
         self.good.send(Pong(0.5))
         self.until(lambda: self.pongs > before)

@@ -101,7 +101,7 @@ def kinds(events: list[WorkerEvent]) -> list[type]:
 
 
 def test_an_arena_named_by_another_machine_is_never_heard_of(server: Server):
-    """The name may be that of a segment of this machine's: nobody opens or unlinks it."""
+    """The name may be that of a segment of this machine's: no process opens or unlinks it."""
     worker = server.worker(GUEST, server.welcome(GUEST))
     worker.send(modelled_hello("draft"))
     worker.send(KvOffer(ONE, "lp-0123456789abcdef0123", 40, 4096, 0.0))
@@ -151,7 +151,7 @@ def test_a_stamp_is_worth_nothing_to_another_guest(server: Server):
 
 
 @pytest.mark.parametrize("stamp", [Stamp(EPOCH, 1), Stamp(EPOCH, 6), Stamp(EPOCH + 1, 5), Stamp(0, 0)])
-def test_a_stamp_that_nobody_gave_is_worth_nothing(server: Server, stamp: Stamp):
+def test_messages_with_an_unknown_stamp_do_not_count(server: Server, stamp: Stamp):
     """Numbers of the pipeline's own workers included."""
     assert server.welcome(GUEST) == Stamp(EPOCH, 5)
     server.worker(GUEST, stamp).send(modelled_hello("draft"))
@@ -160,7 +160,7 @@ def test_a_stamp_that_nobody_gave_is_worth_nothing(server: Server, stamp: Stamp)
     assert server.events == []
 
 
-def test_nobody_speaks_before_being_introduced(server: Server):
+def test_messages_before_hello_do_not_count(server: Server):
     server.worker(GUEST, server.welcome(GUEST)).send(Grow(ONE, 0, (NodeId(1),), (2,), (0.5,), 1, 0.1))
     server.turn_until(lambda: server.remote.stale == 1)
 

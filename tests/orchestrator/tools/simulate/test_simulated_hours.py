@@ -49,7 +49,7 @@ def breaks(monkeypatch, owner, name, replacement):
 
 
 def test_an_unchecked_verdict_is_detected(monkeypatch):
-    assert breaks(monkeypatch, Sequence, "answered_by", lambda self, verdict: True)
+    assert breaks(monkeypatch, Sequence, "is_answered_by", lambda self, verdict: True)
 
 
 def test_a_request_that_is_held_after_its_end_is_detected(monkeypatch):
