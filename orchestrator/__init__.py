@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.api.client import AsyncClient, Client, Stream
+    from orchestrator.api.async_client import AsyncClient
+    from orchestrator.api.client import Client, Stream
     from orchestrator.api.pipeline import Pipeline
     from orchestrator.api.result import Result
     from orchestrator.api.sampling_params import SamplingParams
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncClient", "Client", "InputError", "Pipeline", "PipelineError", "Result", "SamplingParams", "Stream"]
 
 _HOMES = {
-    "AsyncClient": "orchestrator.api.client",
+    "AsyncClient": "orchestrator.api.async_client",
     "Client": "orchestrator.api.client",
     "InputError": "protocol.errors",
     "Pipeline": "orchestrator.api.pipeline",

@@ -11,7 +11,7 @@ import click
 from orchestrator.api.client import NoPipeline
 from orchestrator.api.ineffective import IneffectiveOption
 from orchestrator.api.validation import InvalidValue
-from orchestrator.cli.commands.attach import attach
+from orchestrator.cli.commands.attach import attach, target_rank
 from orchestrator.cli.commands.bench import bench
 from orchestrator.cli.commands.calibrate import calibrate
 from orchestrator.cli.commands.chat import chat
@@ -25,9 +25,7 @@ from orchestrator.cli.commands.pairs import pairs_command
 from orchestrator.cli.commands.plan import plan
 from orchestrator.cli.commands.profile import profile
 from orchestrator.cli.commands.serve import serve
-from orchestrator.cli.commands.start import serve_workers, start
-from orchestrator.cli.commands.target_rank import target_rank
-from orchestrator.cli.commands.workers import workers
+from orchestrator.cli.commands.start import serve_workers, start, workers
 from orchestrator.cli.configuration import default_map, origin, read_environment
 from protocol.errors import InputError, PipelineError
 from protocol.paths import config_file

@@ -30,10 +30,10 @@ class Starting:
 
 
 def opened(options: Mapping[str, Any], notes: Sequence[str] = (), *, quiet: bool) -> Pipeline:
-    """A pipeline that is not started yet; a draft may be converted for it. `notes` are told once it is valid."""
+    """A pipeline that is not started yet; a draft may be converted for it. `notes` are printed once it is valid."""
     with ConversionBar(quiet) as bar:
         pipeline = Pipeline(on_progress=bar, **given_only(options))
-    tell([pipeline.note, *notes])
+    print_notes([pipeline.note, *notes])
     return pipeline
 
 
@@ -42,7 +42,7 @@ def started(options: Mapping[str, Any], notes: Sequence[str] = (), *, quiet: boo
     return Starting(opened(options, notes, quiet=quiet), quiet)
 
 
-def tell(sentences: Sequence[str]) -> None:
+def print_notes(sentences: Sequence[str]) -> None:
     """One line on stderr for each sentence that is not empty."""
     for sentence in filter(None, sentences):
         click.echo(sentence, err=True)

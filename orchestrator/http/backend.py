@@ -4,7 +4,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cached_property
 
-from orchestrator.api.client import AsyncClient, AsyncStream
+from orchestrator.api.async_client import AsyncClient, AsyncStream
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling_params import SamplingParams
 from protocol.errors import PipelineError

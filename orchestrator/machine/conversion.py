@@ -1,4 +1,4 @@
-"""Has a model converted for Core ML by a process of its own. Knows its reports, and nothing of Core ML."""
+"""Converts a model for Core ML in a separate process. Knows the process's reports, and nothing of Core ML."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from protocol.contracts.conversion import Choices, ConversionOrder, ConversionRe
 from protocol.errors import InputError, PipelineError
 
 _GRACE = 5.0
-"""Seconds for the process to remove what it has half made."""
+"""Seconds for the process to remove an unfinished conversion."""
 
 
 def conversion(source: Path, destination: Path, choices: Choices) -> Generator[Progress | Finished, None, None]:

@@ -1,4 +1,4 @@
-"""The folder of a draft for Core ML: one that was converted, or a model that is converted on its first use."""
+"""The folder of a draft for Core ML: a converted one, or a model that is converted on its first use."""
 
 import fcntl
 import importlib.metadata
@@ -24,8 +24,8 @@ _PARTS = (FOLDER_FACTS, "host.safetensors", "config.json", "tokenizer.json")
 def converted_draft(name: str | None, on_progress: OnProgress = lambda _: None) -> Path:
     """Folder of the converted model `name`, or of a conversion of the model `name` (None: the demo draft).
 
-    A conversion in fp16 is made once and kept in this user's cache folder. Raises InputError for what is
-    neither, or can't be converted.
+    A conversion in fp16 is made once and kept in this user's cache folder. Raises InputError for a name
+    that is neither, and for a model that can't be converted.
     """
     if name is not None and is_converted(folder := Path(name).expanduser()):
         return _checked(folder.resolve())
@@ -33,7 +33,7 @@ def converted_draft(name: str | None, on_progress: OnProgress = lambda _: None) 
     place = cache_folder() / "converted" / _key(source)
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.with_suffix(".lock").open("w") as lock:
-        # Whoever comes second waits, and finds it made.
+        # A second process waits here, and finds the conversion complete.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_converted(place):
             _convert(source, place, on_progress)
@@ -54,7 +54,7 @@ def source_of(folder: Path) -> Path:
 
 
 def _convert(source: Path, place: Path, on_progress: OnProgress) -> None:
-    # Closing ends the process, also when Ctrl-C is what ends us.
+    # Closing ends the process, also after Ctrl-C.
     with closing(conversion(source, place, Choices())) as reports:
         for report in reports:
             if not isinstance(report, Finished):
@@ -71,7 +71,7 @@ def _checked(folder: Path) -> Path:
     if missing:
         raise InputError(f"{folder} lacks {missing[0]}: convert the model again with `launch-pipeline convert`.")
     if _facts(folder).format != FORMAT:
-        raise InputError(f"{folder} is of another version's form: convert the model again.")
+        raise InputError(f"{folder} was converted by another version: convert the model again.")
     return folder
 
 

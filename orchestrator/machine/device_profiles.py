@@ -1,4 +1,4 @@
-"""What a named device takes for a named pair of models: TOML, each number with its source. Knows no processes."""
+"""Device profiles: forward times of a pair of models on a device, in TOML, with sources. Knows no processes."""
 
 import tomllib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from protocol.messages.base import Role
 from protocol.worker.pacing import DevicePace
 
 Source = Annotated[str, Meta(min_length=1)]
-"""Who measured the number beside it, or that it is assumed, and of what."""
+"""Who measured the number beside it, or what it is assumed from."""
 _SHIPPED = resources.files("orchestrator.machine") / "profiles"
 
 
@@ -32,14 +32,14 @@ class ForwardTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PrefillRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast a prompt is read."""
+    """Speed of prefilling."""
 
     tokens_per_second: Annotated[float, Meta(gt=0.0, le=1e9)]
     source: Source
 
 
 class SlowDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a forward takes while the other device is at work, relative to one alone."""
+    """Time of a forward while the other device computes, relative to one alone."""
 
     factor: Annotated[float, Meta(ge=1.0, le=100.0)]
     source: Source
@@ -50,7 +50,7 @@ class DeviceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     prefill: PrefillRate
     steps: Annotated[tuple[ForwardTime, ...], Meta(min_length=1, max_length=64)]
-    """By rising width, the first of width 1; linear in between, and on behind the last."""
+    """By rising width, the first of width 1. Linear between two widths and beyond the last."""
     weights: Annotated[int, Meta(gt=0)] | None = None
     """Bytes of the model that a forward reads, if known."""
 
@@ -75,7 +75,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def load_profile(name: str) -> DeviceProfile:
     """A shipped profile by its name, or a file of the user's own by its path.
 
-    Raises InputError in a sentence for one that is missing, is no TOML, or makes no sense.
+    Raises InputError for a profile that is missing, is not TOML, or has values that can't be.
     """
     path = Path(name)
     if name in profile_names():
@@ -112,9 +112,9 @@ def parse_profile(content: str, origin: str) -> DeviceProfile:
 def worker_pace(
     profile: DeviceProfile, role: Role, strategy: StrategyName, draft_engine: DraftEngineName, apart: bool = False
 ) -> DevicePace | None:
-    """The pace of one worker of ours, whose draft has a device of its own; None for one that has none to be like.
+    """The pace of a worker of a pipeline whose draft has a device of its own; None for a worker without a pace.
 
-    The slow-down holds where a strategy lets both devices work at once, unless they are `apart`: in two machines,
+    The slow-down applies if the strategy lets both devices compute at once, unless they are `apart`: on two machines,
     which share no memory.
     """
     drafts = draft_model(draft_engine) != "none"

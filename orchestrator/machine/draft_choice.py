@@ -1,4 +1,4 @@
-"""Which engine drafts, on which folder: what was asked for, unless that does not fit the target or the machine."""
+"""The draft engine and its model's folder: the given ones, unless they do not fit the target or the machine."""
 
 import sys
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from orchestrator.machine.checkpoints import demo_model, resolve
 from orchestrator.machine.converted_draft import OnProgress, converted_draft, is_converted, source_of
 from orchestrator.machine.hardware import chip, system_build
-from orchestrator.machine.recommended_pairs import pair_with_target
+from orchestrator.machine.recommended_pairs import draft_beside
 from protocol.contracts.engines import NO_DRAFT, DraftEngineName, draft_model, offered_engines
 from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, recorded
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
@@ -21,7 +21,7 @@ class DraftChoice(NamedTuple):
     folder: Path | None
     """None: no model of its own, so that the target's tokenizer is the draft's."""
     note: str = ""
-    """One line for the user, if it is not what he asked for."""
+    """One line for the user if this differs from the given options."""
 
 
 def draft_for(
@@ -30,7 +30,7 @@ def draft_for(
     """`draft_choice` beside the target of this name (None: the demo target).
 
     Without a name, the demo draft is taken only if the target has its tokenizer. Otherwise there is no draft, and the
-    note says which ones fit. `own`: a program of the user's drafts, which then gets no model.
+    note says which drafts fit. `own`: a program of the user is the draft; it then gets no model.
     """
     if name is not None or draft_model(engine) == "none" or _fits_demo_draft(target):
         return draft_choice(engine, name, on_progress)
@@ -40,20 +40,20 @@ def draft_for(
         NO_DRAFT,
         None,
         f"There is no draft, since the demo draft has another tokenizer than the target {target}: "
-        f"add {' or '.join(_fitting(target or ''))}.",
+        f"choose {' or '.join(_fitting(target or ''))}.",
     )
 
 
 def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgress = lambda _: None) -> DraftChoice:
-    """The engine and the folder of the draft `name`; converts it if need be.
+    """The engine and the folder of the draft `name`; converts the model if the engine needs a package.
 
-    Without a name it is the demo draft, or no model if the engine needs none. Raises InputError for an engine that
-    there is not and a draft that can't be had.
+    Without a name it is the demo draft, or no model if the engine needs none. Raises InputError for an unknown engine
+    and for a draft that is not available.
     """
     model = draft_model(engine)
     if model == "package":
         folder = converted_draft(name, on_progress)
-        # Elsewhere the executor runs the package, and there is nothing to find out.
+        # On other systems the executor runs the package, so there is no device to examine.
         verdict = recorded(place_of(folder)) if sys.platform == "darwin" else None
         return weigh(engine, folder, name, verdict)
     if model == "none" and name is None:
@@ -62,7 +62,7 @@ def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgr
 
 
 def weigh(engine: DraftEngineName, folder: Path, name: str | None, verdict: EngineVerdict | None) -> DraftChoice:
-    """The engine on the converted `folder`, or MLX on the model that it was made from if the verdict says so."""
+    """The engine on the converted `folder`, or MLX on the folder's source model if the verdict says so."""
     if verdict is None or verdict.choice != "mlx":
         return DraftChoice(engine, folder)
     given = name is None or not is_converted(Path(name).expanduser())
@@ -72,17 +72,17 @@ def weigh(engine: DraftEngineName, folder: Path, name: str | None, verdict: Engi
 
 
 def place_of(folder: Path) -> ExaminedSystem:
-    """What a verdict on a converted model, found here and now, is about."""
+    """What a verdict that is found now on this machine is about: system, chip and converted model."""
     return ExaminedSystem(system_build(), chip(), package_fingerprint(folder))
 
 
 def _fitting(target: str) -> Iterator[str]:
-    """Options that give this target a draft."""
-    pair = pair_with_target(target)
-    yield f"--pair {pair}" if pair else "--draft MODEL of the target's family"
+    """What this target can have as a draft."""
+    draft = draft_beside(target)
+    yield f"the draft {draft}" if draft else "a draft of the target's family"
     for name, engine in offered_engines().items():
         if engine.model == "none":
-            yield f"--draft-engine {name}"
+            yield f"the draft engine {name}"
 
 
 def _fits_demo_draft(target: str | None) -> bool:

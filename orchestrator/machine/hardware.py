@@ -1,4 +1,4 @@
-"""What this machine has, and what a worker process must be told of it. Never imports MLX: asks a child instead."""
+"""The hardware of this machine, and the environment that a worker needs for it. A child imports MLX, not this file."""
 
 import functools
 import importlib.metadata
@@ -37,7 +37,7 @@ _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-"""Workers get local folders: whatever a library would fetch or say on its own is unwanted."""
+"""Workers get local folders, so libraries must neither download nor print."""
 
 
 class MlxDevice(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ def computes_on_processor() -> bool:
 
 @functools.cache
 def mlx_device() -> MlxDevice | str:
-    """MLX's default device as a child process finds it, or the last line of why it can't be had."""
+    """MLX's default device as a child process finds it, or the last line of its error."""
     try:
         out = subprocess.run([sys.executable, "-c", _QUESTION], capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
@@ -114,7 +114,7 @@ def openblas() -> Path | None:
 
 
 def has_compiler() -> bool:
-    """Whether MLX can fuse kernels on a Linux processor: it calls g++ at run time, or else does without."""
+    """Whether MLX can fuse kernels on a Linux processor: it calls g++ at run time."""
     return shutil.which("g++") is not None
 
 
@@ -135,7 +135,7 @@ def chip() -> str:
 
 
 def system_build() -> str:
-    """Which operating system this is, to the build."""
+    """Operating system and build."""
     if sys.platform == "darwin":
         out = subprocess.run(["/usr/bin/sw_vers", "-buildVersion"], capture_output=True, text=True)
         return f"macOS {out.stdout.strip()}"
@@ -143,7 +143,7 @@ def system_build() -> str:
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a distribution in the environment, or None; imports nothing of it."""
+    """The version of an installed distribution, or None; does not import it."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Which servers this machine was let in by: their addresses and public keys, in a file of mode 0600."""
+"""The servers that admitted this machine: their addresses and public keys, in a file of mode 0600."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ _FILE = "servers.json"
 
 
 class KnownServer(NamedTuple):
-    """Where a pipeline listens, and the key that it must prove to have."""
+    """The address at which a pipeline listens, and its public key."""
 
     where: Endpoint
     public: bytes
@@ -25,7 +25,7 @@ class KnownServer(NamedTuple):
 
 
 def known_server(folder: Path, text: str) -> KnownServer:
-    """The server at HOST:PORT. Raises InputError for one that was never joined."""
+    """The server at HOST:PORT. Raises InputError if this machine has not joined it."""
     where = host_port(text)
     for server in known_servers(folder):
         if server.where == where:
@@ -48,7 +48,7 @@ def known_servers(folder: Path) -> list[KnownServer]:
 
 
 def remember(folder: Path, server: KnownServer) -> None:
-    """From now on HOST:PORT alone is enough; a key that was known for that address before is replaced."""
+    """Save the server, so that HOST:PORT alone is enough from now on. Replaces an earlier key of that address."""
     kept = {_text(known.where): known.public.decode() for known in known_servers(folder)}
     if kept.get(_text(server.where)) != server.public.decode():
         kept[_text(server.where)] = server.public.decode()

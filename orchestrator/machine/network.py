@@ -1,4 +1,4 @@
-"""By which address other machines may reach this one. Sends nothing."""
+"""The address by which other machines may reach this one. Sends nothing."""
 
 import socket
 from contextlib import suppress
@@ -7,11 +7,11 @@ from protocol.security.addresses import Endpoint
 
 _ANYWHERE = ("0.0.0.0", "::", "*")  # noqa: S104 - compared with, not bound to
 _FAR_AWAY = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses for documentation (RFC 5737, RFC 3849): nobody has them, so the default route leads there."""
+"""Addresses for documentation (RFC 5737, RFC 3849): no machine has them, so the default route leads there."""
 
 
 def reachable_host(bound: Endpoint) -> str:
-    """A host that guests can be told: the bound one, unless that stands for all of this machine's."""
+    """The host for join lines: the bound one, unless it stands for all addresses of this machine."""
     if bound.host not in _ANYWHERE:
         return bound.host
     return own_host() or socket.gethostname()

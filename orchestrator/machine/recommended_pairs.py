@@ -19,9 +19,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     parameters: Annotated[float, Meta(gt=0.0)]
     """Billions."""
     bits: Annotated[float, Meta(gt=0.0, le=32.0)]
-    """A weight's, scales included."""
+    """Per weight, scales included."""
     tokenizer: str
-    """Family; within one, ids mean the same."""
+    """Family; within one, equal ids mean equal tokens."""
 
     def weights(self, on_processor: bool) -> float:
         """Bytes that a forward reads, estimated."""
@@ -32,7 +32,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     target: Model
     draft: Model
     refused: str = ""
-    """Why it can't be used yet, if so."""
+    """Why it can't be used yet; empty if it can."""
 
 
 @cache
@@ -50,6 +50,6 @@ def usable_pair(name: str) -> Pair:
     return pair
 
 
-def pair_with_target(id: str) -> str | None:
-    """The name of a usable pair whose target has this Hugging Face id."""
-    return next((name for name, pair in pairs().items() if pair.target.id == id and not pair.refused), None)
+def draft_beside(target: str) -> str | None:
+    """The Hugging Face id of the draft that a usable pair has beside the target with this id."""
+    return next((pair.draft.id for pair in pairs().values() if pair.target.id == target and not pair.refused), None)

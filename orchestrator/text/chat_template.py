@@ -1,4 +1,4 @@
-"""A conversation to the tokens a model continues it from: its own template, or a plain one where it has none.
+"""Converts a conversation to the tokens of a prompt: by the model's template, or a plain form without one.
 
 Knows the tokenizer's files, and no model. Templates are the model folder's and run in Jinja's sandbox.
 """
@@ -75,7 +75,7 @@ class ChatTemplate:
         known = {**self._special, "tools": list(tools) if tools else None, "documents": None, **variables}
         try:
             return template.render(messages=flat, add_generation_prompt=answering, **known)
-        # Jinja lets whatever a template does wrong through as Python's own errors.
+        # A faulty template raises Python's own errors in Jinja.
         except (
             TemplateError,
             TypeError,
@@ -90,7 +90,7 @@ class ChatTemplate:
     def tokens(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> list[int]:
-        """The same in token ids. A model's own template writes its special tokens itself, so none is added."""
+        """`text` as token ids. A model's own template contains its special tokens, so none is added."""
         return self._codec.encode(self.text(messages, tools, **variables), special=not self.own)
 
     def _name(self, tools: bool) -> str:
@@ -107,7 +107,7 @@ class ChatTemplate:
 
 
 def plain(messages: Sequence[ChatMessage], answering: bool = True) -> str:
-    """What a model without a template gets: a system text as it is, then turns named "User:" and "Assistant:".
+    """The form for a model without a template: the system text, then turns named "User:" and "Assistant:".
 
     A turn ends with a line break; the answer is to end before the next "\\nUser:".
     """
@@ -121,7 +121,7 @@ def plain(messages: Sequence[ChatMessage], answering: bool = True) -> str:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks in some templates what was learnt from; for us it is what stands in it."""
+    """`{% generation %}` marks the text that a model was trained on; here it is replaced by its content."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -132,7 +132,7 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What templates on Hugging Face are written for."""
+    """The Jinja environment that templates on Hugging Face expect."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
@@ -149,7 +149,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter is for HTML pages: it would escape what a model is to read."""
+    """JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -158,7 +158,7 @@ def _refuse(words: object) -> None:
 
 
 def _flat(message: ChatMessage) -> dict[str, Any]:
-    """The message with its text parts joined. Raises InputError for what can't be read as text."""
+    """The message with its text parts joined. Raises InputError for content that is not text."""
     role, content = message.get("role"), message.get("content")
     if role not in _NAMES:
         raise InputError(f"A message's role is {role!r} and must be one of {', '.join(_NAMES)}.")
@@ -173,7 +173,7 @@ def _flat(message: ChatMessage) -> dict[str, Any]:
 
 
 def _sources(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name. A file of its own counts before what stands among the tokenizer's settings."""
+    """Templates by name. A separate file takes precedence over the tokenizer's settings."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         try:
@@ -188,7 +188,7 @@ def _sources(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _special(token: object) -> str:
-    """The text of a special token, which is given as such or with its properties."""
+    """The text of a special token, given as a string or as an object with `content`."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""
 

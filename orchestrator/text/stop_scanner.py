@@ -6,7 +6,7 @@ from collections.abc import Sequence
 class StopScanner:
     """Cuts a text at its first stop string, wherever the borders between pieces fall.
 
-    First is the one that is complete first; of those that end together, the one that begins first.
+    The first stop string is the one that ends first; of several with the same end, the one that begins first.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -18,7 +18,7 @@ class StopScanner:
     def push(self, text: str) -> tuple[str, bool]:
         """Text that can't be part of a stop string, and whether one was found.
 
-        Once one is found, the text ends before it, and what follows is dropped.
+        The text ends before the stop string; later text is dropped.
         """
         text = self._held + text
         first = self._first(text)
@@ -32,11 +32,11 @@ class StopScanner:
 
     @property
     def held(self) -> str:
-        """What may be the beginning of a stop string."""
+        """Text that may be the beginning of a stop string."""
         return self._held
 
     def flush(self) -> str:
-        """What was held back as the possible beginning of a stop string, when no more text comes."""
+        """Return and forget the held text, at the end of the text."""
         held, self._held = self._held, ""
         return held
 

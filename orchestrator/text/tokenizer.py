@@ -11,17 +11,15 @@ from tokenizers import Tokenizer
 
 from protocol.errors import InputError
 
-_HALF = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder makes of bytes that are no character, or not yet one."""
-_BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
-"""How SentencePiece writes a blank."""
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""A decoder returns it for bytes that are no character, or the beginning of one."""
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""As SentencePiece writes a space."""
+"""A space in SentencePiece's tokens."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _bytes_by_character() -> dict[str, int]:
-    """Byte-level tokenizers write bytes that are to be seen as themselves and the others, in order, from U+0100 on
+    """The characters of byte-level tokenizers: printable bytes are themselves, the others follow from U+0100 on
     (Radford et al. 2019, GPT-2's encoder)."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in seen]
@@ -37,7 +35,7 @@ class TextCodec:
     def __init__(self, folder: Path) -> None:
         self._tokenizer = _load(folder)
         self.eos = _eos_ids(folder, self._tokenizer)
-        """Ids after which the model has nothing more to say."""
+        """Ids of the tokens that end a text."""
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = added.keys()
         self._silent = self.eos | {id for id, token in added.items() if token.special}
@@ -51,16 +49,16 @@ class TextCodec:
         return self._tokenizer.decode([token for token in tokens if token not in self._silent])
 
     def shown(self, token: int) -> str:
-        """One token alone, for people to look at: special tokens by their names, half characters as U+FFFD."""
+        """One token as text to display: special tokens by name, incomplete characters as U+FFFD."""
         name = self._tokenizer.id_to_token(token) or ""
         if token in self._silent:
             return name
         text = self._tokenizer.decode([token])
-        # Such tokenizers drop the blank before a text's first word.
-        return " " + text if name.startswith(_BLANK) and not text.startswith(" ") else text
+        # Such tokenizers drop the space before a text's first word.
+        return " " + text if name.startswith(_SPACE) and not text.startswith(" ") else text
 
     def spelt(self, token: int) -> bytes:
-        """What a token alone stands for; nothing for an id that no token has."""
+        """The bytes of one token; empty for an unknown id."""
         written = self._tokenizer.id_to_token(token)
         if written is None or token in self._added:
             return (written or "").encode()
@@ -72,11 +70,11 @@ class TextCodec:
 
     @cached_property
     def _byte_level(self) -> bool:
-        """The tokens are written a character a byte."""
+        """Whether each character of a token stands for one byte."""
         return "ByteLevel(" in repr(self._tokenizer.decoder)
 
     def stream(self) -> "TextStream":
-        """A fresh stream, which begins like `decode` does."""
+        """A new stream, which begins like `decode`."""
         return TextStream(self)
 
 
@@ -88,32 +86,32 @@ class TextStream:
         self._window: list[int] = []
         """Tokens since the last but one clean border: a token's text may depend on its left neighbour."""
         self._settled = 0
-        """Length of `_window` at the last clean border, where no character is half told."""
-        self._told = 0
+        """Length of `_window` at the last clean border: no character was incomplete there."""
+        self._returned = 0
         """Characters of the window's text that were returned."""
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that is certain now; a character whose bytes are incomplete waits for the rest."""
         self._window.extend(tokens)
         text = self._codec.decode(self._window)
-        certain = text.rstrip(_HALF)
-        piece = certain[self._told :]
-        self._told = max(self._told, len(certain))
+        certain = text.rstrip(_REPLACEMENT)
+        piece = certain[self._returned :]
+        self._returned = max(self._returned, len(certain))
         if piece and certain == text:
-            self._move_on()
+            self._advance()
         return piece
 
     def finish(self) -> str:
-        """What was held back, as `decode` would show it. The stream is used up."""
+        """The text that `push` held back, as `decode` returns it. Ends the stream."""
         text = self._codec.decode(self._window)
-        piece = text[self._told :]
-        self._told = len(text)
+        piece = text[self._returned :]
+        self._returned = len(text)
         return piece
 
-    def _move_on(self) -> None:
+    def _advance(self) -> None:
         self._window = self._window[self._settled :]
         self._settled = len(self._window)
-        self._told = len(self._codec.decode(self._window))
+        self._returned = len(self._codec.decode(self._window))
 
 
 def _load(folder: Path) -> Tokenizer:
@@ -131,7 +129,7 @@ def _load(folder: Path) -> Tokenizer:
 
 
 def _eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """The union of what the three files name: chat models list a turn's end in one and a text's end in another."""
+    """The union of three files: chat models name the end of a turn in one and the end of a text in another."""
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         named = _json(folder / name).get("eos_token_id")

@@ -141,7 +141,7 @@ class Invitation(Message, frozen=True):
     """How long the join line is valid."""
 
 
-FromGuest: TypeAlias = FromWorker | KvBlock | Join | Attach | Leave
-ToGuest: TypeAlias = Joined | Welcome | StatusUpdate | Refused
+FromRemote: TypeAlias = FromWorker | KvBlock | Join | Attach | Leave
+ToRemote: TypeAlias = Joined | Welcome | StatusUpdate | Refused
 FromOwner: TypeAlias = ListWorkers | Invite | Revoke
 ToOwner: TypeAlias = Workers | Invitation | Refused

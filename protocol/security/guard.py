@@ -13,7 +13,7 @@ import zmq
 from zmq.utils import z85
 
 from protocol.errors import InputError, PipelineError
-from protocol.security.keys import guest_keys, new_secret
+from protocol.security.keys import new_secret, one_time_keys
 from protocol.security.pins import Pins
 
 ZAP_DOMAIN = b"launch-pipeline"
@@ -63,7 +63,7 @@ class Guard:
         if len(self._invitations) >= _MAX_INVITATIONS:
             raise InputError(f"{_MAX_INVITATIONS} join lines are unused: use one, or try again in ten minutes.")
         secret = new_secret()
-        self._invitations[guest_keys(secret).public] = now + INVITATION_SECONDS
+        self._invitations[one_time_keys(secret).public] = now + INVITATION_SECONDS
         self._update_admitted()
         return secret
 

@@ -55,7 +55,7 @@ def is_key(text: bytes) -> bool:
         return False
 
 
-def guest_keys(secret: bytes) -> KeyPair:
+def one_time_keys(secret: bytes) -> KeyPair:
     """The one-time keys that are derived from an invitation's secret; the secret itself is never sent.
 
     A Curve25519 secret may be any 32 bytes: the scalar multiplication clamps it (RFC 7748, section 5).
@@ -85,8 +85,8 @@ class JoinLine:
     def address(self) -> str:
         return tcp_address(self.host, self.port)
 
-    def guest_keys(self) -> KeyPair:
-        return guest_keys(self.secret)
+    def one_time_keys(self) -> KeyPair:
+        return one_time_keys(self.secret)
 
     @classmethod
     def parse(cls, text: str) -> "JoinLine":

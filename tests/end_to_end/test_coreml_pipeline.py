@@ -31,7 +31,8 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled, Reroot, Start
 from protocol.speculation.token_tree import TokenTree, node_id
 from tests.conftest import Reference
-from tests.support.coreml_demo import CONTEXT, DEMO, converted_demo
+from tests.support.coreml_programs import DEMO_CONTEXT, converted_demo
+from tests.support.paths import DEMO_DRAFT
 from tests.support.processes import mark, members, remains, until
 
 TEXTS = (
@@ -40,7 +41,7 @@ TEXTS = (
     "class Stack:\n    def push(self, item):\n",
     "for i in range(10):\n    print(",
 )
-CODEC = TextCodec(DEMO)
+CODEC = TextCodec(DEMO_DRAFT)
 ONE, ROOT = SequenceId(1), NodeId(7)
 
 
@@ -120,7 +121,7 @@ def test_acceptance_and_hits_are_those_of_the_mlx_draft(reference: Reference, te
     sampling = Sampling(temperature=temperature, seed=4)
 
     converted = rates(CoreMlEngine.load(converted_demo(), "executor"), texts, sampling)
-    mlx = rates(MlxEngine.load(DEMO), texts, sampling)
+    mlx = rates(MlxEngine.load(DEMO_DRAFT), texts, sampling)
 
     assert converted.accepted == pytest.approx(mlx.accepted, abs=0.02)
     assert converted.hits == pytest.approx(mlx.hits, abs=0.02)
@@ -137,7 +138,7 @@ def saved_by_the_draft(name: str) -> int:
     for entry in Path(tempfile.gettempdir()).glob(f"launch-pipeline-{os.getuid()}-segments/lp-*"):
         with suppress(ArenaError, SegmentError, OSError):
             arena = Arena.attach(entry.name)
-            if json.loads(entry.read_bytes())["pid"] == owner and arena.layout.capacity == CONTEXT:
+            if json.loads(entry.read_bytes())["pid"] == owner and arena.layout.capacity == DEMO_CONTEXT:
                 most = max(most, arena.committed)
     return most
 

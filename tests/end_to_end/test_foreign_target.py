@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator import InputError, Pipeline, Result, SamplingParams
 from orchestrator.runtime.setup import OrchestratorSetup
-from tests.support.foreign_model import with_other_tokenizer
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET, ROOT
+from tests.support.tokenizer_files import with_other_tokenizer
 
 PROMPT = "for i in range(3):\n    print(i)\nfor i in range(3):\n"
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=4)
@@ -43,7 +43,7 @@ def test_it_decodes_alone_and_the_pipeline_says_why(target: str, alone: Result):
         result = pipeline.generate(PROMPT, PARAMS)
         state = pipeline.state()
 
-    assert pipeline.note.startswith(f"{NOTE} {target}: add --draft MODEL")
+    assert pipeline.note.startswith(f"{NOTE} {target}: choose a draft of")
     assert (state.strategy, state.draft, pipeline.strategy) == ("ar", "", "ar")
     assert (result.tokens, result.statistics.hit_rate) == (alone.tokens, None)
 

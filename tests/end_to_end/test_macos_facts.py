@@ -99,7 +99,7 @@ def test_what_forks_is_found(program: str):
 
 
 def test_no_resource_tracker_knows_of_our_segments(registry: Path):
-    """Before Python 3.13 the tracker of whoever attaches unlinks a live segment; ours are never told to any."""
+    """Before Python 3.13 the tracker of a process that attaches unlinks a live segment; ours are never registered."""
     name, memory = create_segment(4096)
     program = f"""
 from multiprocessing import resource_tracker

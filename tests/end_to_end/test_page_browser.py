@@ -270,7 +270,7 @@ def test_every_text_stands_out_from_its_ground(browser: Browser, scheme: str):
     browser.value("localStorage.clear()")
 
 
-def test_whoever_wants_no_motion_gets_none(browser: Browser, serving: Serving):
+def test_reduced_motion_stops_all_motion(browser: Browser, serving: Serving):
     browser.prefers(reduced_motion="reduce")
     opened(browser, serving)
 
@@ -323,7 +323,7 @@ def test_nothing_leaves_the_server_and_nothing_can(browser: Browser, serving: Se
     browser.complaints.clear()
 
 
-def test_a_page_that_nobody_sees_watches_nothing(browser: Browser):
+def test_a_hidden_page_watches_nothing(browser: Browser):
     browser.value("Object.defineProperty(document, 'hidden', { get: () => window.away, configurable: true })")
     browser.value("window.away = true; document.dispatchEvent(new Event('visibilitychange'))")
     browser.until("stream.signal.aborted")

@@ -1,15 +1,24 @@
-"""Small Core ML programs for tests, saved and read again."""
+"""Core ML packages for tests: small programs, saved and read again, and the demo draft, converted once a session."""
 
+import atexit
 from collections.abc import Callable
 from contextlib import redirect_stderr
+from functools import cache
 from io import StringIO
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 
+from draft_worker.coreml.conversion.build import convert
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.toolchain import toolchain
+from protocol.contracts.conversion import Choices, WeightKind
+from tests.support.paths import DEMO_DRAFT
+
+DEMO_CONTEXT = 512
 
 
 def numbers(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -41,3 +50,13 @@ def saved(
         )
     model.save(str(folder / "program.mlpackage"))
     return ProgramFile(folder / "program.mlpackage")
+
+
+@cache
+def converted_demo(weights: WeightKind = "fp16") -> Path:
+    """Its folder; with few slots, since the executor's time grows with them."""
+    room = mkdtemp(prefix="converted-demo-")
+    atexit.register(rmtree, room, ignore_errors=True)
+    folder = Path(room) / weights
+    convert(DEMO_DRAFT, folder, Choices(context=DEMO_CONTEXT, weights=weights))
+    return folder

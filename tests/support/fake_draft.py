@@ -81,7 +81,7 @@ class FakeSequence(EngineSequence):
         vars(other).update(vars(self), paths={}, _next_row=0, evaluated=[])
         other.prefix = self.prefix[:length]
         if exclusive:
-            # Whoever goes on using it is found out.
+            # A caller that still uses the old sequence fails.
             self.prefix, self.paths = [], {}
         return other
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from orchestrator.core.commands import Command, SendMessage
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.simulation import BuildWorker, Simulation, modelled_workers
 from protocol.messages.base import Role, SequenceId
@@ -15,7 +15,7 @@ from protocol.worker.pacing import DevicePace
 
 ONE, TWO, THREE = SequenceId(1), SequenceId(2), SequenceId(3)
 CONTEXT = 400
-LANGUAGE = InventedLanguage(AcceptanceModel(accept=0.7), seed=1, prompt_tokens=3)
+LANGUAGE = ModelledLanguage(AcceptanceModel(accept=0.7), seed=1, prompt_tokens=3)
 TARGET = DevicePace(steps=((1, 0.011), (17, 0.027)), prefill_rate=1000.0)
 DRAFT = DevicePace(steps=((1, 0.004),), prefill_rate=4000.0)
 DEVICES = Devices(target=TARGET, draft=DRAFT, baseline_draft=DRAFT)
@@ -40,8 +40,8 @@ class ScriptedSimulation(Simulation):
         else:
             deliver(incarnation, message)
 
-    def hear(self, role: Role, incarnation: int, message: FromWorker) -> None:
-        deliver = super().hear
+    def receive(self, role: Role, incarnation: int, message: FromWorker) -> None:
+        deliver = super().receive
         if self.holds(message):
             self._held.append(lambda: deliver(role, incarnation, message))
         else:

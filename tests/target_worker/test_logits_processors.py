@@ -27,7 +27,7 @@ from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.processing import processed
 from tests.support.tiny_models import VOCABULARY, network, stock_logits
-from tests.support.tiny_tokenizer import END, ids, text, write_tokenizer
+from tests.support.tokenizer_files import END, ids, text, write_tokenizer
 from tests.target_worker.kv.test_checkpoint import HELLO, answers
 
 PROMPT = ids('say {"a": 1}')

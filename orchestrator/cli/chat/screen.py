@@ -44,7 +44,7 @@ class Screen(Protocol):
         """The next message; None at the end. Raises KeyboardInterrupt for Ctrl-C on an empty line."""
         ...
 
-    def tell(self, words: str, wrong: bool = False) -> None:
+    def note(self, words: str, wrong: bool = False) -> None:
         """Something that is no answer."""
         ...
 
@@ -70,7 +70,7 @@ class Plain:
                 break
         return "\n".join(message) if message else None
 
-    def tell(self, words: str, wrong: bool = False) -> None:
+    def note(self, words: str, wrong: bool = False) -> None:
         print(words, file=sys.stderr)
 
     def answering(self) -> "PlainAnswer":
@@ -112,7 +112,7 @@ class Terminal:
         except EOFError:
             return None
 
-    def tell(self, words: str, wrong: bool = False) -> None:
+    def note(self, words: str, wrong: bool = False) -> None:
         self._console.print(words, style="red" if wrong else "dim", markup=False, highlight=False)
 
     def answering(self) -> "LiveAnswer":

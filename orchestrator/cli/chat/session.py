@@ -55,7 +55,7 @@ def converse(screen: "Screen", conversation: ChatConversation, answerer: Answere
             if interrupted or not screen.lasting:
                 raise
             interrupted = True
-            screen.tell(_ENDING)
+            screen.note(_ENDING)
             continue
         if line is None:
             return
@@ -66,7 +66,7 @@ def converse(screen: "Screen", conversation: ChatConversation, answerer: Answere
             except PipelineError as error:
                 if not screen.lasting:
                     raise
-                screen.tell(str(error), wrong=True)
+                screen.note(str(error), wrong=True)
 
 
 def _turn(screen: "Screen", conversation: ChatConversation, answerer: Answerer, line: str) -> bool:
@@ -74,7 +74,7 @@ def _turn(screen: "Screen", conversation: ChatConversation, answerer: Answerer, 
     if is_command(line):
         words = conversation.command(line)
         if words:
-            screen.tell(words)
+            screen.note(words)
         return False
     question = without_escape(line)
     with screen.answering() as shown:

@@ -1,11 +1,16 @@
-"""`launch-pipeline attach`: options to a worker that is lent to another machine, and a line about its state."""
+"""`launch-pipeline attach` and `target-rank`: a worker of this machine for a pipeline on another machine."""
 
+import os
 import re
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
@@ -13,7 +18,10 @@ from orchestrator.cli.options import draft_engine_option
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.draft_choice import draft_choice
+from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.known_servers import KnownServer, known_server, known_servers
+from orchestrator.machine.target_hosts import checked_hosts
+from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
 from protocol.messages.base import Role
 from protocol.paths import keys_folder
@@ -22,6 +30,9 @@ from protocol.security.keys import JoinLine
 
 _DISCOVERY_SECONDS = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
+_REFUSED = 2
+"""Exit code of a rank that would fail again."""
+_PAUSE_SECONDS = 0.5
 
 
 @click.command()
@@ -62,6 +73,29 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, **o
     with console.status("Connecting ...") as status:
         attachment = Attachment(lending, show=_shown(console, status.update))
         attachment.run()
+
+
+@click.command("target-rank")
+@click.option("--hosts", "file", metavar="FILE", required=True, help="The hosts file, the same on every host.")
+@click.option("--rank", type=click.IntRange(min=1), required=True, help="Which of its hosts this is; the first is 0.")
+@click.option("--target", metavar="MODEL", help="The same as at rank 0. Default: demo model.")
+def target_rank(file: str, rank: int, target: str | None) -> None:
+    """Serve a target that is bigger than one machine, as one of its ranks, until Ctrl-C.
+
+    Rank 0 is the pipeline itself. The wire between the ranks must be one that you trust: MLX neither
+    authenticates nor encrypts what goes over it.
+
+    \b
+    launch-pipeline start --target-hosts hosts.json --target MODEL              on the first host
+    launch-pipeline target-rank --hosts hosts.json --rank 1 --target MODEL      on the second
+    """
+    folder = resolve(target, "target")
+    hosts = checked_hosts(file, folder)
+    if rank >= hosts.ranks:
+        raise InputError(f"The hosts file {file} has no rank {rank}: choose 1 to {hosts.ranks - 1}.")
+    while _lived(RankSetup(hosts=hosts, rank=rank, model=str(folder))) != _REFUSED:
+        time.sleep(_PAUSE_SECONDS)
+    raise InputError(f"Rank {rank} can't serve: see the reason above.")
 
 
 def _server(folder: Path, text: str | None, line: JoinLine | None, discover: bool) -> KnownServer:
@@ -120,3 +154,27 @@ def _shown(console: Console, update: Any) -> Any:
 def _kind(line: str) -> str:
     """The line without its numbers, which change all the time."""
     return re.sub(r"[0-9.]+", "", line)
+
+
+def _lived(setup: RankSetup) -> int:
+    """Run the rank until it ends; its exit code."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            setup = msgspec.structs.replace(setup, life=theirs.fileno())
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "target_worker.tensor_parallel.rank_process",
+                    msgspec.json.encode(setup).decode(),
+                ],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **worker_environment("target", ())},
+            )
+        try:
+            return process.wait()
+        finally:
+            process.kill()
+            process.wait()

@@ -17,7 +17,7 @@ from orchestrator.cli.options import (
     target_option,
     without_effect,
 )
-from orchestrator.cli.pipelines import tell
+from orchestrator.cli.pipelines import print_notes
 
 _FAILED = 1
 _GROWING = "ar,adaptive"
@@ -70,7 +70,7 @@ def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: i
     launch-pipeline bench --reuse --turns 50 --repeats 1
     launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01 --strategies ar,adaptive --draft-tokens 0
     """
-    tell(without_effect({}))
+    print_notes(without_effect({}))
     if micro:
         _micro(options["as_json"])
     elif reuse:

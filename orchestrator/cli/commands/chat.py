@@ -11,7 +11,7 @@ from orchestrator.api.client import Client
 from orchestrator.cli.chat.conversation import ChatConversation
 from orchestrator.cli.chat.session import Answerer, converse
 from orchestrator.cli.options import address_option, pipeline_options, without_effect
-from orchestrator.cli.pipelines import started, tell
+from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.sampling_options import sampling, sampling_options
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.runtime.request_state import require_compatible
@@ -53,11 +53,11 @@ def chat(system: str, no_history: bool, address: str | None, **options: Any) -> 
         if address is None:
             client: Client = stack.enter_context(started(options, notes, quiet=not shown.lasting))
         else:
-            tell(notes)
+            print_notes(notes)
             client = Client(address)
         template = ChatTemplate(_folder(client, options["target"]))
         if shown.lasting:
-            shown.tell(_welcome(template))
+            shown.note(_welcome(template))
         # Ctrl-C is one of the ways to end a chat.
         with suppress(KeyboardInterrupt) if shown.lasting else ExitStack():
             converse(shown, conversation, Answerer(client, template))

@@ -10,7 +10,7 @@ from rich.console import Console
 from orchestrator.cli import report
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.options import without_effect
-from orchestrator.cli.pipelines import tell
+from orchestrator.cli.pipelines import print_notes
 
 _FAILED = 1
 
@@ -31,7 +31,7 @@ def doctor(as_json: bool, neural_engine: bool, draft: str | None, runtime: Any) 
     """
     from orchestrator.tools.doctor.doctor import examine, to_json
 
-    tell(without_effect({}))
+    print_notes(without_effect({}))
     findings = _neural_engine(draft, runtime, quiet=as_json) if neural_engine else examine()
     if as_json:
         click.echo(json.dumps(to_json(findings)))

@@ -12,7 +12,7 @@ from orchestrator.api.result import Result
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.cli import report
 from orchestrator.cli.options import address_option, pipeline_options, without_effect
-from orchestrator.cli.pipelines import started, tell
+from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.sampling_options import sampling, sampling_options
 from orchestrator.runtime.request_state import require_compatible
 from protocol.contracts.engines import NO_DRAFT
@@ -41,7 +41,7 @@ def generate(
     notes = without_effect(options)
     params = sampling(options)
     if address is not None:
-        tell(notes)
+        print_notes(notes)
         _run(Client(address), text, params, as_json, quiet)
         return
     if options["draft_engine"] != NO_DRAFT:

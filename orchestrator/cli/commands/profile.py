@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from orchestrator.cli.options import given_only, pipeline_options, without_effect
-from orchestrator.cli.pipelines import tell
+from orchestrator.cli.pipelines import print_notes
 from orchestrator.tools.bench.prompts import read_prompts
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def profile(prompt: str | None, out: Path, as_json: bool, **options: Any) -> Non
     launch-pipeline profile --overhead 10
     """
     task = _task(prompt if prompt is not None else read_prompts(None, 1)[0], options)
-    tell(without_effect(options))
+    print_notes(without_effect(options))
     if options["overhead"] is not None:
         _overhead(task, options["overhead"], as_json)
     else:
@@ -93,7 +93,7 @@ def _overhead(task: "ProfileTask", groups: int, as_json: bool) -> None:
     from orchestrator.tools.profile.overhead import tracing_cost
 
     with _notice(as_json) as notice:
-        found = tracing_cost(task, groups, notice, on_note=lambda note: tell([note]))
+        found = tracing_cost(task, groups, notice, on_note=lambda note: print_notes([note]))
     if as_json:
         click.echo(msgspec.json.encode(found._asdict()).decode())
         return

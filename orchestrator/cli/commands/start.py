@@ -1,16 +1,23 @@
-"""`launch-pipeline start` and `serve-workers`: a pipeline that runs until Ctrl-C, for clients and remote workers."""
+"""`launch-pipeline start`, `serve-workers` and `workers`: a pipeline that keeps running, and its workers."""
 
+import json
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
 import click
+import msgspec
+from rich.table import Table
+from rich.text import Text
 
-from orchestrator.cli.commands.workers import welcome
+from orchestrator.api.owner import Owner, listening_pipelines, the_pipeline
 from orchestrator.cli.options import pipeline_options, target_engine_option, without_effect
 from orchestrator.cli.pipelines import started
+from orchestrator.cli.report import print_whole
 from orchestrator.machine.known_servers import KnownServer
 from orchestrator.tools.attach.discovery import announced
 from protocol.errors import InputError
+from protocol.messages.remote import Invitation, WorkerEntry
 from protocol.security.addresses import Endpoint
 from protocol.security.keys import JoinLine
 
@@ -19,6 +26,7 @@ _address_option = click.option(
     "--address", default="tcp://127.0.0.1:5570", show_default=True, help="Where clients connect, on this machine."
 )
 _announce_option = click.option("--announce", metavar="NAME", help="Be found under this name on the local network.")
+_PID = click.option("--pid", type=int, help="Which pipeline, if several run: its process id.")
 
 
 @click.command()
@@ -56,6 +64,56 @@ def serve_workers(**options: Any) -> None:
     _keep_running(options)
 
 
+@click.group()
+def workers() -> None:
+    """Workers of a running pipeline, those of other machines among them."""
+
+
+@workers.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.option("--pid", type=int, help="Only of the pipeline with this process id.")
+def list_workers(as_json: bool, pid: int | None) -> None:
+    """List the workers of every pipeline here that accepts remote workers.
+
+    \b
+    launch-pipeline workers list
+    launch-pipeline workers list --json
+    """
+    chosen = listening_pipelines() if pid is None else {pid: the_pipeline(pid)}
+    if not chosen:
+        the_pipeline(None)
+    found = {process: Owner(session).workers() for process, session in chosen.items()}
+    if as_json:
+        rows = [_row(process, entry) for process, entries in found.items() for entry in entries]
+        click.echo(json.dumps(rows))
+        return
+    for process, entries in found.items():
+        if len(found) > 1:
+            click.echo(f"Pipeline {process}:")
+        print_whole(workers_table(entries))
+
+
+@workers.command()
+@_PID
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def invite(pid: int | None, as_json: bool) -> None:
+    """Print a new join line, good for one machine and ten minutes."""
+    invitation = Owner(the_pipeline(pid)).invite()
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(invitation)))
+    else:
+        click.echo(invitation.line)
+
+
+@workers.command()
+@click.argument("name")
+@_PID
+def revoke(name: str, pid: int | None) -> None:
+    """Disconnect the machine NAME with all its workers; it needs a new join line to come back."""
+    Owner(the_pipeline(pid)).revoke(name)
+    click.echo(f"{name} is gone. Requests go on without it.")
+
+
 def _keep_running(options: dict[str, Any]) -> None:
     announce, listens = options.pop("announce"), options["listen"] is not None
     if announce and not listens:
@@ -66,8 +124,36 @@ def _keep_running(options: dict[str, Any]) -> None:
         click.echo(f"Ctrl-C ends it. In Python: orchestrator.Client({pipeline.address!r})")
         if listens:
             invitation = pipeline.owner.invite()
-            click.echo(welcome(invitation))
+            click.echo(_welcome(invitation))
             line = JoinLine.parse(invitation.line)
             if announce:
                 stack.enter_context(announced(announce, KnownServer(Endpoint(line.host, line.port), line.server)))
         pipeline.wait()
+
+
+def _welcome(invitation: Invitation) -> str:
+    """How workers of other machines join, for the owner of a new pipeline."""
+    return (
+        f"On the other machine, within {invitation.seconds / 60:.0f} minutes:\n\n"
+        f"  launch-pipeline attach draft {invitation.line}\n\n"
+        "Another line: launch-pipeline workers invite\nWho is there: launch-pipeline workers list"
+    )
+
+
+def _row(process: int, entry: WorkerEntry) -> dict[str, Any]:
+    return {"pipeline": process, **msgspec.to_builtins(entry)}
+
+
+def workers_table(entries: Iterable[WorkerEntry]) -> Table:
+    table = Table(box=None, padding=(0, 2))
+    for title in ("name", "role", "state", "model", "device", "round trip", "clock ahead by"):
+        table.add_column(title)
+    for entry in entries:
+        away = "" if entry.round_trip is None else f"{entry.round_trip * 1000:.2f} ms"
+        ahead = ""
+        if entry.clock_offset is not None and entry.round_trip is not None:
+            ahead = f"{entry.clock_offset:.6f} s ± {entry.round_trip * 500:.2f} ms"
+        name = entry.model.rstrip("/").rpartition("/")[2]
+        model = f"{name} ({entry.engine})" if entry.engine else name
+        table.add_row(*map(Text, (entry.name, entry.role or "", entry.status, model, entry.device, away, ahead)))
+    return table

@@ -53,7 +53,7 @@ class KvIntake:
         if worker.model_fingerprint != target.model_fingerprint:
             return (
                 f"The prefill worker's model ({worker.model}) is not the target's ({target.model}): "
-                "give --target the same files, byte for byte."
+                "attach it with the same files, byte for byte."
             )
         if worker.kv != target.kv:
             return (
@@ -75,7 +75,7 @@ class KvIntake:
             layout.segment_bytes + sum(one.arena.layout.segment_bytes for one in self._unfinished.values())
             > self._limit
         ):
-            return Fault("refused", "This prompt's KV is larger than --arena-memory.", message.sequence)
+            return Fault("refused", "This prompt's KV is larger than the memory for arenas.", message.sequence)
         try:
             arena = Arena.create(layout, fingerprint=self._target.model_fingerprint, epoch=self._epoch)
         except SegmentError as error:

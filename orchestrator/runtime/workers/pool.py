@@ -122,10 +122,10 @@ class WorkerPool:
             "prefill": "The target of this pipeline is still being loaded."
             if self._setup.prefill_engine == "guest"
             else "This pipeline takes no prefill worker, which could change its text: "
-            "its owner has to start it with --prefill-engine guest.",
+            "its owner has to start it with prefill engine guest.",
         }
         if self._setup.target_engine != "none":
-            refusals["target"] = "This pipeline has its own target: start it with --target-engine none."
+            refusals["target"] = "This pipeline has its own target: its owner has to start it with target engine none."
         if not self._drafts:
-            refusals["draft"] = f"This pipeline runs --strategy {self._setup.options.strategy}, which uses no draft."
+            refusals["draft"] = f"This pipeline runs the strategy {self._setup.options.strategy}, which uses no draft."
         return refusals

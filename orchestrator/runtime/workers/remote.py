@@ -23,8 +23,8 @@ from protocol.messages.base import Message
 from protocol.messages.client import Refused
 from protocol.messages.remote import (
     Attach,
-    FromGuest,
     FromOwner,
+    FromRemote,
     Invitation,
     Invite,
     Join,
@@ -68,7 +68,7 @@ class RemoteWorkers:
         self._keys = own_keys(folder)
         self._guard = Guard(context, folder)
         self._hub = Hub(
-            context, setup.listening.address, FromGuest, guard=self._guard, keys=self._keys, limit=MAX_WORKER_FRAME
+            context, setup.listening.address, FromRemote, guard=self._guard, keys=self._keys, limit=MAX_WORKER_FRAME
         )
         self._owner = Hub(context, Session(Path(setup.session)).owner_address, FromOwner)
         self._epoch = epoch

@@ -25,7 +25,7 @@ from orchestrator.runtime.workers.launch import launch, worker_command
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.base import Role, plain
 from protocol.messages.client import Refused
-from protocol.messages.remote import Attach, Join, Joined, Leave, StatusUpdate, ToGuest, Welcome
+from protocol.messages.remote import Attach, Join, Joined, Leave, StatusUpdate, ToRemote, Welcome
 from protocol.security.keys import JoinLine, KeyPair, own_keys
 from protocol.transport.link import Link
 from protocol.worker.process import WorkerSetup
@@ -150,7 +150,7 @@ class Attachment:
         """Register this machine's own key with the one-time keys of the join line."""
         line = self._lending.line
         assert line is not None
-        joining = self._connect(line.guest_keys())
+        joining = self._connect(line.one_time_keys())
         try:
             joining.send(Join(self._lending.name, self._keys.public.decode()))
             while True:
@@ -229,7 +229,7 @@ class Attachment:
 
     def _connect(self, keys: KeyPair) -> Link:
         server = self._lending.server
-        return Link(self._context, server.address, STAMP, ToGuest, server=server.public, keys=keys)
+        return Link(self._context, server.address, STAMP, ToRemote, server=server.public, keys=keys)
 
     @property
     def _where(self) -> str:

@@ -17,7 +17,7 @@ from orchestrator.core.options import Options
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
 from orchestrator.core.telemetry.subscribers import FRAME_INTERVAL
 from orchestrator.machine.device_profiles import load_profile
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.simulation import modelled_pipeline
 from protocol.contracts.figure import Figure
@@ -82,7 +82,7 @@ class _TimedRecorder:
 
 
 def _recorded(tokens: int) -> list[tuple[Event, float]]:
-    language = InventedLanguage(AcceptanceModel(accept=0.8), seed=1, prompt_tokens=64)
+    language = ModelledLanguage(AcceptanceModel(accept=0.8), seed=1, prompt_tokens=64)
     simulation = modelled_pipeline(Options(), language, Devices.of(load_profile(_DEVICE)), seed=1, kept=None)
     simulation.submit(1, tokens)
     simulation.run()

@@ -42,7 +42,7 @@ def target_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnC
         taken = []
         for _ in range(_WARM_UP + samples):
             if not verifying.has_room(width):
-                harness.tell("target", Stop(verifying.start.sequence))
+                harness.send("target", Stop(verifying.start.sequence))
                 verifying = _verifying(harness, sequences)
             taken.append(_verify(harness, verifying, width))
         steps[width] = median(taken[_WARM_UP:])
@@ -95,17 +95,17 @@ def _overlapping(harness: WorkerHarness, hellos: tuple[Hello, Hello], samples: i
     verifying = _verifying(harness, sequences)
     growing = GrowthLoad(RandomSequences(hellos[1], seed=1), _DRAFT_OVERLAP_WIDTH)
     _begin(harness, growing)
-    harness.tell("target", verifying.ask(_TARGET_OVERLAP_WIDTH))
+    harness.send("target", verifying.ask(_TARGET_OVERLAP_WIDTH))
     verified: list[float] = []
     grown: list[float] = []
     while min(len(verified), len(grown)) < _WARM_UP + samples:
-        match harness.hear():
+        match harness.receive():
             case Verdict() as verdict:
                 verified.append(verdict.seconds)
                 verifying.heard(verdict)
                 if not verifying.has_room(_TARGET_OVERLAP_WIDTH):
                     verifying = _verifying(harness, sequences)
-                harness.tell("target", verifying.ask(_TARGET_OVERLAP_WIDTH))
+                harness.send("target", verifying.ask(_TARGET_OVERLAP_WIDTH))
             case Grow() as grow:
                 if grow.evaluated == _DRAFT_OVERLAP_WIDTH:
                     grown.append(grow.seconds)
@@ -117,7 +117,7 @@ def _overlapping(harness: WorkerHarness, hellos: tuple[Hello, Hello], samples: i
 
 
 def _verify(harness: WorkerHarness, verifying: VerifyLoad, width: int) -> float:
-    harness.tell("target", verifying.ask(width))
+    harness.send("target", verifying.ask(width))
     verdict = harness.await_message(Verdict)
     verifying.heard(verdict)
     return verdict.seconds
@@ -126,7 +126,7 @@ def _verify(harness: WorkerHarness, verifying: VerifyLoad, width: int) -> float:
 def _verifying(harness: WorkerHarness, sequences: RandomSequences) -> VerifyLoad:
     """A new sequence whose prompt the target has prefilled."""
     verifying = VerifyLoad(sequences)
-    harness.tell("target", verifying.start)
+    harness.send("target", verifying.start)
     harness.await_message(Prefilled)
     return verifying
 
@@ -134,9 +134,9 @@ def _verifying(harness: WorkerHarness, sequences: RandomSequences) -> VerifyLoad
 def _target_rates(harness: WorkerHarness, sequences: RandomSequences) -> Iterator[float]:
     for repeat in range(4):
         start = sequences.start(min(_PROMPT_TOKENS, sequences.context // 2))
-        harness.tell("target", start)
+        harness.send("target", start)
         prefilled = harness.await_message(Prefilled)
-        harness.tell("target", Stop(start.sequence))
+        harness.send("target", Stop(start.sequence))
         if repeat:
             yield prefilled.tokens / prefilled.seconds
 
@@ -146,10 +146,10 @@ def _draft_rates(harness: WorkerHarness, sequences: RandomSequences) -> Iterator
     for repeat in range(4):
         start = sequences.start(min(_PROMPT_TOKENS, sequences.context // 2), BestFirst(width=1, fan=2))
         began = time.perf_counter()
-        harness.tell("draft", start)
+        harness.send("draft", start)
         grow = _first_of(harness, start.sequence)
         seconds = time.perf_counter() - began - grow.seconds
-        harness.tell("draft", Stop(start.sequence))
+        harness.send("draft", Stop(start.sequence))
         if repeat:
             yield (len(start.tokens) - 1) / seconds
 
@@ -164,9 +164,9 @@ def _first_of(harness: WorkerHarness, sequence: int) -> Grow:
 
 def _begin(harness: WorkerHarness, growing: GrowthLoad) -> None:
     for message in growing.begin():
-        harness.tell("draft", message)
+        harness.send("draft", message)
 
 
 def _end(harness: WorkerHarness, growing: GrowthLoad) -> None:
     for message in growing.end():
-        harness.tell("draft", message)
+        harness.send("draft", message)

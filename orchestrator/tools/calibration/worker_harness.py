@@ -40,7 +40,7 @@ class WorkerHarness:
 
     def __exit__(self, *_: object) -> None:
         for role in self._peers:
-            self.tell(role, Shutdown())
+            self.send(role, Shutdown())
         self._supervisor.stop([self._supervisor.children[role].incarnation for role in self._peers])
         self._hub.close()
         self._context.term()
@@ -54,17 +54,17 @@ class WorkerHarness:
                 self._peers[role] = arrival.peer
                 return arrival.message
 
-    def tell(self, role: Role, message: ToWorker) -> None:
+    def send(self, role: Role, message: ToWorker) -> None:
         self._hub.send(self._peers[role], message, Stamp(self._epoch, self._supervisor.children[role].incarnation))
 
-    def hear(self) -> FromWorker:
+    def receive(self) -> FromWorker:
         """The next message of any worker."""
         return self._arrival().message
 
     def await_message(self, kind: type[M]) -> M:
         """The next message of this kind; other messages are skipped."""
         while True:
-            message = self.hear()
+            message = self.receive()
             if isinstance(message, kind):
                 return message
 

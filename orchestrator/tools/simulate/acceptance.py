@@ -85,7 +85,7 @@ class AcceptanceModel:
 
 
 @dataclass(frozen=True)
-class InventedLanguage:
+class ModelledLanguage:
     """Random tokens without repetition. A draft's guesses follow `acceptance`."""
 
     acceptance: AcceptanceModel

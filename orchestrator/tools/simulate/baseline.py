@@ -7,7 +7,7 @@ temperature 0 it accepts a draft token only if two independent draws agree.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.language import Language
 from protocol.messages.base import NodeId
@@ -57,7 +57,7 @@ def agreement(language: Language, acceptance: AcceptanceModel | None) -> Agreeme
     """
     if acceptance is None:
         return lambda request, position: _guessed(language, request, position)
-    chances = InventedLanguage(acceptance)
+    chances = ModelledLanguage(acceptance)
     return lambda request, position: chances.rank_at(request, position, chances.accept_at(request, position)) == 1
 
 

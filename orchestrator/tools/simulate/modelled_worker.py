@@ -68,7 +68,7 @@ class WorkerHost:
         self.incarnation = incarnation
         self.alive = True
         """A dead worker sends nothing; messages that it sent before still arrive."""
-        self.up = False
+        self.is_up = False
         """The orchestrator knows that it is up."""
         self._clock = clock
         self._reply_to = receive
@@ -78,7 +78,7 @@ class WorkerHost:
         self._outbound = WireDirection(clock, wire, seed, incarnation, 0)
         self._inbound = WireDirection(clock, wire, seed, incarnation, 1)
 
-    def tell(self, message: ToWorker) -> None:
+    def send(self, message: ToWorker) -> None:
         self._outbound.send(self._clock.now, lambda: self._receive(message))
 
     def rewire(self, wire: Wire) -> None:

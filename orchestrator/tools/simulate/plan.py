@@ -7,7 +7,7 @@ from statistics import mean
 import msgspec
 
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.baseline import Agreement, DecodingTime, agreement, plain_decoding, turn_taking
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.language import Language
@@ -51,7 +51,7 @@ class Scenario:
         return (
             ReplayedLanguage(self.recorded, self.seed)
             if self.recorded
-            else InventedLanguage(self.acceptance, self.seed)
+            else ModelledLanguage(self.acceptance, self.seed)
         )
 
     def work(self) -> list[tuple[int, int]]:

@@ -166,7 +166,7 @@ class Simulation:
         """End a worker's process or its connection."""
         host = self.hosts.pop(incarnation)
         host.alive = False
-        if host.up:
+        if host.is_up:
             self.step(WorkerDown(host.role, incarnation))
 
     def kill(self, role: Role) -> bool:
@@ -185,20 +185,20 @@ class Simulation:
         self._incarnations += 1
         role, incarnation, machine = worker.hello.role, self._incarnations, self.machine
 
-        def receive(message: FromWorker) -> None:
+        def deliver(message: FromWorker) -> None:
             # Messages of a dead worker still arrive, but only in the same life of the orchestrator.
             if machine is self.machine:
-                self.hear(role, incarnation, message)
+                self.receive(role, incarnation, message)
 
         wire = wire or (self.wires.target if role == "target" else self.wires.draft)
-        host = WorkerHost(worker, incarnation, self.clock, wire, self._seed, receive)
+        host = WorkerHost(worker, incarnation, self.clock, wire, self._seed, deliver)
         self.hosts[incarnation] = host
         return host
 
     def _load(self, host: WorkerHost, seconds: float, remote: bool) -> None:
         def loaded() -> None:
             if host.alive:
-                host.up = True
+                host.is_up = True
                 self.step(WorkerUp(host.incarnation, host.worker.hello, remote))
 
         if seconds > 0.0:
@@ -218,9 +218,9 @@ class Simulation:
         return commands
 
     def send(self, incarnation: int, message: ToWorker) -> None:
-        self.hosts[incarnation].tell(message)
+        self.hosts[incarnation].send(message)
 
-    def hear(self, role: Role, incarnation: int, message: FromWorker) -> None:
+    def receive(self, role: Role, incarnation: int, message: FromWorker) -> None:
         self.step(Arrived(role, incarnation, message))
 
     def perform(self, command: Command) -> None:

@@ -7,7 +7,8 @@ import pytest
 import zmq
 
 from orchestrator import AsyncClient, Client, Pipeline, Result, SamplingParams
-from orchestrator.api.batch import MOST_AT_ONCE, Batch, is_batch, submits
+from orchestrator.api.batch import MOST_AT_ONCE, Batch
+from orchestrator.api.submission import is_batch, submits
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import Cancel, Done, Inquire, Output, Refused, Submit
 from protocol.transport.codec import Stamp, decode, encode
@@ -18,7 +19,7 @@ PROMPTS = ["def quicksort(items):", "import os", "class Node:"]
 
 
 def batch(count: int) -> tuple[Batch, list[Submit]]:
-    sent = submits(["x"] * count, None, [f"r{index}" for index in range(count)])
+    sent = [SamplingParams().submit(f"r{index}", "x") for index in range(count)]
     return Batch(sent), sent
 
 
@@ -84,17 +85,16 @@ def test_a_list_is_a_batch_if_it_is_empty_or_holds_prompts(prompt, expected: boo
 @pytest.mark.parametrize("prompts", [["a", [1]], ["a", 1], [[1], 2], [[1], "a"], [None]])
 def test_prompts_of_several_kinds_are_an_error(prompts: list):
     with pytest.raises(InputError, match="give prompts of one kind"):
-        submits(prompts, None, ["r"] * len(prompts))
+        submits(prompts, None)
 
 
 def test_parameters_are_for_all_or_one_for_each():
     params = [SamplingParams(max_tokens=count) for count in (3, 4)]
-    names = ["r0", "r1"]
 
-    assert [each.max_tokens for each in submits(["a", "b"], params, names)] == [3, 4]
-    assert [each.max_tokens for each in submits(["a", "b"], params[0], names)] == [3, 3]
+    assert [each.max_tokens for each in submits(["a", "b"], params)] == [3, 4]
+    assert [each.max_tokens for each in submits(["a", "b"], params[0])] == [3, 3]
     with pytest.raises(InputError, match="2 prompts and 1 SamplingParams"):
-        submits(["a", "b"], params[:1], names)
+        submits(["a", "b"], params[:1])
 
 
 class Hub:

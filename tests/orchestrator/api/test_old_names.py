@@ -83,7 +83,7 @@ def test_configuration_and_environment_know_old_names(tmp_path: Path, monkeypatc
     assert (rows["--kv-memory"], rows["--kept-memory"]) == (7, 9)
 
 
-def test_config_does_not_list_old_names_that_nobody_set():
+def test_config_does_not_list_old_names_that_are_not_set():
     found = CliRunner().invoke(cli, ["config", "generate"], catch_exceptions=False)
 
     assert "--kv-memory" not in found.output

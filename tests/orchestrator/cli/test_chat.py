@@ -37,7 +37,7 @@ class Script:
             raise line
         return line
 
-    def tell(self, words: str, wrong: bool = False) -> None:
+    def note(self, words: str, wrong: bool = False) -> None:
         self.told.append(f"Error: {words}" if wrong else words)
 
     def answering(self) -> PlainAnswer:

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: real processes, one sentence when something is wrong, nothing left behind."""
+"""The command line as a user sees it: real processes, one sentence when something is wrong, nothing left behind."""
 
 import json
 import os
@@ -15,9 +15,9 @@ import pytest
 
 from orchestrator import SamplingParams
 from tests.conftest import Reference
-from tests.support.foreign_model import with_other_tokenizer
 from tests.support.paths import DEMO_TARGET
 from tests.support.processes import members, remains, until
+from tests.support.tokenizer_files import with_other_tokenizer
 
 PROMPT = "def quicksort(items):"
 DEMO = DEMO_TARGET
@@ -253,7 +253,7 @@ def test_a_draft_with_another_tokenizer_is_refused(other_tokenizer: Path):
     assert "the draft engine ngram" in errors
 
 
-def test_an_architecture_nobody_knows_is_refused(other_architecture: Path):
+def test_an_unknown_architecture_is_refused(other_architecture: Path):
     code, output, errors = run("generate", "x", "--target", str(other_architecture), "--draft-engine", "none")
 
     assert (code, output) == (2, "")
@@ -269,7 +269,7 @@ def test_an_address_in_use_is_refused(address: str):
     assert "choose another address" in errors
 
 
-def test_an_address_where_nobody_listens_is_named():
+def test_an_address_without_a_pipeline_is_named():
     code, output, errors = run("generate", "x", "--address", "ipc:///tmp/nobody-listens-here")
 
     assert (code, output) == (1, "")

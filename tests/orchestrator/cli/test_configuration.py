@@ -1,4 +1,4 @@
-"""Laws of settings: flags beat the environment, which beats the file; what nobody knows is named."""
+"""Laws of settings: flags beat the environment, which beats the file; an unknown setting is named."""
 
 import json
 from pathlib import Path

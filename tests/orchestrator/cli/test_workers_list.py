@@ -3,7 +3,7 @@
 import pytest
 from rich import console as rich_console
 
-from orchestrator.cli.commands.workers import workers_table
+from orchestrator.cli.commands.start import workers_table
 from orchestrator.cli.report import print_whole
 from protocol.messages.remote import WorkerEntry
 

@@ -191,7 +191,7 @@ def test_a_draft_that_lost_its_place_is_started_again():
     simulation.submit(1, max_tokens=60)
     simulation.run_events(8)
     draft = simulation.own["draft"]
-    simulation.hosts[draft].tell(Stop(ONE))
+    simulation.hosts[draft].send(Stop(ONE))
     served(simulation)
 
     assert len(simulation.sent(Start, draft)) == 2

@@ -138,7 +138,7 @@ def test_places_go_round():
     assert scheduler.preempt(SequenceId(2), 12) == 4
     assert scheduler.remove(SequenceId(2)) is None, "it waited"
     assert scheduler.remove(SequenceId(3)) == 1
-    assert scheduler.preempt(SequenceId(4), 100) is None, "nobody waits"
+    assert scheduler.preempt(SequenceId(4), 100) is None, "no request waits"
 
 
 def test_the_most_probable_nodes_of_all_trees_are_verified_together():

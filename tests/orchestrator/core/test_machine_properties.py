@@ -14,7 +14,7 @@ from orchestrator.core.options import Options
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.runtime.journal import Journal, replay
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker, Work, WorkerHost
 from orchestrator.tools.simulate.simulation import Simulation
@@ -38,9 +38,9 @@ class DisorderedSimulation(Simulation):
         self.bag: list[Callable[[], None]] = []
         """Each delivers one message."""
 
-    def _language(self, draft: int) -> InventedLanguage:
+    def _language(self, draft: int) -> ModelledLanguage:
         """Drafts are wrong at different positions."""
-        return InventedLanguage(self._acceptance, prompt_tokens=self._prompt_tokens, draft=(draft,))
+        return ModelledLanguage(self._acceptance, prompt_tokens=self._prompt_tokens, draft=(draft,))
 
     def _worker(self, role: Role) -> ModelledWorker:
         language = self._language(len(self.history))
@@ -64,7 +64,7 @@ class DisorderedSimulation(Simulation):
     def _reply(self, host: WorkerHost, work: Work) -> None:
         self.clock.now += work.seconds
         for reply in work.replies:
-            self.bag.append(lambda reply=reply: self.hear(host.role, host.incarnation, reply))
+            self.bag.append(lambda reply=reply: self.receive(host.role, host.incarnation, reply))
 
     def travel(self, fate: str, pick: int) -> bool:
         """The next message, or another one, arrives or does not; False if there is none and no worker has work."""
@@ -166,7 +166,7 @@ class Disorder(RuleBasedStateMachine):
             assert all(phases[id] is Phase.VERIFYING for id in self.machine.under_verification)
 
     @invariant()
-    def no_more_requests_than_places_are_decoded_and_nobody_waits_for_a_free_one(self):
+    def no_more_requests_than_places_are_decoded_and_none_waits_for_a_free_one(self):
         if hasattr(self, "simulation"):
             queued = [one for one in self.machine.sequences.values() if one.phase is Phase.WAITING]
             served = len(self.machine.sequences) - len(queued)

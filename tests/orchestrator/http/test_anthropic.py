@@ -258,12 +258,12 @@ def test_each_block_ends_before_the_next_begins(hermes: ChatTemplate):
 def test_errors_have_the_shape_that_its_clients_read():
     at_once = post(MESSAGES, HI, FakePipeline(lambda _: [InputError("No.")]))
     later = post(MESSAGES, {**HI, "stream": True}, FakePipeline(lambda _: ["Hel", PipelineError("Oh.")]))
-    nobody = talk(lambda client: client.post(MESSAGES, json=HI), headers={"x-api-key": "wrong"})
+    refused = talk(lambda client: client.post(MESSAGES, json=HI), headers={"x-api-key": "wrong"})
     unknown = post(MESSAGES, {**HI, "model": "other"})
 
     assert at_once.json()["error"] == {"type": "invalid_request_error", "message": "No."}
     assert events(later)[-1] == {"type": "error", "error": {"type": "overloaded_error", "message": "Oh."}}
-    assert (nobody.status_code, nobody.json()["error"]["type"]) == (401, "authentication_error")
+    assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
     assert talk(lambda client: client.post(MESSAGES, json=HI), headers={"x-api-key": KEY}).status_code == 200
 

@@ -8,8 +8,8 @@ from orchestrator.machine import draft_choice as draft_choice_module
 from orchestrator.machine.draft_choice import DraftChoice, draft_choice, draft_for
 from orchestrator.machine.recommended_pairs import pairs
 from protocol.errors import InputError
-from tests.support.foreign_model import with_other_tokenizer
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+from tests.support.tokenizer_files import with_other_tokenizer
 
 NGRAM = DraftChoice("ngram", None)
 
@@ -33,20 +33,23 @@ def test_the_demo_draft_is_not_taken_beside_a_foreign_target(foreign: str, engin
     engine, folder, note = chosen(foreign, engine)
 
     assert (engine, folder) == ("none", None)
-    assert f"than the target {foreign}: add --draft MODEL of the target's family or --draft-engine ngram." in note
+    assert f"than the target {foreign}: choose a draft of the target's family or the draft engine ngram." in note
     assert "\n" not in note
 
 
-def test_the_note_names_a_recommended_pair_with_this_target(foreign: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_note_names_the_draft_of_a_recommended_pair_with_this_target(foreign: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(draft_choice_module, "resolve", lambda *_: Path(foreign))
+    pair = pairs()["qwen2.5-3b"]
 
-    assert "add --pair qwen2.5-3b or --draft-engine ngram." in chosen(pairs()["qwen2.5-3b"].target.id).note
+    assert f"choose the draft {pair.draft.id} or the draft engine ngram." in chosen(pair.target.id).note
 
 
 def test_the_note_names_no_pair_that_cannot_be_used(foreign: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(draft_choice_module, "resolve", lambda *_: Path(foreign))
 
-    assert "--pair" not in chosen(pairs()["gemma3-12b"].target.id).note
+    pair = pairs()["gemma3-12b"]
+
+    assert pair.draft.id not in chosen(pair.target.id).note
 
 
 def test_a_draft_that_is_named_is_taken_whatever_the_target(foreign: str):

@@ -13,7 +13,7 @@ import zmq
 from protocol.errors import InputError
 from protocol.messages.worker import FromWorker, Ping, Pong, ToWorker
 from protocol.security.guard import INVITATION_SECONDS, Guard
-from protocol.security.keys import JoinLine, KeyPair, guest_keys
+from protocol.security.keys import JoinLine, KeyPair, one_time_keys
 from protocol.transport.codec import Stamp
 from protocol.transport.hub import Arrival, Hub
 from protocol.transport.link import Link
@@ -159,7 +159,7 @@ def test_messages_of_a_revoked_guest_are_dropped_on_an_open_connection(guarded: 
 
 def test_a_join_line_suffices_to_admit_a_guest(guarded: GuardedHub):
     line = JoinLine("127.0.0.1", 1, SERVER.public, guarded.guard.invite(guarded.now))
-    keys = JoinLine.parse(str(line)).guest_keys()
+    keys = JoinLine.parse(str(line)).one_time_keys()
 
     arrival = guarded.hear(guarded.link(keys))
     assert arrival.identity == keys.public
@@ -169,7 +169,7 @@ def test_a_join_line_suffices_to_admit_a_guest(guarded: GuardedHub):
 
 
 def test_a_join_line_is_good_once(guarded: GuardedHub):
-    keys = guest_keys(guarded.guard.invite(guarded.now))
+    keys = one_time_keys(guarded.guard.invite(guarded.now))
     first, second = guarded.link(keys), guarded.link(keys)
     guarded.hear(first)
     guarded.hear(second)
@@ -185,7 +185,7 @@ def test_a_join_line_is_good_once(guarded: GuardedHub):
 
 
 def test_a_join_line_is_good_for_ten_minutes(guarded: GuardedHub):
-    keys = guest_keys(guarded.guard.invite(guarded.now))
+    keys = one_time_keys(guarded.guard.invite(guarded.now))
     guarded.now += INVITATION_SECONDS - 0.001
     early = guarded.link(keys)
     guarded.hear(early)
@@ -199,7 +199,7 @@ def test_a_join_line_is_good_for_ten_minutes(guarded: GuardedHub):
 
 
 def test_a_refused_redemption_leaves_the_join_line_good(guarded: GuardedHub):
-    keys = guest_keys(guarded.guard.invite(guarded.now))
+    keys = one_time_keys(guarded.guard.invite(guarded.now))
 
     with pytest.raises(InputError, match="must be 32 bytes in Z85"):
         guarded.guard.redeem(keys.public, "studio", b"no key", guarded.now)

@@ -11,9 +11,9 @@ from hypothesis import given
 from zmq.utils import z85
 
 from protocol.errors import InputError
-from protocol.security.keys import JoinLine, guest_keys, is_key, new_secret, own_keys
+from protocol.security.keys import JoinLine, is_key, new_secret, one_time_keys, own_keys
 
-SERVER = guest_keys(bytes(32))  # any will do, but the same in every process
+SERVER = one_time_keys(bytes(32))  # any will do, but the same in every process
 LINE = JoinLine("192.168.1.4", 5570, SERVER.public, bytes(range(32)))
 HOSTS = ["192.168.1.4", "mac-studio.local", "localhost", "fe80::1", "fe80::1%en0", "::1", "2001:db8::8:800:200c:417a"]
 
@@ -160,20 +160,20 @@ def test_any_text_is_a_join_line_or_an_input_error(text: str):
 
 def test_both_sides_derive_the_same_guest_from_a_secret():
     secret = new_secret()
-    keys = JoinLine("localhost", 1, SERVER.public, secret).guest_keys()
+    keys = JoinLine("localhost", 1, SERVER.public, secret).one_time_keys()
 
-    assert keys == guest_keys(secret)
+    assert keys == one_time_keys(secret)
     assert keys.public == zmq.curve_public(keys.secret)
-    assert keys != guest_keys(new_secret())
+    assert keys != one_time_keys(new_secret())
 
 
 def test_the_secret_is_no_part_of_what_is_derived_from_it():
-    """A guest's keys do not reveal the secret: the secret key differs from it."""
+    """The one-time keys do not reveal the secret: the secret key differs from it."""
     secret = bytes(range(32))
 
-    assert guest_keys(secret).secret != z85.encode(secret)
-    # Literal values, because the derivation is part of the protocol: two releases must agree on it.
-    assert guest_keys(secret).public == b"P^<Zw[vknODH{V/ek^MC{J>&O[{$6Ba>JK0j&3Pq"
+    assert one_time_keys(secret).secret != z85.encode(secret)
+    # Written down, since two releases must agree on it: the derivation is part of the protocol.
+    assert one_time_keys(secret).public == b"P^<Zw[vknODH{V/ek^MC{J>&O[{$6Ba>JK0j&3Pq"
 
 
 @pytest.mark.parametrize("text", [b"", b"x" * 40 + b"y", b" " * 40, b"\xff" * 40, b"#" * 40])

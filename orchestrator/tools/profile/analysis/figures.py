@@ -67,8 +67,8 @@ class RequestProfile(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[RoundRecord, ...]
 
 
-class ProfileFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of all requests."""
+class ProfileFigures(msgspec.Struct, frozen=True, kw_only=True, rename={"requests": "accounts"}):
+    """The figures of all requests. The field `requests` has the key "accounts" in JSON."""
 
     strategy: str
     machine: tuple[str, ...]

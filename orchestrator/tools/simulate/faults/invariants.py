@@ -79,7 +79,7 @@ class Invariants:
 
     def _is_up(self, role: Role, incarnation: int | None = None) -> bool:
         hosts = self._simulation.hosts.values()
-        return any(host.up and host.role == role and incarnation in (None, host.incarnation) for host in hosts)
+        return any(host.is_up and host.role == role and incarnation in (None, host.incarnation) for host in hosts)
 
     def _check_output(self, command: Emit | Finish | Reject) -> None:
         if command.sequence not in self._simulation.live:

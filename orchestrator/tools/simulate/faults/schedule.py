@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Wire
 from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.faults.faulty_workers import FaultyTarget, GarbageDraft, ModelledPrefill
@@ -45,7 +45,7 @@ class SimulatedHours:
     """The events before the violation with their commands."""
 
 
-class RepeatingLanguage(InventedLanguage):
+class RepeatingLanguage(ModelledLanguage):
     """Every second passage repeats, so that prompt lookup finds guesses."""
 
     def token(self, request: int, position: int) -> int:

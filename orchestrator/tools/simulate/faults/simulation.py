@@ -159,6 +159,6 @@ class FaultSimulation(Simulation):
 
     def _ping(self) -> None:
         for host in list(self.hosts.values()):
-            if host.up:
-                host.tell(Ping(self.now))
+            if host.is_up:
+                host.send(Ping(self.now))
         self.clock.at(self.now + (_BUSY_PING if self.live else _IDLE_PING), self._ping)

@@ -13,7 +13,7 @@ from orchestrator.core.commands import Command, Dismiss, SendMessage
 from orchestrator.core.drafts.election import MAX_DRAFTS, Election
 from orchestrator.core.events import WorkerDown
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices, Wire
 from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.simulation import Simulation, modelled_workers
@@ -30,7 +30,7 @@ FIRST, SECOND = 2, 3
 
 
 def language(accept, boast=0.0, draft=()):
-    return InventedLanguage(
+    return ModelledLanguage(
         AcceptanceModel(accept=accept, spread=1.0, claim_shift=boast), prompt_tokens=16, draft=draft
     )
 
@@ -40,13 +40,13 @@ class RemoteDraft:
     """A draft of another machine; times in seconds."""
 
     pace: DevicePace
-    language: InventedLanguage
+    language: ModelledLanguage
     wire: Wire = Wire()
     at: float = 0.0
     until: float = math.inf
     """When it is detached."""
     silent_from: float = math.inf
-    """When it stops in the middle of whatever it does, which nobody is told."""
+    """Second at which it stops without notice, in the middle of its work."""
 
     def join(self, simulation: Simulation) -> None:
         host = simulation.attach(ModelledDraft(self.language, self.pace), wire=self.wire)
@@ -103,7 +103,7 @@ def test_the_best_wins_whatever_the_order_of_arrival(order):
     assert speeds_settled(election, {1: 10.0, 2: 20.0, 3: 40.0}) == 3
 
 
-def test_a_trial_that_flatters_whoever_is_on_it_changes_nothing_for_long():
+def test_a_trial_that_flatters_the_draft_on_trial_changes_nothing_for_long():
     """Each of two looks a tenth better than it is while it is tried out; the slower one is back at standing by soon."""
     election = Election()
     election.draft_up(1)

@@ -146,7 +146,7 @@ def test_a_prompt_that_a_converted_draft_has_no_room_for_is_refused_with_the_nex
 
     assert text is not None
     assert "room for 100" in text
-    assert "longer context" in text
+    assert "Convert it with a longer context" in text
     assert refusal(request, modelled_hello("target"), msgspec.structs.replace(draft, context=101)) is None
     assert refusal(request, modelled_hello("target"), msgspec.structs.replace(draft, engine="mlx")) is None
 

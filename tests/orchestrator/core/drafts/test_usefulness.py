@@ -6,7 +6,7 @@ from orchestrator.core.commands import Emit, SendMessage
 from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import Usefulness
 from orchestrator.machine.device_profiles import load_profile
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.simulation import modelled_pipeline
 from protocol.messages.worker import Start, Stop
@@ -16,7 +16,7 @@ DEVICES = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
 
 def draft_told(accept: float, strategy: str = "adaptive", tokens: int = 400) -> list[tuple[type, int]]:
     """When the draft is told to start and to stop, by the tokens served until then."""
-    language = InventedLanguage(AcceptanceModel(accept=accept), 1)
+    language = ModelledLanguage(AcceptanceModel(accept=accept), 1)
     simulation = modelled_pipeline(Options(strategy=strategy), language, DEVICES, kept=None)
     client = simulation.clients[simulation.submit(1, tokens)]
     simulation.run()

@@ -22,7 +22,7 @@ from orchestrator.tools.simulate.language import VOCABULARY
 from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.errors import WireError
 from protocol.messages.base import NodeId, Role, SequenceId
-from protocol.messages.remote import MAX_PAYLOAD, FromGuest, KvBlock, Shipment
+from protocol.messages.remote import MAX_PAYLOAD, FromRemote, KvBlock, Shipment
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, FromWorker, Grow, Hello, KvOffer, Pong, Prefilled, ToWorker, Verdict
 from protocol.security.guard import Guard
@@ -70,7 +70,7 @@ class AttackedHub:
         self.guard.pin("good", GOOD.public)
         self.guard.pin("liar", EVIL.public)
         self.hub = Hub(
-            self.context, "tcp://127.0.0.1:0", FromGuest, guard=self.guard, keys=SERVER, limit=MAX_WORKER_FRAME
+            self.context, "tcp://127.0.0.1:0", FromRemote, guard=self.guard, keys=SERVER, limit=MAX_WORKER_FRAME
         )
         self.port = int(self.hub.address.rpartition(":")[2])
         self.good, self.liar = (
@@ -104,7 +104,7 @@ class AttackedHub:
         until(lambda: (self.turn(), condition())[1])
 
     def serves(self) -> None:
-        """The honest guest is heard, and nobody else in its name."""
+        """Messages of the honest machine arrive, and no others under its name."""
         before = self.pongs
         self.good.send(Pong(0.5))
         self.until(lambda: self.pongs > before)

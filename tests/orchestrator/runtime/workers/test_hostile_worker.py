@@ -179,7 +179,7 @@ def test_tokens_that_the_target_does_not_have_are_not_held():
     assert request.nodes == 1
 
 
-def test_growth_on_nodes_that_nobody_knows_is_not_held():
+def test_growth_on_unknown_nodes_is_not_held():
     request = Request1()
     request.claims(grow([NodeId(number) for number in range(500)], [1] * 500))
 

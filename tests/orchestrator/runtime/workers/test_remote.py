@@ -18,7 +18,7 @@ from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.client import Refused
-from protocol.messages.remote import Attach, Join, KvBlock, Leave, Shipment, ToGuest, Welcome
+from protocol.messages.remote import Attach, Join, KvBlock, Leave, Shipment, ToRemote, Welcome
 from protocol.messages.worker import Fault, Grow, Hello, KvOffer, ToWorker, Verdict
 from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair, own_keys
@@ -59,7 +59,7 @@ class Server:
         self.events: list[WorkerEvent] = []
         self.links: list[Link] = []
 
-    def link(self, keys: KeyPair, stamp: Stamp = NO_STAMP, expected: Any = ToGuest) -> Link:
+    def link(self, keys: KeyPair, stamp: Stamp = NO_STAMP, expected: Any = ToRemote) -> Link:
         address = self.remote.sockets[1].getsockopt_string(zmq.LAST_ENDPOINT)
         self.links.append(Link(self.context, address, stamp, expected, server=self.keys.public, keys=keys))
         return self.links[-1]
@@ -101,7 +101,7 @@ def kinds(events: list[WorkerEvent]) -> list[type]:
 
 
 def test_an_arena_named_by_another_machine_is_never_heard_of(server: Server):
-    """The name may be that of a segment of this machine's: nobody opens or unlinks it."""
+    """The name may be that of a segment of this machine's: no process opens or unlinks it."""
     worker = server.worker(GUEST, server.welcome(GUEST))
     worker.send(modelled_hello("draft"))
     worker.send(KvOffer(ONE, "lp-0123456789abcdef0123", 40, 4096, 0.0))
@@ -151,7 +151,7 @@ def test_a_stamp_is_worth_nothing_to_another_guest(server: Server):
 
 
 @pytest.mark.parametrize("stamp", [Stamp(EPOCH, 1), Stamp(EPOCH, 6), Stamp(EPOCH + 1, 5), Stamp(0, 0)])
-def test_a_stamp_that_nobody_gave_is_worth_nothing(server: Server, stamp: Stamp):
+def test_messages_with_an_unknown_stamp_do_not_count(server: Server, stamp: Stamp):
     """Numbers of the pipeline's own workers included."""
     assert server.welcome(GUEST) == Stamp(EPOCH, 5)
     server.worker(GUEST, stamp).send(modelled_hello("draft"))
@@ -160,7 +160,7 @@ def test_a_stamp_that_nobody_gave_is_worth_nothing(server: Server, stamp: Stamp)
     assert server.events == []
 
 
-def test_nobody_speaks_before_being_introduced(server: Server):
+def test_messages_before_hello_do_not_count(server: Server):
     server.worker(GUEST, server.welcome(GUEST)).send(Grow(ONE, 0, (NodeId(1),), (2,), (0.5,), 1, 0.1))
     server.turn_until(lambda: server.remote.stale == 1)
 

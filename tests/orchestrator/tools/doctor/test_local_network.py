@@ -22,7 +22,7 @@ def test_on_macos_a_program_that_may_is_fine():
     assert local_network("192.168.1.5", "darwin", lambda: None).status == "ok"
 
 
-def test_elsewhere_nobody_is_asked():
+def test_other_systems_are_not_queried():
     assert local_network("192.168.1.5", "linux", forbidden).status == "ok"
     assert local_network(None, "darwin", forbidden).status == "ok"
 

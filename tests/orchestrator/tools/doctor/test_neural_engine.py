@@ -28,7 +28,7 @@ from orchestrator.tools.doctor.neural_engine import examined, judge
 from protocol.contracts.examination import Agreed, ExaminationOrder, Placed, Predicted, Stage, Timed, Units, Written
 from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, record, recorded
 from protocol.errors import InputError
-from tests.support.coreml_demo import converted_demo
+from tests.support.coreml_programs import converted_demo
 
 FAKE = (sys.executable, "-m", "tests.support.fake_examiner")
 PLACE = ExaminedSystem("macOS 25A1", "Apple M9", "f" * 64)

@@ -88,11 +88,11 @@ def test_all_files_are_there(folder: Path):
 def test_figures_come_back_from_their_file(folder: Path, measured: MeasuredRun):
     told = json.loads((folder / "profile.json").read_text())
 
-    assert [each["temperature"] for each in told["requests"]] == [0.0, 1.0]
-    assert told["requests"][1]["tokens_per_second"] == measured.profile.requests[1].tokens_per_second
+    assert [each["temperature"] for each in told["accounts"]] == [0.0, 1.0]
+    assert told["accounts"][1]["tokens_per_second"] == measured.profile.requests[1].tokens_per_second
 
 
-def test_the_report_asks_nobody_for_anything(folder: Path):
+def test_the_report_loads_nothing_from_another_address(folder: Path):
     page = (folder / "report.html").read_text()
 
     assert page.count("<svg") == 2 + 2 + 2

@@ -212,7 +212,7 @@ def test_every_moment_of_the_target_is_told_once(traced: TracedRequest):
     assert time.busy + time.idle == total(traced.all)
 
 
-def test_the_target_waits_for_whoever_holds_the_request(traced: TracedRequest):
+def test_the_target_waits_for_the_process_that_holds_the_request(traced: TracedRequest):
     idle = idle_by_cause(traced, traced.all)
 
     assert idle == {

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.runtime.journal import Journal
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.fit import fit
 from orchestrator.tools.simulate.language import uniform
@@ -58,7 +58,7 @@ def test_positions_differ_around_the_mean(accept, spread):
 @pytest.mark.parametrize("exponent", [0.7, 1.5])
 @pytest.mark.parametrize("spread", [0.0, 2.0])
 def test_guesses_are_right_as_often_as_they_claim(exponent, spread):
-    language = InventedLanguage(AcceptanceModel(accept=0.6, exponent=exponent, spread=spread), seed=4)
+    language = ModelledLanguage(AcceptanceModel(accept=0.6, exponent=exponent, spread=spread), seed=4)
     claims = [language.candidates(1, NodeId(position), position, True, 4).probabilities for position in range(4000)]
     found = list(ranks(language, 4000, limit=4))
 
@@ -69,11 +69,11 @@ def test_guesses_are_right_as_often_as_they_claim(exponent, spread):
 
 @pytest.mark.parametrize(("accept", "expected"), [(0.0, {None}), (1.0, {1})])
 def test_the_extremes_are_exact(accept, expected):
-    assert set(ranks(InventedLanguage(AcceptanceModel(accept=accept)), 500)) == expected
+    assert set(ranks(ModelledLanguage(AcceptanceModel(accept=accept)), 500)) == expected
 
 
 def test_the_same_path_has_the_same_guesses():
-    one, other = (InventedLanguage(AcceptanceModel(accept=0.5, spread=1.0), seed=2) for _ in range(2))
+    one, other = (ModelledLanguage(AcceptanceModel(accept=0.5, spread=1.0), seed=2) for _ in range(2))
     asked = [(3, NodeId(node), 40 + node, node % 2 == 0, 5) for node in range(50)]
 
     backwards = [other.candidates(*question) for question in reversed(asked)]
@@ -81,14 +81,14 @@ def test_the_same_path_has_the_same_guesses():
 
 
 def test_off_the_targets_path_no_guess_is_its_token():
-    language = InventedLanguage(AcceptanceModel(accept=0.9))
+    language = ModelledLanguage(AcceptanceModel(accept=0.9))
     candidates = [language.candidates(1, NodeId(node), node, False, 8) for node in range(200)]
 
     assert not any(language.token(1, node) in found.tokens for node, found in enumerate(candidates))
 
 
 def test_positions_of_a_passage_are_equally_difficult():
-    language = InventedLanguage(AcceptanceModel(accept=0.6, spread=2.0, passage=5))
+    language = ModelledLanguage(AcceptanceModel(accept=0.6, spread=2.0, passage=5))
     eases = [language.accept_at(1, position) for position in range(50)]
 
     assert all(len(set(eases[start : start + 5])) == 1 for start in range(0, 50, 5))
@@ -111,7 +111,7 @@ def test_noise_is_uniform_and_uncorrelated():
     ],
 )
 def test_a_fit_finds_the_law_that_made_the_run(law):
-    language = InventedLanguage(law, seed=8)
+    language = ModelledLanguage(law, seed=8)
     positions = (
         TracedPosition(language.token(1, at), language.candidates(1, NodeId(at), at, True, 8)) for at in range(3000)
     )
@@ -127,7 +127,7 @@ def test_a_fit_finds_the_law_that_made_the_run(law):
 
 def recorded_run(path, strategy: StrategyName = "adaptive", temperature=0.0):
     """Two requests of an invented language, recorded like real runs."""
-    language = InventedLanguage(AcceptanceModel(accept=0.75, spread=1.5), seed=6, prompt_tokens=20)
+    language = ModelledLanguage(AcceptanceModel(accept=0.75, spread=1.5), seed=6, prompt_tokens=20)
     simulation = modelled_pipeline(Options(strategy=strategy), language, DEVICES, kept=None)
     for request in (1, 2):
         simulation.submit(request, 200, temperature)
@@ -189,7 +189,7 @@ def test_a_replay_is_as_fast_as_the_run_it_replays(tmp_path, strategy):
 def test_guesses_by_prompt_lookup_are_read_too(tmp_path):
     """Repeated text is guessed without the draft, and those tokens are in no Grow message."""
 
-    class Repeating(InventedLanguage):
+    class Repeating(ModelledLanguage):
         def token(self, request, position):
             return position % 7
 

@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.draft import ModelledDraft
 from protocol.messages.base import NodeId, Round, SequenceId
 from protocol.messages.plans import BestFirst, Chain, GrowthPlan
@@ -20,7 +20,7 @@ ROOT = NodeId(1)
 
 
 def draft() -> ModelledDraft:
-    return ModelledDraft(InventedLanguage(AcceptanceModel(accept=0.9), seed=3), PACE, context=4000)
+    return ModelledDraft(ModelledLanguage(AcceptanceModel(accept=0.9), seed=3), PACE, context=4000)
 
 
 def start(sequence: SequenceId = ONE, length: int = 1, plan: GrowthPlan = SERIAL) -> Start:

@@ -10,7 +10,7 @@ from orchestrator.cli.commands.plan import plan
 from orchestrator.core.options import Options
 from orchestrator.machine.calibration_file import calibration_file
 from orchestrator.machine.device_profiles import load_profile, profile_names
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.baseline import agreement, turn_taking
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.plan import (
@@ -76,7 +76,7 @@ def test_every_strategy_and_baseline_is_predicted(profile, acceptance):
 
 def test_turn_taking_on_one_device_reaches_its_closed_form():
     accept, depth = 0.7, 3
-    language = InventedLanguage(AcceptanceModel(accept=accept), seed=2)
+    language = ModelledLanguage(AcceptanceModel(accept=accept), seed=2)
     reached = turn_taking(M4, agreement(language, None), depth, request=1, first=0, tokens=20_000)
 
     tokens = (1 - accept ** (depth + 1)) / (1 - accept)
@@ -86,14 +86,14 @@ def test_turn_taking_on_one_device_reaches_its_closed_form():
 
 
 def test_the_baseline_generates_exactly_what_was_asked():
-    language = InventedLanguage(AcceptanceModel(accept=0.9))
+    language = ModelledLanguage(AcceptanceModel(accept=0.9))
 
     assert turn_taking(M4, agreement(language, None), 6, request=1, first=0, tokens=101).tokens == 101
 
 
 def test_independent_draws_agree_with_the_stated_probability():
     chances = AcceptanceModel(accept=0.3, spread=1.0)
-    agrees = agreement(InventedLanguage(AcceptanceModel(accept=0.9)), chances)
+    agrees = agreement(ModelledLanguage(AcceptanceModel(accept=0.9)), chances)
     share = sum(agrees(1, position) for position in range(4000)) / 4000
 
     assert share == pytest.approx(0.3, abs=0.03)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, InventedLanguage
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires, stretched
 from orchestrator.tools.simulate.simulation import modelled_pipeline
 from orchestrator.tools.simulate.virtual_clock import VirtualClock, WireDirection
@@ -22,7 +22,7 @@ AT_ONCE = Wires(Wire(delay=0.0), Wire(delay=0.0))
 
 def run(strategy, acceptance, devices=DEVICES, wires=WIRES, tokens=150, requests=1, outages=(), seed=0, **options):
     """Requests one after the other; the finished simulation."""
-    language = InventedLanguage(acceptance, seed=seed, prompt_tokens=16)
+    language = ModelledLanguage(acceptance, seed=seed, prompt_tokens=16)
     simulation = modelled_pipeline(Options(strategy=strategy, **options), language, devices, wires, seed)
     schedule(simulation, outages)
     for request in range(requests):
@@ -81,7 +81,7 @@ def test_tokens_are_the_targets_whatever_happens(
     strategy, fallback, accept, boast, losses, resend, jitter, outages, seed
 ):
     to_target, to_draft = (Wire(jitter=jitter, loss=loss, resend=resend) for loss in losses)
-    language = InventedLanguage(AcceptanceModel(accept=accept, claim_shift=boast), seed, prompt_tokens=30)
+    language = ModelledLanguage(AcceptanceModel(accept=accept, claim_shift=boast), seed, prompt_tokens=30)
     options = Options(strategy=strategy, fallback=fallback)
     simulation = modelled_pipeline(options, language, DEVICES, Wires(to_target, to_draft), seed)
     schedule(simulation, outages)
@@ -163,7 +163,7 @@ def test_a_restarted_draft_is_used_again():
 
 
 def test_a_cancelled_request_ends():
-    simulation = modelled_pipeline(Options(), InventedLanguage(AcceptanceModel(accept=0.5)), DEVICES)
+    simulation = modelled_pipeline(Options(), ModelledLanguage(AcceptanceModel(accept=0.5)), DEVICES)
     id = simulation.submit(1, 10_000)
     simulation.clock.at(1.0, lambda: simulation.cancel(id))
     simulation.run()
@@ -175,7 +175,7 @@ def test_a_cancelled_request_ends():
 
 
 def test_the_clock_stops_where_it_is_told_to():
-    simulation = modelled_pipeline(Options(), InventedLanguage(AcceptanceModel(accept=0.5)), DEVICES)
+    simulation = modelled_pipeline(Options(), ModelledLanguage(AcceptanceModel(accept=0.5)), DEVICES)
     id = simulation.submit(1, 10_000)
     simulation.run_until(2.0)
 

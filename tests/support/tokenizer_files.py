@@ -1,6 +1,7 @@
-"""A tokenizer for models of tests: one token a character, as many as such a model has, and an end."""
+"""Tokenizers for tests: one of a character a token, for the tiny models, and one that differs from a demo model's."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,17 @@ def write_tokenizer(folder: Path) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps({"eos_token_id": END}))
+    return folder
+
+
+def with_other_tokenizer(model: Path, folder: Path) -> Path:
+    """A copy of the model in a new folder, with two tokens exchanged."""
+    shutil.copytree(model, folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[500:502]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
     return folder
 
 

@@ -1,0 +1,147 @@
+"""The client of a running pipeline for asyncio. One socket a call."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any, overload
+
+import zmq.asyncio
+
+from orchestrator.api.batch import Batch
+from orchestrator.api.client import ANSWER_SECONDS, SILENCE_SECONDS, STAMP, NoPipeline
+from orchestrator.api.result import Chosen, OutputCollector, Result
+from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.api.submission import Prompt, Prompts, is_batch, one_submit, submits
+from protocol.errors import blaming
+from protocol.messages.base import SequenceId
+from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit, ToClient
+from protocol.messages.telemetry import TelemetryFrame, ToClientOrSubscriber, Watch
+from protocol.transport.codec import decode, encode
+from protocol.transport.sockets import connected_dealer
+
+
+class AsyncClient:
+    """`Client` for asyncio: `async for piece in client.stream(prompt, params)`."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._context = zmq.asyncio.Context()
+
+    async def state(self, wait: float = ANSWER_SECONDS) -> PipelineState:
+        """What the pipeline is. Raises PipelineError if the pipeline does not answer within `wait` seconds."""
+        socket = connected_dealer(self._context, self.address)
+        try:
+            await socket.send(encode(Inquire(), STAMP))
+            while await socket.poll(int(wait * 1000)):
+                _, message = decode(await socket.recv(), ToClient)
+                if isinstance(message, PipelineState):
+                    return message
+        finally:
+            socket.close(linger=0)
+        raise NoPipeline(self.address)
+
+    @overload
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Result: ...
+    @overload
+    async def generate(
+        self, prompt: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Result]: ...
+    async def generate(
+        self, prompt: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Result | list[Result]:
+        """Continue `prompt`, or each of a list of prompts, as `Client.generate` does."""
+        if is_batch(prompt):
+            return await self._generate_all(prompt, params)
+        stream = AsyncStream(self._context, self.address, one_submit(prompt, params))
+        async for _ in stream:
+            pass
+        assert stream.result is not None
+        return stream.result
+
+    async def _generate_all(
+        self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Result]:
+        batch = Batch(submits(prompts, params))
+        if (results := batch.results) is not None:
+            return results
+        socket = connected_dealer(self._context, self.address)
+        try:
+            while (results := batch.results) is None:
+                for submit in batch.due():
+                    await socket.send(encode(submit, STAMP))
+                _, message = decode(await _next_frame(socket, self.address), ToClient)
+                batch.feed(message)
+            return results
+        finally:
+            for cancel in batch.cancellations():
+                await socket.send(encode(cancel, STAMP))
+            socket.close(linger=1000)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> "AsyncStream":
+        """Continue `prompt`: an asynchronous iterator over pieces of text, with `.result` at its end."""
+        return AsyncStream(self._context, self.address, one_submit(prompt, params))
+
+    async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
+        """Telemetry frames: at most 20 a second, and about one a second if nothing happens.
+
+        `sequence` is the request to show in detail; None is the latest. A slow reader misses frames. Raises
+        PipelineError if no pipeline answers, or if its address is not this user's private one.
+        """
+        socket = connected_dealer(self._context, self.address)
+        after = 0
+        try:
+            while True:
+                await socket.send(encode(Watch(after, sequence), STAMP))
+                if not await socket.poll(int(ANSWER_SECONDS * 1000)):
+                    raise NoPipeline(self.address)
+                _, answer = decode(await socket.recv(), ToClientOrSubscriber)
+                if isinstance(answer, Refused):
+                    raise blaming(answer.blame, answer.text)
+                if isinstance(answer, TelemetryFrame):
+                    after = answer.serial
+                    yield answer
+        finally:
+            socket.close(linger=0)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class AsyncStream:
+    """Pieces of text as they come; leaving the loop early cancels the request."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str, submit: Submit) -> None:
+        self._address = address
+        self._socket = connected_dealer(context, address)
+        self._submit = submit
+        self._reply = OutputCollector(submit.request, submit.sampling.seed)
+
+    @property
+    def result(self) -> Result | None:
+        """The whole generation with its figures, once the last piece has come."""
+        return self._reply.result
+
+    @property
+    def chosen(self) -> Sequence[Chosen]:
+        """Tokens so far with their likelihoods, if they were asked for."""
+        return self._reply.chosen
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        await self._socket.send(encode(self._submit, STAMP))
+        try:
+            while self.result is None:
+                _, message = decode(await _next_frame(self._socket, self._address), ToClient)
+                piece = self._reply.feed(message)
+                if piece:
+                    yield piece
+        finally:
+            if self.result is None:
+                await self._socket.send(encode(Cancel(self._submit.request), STAMP))
+            self._socket.close(linger=1000)
+
+
+async def _next_frame(socket: zmq.asyncio.Socket, address: str) -> bytes:
+    """The next frame. A pipeline that is silent for long is asked whether it is there; PipelineError if it is not."""
+    if not await socket.poll(int(SILENCE_SECONDS * 1000)):
+        await socket.send(encode(Inquire(), STAMP))
+        if not await socket.poll(int(ANSWER_SECONDS * 1000)):
+            raise NoPipeline(address)
+    return await socket.recv()

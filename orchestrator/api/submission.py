@@ -1,0 +1,74 @@
+"""From prompts and parameters to the requests of one call, checked before the first is sent. Knows no socket."""
+
+import uuid
+import warnings
+from collections.abc import Sequence, Sized
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from orchestrator.api.ineffective import IneffectiveOption, ineffective
+from orchestrator.api.sampling_params import SamplingParams
+from protocol.errors import InputError
+from protocol.messages.client import Submit
+
+Prompt: TypeAlias = str | Sequence[int]
+"""Text, or token ids."""
+Prompts: TypeAlias = list[str] | Sequence[Sequence[int]]
+"""Texts, or lists of token ids; not both."""
+
+
+def is_batch(prompt: Prompt | Prompts) -> bool:
+    """Whether it is a list of prompts: an empty list, or one that holds a text or a list."""
+    if isinstance(prompt, str):
+        return False
+    return len(prompt) == 0 or any(isinstance(each, Sized) for each in prompt)
+
+
+def one_submit(prompt: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None) -> Submit:
+    """The request for one prompt. Warns the caller of the client's method about parameters without effect.
+
+    Raises InputError for a list of prompts or of parameters, and for a value out of range.
+    """
+    if len(prompt) and is_batch(prompt):
+        raise InputError("A stream continues one prompt: give one, or a list of prompts to `generate`.")
+    if isinstance(params, Sequence):
+        raise InputError("There is one prompt and a list of SamplingParams: give one, or a list of prompts.")
+    chosen = params or SamplingParams()
+    submit = chosen.submit(_name(), cast("Prompt", prompt))
+    _warn(chosen)
+    return submit
+
+
+def submits(prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None) -> list[Submit]:
+    """A request for each prompt of a batch.
+
+    Raises InputError for prompts of different kinds, for another number of parameters than of prompts, and for a value
+    out of range.
+    """
+    kinds = {_kind(prompt) for prompt in prompts}
+    if len(kinds) > 1 or "else" in kinds:
+        raise InputError("A batch is a list of texts or a list of lists of token ids: give prompts of one kind.")
+    each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
+    if len(each) != len(prompts):
+        raise InputError(
+            f"There are {len(prompts)} prompts and {len(each)} SamplingParams: give one for all, or one for each."
+        )
+    return [one.submit(_name(), prompt) for one, prompt in zip(each, prompts, strict=True)]
+
+
+def _name() -> str:
+    """A request's name, which no other client uses."""
+    return uuid.uuid4().hex
+
+
+def _kind(prompt: object) -> str:
+    return "text" if isinstance(prompt, str) else "tokens" if isinstance(prompt, Sized) else "else"
+
+
+def _warn(params: SamplingParams) -> None:
+    values, defaults = msgspec.structs.asdict(params), msgspec.structs.asdict(SamplingParams())
+    given = {name: name for name, value in values.items() if value != defaults[name]}
+    for sentence in ineffective(values, given):
+        # The frames above: `_warn`, `one_submit`, the client's method, its caller.
+        warnings.warn(sentence, IneffectiveOption, stacklevel=4)
