@@ -4,9 +4,9 @@ import asyncio
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator import AsyncClient, Client, Pipeline, SamplingParams
 from orchestrator.text.tokenizer import TextCodec

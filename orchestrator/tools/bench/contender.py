@@ -1,7 +1,9 @@
 """What the bench compares: the task that every contender gets, its result, and our pipelines as contenders."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling_params import SamplingParams
