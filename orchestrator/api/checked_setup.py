@@ -68,9 +68,14 @@ def checked_setup(
 def checked_options(options: Mapping[str, Any], stacklevel: int = 4) -> Options:
     """Options from keywords. Raises InputError, which names the keyword, for a wrong one."""
     try:
-        return msgspec.convert(renamed(options, stacklevel), Options)
+        checked = msgspec.convert(renamed(options, stacklevel), Options)
     except msgspec.ValidationError as error:
         raise out_of_range(error) from error
+    if checked.strategy not in STRATEGIES:
+        *others, last = STRATEGIES
+        choices = f"{', '.join(others)} or {last}"
+        raise InputError(f"There is no strategy called {checked.strategy!r}: choose {choices}.")
+    return checked
 
 
 def affordable(options: Options) -> Options:

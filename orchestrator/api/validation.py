@@ -8,6 +8,7 @@ from protocol.errors import InputError
 
 _EXPECTED = re.compile(r"Expected (?P<what>.+?)(?:, got .+)? - at `\$\.(?P<path>[^`]+)`")
 _UNKNOWN_CHOICE = re.compile(r"Invalid enum value (?P<value>.+) - at `\$\.(?P<path>[^`]+)`")
+_UNKNOWN_NAME = re.compile(r"Object contains unknown field `(?P<name>[^`]+)`")
 _WORDS = {"`float`": "a number", "`int`": "a whole number", "`str`": "text", "`array`": "a list"}
 
 
@@ -23,6 +24,8 @@ def out_of_range(error: msgspec.ValidationError) -> InvalidValue:
 def _sentence(text: str) -> str:
     if choice := _UNKNOWN_CHOICE.fullmatch(text):
         return f"{_name(choice['path'])} can't be {choice['value']}."
+    if unknown := _UNKNOWN_NAME.fullmatch(text):
+        return f"There is no option {unknown['name']!r}."
     found = _EXPECTED.fullmatch(text)
     if found is None:
         return f"{text}."

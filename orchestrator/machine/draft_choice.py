@@ -29,10 +29,13 @@ def draft_for(
 ) -> DraftChoice:
     """`draft_choice` beside the target of this name (None: the demo target).
 
-    Without a name, the demo draft is taken only if the target has its tokenizer. Otherwise there is no draft, and the
-    note says which drafts fit. `own`: a program of the user is the draft; it then gets no model.
+    An engine without a model gets none, even if `name` is one. Without a name, the demo draft is taken only if the
+    target has its tokenizer. Otherwise there is no draft, and the note says which drafts fit. `own`: a program of the
+    user is the draft; it then gets no model.
     """
-    if name is not None or draft_model(engine) == "none" or _fits_demo_draft(target):
+    if draft_model(engine) == "none":
+        return DraftChoice(engine, None)
+    if name is not None or _fits_demo_draft(target):
         return draft_choice(engine, name, on_progress)
     if own:
         return DraftChoice(engine, None)

@@ -50,7 +50,9 @@ def sentence(predictions: Sequence[Prediction], pays_from: float | None) -> str:
     verdict = "A draft would pay" if gain >= _MIN_GAIN else "A draft would hardly pay"
     if pays_from is None:
         return f"{verdict}: {figures}. A draft this slow would not, at any acceptance."
-    return f"{verdict}: {figures}. A draft this fast pays if its best guess is right in at least {pays_from:.0%}."
+    return (
+        f"{verdict}: {figures}. A draft this fast pays if its best guess is right in at least {pays_from:.0%} of cases."
+    )
 
 
 def to_json(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:

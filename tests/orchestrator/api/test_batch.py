@@ -213,6 +213,14 @@ def test_errors_of_python_speak_python():
         Pipeline(draft_tokens=0)
     assert str(refused.value) == "draft_tokens must be a whole number >= 1."
 
+    with pytest.raises(InputError) as refused:
+        Pipeline(strategy="tarot")
+    assert str(refused.value) == "There is no strategy called 'tarot': choose ar, sd, ssd or adaptive."
+
+    with pytest.raises(InputError) as refused:
+        Pipeline(temprature=1)
+    assert str(refused.value) == "There is no option 'temprature'."
+
 
 def test_a_batch_of_real_processes_gives_what_each_prompt_gives_alone(reference: Reference):
     params = [SamplingParams(max_tokens=count, temperature=0.8, seed=count) for count in (12, 5, 20)]

@@ -64,6 +64,7 @@ def test_an_engine_without_a_model_looks_at_none(foreign: str, monkeypatch: pyte
     monkeypatch.setattr(draft_choice_module, "resolve", None)
 
     assert (chosen(foreign, "ngram"), draft_choice("ngram", None)) == (NGRAM, NGRAM)
+    assert chosen(foreign, "ngram", draft="no/such-draft") == NGRAM
     assert chosen(foreign, "none") == DraftChoice("none", None)
 
 
