@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from draft_worker.engine import Batch, EngineSequence
-from protocol.kv.prefix_index import common_prefix
+from protocol.common_prefix import common_prefix
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Grow, KvOffer, KvReference, Prefilled, Reroot, Start

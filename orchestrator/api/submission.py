@@ -19,7 +19,12 @@ Prompts: TypeAlias = list[str] | Sequence[Sequence[int]]
 
 
 def is_batch(prompt: Prompt | Prompts) -> bool:
-    """Whether it is a list of prompts: an empty list, or one that holds a text or a list."""
+    """Whether it is a list of prompts: an empty list, or one that holds a text or a list.
+
+    Raises InputError for what is neither text nor a list.
+    """
+    if not isinstance(prompt, Sequence):
+        raise InputError(f"A prompt is text or a list of token ids, and not of type {type(prompt).__name__}.")
     if isinstance(prompt, str):
         return False
     return len(prompt) == 0 or any(isinstance(each, Sized) for each in prompt)

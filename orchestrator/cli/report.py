@@ -86,7 +86,7 @@ def _lines(result: Result, figures: Statistics, sampled: bool) -> Iterable[tuple
     if figures.acceptance_by_depth:
         yield "  by depth", " ".join(f"{share:.0%}" for share in figures.acceptance_by_depth[:12])
     yield "target busy", _percent(figures.target_busy)
-    yield "draft busy", f"{_percent(figures.draft_busy)}, {_percent(figures.wasted_draft_share)} of it in vain"
+    yield "draft busy", f"{_percent(figures.draft_busy)}, {_percent(figures.wasted_draft_share)} of its nodes unused"
     yield "overhead a round", f"{figures.overhead_per_round * 1e6:.0f} µs (median)"
     if figures.pace is not None:
         yield "pace", pace_sentence(figures.pace)

@@ -106,14 +106,6 @@ class PrefixIndex(Generic[Name]):
             node = parent
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the longest common prefix of two token sequences."""
-    for index, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return index
-    return min(len(one), len(other))
-
-
 class _Node(Generic[Name]):
     """A node with the run of tokens from its parent, which is empty for the root alone."""
 

@@ -6,8 +6,9 @@ Pure; knows no model and no message flow. The KV never leaves the worker's proce
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from protocol.common_prefix import common_prefix
 from protocol.kv.prefix_cache import Found, Kv, PrefixCache, ReusableKv
-from protocol.kv.prefix_index import MIN_SHARED_TOKENS, common_prefix
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 from protocol.messages.base import SequenceId
 
 _Kv = TypeVar("_Kv", bound=ReusableKv, covariant=True)

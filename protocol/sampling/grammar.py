@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from protocol.common_prefix import common_prefix
 from protocol.errors import InputError
 from protocol.messages.sampling import Grammar
 from protocol.sampling.schema_bounds import Schema, SchemaError, parsed
@@ -134,7 +135,7 @@ class GrammarState:
         """Move the matcher from `ahead` to `path` and update `ahead`. Returns whether the grammar allows `path`."""
         if self._ended or not self._ends.isdisjoint(path):
             return False
-        shared = _shared_length(ahead, path)
+        shared = common_prefix(ahead, path)
         self._matcher.rollback(len(ahead) - shared)
         del ahead[shared:]
         rest = list(path[shared:])
@@ -205,11 +206,3 @@ def _limits() -> "LLParserLimits":
     from llguidance import LLParserLimits
 
     return LLParserLimits(max_lexer_states=50_000, max_grammar_size=100_000, verbose_errors=False)
-
-
-def _shared_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    for index, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return index
-    return min(len(one), len(other))

@@ -35,7 +35,7 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 @click.option("--allow-origin", multiple=True, metavar="URL", help="A web page that may ask, from a browser.")
 @pipeline_options
 def serve(**options: Any) -> None:
-    """Serve the pipeline to whatever speaks OpenAI's API, or Anthropic's: editors, agents, chat pages.
+    """Serve the pipeline to programs that speak OpenAI's or Anthropic's API: editors, agents, chat pages.
 
     \b
     launch-pipeline serve --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct

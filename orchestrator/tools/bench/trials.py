@@ -210,9 +210,7 @@ def parse_strategies(text: str) -> tuple[StrategyName, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise InputError(
-            f"There is no strategy {', '.join(unknown) or text!r}: choose of {','.join(known)}, separated by commas."
-        )
+        raise InputError(f"There is no strategy {', '.join(unknown) or text!r}: choose from {', '.join(known)}.")
     return tuple(known[name] for name in dict.fromkeys(names))
 
 

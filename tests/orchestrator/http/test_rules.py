@@ -383,7 +383,7 @@ def test_an_early_failure_has_a_status_and_a_late_one_an_error_event():
 def test_a_request_beyond_the_limit_is_refused_and_places_are_released():
     pipeline = FakePipeline(lambda params: ["a", None] if params.seed == 1 else ["a"])
 
-    async def crowd(client: httpx.AsyncClient) -> list[httpx.Response]:
+    async def many_at_once(client: httpx.AsyncClient) -> list[httpx.Response]:
         stuck = asyncio.create_task(client.post(CHAT, json={**HELLO, "n": 2, "seed": 1}))
         await pipeline.stuck.wait()
         full = await client.post(CHAT, json={**HELLO, "n": 2})
@@ -393,7 +393,7 @@ def test_a_request_beyond_the_limit_is_refused_and_places_are_released():
         await pipeline.cancelled.wait()
         return [full, fits, await client.post(CHAT, json={**HELLO, "n": 3}), await client.get("/metrics")]
 
-    full, fits, after, metrics = talk(crowd, pipeline, most_open=3)
+    full, fits, after, metrics = talk(many_at_once, pipeline, most_open=3)
 
     assert (full.status_code, full.headers["retry-after"]) == (429, "1")
     assert full.json()["error"]["code"] == "queue_full"
