@@ -152,7 +152,7 @@ def test_the_target_alone_has_a_profile_too(tmp_path: Path):
     command = ["profile", PROMPT, "--draft-engine", "none", "--temperature", "0", "--max-tokens", "8", "--json"]
     result = CliRunner().invoke(cli, [*command, "--out", str(tmp_path / "new" / "folder")], catch_exceptions=False)
 
-    (account,) = json.loads(result.stdout)["requests"]
+    (account,) = json.loads(result.stdout)["accounts"]
     assert account["overlap_efficiency"] is account["overlapped_share"] is account["hit_rate"] is None
     assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == sorted(NAMES)
 
