@@ -157,14 +157,14 @@ def test_what_is_not_known_proves_nothing():
         (SamplingParams(verification="rejection"), "verification"),
     ],
 )
-def test_sampling_that_a_request_does_not_use_is_warned_of(params: SamplingParams, name: str):
+def test_sampling_that_a_request_does_not_use_causes_a_warning(params: SamplingParams, name: str):
     with pytest.warns(IneffectiveOption, match=f"{name} has no effect: ") as found:
         Client("tcp://127.0.0.1:9").stream("x", params).close()
 
     assert found[0].filename == __file__
 
 
-def test_no_sampling_is_warned_of_that_a_request_uses():
+def test_sampling_that_a_request_uses_causes_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for params in (

@@ -141,7 +141,7 @@ def bombard(attacked: AttackedHub, count: int, seed: int) -> None:
     attacked.serves()
 
 
-def test_an_admitted_guest_that_lies_is_heard_or_counted(attacked: AttackedHub):
+def test_every_message_of_an_admitted_liar_is_handled_or_counted(attacked: AttackedHub):
     bombard(attacked, 2000, seed=1)
 
 
