@@ -15,7 +15,8 @@ _EVENTS: dict[str, type[Any]] = {
 
 
 class Journal:
-    """Appends events to a file; without a file it does nothing."""
+    """Appends each event to a file at once, so that the record of a killed orchestrator is whole; without a file it
+    does nothing."""
 
     def __init__(self, file: IO[bytes] | None) -> None:
         self._file = file
@@ -24,7 +25,7 @@ class Journal:
     def to(cls, path: str) -> "Journal":
         """Raises InputError for a file that can't be written."""
         try:
-            return cls(Path(path).open("wb") if path else None)
+            return cls(Path(path).open("wb", buffering=0) if path else None)
         except OSError as error:
             raise InputError(f"The record {path} can't be written ({error.strerror}): choose another file.") from error
 

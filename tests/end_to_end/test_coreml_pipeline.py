@@ -143,6 +143,12 @@ def saved_by_the_draft(name: str) -> int:
     return most
 
 
+def resumptions(journal: Path) -> list[Prefilled]:
+    """What drafts that had adopted KV have reported so far."""
+    said = [event.message for event, _ in replay(journal) if isinstance(event, Arrived) and event.role == "draft"]
+    return [message for message in said if isinstance(message, Prefilled)]
+
+
 def test_a_draft_that_is_killed_goes_on_without_reading_again(tmp_path: Path, reference: Reference):
     journal, prompt = tmp_path / "journal", tuple(CODEC.encode(Path(__file__).read_text()))[:200]
     params = SamplingParams(temperature=0.7, seed=3, max_tokens=120)
@@ -152,14 +158,13 @@ def test_a_draft_that_is_killed_goes_on_without_reading_again(tmp_path: Path, re
             for count, _ in enumerate(stream):
                 if count == 0:
                     until(lambda: saved_by_the_draft(name) >= 199)
-                    # The target waits, so that the request is not over before the draft is back.
+                    # The target waits, so that the request is not over before the next draft has resumed it.
                     os.kill(target := members(name)["target_worker"], signal.SIGSTOP)
                     os.kill(members(name)["draft_worker"], signal.SIGKILL)
-                    until(lambda: (Path(name) / "orchestrator.log").read_text().count("role=draft") >= 3)
+                    until(lambda: resumptions(journal))
                     os.kill(target, signal.SIGCONT)
             assert stream.result is not None
-    said = [event.message for event, _ in replay(journal) if isinstance(event, Arrived) and event.role == "draft"]
-    (resumed,) = [message for message in said if isinstance(message, Prefilled)]
+    (resumed,) = resumptions(journal)
 
     assert stream.result.tokens == reference(prompt, params).tokens
     assert resumed.warning == ""
