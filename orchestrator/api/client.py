@@ -9,6 +9,7 @@ import zmq
 import zmq.asyncio
 
 from orchestrator.api.batch import Batch, Prompt, Prompts, is_batch, submits
+from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.result import Chosen, OutputCollector, Result
 from orchestrator.api.sampling_params import SamplingParams
@@ -59,6 +60,13 @@ class Client:
         finally:
             link.close()
         raise NoPipeline(self.address)
+
+    def chat_prompt(self, text: str) -> list[int]:
+        """`text` as the only message of a conversation, in tokens for `generate` and `stream`.
+
+        Raises InputError if the target has no chat template, or is not on this machine.
+        """
+        return chat_prompt(self.state().target, text)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> "Stream":
         """Continue `prompt`: an iterator over pieces of text, with `.result` at its end."""
@@ -236,6 +244,10 @@ class AsyncClient:
             for cancel in batch.cancellations():
                 await socket.send(encode(cancel, STAMP))
             socket.close(linger=1000)
+
+    async def chat_prompt(self, text: str) -> list[int]:
+        """`text` as the only message of a conversation, as `Client.chat_prompt` does."""
+        return chat_prompt((await self.state()).target, text)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> "AsyncStream":
         """Continue `prompt`: an asynchronous iterator over pieces of text, with `.result` at its end."""

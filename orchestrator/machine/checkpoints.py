@@ -46,16 +46,30 @@ def resolve(name: str | None, role: Role, on_progress: OnProgress = silent) -> P
 
 
 def demo_model(role: Role) -> Path:
-    """Folder of the model shipped with this role's worker."""
+    """Folder of the demo model shipped with this role's worker."""
+    return worker_folder(role) / "demo_model"
+
+
+def worker_folder(role: Role) -> Path:
+    """Folder of this role's worker package. Raises InputError if it is not installed."""
     package = importlib.util.find_spec(f"{role}_worker")
     locations = package.submodule_search_locations if package else None
     if not locations:
         raise InputError(f"The package {role}_worker is not installed: delete .venv and start again.")
-    return Path(next(iter(locations))) / "demo_model"
+    return Path(next(iter(locations)))
 
 
 def _looks_like_a_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.endswith(("/", ".safetensors", ".gguf")) or name.count("/") > 1
+
+
+def complete(folder: Path) -> bool:
+    """Whether the folder has all files of a model in mlx-lm's format."""
+    try:
+        _checked(folder)
+    except InputError:
+        return False
+    return True
 
 
 def gguf_files(folder: Path) -> list[Path]:

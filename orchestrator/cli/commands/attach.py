@@ -10,7 +10,7 @@ from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.options import draft_engine_option
-from orchestrator.machine.checkpoints import resolve
+from orchestrator.cli.pipelines import target_folder
 from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.draft_choice import draft_choice
 from orchestrator.machine.known_servers import KnownServer, known_server, known_servers
@@ -86,7 +86,7 @@ def _model(role: Role, options: dict[str, Any]) -> tuple[str, str, str]:
         if choice.note:
             click.echo(choice.note, err=True)
         return choice.engine, str(choice.folder or ""), ""
-    target = str(resolve(options["target"], "target"))
+    target = str(target_folder(options["target"], quiet=False))
     if role == "prefill" and options["prefill_engine"] == "coreml":
         with ConversionBar(False) as bar:
             return "coreml", str(converted_draft(target, bar)), target

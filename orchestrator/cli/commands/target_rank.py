@@ -9,7 +9,7 @@ import time
 import click
 import msgspec
 
-from orchestrator.machine.checkpoints import resolve
+from orchestrator.cli.pipelines import target_folder
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.target_hosts import checked_hosts
 from protocol.contracts.target_hosts import RankSetup
@@ -23,7 +23,7 @@ _PAUSE_SECONDS = 0.5
 @click.command("target-rank")
 @click.option("--hosts", "file", metavar="FILE", required=True, help="The hosts file, the same on every host.")
 @click.option("--rank", type=click.IntRange(min=1), required=True, help="Which of its hosts this is; the first is 0.")
-@click.option("--target", metavar="MODEL", help="The same as at rank 0. Default: demo model.")
+@click.option("--target", metavar="MODEL", help="The same as at rank 0. Default: the default target.")
 def target_rank(file: str, rank: int, target: str | None) -> None:
     """Serve a target that is bigger than one machine, as one of its ranks, until Ctrl-C.
 
@@ -34,7 +34,7 @@ def target_rank(file: str, rank: int, target: str | None) -> None:
     launch-pipeline start --target-hosts hosts.json --target MODEL              on the first host
     launch-pipeline target-rank --hosts hosts.json --rank 1 --target MODEL      on the second
     """
-    folder = resolve(target, "target")
+    folder = target_folder(target, quiet=False)
     hosts = checked_hosts(file, folder)
     if rank >= hosts.ranks:
         raise InputError(f"The hosts file {file} has no rank {rank}: choose 1 to {hosts.ranks - 1}.")

@@ -1,6 +1,5 @@
 """A GGUF file to a folder in mlx-lm's format, kept in this user's cache folder."""
 
-import importlib.metadata
 import json
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +16,8 @@ from protocol.contracts.conversion import Progress
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 
+_FORMAT = 1
+"""Raised if the same file becomes another folder, so that folders of older versions are not used."""
 _MIB = 1 << 20
 
 
@@ -29,8 +30,7 @@ def gguf_folder(file: Path, on_progress: OnProgress = silent) -> Path:
         facts = file.stat()
     except OSError as error:
         raise InputError(f"{file} can't be read ({error.strerror}): check the file.") from error
-    version = importlib.metadata.version("launch-pipeline")
-    key = sha256(f"{version} {file.resolve()} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:32]
+    key = sha256(f"{_FORMAT} {file.resolve()} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:32]
     return made_once(cache_folder() / "gguf" / key, lambda folder: convert_gguf(file, folder, on_progress))
 
 
