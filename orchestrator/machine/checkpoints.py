@@ -35,9 +35,7 @@ def resolve(name: str | None, role: Role, on_progress: OnProgress = silent) -> P
     if _HUB_FILE.fullmatch(name):
         return _converted(hub_file(*name.split(":", 1)), on_progress)
     if _looks_like_a_path(name):
-        raise InputError(
-            f"There is no folder or file {name!r}: check the path of the {role}, or pass a Hugging Face id."
-        )
+        raise InputError(f"There is no folder {name!r}: check the path of the {role}, or pass a Hugging Face id.")
     if not _HUB_ID.fullmatch(name):
         raise InputError(
             f"{name!r} is neither a folder nor a Hugging Face id: pass a folder, or owner/name for the {role}."
