@@ -12,7 +12,8 @@ from tests.support.package_index import NAME
 
 def use_tiny_model(sha256: str, size: int, gguf: str) -> None:
     """Let the tiny model stand for the default target."""
-    vars(default_target).update(_WHEEL=Wheel(NAME, "1.0", sha256, size), _GGUF_SHA256=gguf)
+    default_target._WHEEL = Wheel(NAME, "1.0", sha256, size)
+    default_target._GGUF_SHA256 = gguf
 
 
 if __name__ == "__main__":
