@@ -13,6 +13,8 @@ from protocol.kv.segments import unlink_segment
 
 # The settings of whoever runs the tests are none of theirs.
 os.environ["LAUNCH_PIPELINE_CONFIG"] = os.devnull
+# No test fetches the default target, nor do the processes that it starts.
+os.environ["LAUNCH_PIPELINE_DEFAULT_TARGET"] = "demo"
 # A slow machine fails no test: pytest-timeout ends one that hangs.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")

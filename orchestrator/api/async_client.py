@@ -6,6 +6,7 @@ from typing import Any, overload
 import zmq.asyncio
 
 from orchestrator.api.batch import Batch
+from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.client import ANSWER_SECONDS, SILENCE_SECONDS, STAMP, NoPipeline
 from orchestrator.api.result import Chosen, OutputCollector, Result
 from orchestrator.api.sampling_params import SamplingParams
@@ -74,6 +75,10 @@ class AsyncClient:
             for cancel in batch.cancellations():
                 await socket.send(encode(cancel, STAMP))
             socket.close(linger=1000)
+
+    async def chat_prompt(self, text: str) -> list[int]:
+        """`text` as the only message of a conversation, as `Client.chat_prompt` does."""
+        return chat_prompt((await self.state()).target, text)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> "AsyncStream":
         """Continue `prompt`: an asynchronous iterator over pieces of text, with `.result` at its end."""

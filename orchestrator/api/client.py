@@ -6,6 +6,7 @@ from typing import Any, overload
 import zmq
 
 from orchestrator.api.batch import Batch
+from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.result import Chosen, OutputCollector, Result
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts, is_batch, one_submit, submits
@@ -49,6 +50,13 @@ class Client:
         finally:
             link.close()
         raise NoPipeline(self.address)
+
+    def chat_prompt(self, text: str) -> list[int]:
+        """`text` as the only message of a conversation, in tokens for `generate` and `stream`.
+
+        Raises InputError if the target has no chat template, or is not on this machine.
+        """
+        return chat_prompt(self.state().target, text)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> "Stream":
         """Continue `prompt`: an iterator over pieces of text, with `.result` at its end."""

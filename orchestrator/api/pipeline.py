@@ -14,7 +14,7 @@ from orchestrator.api.checked_setup import affordable, checked_options, checked_
 from orchestrator.api.client import STAMP, Client
 from orchestrator.api.owner import Owner
 from orchestrator.core.options import StrategyName
-from orchestrator.machine.converted_draft import OnProgress
+from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.runtime.session import Session
 from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName
@@ -30,8 +30,9 @@ _CLOSING_SECONDS = 7.0
 class Pipeline(Client):
     """`with Pipeline() as p: p.generate("def f(")`: three processes, which end with the block.
 
-    `target` and `draft` are folders or Hugging Face ids (None: the demo pair). A target with another tokenizer than the
-    demo draft's decodes alone if no `draft` is given; `note` then says which drafts fit. Further keywords:
+    `target` and `draft` are folders, GGUF files or Hugging Face ids (None: the default pair, fetched on first use). A
+    target with another tokenizer than the shipped drafts' decodes alone if no `draft` is given; `note` then says which
+    drafts fit. Further keywords:
 
     `listen`: HOST:PORT where workers of other machines may come (`.owner` invites them); with `target_engine` "none"
     one of them is the target.
@@ -39,7 +40,7 @@ class Pipeline(Client):
     `pace`: a shipped device profile's name or a file's path; the workers are then as slow as its devices.
     `draft_link`: delays what goes to the draft and comes from it, as a link between machines would.
     `trace`: a folder that every process writes its spans to at the end, for `orchestrator.tools.profile`.
-    `on_progress` is called while a draft is converted for Core ML, which happens once, in the constructor.
+    `on_progress` is called while a model is fetched or converted, which happens once, in the constructor.
     `on_wait` is called several times a second while models load, with the seconds so far.
     All others are the fields of `Options`.
 
@@ -59,7 +60,7 @@ class Pipeline(Client):
         draft_command: tuple[str, ...] = (),
         target_hosts: str | TargetHosts | None = None,
         record: str = "",
-        on_progress: OnProgress = lambda _: None,
+        on_progress: OnProgress = silent,
         pace: str | None = None,
         draft_link: EmulatedLink | None = None,
         trace: str = "",

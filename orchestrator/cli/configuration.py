@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from orchestrator.machine.downloads.default_target import VARIABLE
 from protocol.errors import InputError
 
 _PREFIX = "LAUNCH_PIPELINE"
@@ -72,7 +73,9 @@ def unread_variables(group: click.Group) -> list[str]:
     """Environment variables with our prefix that no option reads."""
     read = {name for _, command in commands(group) for option in command.params for name in _variables(option)}
     return sorted(
-        name for name in os.environ if name.startswith(f"{_PREFIX}_") and name not in read | {f"{_PREFIX}_CONFIG"}
+        name
+        for name in os.environ
+        if name.startswith(f"{_PREFIX}_") and name not in read | {f"{_PREFIX}_CONFIG", VARIABLE}
     )
 
 

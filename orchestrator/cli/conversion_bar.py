@@ -1,4 +1,4 @@
-"""A bar on standard error that appears with the first report of a conversion."""
+"""A bar on standard error that appears with the first report of a download or a conversion."""
 
 from typing import Self
 
@@ -28,5 +28,4 @@ class ConversionBar:
         if self._task is None:
             self._bar.start()
             self._task = self._bar.add_task("")
-        description = f"converting for Core ML: {progress.stage}"
-        self._bar.update(self._task, description=description, completed=progress.done, total=progress.total)
+        self._bar.update(self._task, description=progress.stage, completed=progress.done, total=progress.total)

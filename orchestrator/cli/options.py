@@ -14,6 +14,7 @@ from orchestrator.cli.old_names import with_old_names
 from orchestrator.cli.presets import filled_in
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.device_profiles import profile_names
 from orchestrator.machine.recommended_pairs import pairs, usable_pair
 from protocol.contracts.engines import NO_DRAFT, PrefillEngineName, TargetEngineName, draft_model, offered_engines
@@ -21,11 +22,15 @@ from protocol.contracts.engines import NO_DRAFT, PrefillEngineName, TargetEngine
 Command: TypeAlias = Callable[..., Any]
 Decorator: TypeAlias = Callable[[Command], Command]
 
+_DEMO = "demo"
 _NOT_OFFERED = ("turn",)
 """Fields of `Options` that only the Python API offers."""
 
 target_option = click.option(
-    "--target", metavar="MODEL", help="Folder or Hugging Face id (mlx-lm format). Default: demo model."
+    "--target",
+    metavar="MODEL",
+    help="Folder or Hugging Face id (mlx-lm format), or a GGUF file. Default: SmolLM2-135M-Instruct, fetched once; for "
+    "bench and calibrate the demo model.",
 )
 address_option = click.option("--address", help="Ask a pipeline that already runs there, instead of starting one.")
 pace_option = click.option(
@@ -80,15 +85,17 @@ def pair_option(command: Command) -> Command:
     @functools.wraps(command)
     def with_models(*arguments: Any, pair: str | None, **options: Any) -> Any:
         values: dict[str, str] = {}
-        if pair is not None:
+        if pair == _DEMO:
+            values = {"target": str(demo_model("target")), "draft": str(demo_model("draft"))}
+        elif pair is not None:
             models = usable_pair(pair)
             values = {"target": models.target.id, "draft": models.draft.id}
-            if draft_model(options.get("draft_engine", "mlx")) == "none":
-                del values["draft"]
+        if draft_model(options.get("draft_engine", "mlx")) == "none":
+            values.pop("draft", None)
         return command(*arguments, **filled_in(options, "pair", values))
 
-    words = "A recommended target and draft, see `launch-pipeline pairs`."
-    return click.option("--pair", type=click.Choice(list(pairs())), metavar="NAME", help=words)(with_models)
+    words = "A recommended target and draft, see `launch-pipeline pairs`; demo: the tiny demo pair."
+    return click.option("--pair", type=click.Choice([*pairs(), _DEMO]), metavar="NAME", help=words)(with_models)
 
 
 def speculation_options(*names: str) -> Decorator:
@@ -113,7 +120,7 @@ def pipeline_options(command: Command) -> Command:
         (
             pair_option,
             target_option,
-            draft_option("Default: demo model, where that fits."),
+            draft_option("Default: a shipped draft, where one fits."),
             draft_engine_option(optional=True),
             click.option(
                 "--prefill-engine",

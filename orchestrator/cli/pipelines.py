@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +11,8 @@ from rich.console import Console
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.options import given_only
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.downloads.default_target import default_target
 
 
 class Starting:
@@ -30,7 +33,7 @@ class Starting:
 
 
 def opened(options: Mapping[str, Any], notes: Sequence[str] = (), *, quiet: bool) -> Pipeline:
-    """A pipeline that is not started yet; a draft may be converted for it. `notes` are printed once it is valid."""
+    """A pipeline that is not started yet; models may be fetched for it. `notes` are printed once it is valid."""
     with ConversionBar(quiet) as bar:
         pipeline = Pipeline(on_progress=bar, **given_only(options))
     print_notes([pipeline.note, *notes])
@@ -40,6 +43,16 @@ def opened(options: Mapping[str, Any], notes: Sequence[str] = (), *, quiet: bool
 def started(options: Mapping[str, Any], notes: Sequence[str] = (), *, quiet: bool) -> Starting:
     """The context of a pipeline that starts when it is entered."""
     return Starting(opened(options, notes, quiet=quiet), quiet)
+
+
+def target_folder(name: str | None, *, quiet: bool) -> Path:
+    """The folder of the target `name`, or of the default target. A model may be fetched or converted for it."""
+    with ConversionBar(quiet) as bar:
+        if name is not None:
+            return resolve(name, "target", bar)
+        default = default_target(bar)
+    print_notes([default.note])
+    return default.folder
 
 
 def print_notes(sentences: Sequence[str]) -> None:

@@ -1,23 +1,29 @@
-"""A model's name to its folder: the demo pair, a local folder, or a Hugging Face download. Opens no weights."""
+"""A model's name to its folder: the demo pair, a folder, a GGUF file, or a Hugging Face download. Opens no weights."""
 
 import importlib.util
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from orchestrator.machine.progress import OnProgress, silent
 from protocol.errors import InputError
 from protocol.messages.base import Role
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_HUB_FILE = re.compile(rf"{_HUB_ID.pattern}:[\w.-]{{1,200}}\.gguf")
+"""A file of a Hugging Face id; `:` can't be in either name."""
 _WANTED = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja"]
 _UNWANTED = ["*.py", "*/*"]
 """Code is never fetched; subfolders hold other formats of the same weights."""
 _COMPLETE = "a complete model has config.json, tokenizer.json and model*.safetensors"
 
 
-def resolve(name: str | None, role: Role) -> Path:
+def resolve(name: str | None, role: Role, on_progress: OnProgress = silent) -> Path:
     """Folder with the config, tokenizer and weights of `name`: a folder, a Hugging Face id, or None for the demo model.
 
+    A GGUF file, alone or in a folder, is converted on first use; `owner/name:FILE.gguf` is one on Hugging Face.
     A model already downloaded is used as it is, without asking the network. Raises InputError otherwise
     for what is not there, incomplete, or can't be fetched.
     """
@@ -25,7 +31,9 @@ def resolve(name: str | None, role: Role) -> Path:
         return _checked(demo_model(role))
     folder = Path(name).expanduser()
     if name and folder.exists():
-        return _checked(folder.resolve())
+        return _local(folder.resolve(), on_progress)
+    if _HUB_FILE.fullmatch(name):
+        return _converted(hub_file(*name.split(":", 1)), on_progress)
     if _looks_like_a_path(name):
         raise InputError(f"There is no folder {name!r}: check the path of the {role}, or pass a Hugging Face id.")
     if not _HUB_ID.fullmatch(name):
@@ -36,21 +44,72 @@ def resolve(name: str | None, role: Role) -> Path:
 
 
 def demo_model(role: Role) -> Path:
-    """Folder of the model shipped with this role's worker."""
+    """Folder of the demo model shipped with this role's worker."""
+    return worker_folder(role) / "demo_model"
+
+
+def worker_folder(role: Role) -> Path:
+    """Folder of this role's worker package. Raises InputError if it is not installed."""
     package = importlib.util.find_spec(f"{role}_worker")
     locations = package.submodule_search_locations if package else None
     if not locations:
         raise InputError(f"The package {role}_worker is not installed: delete .venv and start again.")
-    return Path(next(iter(locations))) / "demo_model"
+    return Path(next(iter(locations)))
 
 
 def _looks_like_a_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.endswith(("/", ".safetensors", ".gguf")) or name.count("/") > 1
 
 
+def complete(folder: Path) -> bool:
+    """Whether the folder has all files of a model in mlx-lm's format."""
+    try:
+        _checked(folder)
+    except InputError:
+        return False
+    return True
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """GGUF files of language models; `mmproj` files hold the part of a model that reads images."""
+    return sorted(file for file in folder.glob("*.gguf") if "mmproj" not in file.name)
+
+
+def hub_file(id: str, name: str) -> Path:
+    """The file `name` of a Hugging Face id, downloaded once. Raises InputError if it can't be had."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    known = try_to_load_from_cache(id, name)
+    if isinstance(known, str):
+        return Path(known)
+    with _told(id):
+        return Path(hf_hub_download(id, name))
+
+
+def _local(path: Path, on_progress: OnProgress) -> Path:
+    if path.is_dir():
+        files = [] if (path / "config.json").is_file() else gguf_files(path)
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files)
+            raise InputError(f"{path} holds several GGUF files: pass one of them: {names}.")
+        return _converted(files[0], on_progress) if files else _checked(path)
+    # Ollama's files have no ending. One that has the ending is read too, so that its fault is told.
+    with suppress(OSError):
+        if path.suffix == ".gguf" or path.open("rb").read(4) == b"GGUF":
+            return _converted(path, on_progress)
+    return _checked(path)
+
+
+def _converted(file: Path, on_progress: OnProgress) -> Path:
+    # It imports numpy and the tables of every architecture, which other commands need not wait for.
+    from orchestrator.machine.gguf.folder import gguf_folder
+
+    return gguf_folder(file, on_progress)
+
+
 def _checked(folder: Path) -> Path:
     if not folder.is_dir():
-        raise InputError(f"{folder} is a file: pass the folder of a model in Hugging Face format.")
+        raise InputError(f"{folder} is a file: pass the folder of a model in Hugging Face format, or a GGUF file.")
     for required in ("config.json", "tokenizer.json"):
         if not (folder / required).is_file():
             raise InputError(f"{folder} has no {required}: {_COMPLETE}; pass such a folder.")
@@ -92,12 +151,25 @@ def cached(name: str) -> Path | None:
 
 
 def _fetched(name: str) -> Path:
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
+
+    with _told(name):
+        folder = Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, dry_run=False))
+    try:
+        return _checked(folder)
+    except InputError as error:
+        raise InputError(f"{error} If {name} has GGUF files, pass {name}:FILE.gguf.") from error
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Raises what the hub raises as InputError."""
+    from huggingface_hub import errors
 
     # The base of its HTTP library's errors, which is httpx or httpx2, depending on the release.
     http_error: type[Exception] = vars(errors)["HTTPError"]
     try:
-        folder = snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, dry_run=False)
+        yield
     except errors.GatedRepoError as error:
         raise InputError(
             f"{name} asks for a licence: accept it at https://huggingface.co/{name}, then `hf auth login`."
@@ -114,4 +186,3 @@ def _fetched(name: str) -> Path:
         ) from error
     except (http_error, OSError) as error:
         raise InputError(f"The download of {name} broke off ({type(error).__name__}: {error}): try again.") from error
-    return _checked(Path(folder))

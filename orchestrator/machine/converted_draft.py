@@ -1,27 +1,25 @@
 """The folder of a draft for Core ML: a converted one, or a model that is converted on its first use."""
 
-import fcntl
 import importlib.metadata
-from collections.abc import Callable
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
+from orchestrator.machine.cache_entries import exclusive
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.conversion import conversion
-from protocol.contracts.conversion import FOLDER_FACTS, FOLDER_MODEL, FORMAT, Choices, Facts, Finished, Progress
+from orchestrator.machine.progress import OnProgress, silent
+from protocol.contracts.conversion import FOLDER_FACTS, FOLDER_MODEL, FORMAT, Choices, Facts, Finished
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 
-OnProgress: TypeAlias = Callable[[Progress], None]
 _PARTS = (FOLDER_FACTS, "host.safetensors", "config.json", "tokenizer.json")
 
 
-def converted_draft(name: str | None, on_progress: OnProgress = lambda _: None) -> Path:
+def converted_draft(name: str | None, on_progress: OnProgress = silent) -> Path:
     """Folder of the converted model `name`, or of a conversion of the model `name` (None: the demo draft).
 
     A conversion in fp16 is made once and kept in this user's cache folder. Raises InputError for a name
@@ -29,12 +27,9 @@ def converted_draft(name: str | None, on_progress: OnProgress = lambda _: None) 
     """
     if name is not None and is_converted(folder := Path(name).expanduser()):
         return _checked(folder.resolve())
-    source = resolve(name, "draft")
+    source = resolve(name, "draft", on_progress)
     place = cache_folder() / "converted" / _key(source)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with place.with_suffix(".lock").open("w") as lock:
-        # A second process waits here, and finds the conversion complete.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with exclusive(place):
         if not is_converted(place):
             _convert(source, place, on_progress)
     return _checked(place)
@@ -58,7 +53,7 @@ def _convert(source: Path, place: Path, on_progress: OnProgress) -> None:
     with closing(conversion(source, place, Choices())) as reports:
         for report in reports:
             if not isinstance(report, Finished):
-                on_progress(report)
+                on_progress(msgspec.structs.replace(report, stage=f"converting for Core ML: {report.stage}"))
 
 
 def _key(source: Path) -> str:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.machine.checkpoints import demo_model, resolve
-from orchestrator.machine.converted_draft import OnProgress, converted_draft, is_converted, source_of
+from orchestrator.machine.converted_draft import converted_draft, is_converted, source_of
+from orchestrator.machine.downloads.default_target import default_draft, is_default_target
 from orchestrator.machine.hardware import chip, system_build
+from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.machine.recommended_pairs import draft_beside
 from protocol.contracts.engines import NO_DRAFT, DraftEngineName, draft_model, offered_engines
 from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, recorded
@@ -29,16 +31,22 @@ def draft_for(
 ) -> DraftChoice:
     """`draft_choice` beside the target of this name (None: the demo target).
 
-    An engine without a model gets none, even if `name` is one. Without a name, the demo draft is taken only if the
-    target has its tokenizer. Otherwise there is no draft, and the note says which drafts fit. `own`: a program of the
-    user is the draft; it then gets no model.
+    An engine without a model gets none, even if `name` is one. Without a name, a shipped draft is taken only if the
+    target has its tokenizer. Otherwise there is no draft, and the note says which drafts fit; beside the default target
+    the n-gram engine drafts. `own`: a program of the user is the draft; it then gets no model.
     """
     if draft_model(engine) == "none":
         return DraftChoice(engine, None)
-    if name is not None or _fits_demo_draft(target):
+    if name is not None:
         return draft_choice(engine, name, on_progress)
+    folder = demo_model("target") if target is None else resolve(target, "target", on_progress)
+    for shipped in filter(None, (default_draft(), demo_model("draft"))):
+        if tokenizer_fingerprint(shipped) == tokenizer_fingerprint(folder):
+            return draft_choice(engine, None if shipped == demo_model("draft") else str(shipped), on_progress)
     if own:
         return DraftChoice(engine, None)
+    if engine == "mlx" and is_default_target(folder):
+        return DraftChoice("ngram", None, "The n-gram engine drafts: the default target has no draft of its own yet.")
     return DraftChoice(
         NO_DRAFT,
         None,
@@ -47,7 +55,7 @@ def draft_for(
     )
 
 
-def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgress = lambda _: None) -> DraftChoice:
+def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgress = silent) -> DraftChoice:
     """The engine and the folder of the draft `name`; converts the model if the engine needs a package.
 
     Without a name it is the demo draft, or no model if the engine needs none. Raises InputError for an unknown engine
@@ -61,7 +69,7 @@ def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgr
         return weigh(engine, folder, name, verdict)
     if model == "none" and name is None:
         return DraftChoice(engine, None)
-    return DraftChoice(engine, resolve(name, "draft"))
+    return DraftChoice(engine, resolve(name, "draft", on_progress))
 
 
 def weigh(engine: DraftEngineName, folder: Path, name: str | None, verdict: EngineVerdict | None) -> DraftChoice:
@@ -86,9 +94,3 @@ def _fitting(target: str) -> Iterator[str]:
     for name, engine in offered_engines().items():
         if engine.model == "none":
             yield f"the draft engine {name}"
-
-
-def _fits_demo_draft(target: str | None) -> bool:
-    if target is None:
-        return True
-    return tokenizer_fingerprint(resolve(target, "target")) == tokenizer_fingerprint(demo_model("draft"))

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.options import draft_engine_option
-from orchestrator.machine.checkpoints import resolve
+from orchestrator.cli.pipelines import target_folder
 from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
@@ -78,7 +78,7 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, **o
 @click.command("target-rank")
 @click.option("--hosts", "file", metavar="FILE", required=True, help="The hosts file, the same on every host.")
 @click.option("--rank", type=click.IntRange(min=1), required=True, help="Which of its hosts this is; the first is 0.")
-@click.option("--target", metavar="MODEL", help="The same as at rank 0. Default: demo model.")
+@click.option("--target", metavar="MODEL", help="The same as at rank 0. Default: the default target.")
 def target_rank(file: str, rank: int, target: str | None) -> None:
     """Serve a target that is bigger than one machine, as one of its ranks, until Ctrl-C.
 
@@ -89,7 +89,7 @@ def target_rank(file: str, rank: int, target: str | None) -> None:
     launch-pipeline start --target-hosts hosts.json --target MODEL              on the first host
     launch-pipeline target-rank --hosts hosts.json --rank 1 --target MODEL      on the second
     """
-    folder = resolve(target, "target")
+    folder = target_folder(target, quiet=False)
     hosts = checked_hosts(file, folder)
     if rank >= hosts.ranks:
         raise InputError(f"The hosts file {file} has no rank {rank}: choose 1 to {hosts.ranks - 1}.")
@@ -120,7 +120,7 @@ def _model(role: Role, options: dict[str, Any]) -> tuple[str, str, str]:
         if choice.note:
             click.echo(choice.note, err=True)
         return choice.engine, str(choice.folder or ""), ""
-    target = str(resolve(options["target"], "target"))
+    target = str(target_folder(options["target"], quiet=False))
     if role == "prefill" and options["prefill_engine"] == "coreml":
         with ConversionBar(False) as bar:
             return "coreml", str(converted_draft(target, bar)), target

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from orchestrator.machine.downloads.default_target import VARIABLE
 from orchestrator.tools.drill.outcome import DrillOutcome
 from orchestrator.tools.drill.registry import DRILLS, drill_counts, simulate
 
@@ -52,6 +53,8 @@ def drill(
     if simulate is not None:
         _simulate(simulate, hours, seed or 0, as_json)
         return
+    # The promises are about the pipeline, so the pair that is always there serves, in every process of a drill.
+    os.environ[VARIABLE] = "demo"
     # A short number, because a user may type it to repeat the faults.
     seed = random.SystemRandom().randrange(10_000) if seed is None else seed
     outcomes: dict[str, DrillOutcome] = {}

@@ -7,6 +7,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from orchestrator.api.chat_prompts import own_template
 from orchestrator.api.client import Client
 from orchestrator.api.result import Result
 from orchestrator.api.sampling_params import SamplingParams
@@ -18,6 +19,9 @@ from orchestrator.runtime.request_state import require_compatible
 from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError
 
+_ANSWERED = "The prompt is a chat message, since the target has a chat template; --raw continues it as text."
+_CONTINUED = "The prompt is continued as text (--raw), although the target has a chat template."
+
 
 @click.command()
 @click.argument("prompt", required=False)
@@ -25,14 +29,16 @@ from protocol.errors import InputError
 @address_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text and summary.")
 @click.option("--quiet", is_flag=True, help="Only the text.")
+@click.option("--raw", is_flag=True, help="Continue PROMPT as it is, even if the target has a chat template.")
 @sampling_options(max_tokens=256)
 @pipeline_options
 def generate(
-    prompt: str | None, prompt_file: Any, as_json: bool, quiet: bool, address: str | None, **options: Any
+    prompt: str | None, prompt_file: Any, as_json: bool, quiet: bool, raw: bool, address: str | None, **options: Any
 ) -> None:
-    """Continue PROMPT with text, then show how the speculation went.
+    """Answer PROMPT, or continue it if the target has no chat template; then show how the speculation went.
 
     \b
+    launch-pipeline generate "Why is the sky blue?"
     launch-pipeline generate "def quicksort(items):" --temperature 0.7 --seed 1
     cat README.md | launch-pipeline generate --prompt-file - --max-tokens 64
     launch-pipeline generate "import os" --strategy ar --json
@@ -42,12 +48,12 @@ def generate(
     params = sampling(options)
     if address is not None:
         print_notes(notes)
-        _run(Client(address), text, params, as_json, quiet)
+        _run(Client(address), text, params, as_json, quiet, raw)
         return
     if options["draft_engine"] != NO_DRAFT:
         require_compatible(params.verification, options["strategy"])
     with started(options, notes, quiet=quiet or as_json) as pipeline:
-        _run(pipeline, text, params, as_json, quiet)
+        _run(pipeline, text, params, as_json, quiet, raw)
 
 
 def _prompt(prompt: str | None, file: Any) -> str:
@@ -59,8 +65,12 @@ def _prompt(prompt: str | None, file: Any) -> str:
         raise InputError(f"The prompt file is not UTF-8 text ({error}): convert it first.") from error
 
 
-def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet: bool) -> None:
-    with client.stream(text, params) as stream:
+def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet: bool, raw: bool) -> None:
+    template = own_template(client.state().target)
+    chat = template is not None and not raw
+    if template is not None and not quiet and not as_json:
+        print_notes([_ANSWERED if chat else _CONTINUED])
+    with client.stream(client.chat_prompt(text) if chat else text, params) as stream:
         for piece in stream:
             if not as_json:
                 click.echo(piece, nl=False)
@@ -68,7 +78,7 @@ def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet
     result = stream.result
     assert isinstance(result, Result)
     if as_json:
-        click.echo(json.dumps(result.to_json()))
+        click.echo(json.dumps({**result.to_json(), "chat": chat}))
         return
     click.echo()
     if not quiet:

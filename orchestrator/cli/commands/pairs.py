@@ -10,6 +10,7 @@ from rich.table import Table
 from orchestrator.machine.calibration_file import calibration_file
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile
 from orchestrator.machine.hardware import computes_on_processor, memory_bytes
+from orchestrator.machine.local_models import LocalModel, local_models
 from orchestrator.machine.recommended_pairs import Pair, pairs
 from orchestrator.tools.pairs import fits, forecast, memory, tokenizers
 
@@ -20,6 +21,8 @@ _GIB = 1 << 30
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def pairs_command(as_json: bool) -> None:
     """List recommended pairs of target and draft for --pair, with what each takes and would reach here.
+
+    Below them are models that Hugging Face's tools, LM Studio and Ollama have put on this disk.
 
     Memory is estimated from the number of weights and their bits. Speed is what `plan` predicts if forwards take
     as much longer than those that `launch-pipeline calibrate` measured as the weights are bigger.
@@ -36,7 +39,8 @@ def pairs_command(as_json: bool) -> None:
     advice = _advice(profile)
     if as_json:
         found = [{"name": name, **facts} for name, facts in rows.items()]
-        click.echo(json.dumps({"memory": available, "advice": advice, "pairs": found}))
+        local = [model._asdict() for model in local_models()]
+        click.echo(json.dumps({"memory": available, "advice": advice, "pairs": found, "found": local}))
         return
     console = Console()
     # A table that is piped somewhere must not be cut to a terminal's width.
@@ -44,6 +48,9 @@ def pairs_command(as_json: bool) -> None:
     console.print(_table(rows, available))
     kind = ", as float32 on a processor" if on_processor else ""
     click.echo(f"Sizes are estimated{kind}. {advice}")
+    if local := local_models():
+        click.echo("\nAlready on this disk; a GGUF file is converted when it is first used:")
+        console.print(_local_table(local))
 
 
 def _facts(pair: Pair, profile: DeviceProfile | None, on_processor: bool, available: int) -> dict[str, Any]:
@@ -73,6 +80,15 @@ def _advice(profile: DeviceProfile | None) -> str:
         "Speeds are extrapolated from `launch-pipeline calibrate`, at temperature 0, to pairs of similar size; "
         "`launch-pipeline calibrate --pair NAME` measures one."
     )
+
+
+def _local_table(models: list[LocalModel]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("of", "model", "size", "--target"):
+        table.add_column(title, overflow="fold")
+    for model in models:
+        table.add_row(model.origin, model.name, f"{model.bytes / _GIB:.1f} GiB", model.target)
+    return table
 
 
 def _table(rows: dict[str, dict[str, Any]], available: int) -> Table:

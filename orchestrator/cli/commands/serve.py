@@ -1,18 +1,18 @@
 """`launch-pipeline serve`: options to the HTTP server and its pipeline, until Ctrl-C."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import click
 
 from orchestrator.cli.options import pipeline_options, without_effect
-from orchestrator.cli.pipelines import opened
+from orchestrator.cli.pipelines import opened, target_folder
 from orchestrator.cli.sampling_options import server_defaults, server_options
 from orchestrator.http.settings import ServerSettings, fresh_key, loopback
-from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.downloads.default_target import model_name
 from protocol.errors import InputError
 
-_DEMO = "demo"
 _SHORTEST_KEY = 8
 _MOST = "Texts generated at once; a request beyond that is answered with status 429."
 
@@ -44,7 +44,10 @@ def serve(**options: Any) -> None:
     defaults = server_defaults(options)
     notes = without_effect(options)
     settings, port, made = _settings(options, defaults)
-    folder = resolve(options["target"], "target")
+    folder = target_folder(options["target"], quiet=False)
+    settings = dataclasses.replace(settings, names=settings.names or (model_name(folder),))
+    # What was fetched for the name is not looked for again; a name of the user's is what notes speak of.
+    options["target"] = options["target"] or str(folder)
     # The libraries of the server take a while, which other commands need not wait for.
     from orchestrator.http.run import bound, run
 
@@ -85,9 +88,9 @@ def _key(given: str | None, none: bool, host: str) -> tuple[str | None, bool]:
 
 
 def _names(given: tuple[str, ...], target: str | None) -> tuple[str, ...]:
-    if given:
+    """None for a model without a name of its own, which then has that of its folder."""
+    if given or target is None:
         return given
-    if target is None:
-        return (_DEMO,)
-    # The folder's name without its path, which is private; a Hugging Face id as it is.
-    return (Path(target).expanduser().resolve().name if Path(target).expanduser().exists() else target,)
+    # A Hugging Face id as it is.
+    path = Path(target).expanduser()
+    return (model_name(path.resolve()) if path.exists() else target,)

@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from orchestrator.machine.converted_draft import OnProgress, converted_draft
+from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.draft_choice import place_of
+from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.tools.doctor.doctor import Finding
 from orchestrator.tools.doctor.examination import EXAMINER, PREDICTS, StageOutcome, examine
 from protocol.contracts.examination import Agreed, Placed, Predicted, RuntimeName, Timed
@@ -26,7 +27,7 @@ def examined(
     draft: str | None,
     runtime: RuntimeName | None,
     *,
-    on_progress: OnProgress = lambda _: None,
+    on_progress: OnProgress = silent,
     on_stage: Callable[[str], None] = lambda _: None,
     examiner: Sequence[str] = EXAMINER,
     predicts: int = PREDICTS,

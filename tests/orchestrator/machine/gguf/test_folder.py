@@ -1,0 +1,200 @@
+"""Laws of conversion: complete or absent, once for two processes, and one sentence for whatever can't be read."""
+
+import json
+import multiprocessing
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.gguf import folder as folder_module
+from orchestrator.machine.gguf.folder import gguf_folder
+from protocol.contracts.conversion import Progress
+from protocol.errors import InputError
+from tests.support.gguf_files import write_gguf
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "tiny-Q4_1.gguf"
+    write_gguf(path, kinds={"token_embd": "Q8_0", "": "Q4_1"})
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def folders(cache: Path) -> list[Path]:
+    """Everything in the cache but locks."""
+    return [path for path in cache.glob("**/gguf/*") if path.suffix != ".lock"]
+
+
+def refusal(path: Path, cache: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        gguf_folder(path)
+    assert folders(cache) == []
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_file_is_converted_once(original: Path, cache: Path):
+    reports: list[Progress] = []
+    first = gguf_folder(original, reports.append)
+    count = len(reports)
+
+    assert gguf_folder(original, reports.append) == first
+    assert (len(reports), reports[-1].done) == (count, reports[-1].total)
+    assert folders(cache) == [first]
+
+
+@pytest.mark.parametrize("parent", [False, True], ids=["file", "folder"])
+def test_a_model_may_be_a_file_or_the_folder_around_it(original: Path, parent: bool):
+    assert resolve(str(original.parent if parent else original), "target") == gguf_folder(original)
+
+
+def test_a_folder_with_several_files_is_asked_back(original: Path, tmp_path: Path):
+    for name in ("a-Q4_0.gguf", "b-Q8_0.gguf", "mmproj-F16.gguf"):
+        (tmp_path / name).write_bytes(original.read_bytes())
+
+    with pytest.raises(InputError, match=r"holds several GGUF files: pass one of them: a-Q4_0\.gguf, b-Q8_0\.gguf"):
+        resolve(str(tmp_path), "target")
+
+
+def test_a_blob_without_an_ending_is_known_by_its_content(original: Path, tmp_path: Path):
+    blob = tmp_path / "sha256-1234"
+    blob.write_bytes(original.read_bytes())
+
+    assert (resolve(str(blob), "target") / "model.safetensors").is_file()
+
+
+def test_a_changed_file_is_converted_again(original: Path, tmp_path: Path):
+    copy = tmp_path / "copy.gguf"
+    write_gguf(copy, kinds={"": "Q8_0"})
+    first = gguf_folder(copy)
+    write_gguf(copy, kinds={"": "Q4_0"})
+
+    assert gguf_folder(copy) != first
+
+
+def test_ends_of_a_turn_and_of_a_text_end_an_answer(tmp_path: Path):
+    path = tmp_path / "m.gguf"
+    write_gguf(path, metadata={"tokenizer.ggml.eot_token_id": 265})
+
+    assert json.loads((gguf_folder(path) / "config.json").read_bytes())["eos_token_id"] == [263, 265]
+
+
+def test_a_file_cut_off_anywhere_is_refused(original: Path, tmp_path: Path):
+    content = original.read_bytes()
+    rng = random.Random(7)
+    cut = tmp_path / "cut.gguf"
+    for length in [0, 3, 4, 8, 23, len(content) - 1, *(rng.randrange(len(content)) for _ in range(40))]:
+        cut.write_bytes(content[:length])
+        assert str(cut) in refusal(cut, tmp_path)
+
+
+def test_random_damage_of_the_header_never_raises_anything_else(original: Path, tmp_path: Path):
+    content = original.read_bytes()
+    rng = random.Random(11)
+    damaged = tmp_path / "damaged.gguf"
+    for _ in range(120):
+        changed = bytearray(content)
+        for _ in range(rng.randrange(1, 4)):
+            changed[rng.randrange(4, 12_000)] = rng.randrange(256)
+        damaged.write_bytes(changed)
+        with suppress(InputError):
+            assert (gguf_folder(damaged) / "model.safetensors").is_file()
+        assert not list(tmp_path.glob("**/*.unfinished"))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"general.architecture": "rwkv7"}, "is of the architecture 'rwkv7'"),
+        ({"llama.expert_count": 8}, "mixture of experts"),
+        ({"llama.block_count": None}, "the metadata llama.block_count is missing"),
+        ({"llama.context_length": "long"}, "llama.context_length has a value that can't be used"),
+        ({"llama.attention.head_count": 3}, "has the shape"),
+        ({"llama.rope.dimension_count": 8}, "rotates 8 of a head's 64 dimensions"),
+        ({"llama.rope.scaling.type": "spiral"}, "scales positions by 'spiral'"),
+        ({"split.count": 3}, "one of 3 parts"),
+        ({"tokenizer.ggml.pre": "tarot"}, "'tarot'"),
+    ],
+)
+def test_what_cannot_be_converted_is_told_by_its_reason(tmp_path: Path, metadata: Mapping[str, Any], words: str):
+    path = tmp_path / "m.gguf"
+    architecture = metadata.get("general.architecture")
+    write_gguf(path, metadata={key: value for key, value in metadata.items() if key != "general.architecture"})
+    if architecture is not None:
+        path.write_bytes(path.read_bytes().replace(b"llama", b"rwkv7", 1))
+
+    assert words in refusal(path, tmp_path)
+
+
+def test_rope_factors_of_an_unknown_rule_are_refused(tmp_path: Path):
+    path = tmp_path / "m.gguf"
+    write_gguf(path, extra={"rope_freqs.weight": np.linspace(1, 7, 32, dtype=np.float32)})
+
+    assert "scales its rope in an unknown way" in refusal(path, tmp_path)
+
+
+def test_an_unknown_tensor_is_refused(tmp_path: Path):
+    path = tmp_path / "m.gguf"
+    write_gguf(path, extra={"blk.0.ssm_a": np.ones(4, np.float32)})
+
+    assert "has a tensor 'blk.0.ssm_a'" in refusal(path, tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip file", b"GGUF\x01\x00\x00\x00", b"GGUF\x00\x00\x00\x03"])
+def test_what_is_no_gguf_is_refused(tmp_path: Path, content: bytes):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content + bytes(40) if content else b"")
+
+    assert str(path) in refusal(path, tmp_path)
+
+
+def test_a_full_disk_leaves_nothing(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(file: Path, *_: object) -> None:
+        file.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder_module, "write_safetensors", full)
+
+    assert "No space left on device" in refusal(original, tmp_path)
+
+
+def test_what_a_killed_process_left_is_removed(original: Path, cache: Path):
+    place = gguf_folder(original)
+    half = place.with_name(f"{place.name}.unfinished")
+    place.rename(half)
+    (half / "model.safetensors").write_bytes(b"half")
+
+    assert (gguf_folder(original) / "model.safetensors").stat().st_size > 4
+    assert folders(cache) == [place]
+
+
+def _convert(path: str, results: Any) -> None:
+    reports: list[Progress] = []
+    results.put((str(gguf_folder(Path(path), reports.append)), bool(reports)))
+
+
+def test_two_processes_convert_once(original: Path):
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [context.Process(target=_convert, args=(str(original), results)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+
+    assert found[0][0] == found[1][0]
+    assert sorted(worked for _, worked in found) == [False, True]

@@ -1,0 +1,110 @@
+"""Laws of models that are already on the disk: they are found where other programs keep them, and never copied."""
+
+import json
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.local_models import LocalModel, local_models
+from tests.support.gguf_files import write_gguf
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+def model_folder(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(100))
+    return folder
+
+
+def gguf(file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_gguf(file)
+    return file
+
+
+def ollama(home: Path, *parts: str) -> Path:
+    blob = gguf(home / ".ollama/models/blobs" / DIGEST.replace(":", "-"))
+    manifest = home.joinpath(".ollama/models/manifests/registry.ollama.ai", *parts)
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    layers = [
+        {"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:00"},
+        {"mediaType": "application/vnd.ollama.image.model", "digest": DIGEST},
+    ]
+    manifest.write_text(json.dumps({"layers": layers}))
+    return blob
+
+
+def test_a_disk_without_models_has_none():
+    assert local_models() == []
+
+
+def test_downloads_of_hugging_face_have_their_ids(home: Path):
+    model_folder(home / "hub/models--owner--name/snapshots/1234")
+    (home / "hub/models--owner--half/snapshots/1234").mkdir(parents=True)
+
+    assert local_models() == [LocalModel("Hugging Face", "owner/name", "owner/name", 100)]
+
+
+def test_gguf_files_of_hugging_face_have_their_names(home: Path):
+    file = gguf(home / "hub/models--owner--name-GGUF/snapshots/1234/name-Q8_0.gguf")
+    name = "owner/name-GGUF:name-Q8_0.gguf"
+
+    assert local_models() == [LocalModel("Hugging Face", name, name, file.stat().st_size)]
+
+
+def test_lm_studios_models_are_paths(home: Path):
+    folder = model_folder(home / ".lmstudio/models/maker/mlx-model")
+    file = gguf(home / ".lmstudio/models/maker/gguf-model/m-Q4_0.gguf")
+    gguf(file.with_name("mmproj-m.gguf"))
+
+    assert [(model.name, model.target) for model in local_models()] == [
+        ("maker/gguf-model/m-Q4_0.gguf", str(file)),
+        ("maker/mlx-model", str(folder)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [(("library", "llama3.2", "3b"), "llama3.2:3b"), (("someone", "tuned", "latest"), "someone/tuned:latest")],
+)
+def test_ollamas_models_are_blobs(home: Path, parts: tuple[str, ...], name: str):
+    blob = ollama(home, *parts)
+
+    assert local_models() == [LocalModel("Ollama", name, str(blob), blob.stat().st_size)]
+
+
+def test_what_is_found_can_be_used(home: Path):
+    ollama(home, "library", "tiny", "latest")
+    (found,) = local_models()
+
+    assert (resolve(found.target, "target") / "config.json").is_file()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"layers": 3}', '{"layers": [{}]}'])
+def test_a_broken_manifest_is_passed_over(home: Path, content: str):
+    ollama(home, "library", "tiny", "latest")
+    (home / ".ollama/models/manifests/registry.ollama.ai/library/tiny/latest").write_text(content)
+
+    assert local_models() == []
+
+
+def test_nothing_is_copied(home: Path):
+    ollama(home, "library", "tiny", "latest")
+    before = sorted(home.rglob("*"))
+    local_models()
+
+    assert sorted(home.rglob("*")) == before

@@ -1,0 +1,182 @@
+"""GGUF files of models small enough to make in a test, written by the gguf package."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import mlx.core as mx
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from mlx.utils import tree_flatten
+
+from tests.support.tiny_models import network
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 272,
+}
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "1 2"]
+_SPECIAL = ["<|start|>", "<|end|>", "<tool>", "<|pad|>"]
+START, END = 262, 263
+CHAT_TEMPLATE = "{% for message in messages %}<|start|>{{ message['content'] }}<|end|>{% endfor %}<|start|>"
+
+
+def byte_letters() -> list[str]:
+    """A character for each byte, as byte-level tokenizers write it."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in seen]
+    letters = {byte: chr(byte) for byte in seen} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+    return [letters[byte] for byte in range(256)]
+
+
+def vocabulary() -> list[str]:
+    """One token a byte, six merges, four special tokens, and two that nothing uses."""
+    return [*byte_letters(), *(merge.replace(" ", "") for merge in _MERGES), *_SPECIAL, *(f"<{i}>" for i in range(6))]
+
+
+def weights(model: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """An mlx-lm model's float32 weights by their names there."""
+    flat: Any = tree_flatten(model.parameters())
+    return {name: np.array(array.astype(mx.float32)) for name, array in flat}
+
+
+def gguf_name(name: str) -> str:
+    """A tensor's name in a GGUF file."""
+    stem, _, kind = name.rpartition(".")
+    if stem in _NAMES:
+        return f"{_NAMES[stem]}.{kind}"
+    _, _, layer, inner = stem.split(".", 3)
+    return f"blk.{layer}.{_NAMES[inner]}.{kind}"
+
+
+def interleaved(array: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """Rows in the order that llama.cpp's converter gives q and k: of each head the halves in turns."""
+    halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return halves.swapaxes(1, 2).reshape(array.shape)
+
+
+def quantized(array: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> np.ndarray[Any, Any]:
+    """Bytes of `array`; for a K-quant, which the package can't write, random blocks with small scales."""
+    try:
+        return gguf.quants.quantize(array, kind)
+    except NotImplementedError:
+        block, size = GGML_QUANT_SIZES[kind]
+        rng = np.random.default_rng(array.size)
+        blocks = rng.integers(0, 256, (array.size // block, size), np.uint8)
+        scales = np.array([2e-4, 1e-4], "<f2").view(np.uint8)
+        if kind is GGMLQuantizationType.Q4_K:
+            blocks[:, :4] = scales
+        else:
+            assert kind is GGMLQuantizationType.Q6_K
+            blocks[:, -2:] = scales[:2]
+        return blocks.reshape(array.shape[0], -1)
+
+
+def write_gguf(
+    path: Path,
+    kinds: Mapping[str, str] | None = None,
+    architecture: str = "llama",
+    model: Any = None,
+    metadata: Mapping[str, Any] | None = None,
+    extra: Mapping[str, np.ndarray[Any, Any]] | None = None,
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Write a model with random weights; return what each tensor holds after quantisation, by mlx-lm's name.
+
+    `kinds`: the quantisation of each matrix whose GGUF name contains the key; F32 without one.
+    `metadata` replaces entries (None removes one); `extra`: further tensors.
+    """
+    model = model if model is not None else network(architecture, **SIZES)
+    arguments: Any = model.args
+    writer = gguf.GGUFWriter(path, architecture)
+    entries = _metadata(arguments, architecture) | dict(metadata or {})
+    for key, value in entries.items():
+        _add(writer, key, value)
+    held: dict[str, np.ndarray[Any, Any]] = {}
+    for name, array in weights(model).items():
+        short = gguf_name(name)
+        heads = {"attn_q": arguments.num_attention_heads, "attn_k": arguments.num_key_value_heads}.get(
+            short.split(".")[-2] if architecture == "llama" else ""
+        )
+        stored = array if heads is None else interleaved(array, heads)
+        wanted = next((kind for key, kind in (kinds or {}).items() if key in short and array.ndim > 1), "F32")
+        kind = GGMLQuantizationType[wanted]
+        data = quantized(np.ascontiguousarray(stored), kind)
+        writer.add_tensor(short, data, raw_dtype=kind)
+        back = gguf.quants.dequantize(data, kind).reshape(array.shape)
+        held[name] = back if heads is None else separated(back, heads)
+    for name, array in (extra or {}).items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return held
+
+
+def separated(array: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """The inverse of `interleaved`."""
+    pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(array.shape)
+
+
+def _metadata(arguments: Any, architecture: str) -> dict[str, Any]:
+    tokens = vocabulary()
+    types = [1] * 262 + [3, 3, 4, 3] + [5] * 6
+    head = arguments.hidden_size // arguments.num_attention_heads
+    return {
+        f"{architecture}.block_count": arguments.num_hidden_layers,
+        f"{architecture}.context_length": arguments.max_position_embeddings,
+        f"{architecture}.embedding_length": arguments.hidden_size,
+        f"{architecture}.feed_forward_length": arguments.intermediate_size,
+        f"{architecture}.attention.head_count": arguments.num_attention_heads,
+        f"{architecture}.attention.head_count_kv": arguments.num_key_value_heads,
+        f"{architecture}.attention.key_length": getattr(arguments, "head_dim", None) or head,
+        f"{architecture}.rope.freq_base": float(arguments.rope_theta),
+        f"{architecture}.attention.layer_norm_rms_epsilon": float(arguments.rms_norm_eps),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": _MERGES,
+        "tokenizer.ggml.bos_token_id": START,
+        "tokenizer.ggml.eos_token_id": END,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case None:
+            pass
+        case bool():
+            writer.add_bool(key, value)
+        case str():
+            writer.add_string(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case _:
+            writer.add_array(key, value)
