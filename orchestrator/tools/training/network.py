@@ -16,6 +16,7 @@ from torch.nn import functional
 
 ROPE_BASE = 10_000.0
 EPSILON = 1e-5
+QUANTISED_GROUP = 32
 TRAINED_CONTEXT = 2048
 LONGEST = 4096
 """Positions that have rotary angles."""
@@ -31,6 +32,7 @@ class Shape:
     kv_heads: int
     feed_forward: int
     vocabulary: int
+    rope_base: float = ROPE_BASE
 
     @property
     def head_size(self) -> int:
@@ -132,7 +134,7 @@ class Network(nn.Module):
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = Norm(shape.hidden)
-        frequencies = ROPE_BASE ** (-torch.arange(0, shape.head_size, 2).float() / shape.head_size)
+        frequencies = shape.rope_base ** (-torch.arange(0, shape.head_size, 2).float() / shape.head_size)
         angles = torch.outer(torch.arange(LONGEST).float(), frequencies).repeat(1, 2)
         self.register_buffer("cosine", angles.cos(), persistent=False)
         self.register_buffer("sine", angles.sin(), persistent=False)
@@ -176,7 +178,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def load(folder: Path) -> Network:
-    """A network that `save` wrote, in fp32."""
+    """A network that `save` wrote or MLX quantised in groups of 32, in fp32."""
     fields = json.loads((folder / "config.json").read_text())
     shape = Shape(
         hidden=fields["hidden_size"],
@@ -185,11 +187,25 @@ def load(folder: Path) -> Network:
         kv_heads=fields["num_key_value_heads"],
         feed_forward=fields["intermediate_size"],
         vocabulary=fields["vocab_size"],
+        rope_base=fields["rope_theta"],
     )
     network = Network(shape)
-    weights = load_file(folder / "model.safetensors")
+    weights = dequantised(load_file(folder / "model.safetensors"))
     network.load_state_dict({name.removeprefix("model."): weight.float() for name, weight in weights.items()})
     return network
+
+
+def dequantised(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights in fp32 instead of MLX's affine quantisation: groups of digits, packed into 32 bits, lowest first."""
+    result = {name: weight for name, weight in weights.items() if not name.endswith((".scales", ".biases"))}
+    for name in [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]:
+        packed, scales = weights[f"{name}.weight"].view(torch.int32), weights[f"{name}.scales"].float()
+        bits = 32 * packed.shape[1] // (scales.shape[1] * QUANTISED_GROUP)
+        shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+        digits = (packed[..., None] >> shifts & 2**bits - 1).view(*scales.shape, QUANTISED_GROUP).float()
+        biases = weights[f"{name}.biases"].float()
+        result[f"{name}.weight"] = (digits * scales[..., None] + biases[..., None]).flatten(1)
+    return result
 
 
 def config(shape: Shape) -> dict[str, object]:
@@ -205,7 +221,7 @@ def config(shape: Shape) -> dict[str, object]:
         "intermediate_size": shape.feed_forward,
         "vocab_size": shape.vocabulary,
         "rms_norm_eps": EPSILON,
-        "rope_theta": ROPE_BASE,
+        "rope_theta": shape.rope_base,
         "max_position_embeddings": TRAINED_CONTEXT,
         "tie_word_embeddings": True,
         "hidden_act": "silu",
