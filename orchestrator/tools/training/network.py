@@ -77,7 +77,9 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden, shape.kv_heads * shape.head_size, bias=False)
         self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False)
 
-    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None) -> Tensor:
+    def forward(
+        self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None, mask: Tensor | None
+    ) -> Tensor:
         values = self._heads(self.v_proj(rows))
         queries = rotate(self._heads(self.q_proj(rows)), cosine, sine).to(values.dtype)
         keys = rotate(self._heads(self.k_proj(rows)), cosine, sine).to(values.dtype)
@@ -88,7 +90,8 @@ class Attention(nn.Module):
             queries,
             keys.repeat_interleave(group, 1),
             values.repeat_interleave(group, 1),
-            is_causal=rows.shape[1] > 1,
+            attn_mask=mask,
+            is_causal=mask is None and rows.shape[1] > 1,
         )
         return self.o_proj(mixed.transpose(1, 2).reshape(rows.shape))
 
@@ -120,8 +123,10 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(shape.hidden)
         self.mlp = FeedForward(shape)
 
-    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None) -> Tensor:
-        rows = rows + self.self_attn(self.input_layernorm(rows), cosine, sine, cache)
+    def forward(
+        self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None, mask: Tensor | None
+    ) -> Tensor:
+        rows = rows + self.self_attn(self.input_layernorm(rows), cosine, sine, cache, mask)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
 
@@ -142,13 +147,17 @@ class Network(nn.Module):
 
     def forward(self, tokens: Tensor, caches: list[Cache] | None = None) -> Tensor:
         """`caches`, one a layer, hold the past tokens: the first call takes a whole prompt, later calls one token."""
+        return functional.linear(self.hidden(tokens, caches), self.embed_tokens.weight)
+
+    def hidden(self, tokens: Tensor, caches: list[Cache] | None = None, mask: Tensor | None = None) -> Tensor:
+        """States behind the final norm. `mask`, (batch, 1, tokens, tokens), tells what a token may attend to."""
         begin = caches[0].length if caches else 0
         assert begin == 0 or tokens.shape[1] == 1, "the causal mask needs an empty cache or a single token"
         here = slice(begin, begin + tokens.shape[1])
         rows = self.embed_tokens(tokens)
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
-            rows = layer(rows, self.cosine[here], self.sine[here], cache)
-        return functional.linear(self.norm(rows), self.embed_tokens.weight)
+            rows = layer(rows, self.cosine[here], self.sine[here], cache, mask)
+        return self.norm(rows)
 
     def _initialise(self) -> None:
         """Standard deviation 0.02; divided by sqrt(2 layers) for projections into the residual stream (GPT-2)."""
