@@ -81,7 +81,7 @@ def losses(draft: Network, head: Tensor, answers: Answers, options: argparse.Nam
         counted = rows.wanted | (torch.rand(rows.wanted.shape) < GIVEN_SHARE)
         with torch.autocast("cpu", torch.bfloat16):
             guessed = functional.linear(draft.hidden(rows.tokens, mask=rows.mask)[counted], head).float()
-            wanted = functional.linear(rows.hidden[counted], head).float() - rows.sums[counted][:, None]
+            wanted = functional.linear(rows.hidden[counted], head).float()
         yield loss_of(wanted, guessed, temperatures(rows)[counted])
 
 
@@ -93,8 +93,7 @@ def temperatures(rows: Rows) -> Tensor:
 def loss_of(wanted: Tensor, guessed: Tensor, temperature: Tensor) -> Tensor:
     """Mean over places of 0.6 KL + TV at the temperature of the text; in greedy text KL at 1 + cross entropy.
 
-    `wanted` are log-probabilities over the whole vocabulary, cut to the head's tokens; `guessed` are logits. Where
-    the text is sampled the target's distribution is renormalised over the head's tokens.
+    `wanted` and `guessed` are (places, tokens of the head) logits: the head stands for the whole vocabulary.
     """
     cold = temperature == 0
     scale = torch.where(cold, 1.0, temperature)[:, None]

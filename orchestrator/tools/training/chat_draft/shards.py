@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+FIELDS = ("tokens", "own", "starts", "hidden", "temperatures")
 EXPECTED_PLACES = 6000
 """Places whose expected next tokens count in the choice of the head's tokens."""
 PLACES_AT_ONCE = 500
@@ -26,7 +27,6 @@ class Rows(NamedTuple):
     mask: Tensor
     """(rows, 1, slots, slots): a token attends to its own text up to itself."""
     hidden: Tensor
-    sums: Tensor
     temperatures: Tensor
     """(rows,)"""
 
@@ -38,7 +38,7 @@ class Answers:
         files = [np.load(file) for file in sorted(folder.glob("shard-????.npz"))]
         if not files:
             raise SystemExit(f"{folder} holds no shards: run `write` first")
-        self._fields = {name: np.concatenate([file[name] for file in files]) for name in files[0].files}
+        self._fields = {name: np.concatenate([file[name] for file in files]) for name in FIELDS}
         self.own = int(self._fields["own"].sum())
         self.length = self._fields["tokens"].shape[1]
 
@@ -55,7 +55,6 @@ class Answers:
             torch.from_numpy(next_is_own(fields["own"], fields["starts"])),
             mask[:, None],
             torch.from_numpy(fields["hidden"]).float(),
-            torch.from_numpy(fields["sums"]),
             torch.from_numpy(fields["temperatures"]),
         )
 

@@ -1,4 +1,4 @@
-"""Lets the target answer prompts, and keeps what its draft learns from: tokens, hidden states, log normalisers.
+"""Lets the target answer prompts, and keeps what its draft learns from: tokens and final hidden states.
 
     python -m orchestrator.tools.training.chat_draft.write --target build/target --prompts build/prompts.jsonl \
         --out build/answers --shards 100
@@ -33,8 +33,8 @@ COLDEST = 1e-3
 """Stands for temperature 0: so cold a sample is the most probable token."""
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 TURN = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-LONGEST_PROMPT = 300
-"""Tokens."""
+LONGEST_PROMPT = 220
+"""Tokens of all turns. The target's own tokens are what counts, and prompts take as long."""
 LONGEST_ANSWER = 320
 LOOP = 5
 """Tokens of the runs that are counted to find loops."""
@@ -78,8 +78,6 @@ class Shard(NamedTuple):
     """The slot in which the token's text begins."""
     hidden: np.ndarray
     """(rows, slots, size), fp16."""
-    sums: np.ndarray
-    """Log of the sum of the exponentiated logits."""
 
 
 def main() -> None:
@@ -138,12 +136,12 @@ def answers(
 ) -> Shard:
     generator = torch.Generator().manual_seed(seed)
     rows = [next(chats) for _ in temperatures]
-    sampled, starts = [0] * len(rows), torch.zeros(len(rows), dtype=torch.int64)
+    sampled, starts = torch.zeros(2, len(rows), dtype=torch.int64)
     slots = []
     for slot in range(length):
         taken = []
         for row, chat in enumerate(rows):
-            token = chat.take(sampled[row])
+            token = chat.take(int(sampled[row]))
             if token is None:
                 rows[row], starts[row] = next(chats), slot
                 token = rows[row].take(0)
@@ -151,11 +149,12 @@ def answers(
             taken.append(token)
         tokens, own = (torch.tensor(column) for column in zip(*taken, strict=True))
         hidden = decoder.step(tokens, slot, starts)
-        logits = functional.linear(hidden, head)
-        sampled = sample(logits, temperatures, generator).tolist()
-        slots.append((tokens, own, starts.clone(), hidden.half(), logits.logsumexp(-1)))
-    columns = [torch.stack(column, 1).numpy() for column in zip(*slots, strict=True)]
-    return Shard(columns[0].astype(np.uint16), columns[1], columns[2].astype(np.uint16), *columns[3:])
+        slots.append((tokens, own, starts.clone(), hidden.half()))
+        # The head takes a third of a step, and a prompt needs it only behind its last token.
+        writing = torch.tensor([row for row, chat in enumerate(rows) if not chat.given], dtype=torch.int64)
+        sampled[writing] = sample(functional.linear(hidden[writing], head), temperatures[writing], generator)
+    tokens, own, begins, hidden = (torch.stack(column, 1).numpy() for column in zip(*slots, strict=True))
+    return Shard(tokens.astype(np.uint16), own, begins.astype(np.uint16), hidden)
 
 
 def sample(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
