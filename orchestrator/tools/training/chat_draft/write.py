@@ -95,7 +95,7 @@ def main() -> None:
             continue
         began = time.monotonic()
         chats = shuffled(prompts, tokenizer.token_to_id("<|im_end|>"), number)
-        decoder = Decoder(target, options.rows, options.length, precision)
+        decoder = Decoder(target, options.rows, precision)
         temperatures = torch.tensor([TEMPERATURES[row % len(TEMPERATURES)] for row in range(options.rows)])
         shard = answers(decoder, target.embed_tokens.weight.detach(), chats, temperatures, options.length, number)
         save(shard, temperatures, path)
