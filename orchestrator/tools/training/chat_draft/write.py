@@ -161,7 +161,7 @@ def sample(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> 
     """A token a row. Two short cumulative sums instead of one over the vocabulary, which takes long on a processor."""
     scaled = logits / temperatures.clamp(min=COLDEST)[:, None]
     shares = (scaled - scaled.amax(-1, keepdim=True)).exp_()
-    blocks = functional.pad(shares, (0, -shares.shape[1] % BLOCK)).view(len(shares), -1, BLOCK)
+    blocks = functional.pad(shares, (0, -shares.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     block = drawn(blocks.sum(-1), generator)
     return block * BLOCK + drawn(blocks[torch.arange(len(blocks)), block], generator)
 
