@@ -77,9 +77,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden, shape.kv_heads * shape.head_size, bias=False)
         self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False)
 
-    def forward(
-        self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None, mask: Tensor | None
-    ) -> Tensor:
+    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None, mask: Tensor | None) -> Tensor:
         values = self._heads(self.v_proj(rows))
         queries = rotate(self._heads(self.q_proj(rows)), cosine, sine).to(values.dtype)
         keys = rotate(self._heads(self.k_proj(rows)), cosine, sine).to(values.dtype)
@@ -123,9 +121,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(shape.hidden)
         self.mlp = FeedForward(shape)
 
-    def forward(
-        self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None, mask: Tensor | None
-    ) -> Tensor:
+    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None, mask: Tensor | None) -> Tensor:
         rows = rows + self.self_attn(self.input_layernorm(rows), cosine, sine, cache, mask)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 

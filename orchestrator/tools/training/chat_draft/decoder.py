@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from orchestrator.tools.training.network import Layer, Network, rotate
 
-
 ROOM = 128
 """Slots by which the cache grows. Its products need whole arrays: a slice would be copied at each step."""
 

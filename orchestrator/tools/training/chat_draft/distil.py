@@ -3,7 +3,7 @@
     python -m orchestrator.tools.training.chat_draft.distil --target build/target --data build/answers \
         --held-out build/held-out-answers --layers 0,1,29 --out build/draft --minutes 60
 
-The embedding is the target's and stays as it is. So does the head, which is the embedding's rows for `--head` tokens;
+Shards that appear during the training join at the next epoch. The embedding is the target's and stays as it is. So does the head, which is the embedding's rows for `--head` tokens;
 head_tokens.npy in the folder of the draft names them. `--start` continues from a draft.
 """
 
@@ -29,7 +29,7 @@ from orchestrator.tools.training.training_loop import parser, train
 DIVERGENCE_WEIGHT = 0.6
 GIVEN_SHARE = 0.15
 """Share of the places in prompts that count: the draft reads them, and need not guess them."""
-REPORTED_ROWS = 24
+REPORTED_ROWS = 12
 
 
 def main() -> None:

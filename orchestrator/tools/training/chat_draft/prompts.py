@@ -32,18 +32,39 @@ hi! can you help me understand {}|Describe {} for someone who has never heard of
 Write an email to a colleague about {}.|How is {} related to {}?|Use {} and {} in one paragraph of a novel.
 List ten words that have to do with {} and define each.|What questions should I ask an expert on {}?
 I have to give a talk on {} tomorrow. Where do I start?""".replace("\n", "|").split("|")
-CODE = """Explain what this Python function does:\n\n{}@Write a docstring for this function:\n\n{}@What could go wrong here?
-\n{}@Write unit tests with pytest for this function:\n\n{}@Simplify this code:\n\n{}@Add type annotations:\n\n{}
-@Rewrite this function in JavaScript:\n\n{}@Review this code and suggest improvements:\n\n{}""".split("@")
-TASKS = """Write a Python function for this: {}@How would I do this in Python? {}@Write JavaScript code for this: {}
-@I need a small Python class. {} Please include an example of its use.""".split("@")
-SUMMARIES = """Summarize this in one sentence:\n\n{}@Summarize the following text in three bullet points:\n\n{}
-@What is the main point of this paragraph?\n\n{}@TL;DR\n\n{}@Rewrite this more simply:\n\n{}
-@Give this text a title and a summary of at most 20 words:\n\n{}@Explain this to a beginner:\n\n{}""".split("@")
-EXTRACTIONS = """List the key terms of this text:\n\n{}@Extract the facts of this text as JSON:\n\n{}
-@Make a question and answer from this text:\n\n{}@Which nouns does this text contain? Answer with a list.\n\n{}
-@Classify the tone of this text as formal or informal, and say why:\n\n{}
-@Fill a table with the columns term and meaning from this text:\n\n{}""".split("@")
+CODE = [
+    "Explain what this Python function does:\n\n{}",
+    "Write a docstring for this function:\n\n{}",
+    "What could go wrong here?\n\n{}",
+    "Write unit tests with pytest for this function:\n\n{}",
+    "Simplify this code:\n\n{}",
+    "Add type annotations:\n\n{}\n",
+    "Rewrite this function in JavaScript:\n\n{}",
+    "Review this code and suggest improvements:\n\n{}",
+]
+TASKS = [
+    "Write a Python function for this: {}",
+    "How would I do this in Python? {}",
+    "Write JavaScript code for this: {}\n",
+    "I need a small Python class. {} Please include an example of its use.",
+]
+SUMMARIES = [
+    "Summarize this in one sentence:\n\n{}",
+    "Summarize the following text in three bullet points:\n\n{}\n",
+    "What is the main point of this paragraph?\n\n{}",
+    "TL;DR\n\n{}",
+    "Rewrite this more simply:\n\n{}\n",
+    "Give this text a title and a summary of at most 20 words:\n\n{}",
+    "Explain this to a beginner:\n\n{}",
+]
+EXTRACTIONS = [
+    "List the key terms of this text:\n\n{}",
+    "Extract the facts of this text as JSON:\n\n{}\n",
+    "Make a question and answer from this text:\n\n{}",
+    "Which nouns does this text contain? Answer with a list.\n\n{}\n",
+    "Classify the tone of this text as formal or informal, and say why:\n\n{}\n",
+    "Fill a table with the columns term and meaning from this text:\n\n{}",
+]
 FOLLOW_UPS = {
     "summary": ("Summarize that in two sentences.", "Now say it in one line.", "Shorten your answer to 30 words."),
     "extraction": ("List the three key facts of that as JSON.", "Which names and numbers did you mention?"),

@@ -35,12 +35,24 @@ class Answers:
     """All rows of a folder of shards, in memory."""
 
     def __init__(self, folder: Path) -> None:
-        files = [np.load(file) for file in sorted(folder.glob("shard-????.npz"))]
-        if not files:
-            raise SystemExit(f"{folder} holds no shards: run `write` first")
-        self._fields = {name: np.concatenate([file[name] for file in files]) for name in FIELDS}
-        self.own = int(self._fields["own"].sum())
+        self._folder = folder
+        self._files: list[Path] = []
+        self._read()
         self.length = self._fields["tokens"].shape[1]
+
+    @property
+    def own(self) -> int:
+        """Tokens that the target wrote."""
+        return int(self._fields["own"].sum())
+
+    def _read(self) -> None:
+        files = sorted(self._folder.glob("shard-????.npz"))
+        if not files:
+            raise SystemExit(f"{self._folder} holds no shards: run `write` first")
+        if files != self._files:
+            shards = [np.load(file) for file in files]
+            self._fields = {name: np.concatenate([shard[name] for shard in shards]) for name in FIELDS}
+            self._files = files
 
     def __len__(self) -> int:
         return len(self._fields["tokens"])
@@ -59,9 +71,10 @@ class Answers:
         )
 
     def batches(self, count: int, seed: int) -> Iterator[Rows]:
-        """Endless; every row once an epoch."""
+        """Endless; every row once an epoch. An epoch begins with the shards that are there by then."""
         rng = np.random.default_rng(seed)
         while True:
+            self._read()
             order = rng.permutation(len(self))
             for at in range(0, len(order) - count + 1, count):
                 yield self.rows(order[at : at + count])

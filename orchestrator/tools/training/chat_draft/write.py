@@ -61,7 +61,7 @@ class Chat:
             self.given, self._answer = list(self._later.pop(0)), []
             return self.given.pop(0), False
         run = tuple(self._answer[-LOOP:])
-        if len(self._answer) >= LONGEST_ANSWER or self._runs[run] >= LOOP_REPEATS and len(run) == LOOP:
+        if len(self._answer) >= LONGEST_ANSWER or (self._runs[run] >= LOOP_REPEATS and len(run) == LOOP):
             return None
         self._answer.append(sampled)
         self._runs[tuple(self._answer[-LOOP:])] += 1

@@ -148,9 +148,12 @@ def test_a_draft_is_trained_for_the_heads_tokens_and_keeps_the_embedding(
     before, after = network.load(target), network.load(draft)
     assert len(after.layers) == 2
     torch.testing.assert_close(after.embed_tokens.weight, before.embed_tokens.weight, rtol=1e-3, atol=1e-3)
-    assert (after.state_dict()["layers.0.mlp.up_proj.weight"] != before.state_dict()["layers.0.mlp.up_proj.weight"]).any()
+    assert (
+        after.state_dict()["layers.0.mlp.up_proj.weight"] != before.state_dict()["layers.0.mlp.up_proj.weight"]
+    ).any()
     tokens = np.load(draft / "head_tokens.npy")
-    assert len(tokens) == 40 and (np.diff(tokens) > 0).all()
+    assert len(tokens) == 40
+    assert (np.diff(tokens) > 0).all()
 
 
 def test_the_target_agrees_with_itself(shards: Path, target: Path):

@@ -177,7 +177,8 @@ def test_prompts_are_of_every_category_and_at_most_so_many_are_held_out(tmp_path
     categories = {"chat", "code", "extraction", "maths", "summary", "translation"}
     assert {prompt["category"] for prompt in train} == categories
     counts = [sum(prompt["category"] == category for prompt in held_out) for category in categories]
-    assert held_out and max(counts) <= 3
+    assert held_out
+    assert max(counts) <= 3
 
 
 def test_no_text_is_both_trained_on_and_held_out(tmp_path: Path, monkeypatch):
@@ -185,7 +186,8 @@ def test_no_text_is_both_trained_on_and_held_out(tmp_path: Path, monkeypatch):
 
     trained = {turn for prompt in train if prompt["category"] != "maths" for turn in prompt["turns"][:1]}
     texts = [paragraph for paragraph in sources.paragraphs(tmp_path / "sources") if prompts.is_held_out(paragraph)]
-    assert texts and not any(text in turn for text in texts for turn in trained)
+    assert texts
+    assert not any(text in turn for text in texts for turn in trained)
     assert not trained & {turn for prompt in held_out if prompt["category"] != "maths" for turn in prompt["turns"]}
 
 
