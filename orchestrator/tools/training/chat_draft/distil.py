@@ -3,8 +3,9 @@
     python -m orchestrator.tools.training.chat_draft.distil --target build/target --data build/answers \
         --held-out build/held-out-answers --layers 0,1,29 --out build/draft --minutes 60
 
-Shards that appear during the training join at the next epoch. The embedding is the target's and stays as it is. So does the head, which is the embedding's rows for `--head` tokens;
-head_tokens.npy in the folder of the draft names them. `--start` continues from a draft.
+Shards that appear during the training join at the next epoch. The embedding is the target's and stays as it is. So
+does the head, which is the embedding's rows for `--head` tokens; head_tokens.npy in the folder of the draft names
+them. `--start` continues from a draft.
 """
 
 # pyright: reportMissingImports=false

@@ -23,48 +23,65 @@ MOST_TEXTS = 4000
 """Texts of a kind that are used, for training and evaluation together."""
 LANGUAGES = ("French", "Spanish", "German", "Italian", "Portuguese")
 
-ABOUT = """What is {}?|Explain {} to a ten-year-old.|Write a short story about {}.|Give me five facts about {}.
-How does {} affect people's lives?|Write a short poem about {}.|What are the advantages and disadvantages of {}?
-Why is {} important?|Compare {} with {}.|Write a dialogue between two friends about {} and {}.
-What do most people get wrong about {}?|Write a blog post introduction on {}.|What is the history of {}?
-Give me a title and an outline for an essay on {}.|Ask me three quiz questions about {} and give the answers.
-hi! can you help me understand {}|Describe {} for someone who has never heard of it.|Tell me a joke about {}.
-Write an email to a colleague about {}.|How is {} related to {}?|Use {} and {} in one paragraph of a novel.
-List ten words that have to do with {} and define each.|What questions should I ask an expert on {}?
-I have to give a talk on {} tomorrow. Where do I start?""".replace("\n", "|").split("|")
-CODE = [
-    "Explain what this Python function does:\n\n{}",
-    "Write a docstring for this function:\n\n{}",
-    "What could go wrong here?\n\n{}",
-    "Write unit tests with pytest for this function:\n\n{}",
-    "Simplify this code:\n\n{}",
-    "Add type annotations:\n\n{}\n",
-    "Rewrite this function in JavaScript:\n\n{}",
-    "Review this code and suggest improvements:\n\n{}",
-]
-TASKS = [
+ABOUT = (
+    "What is {}?",
+    "Explain {} to a ten-year-old.",
+    "Write a short story about {}.",
+    "Give me five facts about {}.",
+    "How does {} affect people's lives?",
+    "Write a short poem about {}.",
+    "What are the advantages and disadvantages of {}?",
+    "Why is {} important?",
+    "Compare {} with {}.",
+    "Write a dialogue between two friends about {} and {}.",
+    "What do most people get wrong about {}?",
+    "Write a blog post introduction on {}.",
+    "What is the history of {}?",
+    "Give me a title and an outline for an essay on {}.",
+    "Ask me three quiz questions about {} and give the answers.",
+    "hi! can you help me understand {}",
+    "Describe {} for someone who has never heard of it.",
+    "Tell me a joke about {}.",
+    "Write an email to a colleague about {}.",
+    "How is {} related to {}?",
+    "Use {} and {} in one paragraph of a novel.",
+    "List ten words that have to do with {} and define each.",
+    "What questions should I ask an expert on {}?",
+    "I have to give a talk on {} tomorrow. Where do I start?",
+)
+CODE = (
+    "Explain what this Python function does:",
+    "Write a docstring for this function:",
+    "What could go wrong here?",
+    "Write unit tests with pytest for this function:",
+    "Simplify this code:",
+    "Add type annotations:",
+    "Rewrite this function in JavaScript:",
+    "Review this code and suggest improvements:",
+)
+TASKS = (
     "Write a Python function for this: {}",
     "How would I do this in Python? {}",
-    "Write JavaScript code for this: {}\n",
+    "Write JavaScript code for this: {}",
     "I need a small Python class. {} Please include an example of its use.",
-]
-SUMMARIES = [
-    "Summarize this in one sentence:\n\n{}",
-    "Summarize the following text in three bullet points:\n\n{}\n",
-    "What is the main point of this paragraph?\n\n{}",
-    "TL;DR\n\n{}",
-    "Rewrite this more simply:\n\n{}\n",
-    "Give this text a title and a summary of at most 20 words:\n\n{}",
-    "Explain this to a beginner:\n\n{}",
-]
-EXTRACTIONS = [
-    "List the key terms of this text:\n\n{}",
-    "Extract the facts of this text as JSON:\n\n{}\n",
-    "Make a question and answer from this text:\n\n{}",
-    "Which nouns does this text contain? Answer with a list.\n\n{}\n",
-    "Classify the tone of this text as formal or informal, and say why:\n\n{}\n",
-    "Fill a table with the columns term and meaning from this text:\n\n{}",
-]
+)
+SUMMARIES = (
+    "Summarize this in one sentence:",
+    "Summarize the following text in three bullet points:",
+    "What is the main point of this paragraph?",
+    "TL;DR",
+    "Rewrite this more simply:",
+    "Give this text a title and a summary of at most 20 words:",
+    "Explain this to a beginner:",
+)
+EXTRACTIONS = (
+    "List the key terms of this text:",
+    "Extract the facts of this text as JSON:",
+    "Make a question and answer from this text:",
+    "Which nouns does this text contain? Answer with a list.",
+    "Classify the tone of this text as formal or informal, and say why:",
+    "Fill a table with the columns term and meaning from this text:",
+)
 FOLLOW_UPS = {
     "summary": ("Summarize that in two sentences.", "Now say it in one line.", "Shorten your answer to 30 words."),
     "extraction": ("List the three key facts of that as JSON.", "Which names and numbers did you mention?"),
@@ -84,7 +101,7 @@ def main() -> None:
     options.add_argument("--held-out", type=int, default=33, help="held-out prompts of each category")
     options.add_argument("--seed", type=int, default=0)
     arguments = options.parse_args()
-    rng = random.Random(arguments.seed)
+    rng = random.Random(arguments.seed)  # noqa: S311
     train, held_out = [], []
     for text, prompts in texts(arguments.sources, arguments.code, rng):
         (held_out if is_held_out(text) else train).extend(prompts)
@@ -128,8 +145,8 @@ def about(subject: Subject, other: Subject, rng: random.Random) -> list[Prompt]:
 
 def on_paragraph(paragraph: str, rng: random.Random) -> list[Prompt]:
     prompts: list[Prompt] = [
-        ("summary", (rng.choice(SUMMARIES).strip().format(paragraph),)),
-        ("extraction", (rng.choice(EXTRACTIONS).strip().format(paragraph),)),
+        ("summary", (rng.choice(SUMMARIES) + "\n\n" + paragraph,)),
+        ("extraction", (rng.choice(EXTRACTIONS) + "\n\n" + paragraph,)),
     ]
     if found := sources.sentences(paragraph):
         prompts.append(("translation", (f"Translate to {rng.choice(LANGUAGES)}: {rng.choice(found)}",)))
@@ -137,11 +154,11 @@ def on_paragraph(paragraph: str, rng: random.Random) -> list[Prompt]:
 
 
 def on_function(function: Function, rng: random.Random) -> list[Prompt]:
-    prompts: list[Prompt] = [("code", (rng.choice(CODE).strip().replace("{}", function.source),))]
+    prompts: list[Prompt] = [("code", (rng.choice(CODE) + "\n\n" + function.source,))]
     head = "\n".join(function.source.splitlines()[: rng.randint(2, 6)])
     prompts.append(("code", (f"Complete this Python function:\n\n{head}",)))
     if len(function.summary) > 25:
-        prompts.append(("code", (rng.choice(TASKS).strip().format(function.summary),)))
+        prompts.append(("code", (rng.choice(TASKS).format(function.summary),)))
     return prompts
 
 

@@ -33,6 +33,7 @@ COLDEST = 1e-3
 """Stands for temperature 0: so cold a sample is the most probable token."""
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 TURN = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+END = "<|im_end|>"
 LONGEST_PROMPT = 220
 """Tokens of all turns. The target's own tokens are what counts, and prompts take as long."""
 LONGEST_ANSWER = 320
@@ -87,6 +88,8 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(options.target / "tokenizer.json"))
     prompts = [encoded(json.loads(line)["turns"], tokenizer) for line in options.prompts.read_text().splitlines()]
     prompts = [turns for turns in prompts if sum(map(len, turns)) <= LONGEST_PROMPT]
+    if (end := tokenizer.token_to_id(END)) is None:
+        raise SystemExit(f"the target's tokenizer has no {END}: only ChatML is supported")
     options.out.mkdir(parents=True, exist_ok=True)
     precision = torch.float32 if options.float32 else torch.bfloat16
     for number in range(options.first, options.shards, options.every):
@@ -94,7 +97,7 @@ def main() -> None:
         if path.exists():
             continue
         began = time.monotonic()
-        chats = shuffled(prompts, tokenizer.token_to_id("<|im_end|>"), number)
+        chats = shuffled(prompts, end, number)
         decoder = Decoder(target, options.rows, precision)
         temperatures = torch.tensor([TEMPERATURES[row % len(TEMPERATURES)] for row in range(options.rows)])
         shard = answers(decoder, target.embed_tokens.weight.detach(), chats, temperatures, options.length, number)
@@ -125,7 +128,7 @@ def encoded(turns: list[str], tokenizer: Tokenizer) -> list[list[int]]:
 
 def shuffled(prompts: list[list[list[int]]], end: int, seed: int) -> Iterator[Chat]:
     """Endless chats; the same for the same seed."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311
     while True:
         for turns in rng.sample(prompts, len(prompts)):
             yield Chat(turns, end)

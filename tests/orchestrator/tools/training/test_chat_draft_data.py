@@ -4,6 +4,7 @@ import json
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ TOKENS = ["<|end|>", "<|im_end|>", "a", "b", "ab"]
 F32, Q4_1, Q8_0 = 0, 3, 8
 
 
-def quantised(rows: int, columns: int, kind: int, source: np.random.Generator) -> tuple[bytes, np.ndarray]:
+def quantised(shape: list[int], kind: int, source: np.random.Generator) -> tuple[bytes, np.ndarray]:
     """A tensor's bytes in a GGUF file, and its values."""
-    blocks = rows * columns // 32
+    blocks = shape[0] * shape[1] // 32
     scales = source.uniform(0.005, 0.01, (blocks, 1)).astype(np.float16)
     if kind == Q8_0:
         digits = source.integers(-127, 128, (blocks, 32)).astype(np.int8)
@@ -28,7 +29,7 @@ def quantised(rows: int, columns: int, kind: int, source: np.random.Generator) -
         packed = digits[:, :16] | digits[:, 16:] << 4
         raw = np.concatenate((scales.view(np.uint8), lowest.view(np.uint8), packed), 1)
         values = scales.astype(float) * digits + lowest.astype(float)
-    return raw.tobytes(), values.reshape(rows, columns)
+    return raw.tobytes(), values.reshape(shape)
 
 
 def text(value: str) -> bytes:
@@ -91,7 +92,7 @@ def gguf_file(path: Path, source: np.random.Generator) -> dict[str, np.ndarray]:
             values[name] = source.uniform(0, 1, shape).astype(np.float32)
             raw = values[name].tobytes()
         else:
-            raw, values[name] = quantised(*shape, kind, source)
+            raw, values[name] = quantised(shape, kind, source)
         sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
         directory += text(f"{name}.weight") + sizes + struct.pack("<IQ", kind, len(data))
         data += raw + bytes(-len(raw) % 32)
@@ -112,7 +113,7 @@ def test_a_gguf_file_becomes_a_folder_that_mlx_lm_reads_with_the_same_weights(tm
 
     convert(tmp_path / "model.gguf", tmp_path / "model")
 
-    model = dequantize_model(load_model(tmp_path / "model")[0])
+    model: Any = dequantize_model(load_model(tmp_path / "model")[0])
     layer = model.model.layers[0]
     found = {
         "token_embd": model.model.embed_tokens,
