@@ -196,3 +196,64 @@ def test_prompts_are_the_same_in_every_run(tmp_path: Path, monkeypatch):
     folder = real_text(tmp_path / "sources")
 
     assert made(folder, monkeypatch) == made(folder, monkeypatch)
+
+
+def small_draft(folder: Path, source: np.random.Generator) -> dict[str, np.ndarray]:
+    """Write a draft for the target of `gguf_file`, as `distil` would; returns its weights."""
+    from safetensors.numpy import save_file
+
+    sizes = {
+        "self_attn.q_proj": (HIDDEN, HIDDEN),
+        "self_attn.k_proj": (HIDDEN // HEADS, HIDDEN),
+        "self_attn.v_proj": (HIDDEN // HEADS, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, HIDDEN),
+        "mlp.gate_proj": (FEED_FORWARD, HIDDEN),
+        "mlp.up_proj": (FEED_FORWARD, HIDDEN),
+        "mlp.down_proj": (HIDDEN, FEED_FORWARD),
+        "input_layernorm": (HIDDEN,),
+        "post_attention_layernorm": (HIDDEN,),
+    }
+    named = {f"model.layers.0.{name}.weight": shape for name, shape in sizes.items()}
+    named |= {"model.norm.weight": (HIDDEN,), "model.embed_tokens.weight": (len(TOKENS), HIDDEN)}
+    weights = {name: source.normal(size=shape).astype(np.float16) for name, shape in named.items()}
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors")
+    np.save(folder / "head_tokens.npy", np.array([0, 1, 4], np.int32))
+    fields = {
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": 1,
+        "intermediate_size": FEED_FORWARD,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": len(TOKENS),
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(fields))
+    return weights
+
+
+def test_a_packed_draft_has_no_embedding_and_gets_its_targets_back(tmp_path: Path):
+    pytest.importorskip("safetensors")
+    mx = pytest.importorskip("mlx.core")
+    from mlx_lm.utils import dequantize_model, load_model
+
+    from orchestrator.tools.training.chat_draft.gguf import convert
+    from orchestrator.tools.training.chat_draft.package import join, pack
+
+    source = np.random.default_rng(2)
+    values = gguf_file(tmp_path / "model.gguf", source)
+    convert(tmp_path / "model.gguf", tmp_path / "target")
+    weights = small_draft(tmp_path / "draft", source)
+
+    pack(tmp_path / "draft", tmp_path / "packed")
+    join(tmp_path / "packed", tmp_path / "target", tmp_path / "whole")
+
+    assert not any(b"embed" in file.read_bytes() for file in (tmp_path / "packed").glob("*.safetensors"))
+    model: Any = dequantize_model(load_model(tmp_path / "whole")[0])
+    embedding = np.array(model.model.embed_tokens.weight.astype(mx.float32))
+    np.testing.assert_allclose(embedding, values["token_embd"], rtol=2e-3, atol=1e-3)
+    down = np.array(model.model.layers[0].mlp.down_proj.weight.astype(mx.float32))
+    np.testing.assert_allclose(down, weights["model.layers.0.mlp.down_proj.weight"], atol=0.03)
+    assert np.load(tmp_path / "whole" / "head_tokens.npy").tolist() == [0, 1, 4]
