@@ -1,5 +1,6 @@
 """Laws of a head over some tokens of the vocabulary."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,12 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from draft_worker.engine import Batch
 from draft_worker.engines.head_tokens import FILE, shorten_head
+from draft_worker.engines.mlx import MlxEngine
 from protocol.errors import InputError
+from protocol.messages.sampling import Sampling
+from tests.support.paths import DEMO_DRAFT
 from tests.support.tiny_models import VOCABULARY, network, stock_logits
 
 TOKENS = np.array([0, 3, 4, 31, VOCABULARY - 1], np.int32)
@@ -66,3 +71,21 @@ def test_without_the_file_nothing_changes(tmp_path: Path):
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, tokens: np.ndarray):
     with pytest.raises(InputError, match="ascending int32 tokens"):
         shortened(network(), tmp_path, tokens)
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=1.0, seed=1, top_p=0.9)], ids=["greedy", "top-p"]
+)
+def test_the_engine_guesses_tokens_of_the_head_alone(tmp_path: Path, sampling: Sampling):
+    folder = tmp_path / "draft"
+    shutil.copytree(DEMO_DRAFT, folder)
+    tokens = np.arange(5, 4096, 100, np.int32)
+    np.save(folder / FILE, tokens)
+    engine = MlxEngine.load(folder)
+    sequence = engine.open(sampling, engine.vocabulary)
+    sequence.prefill([10, 20, 30])
+
+    (found,) = sequence.evaluate(Batch(committed=(), tokens=(40,), parents=(-1,), limit=8))
+
+    assert len(found.tokens) >= 1
+    assert set(found.tokens) <= set(tokens.tolist())
