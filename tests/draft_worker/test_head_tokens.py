@@ -79,7 +79,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, tokens: np.ndarray)
 def test_the_engine_guesses_tokens_of_the_head_alone(tmp_path: Path, sampling: Sampling):
     folder = tmp_path / "draft"
     shutil.copytree(DEMO_DRAFT, folder)
-    tokens = np.arange(5, 4096, 100, np.int32)
+    tokens = np.arange(5, 4096, 100, dtype=np.int32)
     np.save(folder / FILE, tokens)
     engine = MlxEngine.load(folder)
     sequence = engine.open(sampling, engine.vocabulary)

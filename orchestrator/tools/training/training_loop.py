@@ -18,7 +18,6 @@ from orchestrator.tools.training.network import Network, save
 DECAY_SHARE = 0.6
 """Last share of the time, in which the rates fall linearly."""
 LOWEST_RATE = 0.02
-REPORT_SECONDS = 120
 
 
 def parser(
@@ -34,6 +33,7 @@ def parser(
     result.add_argument("--lr", type=float, default=lr, help="of Adam, for embedding and norms")
     result.add_argument("--muon-lr", type=float, default=muon_lr, help="of Muon, for matrices")
     result.add_argument("--warm-up", type=int, default=60, help="steps in which the rates rise")
+    result.add_argument("--report-minutes", type=float, default=2.0, help="time between measurements")
     result.add_argument("--threads", type=int, default=2)
     result.add_argument("--seed", type=int, default=0)
     return result
@@ -50,7 +50,7 @@ def train(network: Network, losses: Iterator[Tensor], options: argparse.Namespac
         set_rates(optimizers, rate((step + 1) / options.warm_up, spent / (options.minutes * 60)))
         update(network, optimizers, loss)
         seen += options.batch * options.length
-        if spent - reported > REPORT_SECONDS:
+        if spent - reported > options.report_minutes * 60:
             reported = spent
             print(f"{spent:.0f} s, {seen / 1e6:.2f} M tokens, loss {loss:.3f}, {report()}", flush=True)
             save(network, options.out)
