@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CURRENT = [page for page in PAGES if page.stem not in ("CHANGELOG", "demo-pair", "draft-training")]
-"""Pages about the program's present options: the changelog names former ones, the pages on training those of their programs."""
+"""Pages about the program's present options. The changelog names former ones, the pages on training their programs'."""
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
 FOREIGN_OPTIONS = {
