@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from draft_worker.candidates.ranking import propose
 from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.engines.head_tokens import shorten_head
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.inference.joint_forward import ForwardPart
@@ -50,7 +51,9 @@ class MlxEngine(Engine):
     @classmethod
     def load(cls, folder: Path) -> "MlxEngine":
         """Raises InputError if the folder holds no model that can serve."""
-        return cls(TreeModel.load(folder), tokenizer_fingerprint(folder))
+        model = TreeModel.load(folder)
+        shorten_head(model.network, folder)
+        return cls(model, tokenizer_fingerprint(folder))
 
     def open(self, sampling: Sampling, vocabulary: int) -> "MlxSequence":
         return self.around(self._network.sequence(), sampling, vocabulary)

@@ -17,8 +17,8 @@ from protocol.messages.base import VERSION, Message
 from tests.support.paths import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md" and "demo-pair" not in str(page)]
-"""Pages about the program's present options: the changelog names former ones, the demo pair's page its scripts'."""
+CURRENT = [page for page in PAGES if page.stem not in ("CHANGELOG", "demo-pair", "draft-training")]
+"""Pages about the program's present options. The changelog names former ones, the pages on training their programs'."""
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
 FOREIGN_OPTIONS = {

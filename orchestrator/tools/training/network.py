@@ -16,6 +16,7 @@ from torch.nn import functional
 
 ROPE_BASE = 10_000.0
 EPSILON = 1e-5
+QUANTISED_GROUP = 32
 TRAINED_CONTEXT = 2048
 LONGEST = 4096
 """Positions that have rotary angles."""
@@ -31,6 +32,7 @@ class Shape:
     kv_heads: int
     feed_forward: int
     vocabulary: int
+    rope_base: float = ROPE_BASE
 
     @property
     def head_size(self) -> int:
@@ -75,7 +77,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden, shape.kv_heads * shape.head_size, bias=False)
         self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False)
 
-    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None) -> Tensor:
+    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None, mask: Tensor | None) -> Tensor:
         values = self._heads(self.v_proj(rows))
         queries = rotate(self._heads(self.q_proj(rows)), cosine, sine).to(values.dtype)
         keys = rotate(self._heads(self.k_proj(rows)), cosine, sine).to(values.dtype)
@@ -86,7 +88,8 @@ class Attention(nn.Module):
             queries,
             keys.repeat_interleave(group, 1),
             values.repeat_interleave(group, 1),
-            is_causal=rows.shape[1] > 1,
+            attn_mask=mask,
+            is_causal=mask is None and rows.shape[1] > 1,
         )
         return self.o_proj(mixed.transpose(1, 2).reshape(rows.shape))
 
@@ -118,8 +121,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(shape.hidden)
         self.mlp = FeedForward(shape)
 
-    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None) -> Tensor:
-        rows = rows + self.self_attn(self.input_layernorm(rows), cosine, sine, cache)
+    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None, mask: Tensor | None) -> Tensor:
+        rows = rows + self.self_attn(self.input_layernorm(rows), cosine, sine, cache, mask)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
 
@@ -132,7 +135,7 @@ class Network(nn.Module):
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = Norm(shape.hidden)
-        frequencies = ROPE_BASE ** (-torch.arange(0, shape.head_size, 2).float() / shape.head_size)
+        frequencies = shape.rope_base ** (-torch.arange(0, shape.head_size, 2).float() / shape.head_size)
         angles = torch.outer(torch.arange(LONGEST).float(), frequencies).repeat(1, 2)
         self.register_buffer("cosine", angles.cos(), persistent=False)
         self.register_buffer("sine", angles.sin(), persistent=False)
@@ -140,13 +143,17 @@ class Network(nn.Module):
 
     def forward(self, tokens: Tensor, caches: list[Cache] | None = None) -> Tensor:
         """`caches`, one a layer, hold the past tokens: the first call takes a whole prompt, later calls one token."""
+        return functional.linear(self.hidden(tokens, caches), self.embed_tokens.weight)
+
+    def hidden(self, tokens: Tensor, caches: list[Cache] | None = None, mask: Tensor | None = None) -> Tensor:
+        """States behind the final norm. `mask`, (batch, 1, tokens, tokens), tells what a token may attend to."""
         begin = caches[0].length if caches else 0
         assert begin == 0 or tokens.shape[1] == 1, "the causal mask needs an empty cache or a single token"
         here = slice(begin, begin + tokens.shape[1])
         rows = self.embed_tokens(tokens)
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
-            rows = layer(rows, self.cosine[here], self.sine[here], cache)
-        return functional.linear(self.norm(rows), self.embed_tokens.weight)
+            rows = layer(rows, self.cosine[here], self.sine[here], cache, mask)
+        return self.norm(rows)
 
     def _initialise(self) -> None:
         """Standard deviation 0.02; divided by sqrt(2 layers) for projections into the residual stream (GPT-2)."""
@@ -176,7 +183,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def load(folder: Path) -> Network:
-    """A network that `save` wrote, in fp32."""
+    """A network that `save` wrote or MLX quantised in groups of 32, in fp32."""
     fields = json.loads((folder / "config.json").read_text())
     shape = Shape(
         hidden=fields["hidden_size"],
@@ -185,11 +192,25 @@ def load(folder: Path) -> Network:
         kv_heads=fields["num_key_value_heads"],
         feed_forward=fields["intermediate_size"],
         vocabulary=fields["vocab_size"],
+        rope_base=fields["rope_theta"],
     )
     network = Network(shape)
-    weights = load_file(folder / "model.safetensors")
+    weights = dequantised(load_file(folder / "model.safetensors"))
     network.load_state_dict({name.removeprefix("model."): weight.float() for name, weight in weights.items()})
     return network
+
+
+def dequantised(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights in fp32 instead of MLX's affine quantisation: groups of digits, packed into 32 bits, lowest first."""
+    result = {name: weight for name, weight in weights.items() if not name.endswith((".scales", ".biases"))}
+    for name in [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]:
+        packed, scales = weights[f"{name}.weight"].view(torch.int32), weights[f"{name}.scales"].float()
+        bits = 32 * packed.shape[1] // (scales.shape[1] * QUANTISED_GROUP)
+        shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+        digits = (packed[..., None] >> shifts & 2**bits - 1).view(*scales.shape, QUANTISED_GROUP).float()
+        biases = weights[f"{name}.biases"].float()
+        result[f"{name}.weight"] = (digits * scales[..., None] + biases[..., None]).flatten(1)
+    return result
 
 
 def config(shape: Shape) -> dict[str, object]:
@@ -205,7 +226,7 @@ def config(shape: Shape) -> dict[str, object]:
         "intermediate_size": shape.feed_forward,
         "vocab_size": shape.vocabulary,
         "rms_norm_eps": EPSILON,
-        "rope_theta": ROPE_BASE,
+        "rope_theta": shape.rope_base,
         "max_position_embeddings": TRAINED_CONTEXT,
         "tie_word_embeddings": True,
         "hidden_act": "silu",

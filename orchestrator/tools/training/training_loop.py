@@ -15,11 +15,9 @@ from torch import Tensor
 from orchestrator.tools.training.muon import Muon
 from orchestrator.tools.training.network import Network, save
 
-WARM_UP_STEPS = 60
 DECAY_SHARE = 0.6
 """Last share of the time, in which the rates fall linearly."""
 LOWEST_RATE = 0.02
-REPORT_SECONDS = 120
 
 
 def parser(
@@ -34,6 +32,8 @@ def parser(
     result.add_argument("--minutes", type=float, default=minutes)
     result.add_argument("--lr", type=float, default=lr, help="of Adam, for embedding and norms")
     result.add_argument("--muon-lr", type=float, default=muon_lr, help="of Muon, for matrices")
+    result.add_argument("--warm-up", type=int, default=60, help="steps in which the rates rise")
+    result.add_argument("--report-minutes", type=float, default=2.0, help="time between measurements")
     result.add_argument("--threads", type=int, default=2)
     result.add_argument("--seed", type=int, default=0)
     return result
@@ -47,10 +47,10 @@ def train(network: Network, losses: Iterator[Tensor], options: argparse.Namespac
         spent = time.monotonic() - began
         if spent >= options.minutes * 60:
             break
-        set_rates(optimizers, rate(step, spent / (options.minutes * 60)))
+        set_rates(optimizers, rate((step + 1) / options.warm_up, spent / (options.minutes * 60)))
         update(network, optimizers, loss)
         seen += options.batch * options.length
-        if spent - reported > REPORT_SECONDS:
+        if spent - reported > options.report_minutes * 60:
             reported = spent
             print(f"{spent:.0f} s, {seen / 1e6:.2f} M tokens, loss {loss:.3f}, {report()}", flush=True)
             save(network, options.out)
@@ -86,9 +86,9 @@ def optimizers_for(network: Network, options: argparse.Namespace) -> list[torch.
     return optimizers
 
 
-def rate(step: int, share: float) -> float:
-    """Share of the full learning rate at `step` when `share` of the time has passed: up, constant, down."""
-    return max(LOWEST_RATE, min(1.0, (step + 1) / WARM_UP_STEPS) * min(1.0, (1 - share) / DECAY_SHARE))
+def rate(warm: float, share: float) -> float:
+    """Share of the full learning rate after `warm` of the warm-up and `share` of the time: up, constant, down."""
+    return max(LOWEST_RATE, min(1.0, warm) * min(1.0, (1 - share) / DECAY_SHARE))
 
 
 def set_rates(optimizers: list[torch.optim.Optimizer], share: float) -> None:

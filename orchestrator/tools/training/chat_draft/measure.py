@@ -1,0 +1,104 @@
+"""Measures how often a draft guesses the target's next token on held-out answers.
+
+    python -m orchestrator.tools.training.chat_draft.measure --target build/target --draft build/draft \
+        --data build/held-out-answers
+"""
+
+# pyright: reportMissingImports=false
+# torch is an optional package: see the extra `training`.
+
+import argparse
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from orchestrator.tools.training.chat_draft.shards import Answers, Rows
+from orchestrator.tools.training.network import Network, load
+
+TOP = 4
+
+
+class Agreement(NamedTuple):
+    """Means over the places of one temperature where the target writes the next token."""
+
+    places: int
+    first: float
+    """Share of places where the draft's best token is the target's, with the same noise."""
+    top: float
+    """The same for the draft's TOP best tokens."""
+    overlap: float
+    """1 - total variation; for temperature 0 at temperature 1."""
+    covered: float
+    """Share of places whose token the draft's head has."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.places} places, first guess right {self.first:.3f}, among the best {TOP} {self.top:.3f}, "
+            f"1 - TV {self.overlap:.3f}, in the head {self.covered:.3f}"
+        )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--target", type=Path, required=True)
+    options.add_argument("--draft", type=Path, required=True)
+    options.add_argument("--data", type=Path, required=True, help="folder of shards that `write` made")
+    options.add_argument("--rows", type=int, default=1000, help="rows that are used at most")
+    options.add_argument("--threads", type=int, default=1)
+    arguments = options.parse_args()
+    torch.set_num_threads(arguments.threads)
+    embedding = load(arguments.target).embed_tokens.weight.detach()
+    tokens = torch.from_numpy(np.load(arguments.draft / "head_tokens.npy")).long()
+    print(report(agreement(load(arguments.draft), tokens, embedding, Answers(arguments.data), arguments.rows)))
+
+
+def report(found: dict[float, Agreement]) -> str:
+    return "\n".join(f"temperature {temperature:g}: {each}" for temperature, each in sorted(found.items()))
+
+
+@torch.no_grad()
+def agreement(
+    draft: Network, head_tokens: Tensor, embedding: Tensor, answers: Answers, rows: int
+) -> dict[float, Agreement]:
+    """By temperature; always with the same noise. `embedding` is the target's, whose rows are both heads."""
+    generator = torch.Generator().manual_seed(5)
+    found = defaultdict(list)
+    for number in range(min(rows, len(answers))):
+        batch = answers.rows(np.array([number]))
+        temperature = round(batch.temperatures.item(), 3)
+        found[temperature].append(_row(draft, head_tokens, embedding, batch, temperature, generator))
+    return {temperature: _mean(torch.cat(each)) for temperature, each in found.items()}
+
+
+def _row(
+    draft: Network, head_tokens: Tensor, embedding: Tensor, batch: Rows, temperature: float, generator: torch.Generator
+) -> Tensor:
+    """(places, 4): the measures of `Agreement`."""
+    places = batch.wanted[0]
+    wanted = functional.linear(batch.hidden[0, places], embedding)
+    guessed = functional.linear(draft.hidden(batch.tokens, mask=batch.mask)[0, places], embedding[head_tokens])
+    scale = temperature or 1.0
+    noise = -torch.empty_like(wanted).exponential_(generator=generator).log() * temperature
+    choice = (wanted + noise).argmax(-1)
+    scores = guessed + noise[:, head_tokens]
+    place = torch.full((len(embedding),), -1)
+    place[head_tokens] = torch.arange(len(head_tokens))
+    covered = place[choice] >= 0
+    own_score = scores.gather(1, place[choice].clamp(min=0)[:, None])
+    rank = (scores > own_score).sum(-1).masked_fill(~covered, len(head_tokens))
+    p, q = (wanted / scale).softmax(-1)[:, head_tokens], (guessed / scale).softmax(-1)
+    overlap = torch.minimum(p, q).sum(-1)
+    return torch.stack(((rank < 1).float(), (rank < TOP).float(), overlap, covered.float()), 1)
+
+
+def _mean(measures: Tensor) -> Agreement:
+    return Agreement(len(measures), *measures.mean(0).tolist())
+
+
+if __name__ == "__main__":
+    main()
