@@ -8,6 +8,7 @@ from draft_worker.engine import Engine
 from draft_worker.paced_engine import PacedEngine
 from draft_worker.worker import DraftWorker
 from protocol.contracts.engines import draft_engine
+from protocol.inference.light_import import import_models
 from protocol.worker.pacing import Pacer
 from protocol.worker.process import WorkerSetup, serve
 
@@ -25,8 +26,9 @@ def _built(setup: WorkerSetup) -> DraftWorker:
 
 
 def _open(setup: WorkerSetup) -> Engine:
-    """Imports only the engine that is used: MLX costs a second that prompt lookup does not need."""
-    draft_engine(setup.engine)
+    """Imports only the engine that is used: MLX costs time that prompt lookup does not need."""
+    if draft_engine(setup.engine).model != "none":
+        import_models()
     return importlib.import_module(f"draft_worker.engines.{setup.engine}").load(setup)
 
 

@@ -2,6 +2,7 @@
 
 import sys
 
+from protocol.inference.light_import import import_models
 from protocol.worker.interface import Worker
 from protocol.worker.process import WorkerSetup, serve
 
@@ -12,7 +13,8 @@ def main() -> int:
 
 
 def _build(setup: WorkerSetup) -> Worker:
-    # A slow import: `serve` notices the end of the parent process meanwhile.
+    # Slow imports: `serve` notices the end of the parent process meanwhile.
+    import_models()
     from target_worker.assembly import build
 
     return build(setup)

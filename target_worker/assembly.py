@@ -1,4 +1,4 @@
-"""Builds a target worker from its set-up. The import takes a second: MLX and mlx-lm."""
+"""Builds a target worker from its set-up. A slow import: MLX and mlx-lm."""
 
 import os
 import time

@@ -10,6 +10,7 @@ from draft_worker.prefill.kv_sink import ArenaSink, OpenSink, RemoteSink
 from draft_worker.prefill.worker import PrefillWorker
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError
+from protocol.inference.light_import import import_models
 from protocol.kv.exchange import KvExchange
 from protocol.worker.process import WorkerSetup, serve
 
@@ -24,6 +25,7 @@ def main() -> int:
 
 
 def _build(setup: WorkerSetup) -> PrefillWorker:
+    import_models()
     engine = _load_engine(setup)
     fingerprint = model_fingerprint(Path(setup.source or setup.model))
     open_sink: OpenSink = RemoteSink

@@ -7,6 +7,7 @@ import time
 
 from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
+from protocol.inference.light_import import import_models
 from protocol.worker.process import die_with_parent
 from protocol.worker.replay import settle
 
@@ -22,7 +23,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if setup.parent_socket is not None:
         die_with_parent(setup.parent_socket)
-    # MLX takes a second to import. From here on this process notices the end of its parent meanwhile.
+    # MLX is slow to import. From here on this process notices the end of its parent meanwhile.
+    import_models()
     from target_worker.device import wire
     from target_worker.tensor_parallel.ranks import serve_rank
 

@@ -5,6 +5,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Mapping
+from typing import get_args
 
 import click
 from rich.console import Console
@@ -12,15 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from orchestrator.machine.downloads.default_target import VARIABLE
-from orchestrator.tools.drill.outcome import DrillOutcome
-from orchestrator.tools.drill.registry import DRILLS, drill_counts, simulate
+from orchestrator.tools.drill.outcome import DrillName, DrillOutcome
 
 _FAILED = 1
+_NAMES = get_args(DrillName)
 _SENTENCES_SHOWN = 5
 
 
-@click.command(epilog=f"NAMEs: {', '.join(DRILLS)}.")
-@click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(list(DRILLS)))
+@click.command(epilog=f"NAMEs: {', '.join(_NAMES)}.")
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(_NAMES))
 @click.option("--count", type=click.IntRange(min=1), help="Faults of each drill.  [default: a few]")
 @click.option("--minutes", type=click.FloatRange(min=0.1), help="How long the soak takes.")
 @click.option("--full", is_flag=True, help="As many faults as the promises speak of; about an hour for all.")
@@ -29,7 +30,7 @@ _SENTENCES_SHOWN = 5
 @click.option("--seed", type=click.IntRange(min=0), help="Equal seeds give equal faults.  [default: a fresh one]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def drill(
-    names: tuple[str, ...],
+    names: tuple[DrillName, ...],
     count: int | None,
     minutes: float | None,
     full: bool,
@@ -50,6 +51,8 @@ def drill(
     launch-pipeline drill --full --json > promises.json
     launch-pipeline drill --simulate 1000 --seed 0
     """
+    from orchestrator.tools.drill.registry import DRILLS, drill_counts
+
     if simulate is not None:
         _simulate(simulate, hours, seed or 0, as_json)
         return
@@ -66,6 +69,8 @@ def drill(
 
 def _simulate(count: int, hours: float, seed: int, as_json: bool) -> None:
     """Seeds from `seed` on, so that a count of one shows that seed again."""
+    from orchestrator.tools.drill.registry import simulate
+
     with _progress(quiet=as_json) as progress:
         outcome = simulate(count, seed, _stepper(progress, "simulated hours", count), hours)
     _tell({"simulate": outcome}, seed, as_json)

@@ -1,8 +1,20 @@
-"""The outcome of a drill: a promise, the measurement, and what broke the promise. Pure."""
+"""The drills' names, and the outcome of one: a promise, the measurement, and what broke the promise. Pure."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+DrillName: TypeAlias = Literal[
+    "draft-kill",
+    "draft-stop",
+    "draft-garbage",
+    "target-kill",
+    "orchestrator-kill",
+    "interrupt",
+    "segments",
+    "soak",
+]
 
 OnStep = Callable[[], None]
 """Called after every fault."""

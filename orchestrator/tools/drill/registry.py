@@ -9,7 +9,7 @@ from functools import partial
 from multiprocessing import get_context
 
 from orchestrator.tools.drill.drills import draft, interrupt, orchestrator_kill, segments, soak, target_kill
-from orchestrator.tools.drill.outcome import DrillOutcome, OnStep
+from orchestrator.tools.drill.outcome import DrillName, DrillOutcome, OnStep
 from orchestrator.tools.simulate.faults.schedule import SimulatedHours, simulate_hours
 
 _SERIAL_SEEDS = 8
@@ -30,7 +30,7 @@ class Drill:
     """A count that takes less than a minute."""
 
 
-DRILLS: dict[str, Drill] = {
+DRILLS: dict[DrillName, Drill] = {
     "draft-kill": Drill(draft.KILL_PROMISE, draft.kill, full=200, quick=9),
     "draft-stop": Drill(draft.STOP_PROMISE, draft.stop, full=60, quick=6),
     "draft-garbage": Drill(draft.GARBAGE_PROMISE, draft.send_garbage, full=100, quick=10),
@@ -43,11 +43,13 @@ DRILLS: dict[str, Drill] = {
 
 
 def drill_counts(
-    names: Iterable[str], count: int | None = None, full: bool = False, soak_minutes: float | None = None
-) -> dict[str, int]:
+    names: Iterable[DrillName], count: int | None = None, full: bool = False, soak_minutes: float | None = None
+) -> dict[DrillName, int]:
     """The count of each chosen drill; no names: of all drills."""
     chosen = list(names) or list(DRILLS)
-    counts = {name: count or (DRILLS[name].full if full else DRILLS[name].quick) for name in chosen}
+    counts: dict[DrillName, int] = {
+        name: count or (DRILLS[name].full if full else DRILLS[name].quick) for name in chosen
+    }
     if soak_minutes is not None and "soak" in counts:
         counts["soak"] = max(1, round(60 * soak_minutes / soak.FAULT_SECONDS))
     return counts

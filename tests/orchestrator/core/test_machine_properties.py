@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -207,8 +208,14 @@ class Disorder(RuleBasedStateMachine):
         raise AssertionError(f"{len(self.machine.sequences)} requests never ended")
 
 
-TestDisorder = Disorder.TestCase
-TestDisorder.settings = settings(max_examples=120, stateful_step_count=30, derandomize=True)
+class TestDisorder(Disorder.TestCase):
+    settings = settings(max_examples=40, stateful_step_count=30, derandomize=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+class TestMoreDisorder(Disorder.TestCase):
+    settings = settings(max_examples=2000, stateful_step_count=40)
 
 
 def test_a_recorded_log_replays_to_the_same_commands(tmp_path):
