@@ -1,0 +1,95 @@
+"""Makes the README's pictures: `generate` in a terminal, and the live page while the server answers a chat message.
+
+    python -m orchestrator.tools.pictures --out docs/page
+
+Needs playwright and Chromium (`pip install -e '.[pictures]'`). What follows `--` goes to `generate` and `serve`.
+"""
+
+# pyright: reportMissingImports=false
+# playwright is an optional package: see the extra `pictures`.
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+from rich.console import Console
+from rich.text import Text
+
+_LAUNCH = [sys.executable, "-m", "orchestrator.cli.app"]
+_COLUMNS, _SIZE = 96, {"width": 1440, "height": 900}
+_ANSWERED = 500
+"""Characters of the conversation on the page when its picture is taken."""
+_START_SECONDS = 120
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--out", type=Path, required=True, help="the folder of the pictures")
+    options.add_argument("--question", default="Why is the sky blue?")
+    options.add_argument("--pipeline", nargs=argparse.REMAINDER, default=[], help="options of the pipeline, at the end")
+    given = options.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    _terminal(given.question, given.pipeline, given.out / "generate.svg")
+    with _server(given.pipeline) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
+        for scheme in ("light", "dark"):
+            _page(browser, address, scheme, given.question, given.out / f"page-{scheme}.png")
+        browser.close()
+
+
+def _terminal(question: str, options: list[str], file: Path) -> None:
+    """What a user sees who types the command: the answer, then the figures."""
+    shown = subprocess.run(
+        [*_LAUNCH, "generate", question, "--max-tokens", "160", "--temperature", "0.7", "--seed", "1", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": str(_COLUMNS), "FORCE_COLOR": "1"},
+    )
+    console = Console(record=True, width=_COLUMNS, file=Path(os.devnull).open("w"))
+    console.print(Text(f'$ bin/launch-pipeline generate "{question}"', style="bold"))
+    console.print(Text.from_ansi(shown.stdout))
+    console.save_svg(str(file), title="launch-pipeline")
+
+
+@contextmanager
+def _server(options: list[str]) -> Iterator[str]:
+    """The page's address, key included."""
+    process = subprocess.Popen(
+        [*_LAUNCH, "serve", "--port", "0", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(r"http://\S+#\S+", line):
+                yield found.group()
+                return
+        raise SystemExit("The server ended before it printed its address.")
+    finally:
+        process.terminate()
+        process.wait(_START_SECONDS)
+
+
+def _page(browser: Browser, address: str, scheme: str, question: str, file: Path) -> None:
+    # The page forbids scripts of others; without the bypass, waiting for its text would be one.
+    page = browser.new_page(viewport=_SIZE, color_scheme="dark" if scheme == "dark" else "light", bypass_csp=True)
+    page.goto(address)
+    page.locator('#status[data-is="ok"]').wait_for(timeout=1000 * _START_SECONDS)
+    page.locator("#temperature").evaluate("field => { field.value = '0.7'; }")
+    page.locator("#question").fill(question)
+    page.locator("#send").click()
+    page.wait_for_function(f"document.querySelector('#log').innerText.length > {_ANSWERED}", timeout=60_000)
+    page.screenshot(path=str(file))
+    page.close()
+
+
+if __name__ == "__main__":
+    main()
