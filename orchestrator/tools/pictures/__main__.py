@@ -9,6 +9,7 @@ Needs playwright and Chromium (`pip install -e '.[pictures]'`). What follows `--
 # playwright is an optional package: see the extra `pictures`.
 
 import argparse
+import io
 import os
 import re
 import shutil
@@ -54,7 +55,7 @@ def _terminal(question: str, options: list[str], file: Path) -> None:
         check=True,
         env={**os.environ, "COLUMNS": str(_COLUMNS), "FORCE_COLOR": "1"},
     )
-    console = Console(record=True, width=_COLUMNS, file=Path(os.devnull).open("w"))
+    console = Console(record=True, width=_COLUMNS, file=io.StringIO())
     console.print(Text(f'$ bin/launch-pipeline generate "{question}"', style="bold"))
     console.print(Text.from_ansi(shown.stdout))
     console.save_svg(str(file), title="launch-pipeline")
