@@ -1,5 +1,7 @@
 """What the bench compares: the task that every contender gets, its result, and our pipelines as contenders."""
 
+import re
+import time
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -10,6 +12,9 @@ from protocol.messages.client import Pace
 
 Family = Literal["mlx-lm", "coupled", "rejection"]
 """mlx-lm's own code; ours with the target's own tokens; ours with tokens of the target's distribution."""
+
+
+_DRAFT_TOKENS = re.compile(r" K=(\d+)\b")
 
 
 class GenerationTask(NamedTuple):
@@ -44,6 +49,13 @@ class TimedGeneration:
     draft_busy: float | None = None
     overhead_per_round: float | None = None
     """Seconds."""
+    time_to_first_token: float | None = None
+    """Seconds from the request to the first token at the client, prefill included. None if the prefill has not the
+    speed that is compared."""
+    total_time: float | None = None
+    """The same to the last token."""
+    arrivals: tuple[float, ...] = ()
+    """Seconds at which the client got each token, by the client's clock. Empty: not recorded."""
     pace: Pace | None = None
     """Of a paced contender."""
 
@@ -70,7 +82,15 @@ class PipelineContender:
         self._verification: Verification = verification
 
     def generate(self, task: GenerationTask) -> TimedGeneration:
-        result = self._pipeline.generate(task.tokens, task.sampling(self._verification))
+        began = time.perf_counter()
+        arrivals: list[float] = []
+        with self._pipeline.stream(task.tokens, task.sampling(self._verification)) as stream:
+            for _ in stream:
+                arrivals += [time.perf_counter() - began] * (stream.tokens - len(arrivals))
+        result = stream.result
+        assert result is not None
+        # Tokens without text, such as the end token, give no piece of the stream.
+        arrivals += [time.perf_counter() - began] * (len(result.tokens) - len(arrivals))
         figures = result.statistics
         return TimedGeneration(
             tokens=result.tokens,
@@ -81,8 +101,22 @@ class PipelineContender:
             target_busy=figures.target_busy,
             draft_busy=figures.draft_busy,
             overhead_per_round=figures.overhead_per_round,
+            time_to_first_token=arrivals[0] if arrivals else None,
+            total_time=arrivals[-1] if arrivals else None,
+            arrivals=tuple(arrivals),
             pace=figures.pace,
         )
+
+
+def draft_tokens_of(name: str) -> int | None:
+    """The K of a contender whose name contains " K=" and a number; None for a contender without a fixed K."""
+    found = _DRAFT_TOKENS.search(name)
+    return int(found[1]) if found else None
+
+
+def variants_of(name: str) -> str:
+    """The same for all contenders that differ only in K."""
+    return _DRAFT_TOKENS.sub(" K", name)
 
 
 def takes_part(contender: Contender, temperature: float) -> bool:

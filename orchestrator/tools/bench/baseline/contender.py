@@ -119,6 +119,10 @@ class MlxLmContender:
             tokens_per_second=len(result.tokens) / result.seconds,
             tokens_per_round=len(result.tokens) / rounds,
             acceptance_rate=sum(result.drafted) / tried if tried else None,
+            # Its prefill is never paced.
+            time_to_first_token=None if result.paced else result.arrivals[0],
+            total_time=None if result.paced else result.arrivals[-1],
+            arrivals=result.arrivals,
             pace=result.paced and pace_of(self._process.profile, result.paced),
         )
 
