@@ -122,7 +122,9 @@ def rows_by_category(
     The baselines are those of all prompts: none is chosen by the prompts of one category.
     """
     return {
-        category: _rows([one for one in measurements if categories[one.setting.prompt] == category], measurements, order)
+        category: _rows(
+            [one for one in measurements if categories[one.setting.prompt] == category], measurements, order
+        )
         for category in dict.fromkeys(categories)
     }
 
@@ -153,9 +155,7 @@ def kept_pace(paces: Iterable[Pace | Paced | None]) -> bool:
     return sum(pace.overruns for pace in known) <= TOLERATED_OVERRUNS * sum(pace.forwards for pace in known)
 
 
-def _rows(
-    counted: Sequence[Measurement], measurements: Sequence[Measurement], order: Sequence[str]
-) -> list[BenchRow]:
+def _rows(counted: Sequence[Measurement], measurements: Sequence[Measurement], order: Sequence[str]) -> list[BenchRow]:
     """Rows of the `counted` ones among all `measurements`."""
     wrong = deviating(counted, order)
     result: list[BenchRow] = []
