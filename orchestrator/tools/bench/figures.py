@@ -7,12 +7,10 @@ from statistics import median
 from orchestrator.core.request_stats import TOLERATED_OVERRUNS
 from orchestrator.tools.bench.contender import TimedGeneration
 from orchestrator.tools.bench.measurement import Measurement, Setting, deviating, is_checked
+from orchestrator.tools.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens
 from protocol.messages.client import Pace
 from protocol.messages.worker import Paced
 
-PLAIN = "mlx-lm"
-"""Name of the plain baseline."""
-AUTOREGRESSIVE = "ar"
 _FIGURES: dict[str, Callable[[TimedGeneration], float | None]] = {
     "tokens_per_round": lambda generation: generation.tokens_per_round,
     "hit_rate": lambda generation: generation.hit_rate,
@@ -80,10 +78,12 @@ def rows(measurements: Sequence[Measurement], order: Sequence[str]) -> list[Benc
 
 
 def best_speculative(measurements: Iterable[Measurement]) -> str | None:
-    """The name of mlx-lm's speculative contender with the highest median of tokens/s; None if there is none."""
+    """The name of mlx-lm's speculative contender, on all cores, with the highest median of tokens/s; None if there is
+    none."""
     speeds: dict[str, list[float]] = {}
     for measurement in measurements:
-        if measurement.family == "mlx-lm" and measurement.contender != PLAIN:
+        line, draft_tokens = line_and_draft_tokens(measurement.contender)
+        if line == PLAIN and draft_tokens is not None:
             speeds.setdefault(measurement.contender, []).append(measurement.generation.tokens_per_second)
     return max(speeds, key=lambda name: median(speeds[name]), default=None)
 
