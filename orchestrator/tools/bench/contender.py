@@ -1,6 +1,5 @@
 """What the bench compares: the task that every contender gets, its result, and our pipelines as contenders."""
 
-import re
 import time
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
@@ -12,9 +11,6 @@ from protocol.messages.client import Pace
 
 Family = Literal["mlx-lm", "coupled", "rejection"]
 """mlx-lm's own code; ours with the target's own tokens; ours with tokens of the target's distribution."""
-
-
-_DRAFT_TOKENS = re.compile(r" K=(\d+)\b")
 
 
 class GenerationTask(NamedTuple):
@@ -106,17 +102,6 @@ class PipelineContender:
             arrivals=tuple(arrivals),
             pace=figures.pace,
         )
-
-
-def draft_tokens_of(name: str) -> int | None:
-    """The K of a contender whose name contains " K=" and a number; None for a contender without a fixed K."""
-    found = _DRAFT_TOKENS.search(name)
-    return int(found[1]) if found else None
-
-
-def variants_of(name: str) -> str:
-    """The same for all contenders that differ only in K."""
-    return _DRAFT_TOKENS.sub(" K", name)
 
 
 def takes_part(contender: Contender, temperature: float) -> bool:

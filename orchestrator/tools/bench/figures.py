@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from orchestrator.core.request_stats import TOLERATED_OVERRUNS
-from orchestrator.tools.bench.contender import TimedGeneration, draft_tokens_of, variants_of
+from orchestrator.tools.bench.contender import TimedGeneration
 from orchestrator.tools.bench.intervals import (
     Interval,
     Ratio,
@@ -16,12 +16,10 @@ from orchestrator.tools.bench.intervals import (
     quartiles,
 )
 from orchestrator.tools.bench.measurement import Measurement, Setting, deviating, is_checked
+from orchestrator.tools.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens
 from protocol.messages.client import Pace
 from protocol.messages.worker import Paced
 
-PLAIN = "mlx-lm"
-"""Name of the plain baseline."""
-AUTOREGRESSIVE = "ar"
 _FIGURES: dict[str, Callable[[TimedGeneration], float | None]] = {
     "tokens_per_round": lambda generation: generation.tokens_per_round,
     "hit_rate": lambda generation: generation.hit_rate,
@@ -56,10 +54,10 @@ class BenchRow:
     best_baseline: str | None
     """mlx-lm's fastest contender at this temperature over all prompts, plain or speculative."""
     over_plain: float | None
-    """Tokens/s divided by those of mlx-lm's fastest plain decoding in the same setting."""
+    """Tokens/s divided by those of mlx-lm's plain decoding on all cores in the same setting."""
     over_speculative: float | None
-    """The same against mlx-lm's fastest speculative decoding, which is the one with the best number of draft tokens
-    at this temperature over all prompts."""
+    """The same against mlx-lm's speculative decoding on all cores with the number of draft tokens whose median is
+    highest at this temperature over all prompts."""
     over_autoregressive: float | None
     """The same against our own `ar`."""
     ratios: Mapping[str, Ratio]
@@ -114,39 +112,32 @@ def rows(measurements: Sequence[Measurement], order: Sequence[str]) -> list[Benc
     return _rows(measurements, measurements, order)
 
 
-def rows_by_category(
-    measurements: Sequence[Measurement], order: Sequence[str], categories: Sequence[str]
-) -> dict[str, list[BenchRow]]:
-    """The rows of each category's prompts; `categories` has the category of each prompt.
+def rows_by_category(measurements: Sequence[Measurement], order: Sequence[str]) -> dict[str, list[BenchRow]]:
+    """The rows of each category's prompts; empty if the prompts have no categories.
 
     The baselines are those of all prompts: none is chosen by the prompts of one category.
     """
+    categories = dict.fromkeys(one.setting.category for one in measurements if one.setting.category)
     return {
-        category: _rows(
-            [one for one in measurements if categories[one.setting.prompt] == category], measurements, order
-        )
-        for category in dict.fromkeys(categories)
+        category: _rows([one for one in measurements if one.setting.category == category], measurements, order)
+        for category in categories
     }
 
 
-def best_of_each_family(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """Of the valid rows of one temperature that differ only in K, the fastest; and all rows that are not valid."""
-    fastest: dict[tuple[float, str], BenchRow] = {}
+def best_of_each_line(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """Of the valid rows that differ only in K, the fastest at each temperature; and all rows that are not valid."""
+    fastest: dict[tuple[float, str, bool], BenchRow] = {}
     for row in sorted(rows, key=lambda row: row.tokens_per_second):
         if row.valid:
-            fastest[row.temperature, variants_of(row.contender)] = row
+            fastest[row.temperature, *_line(row.contender)] = row
     chosen = list(map(id, fastest.values()))
     return [row for row in rows if not row.valid or id(row) in chosen]
 
 
-def best_plain(measurements: Iterable[Measurement]) -> str | None:
-    """The name of mlx-lm's fastest contender without a draft; None if there is none."""
-    return _fastest(one for one in measurements if one.family == "mlx-lm" and not draft_tokens_of(one.contender))
-
-
 def best_speculative(measurements: Iterable[Measurement]) -> str | None:
-    """The name of mlx-lm's speculative contender with the highest median of tokens/s; None if there is none."""
-    return _fastest(one for one in measurements if one.family == "mlx-lm" and draft_tokens_of(one.contender))
+    """The name of mlx-lm's speculative contender, on all cores, with the highest median of tokens/s; None if there is
+    none."""
+    return _fastest(one for one in measurements if _line(one.contender) == (PLAIN, True))
 
 
 def kept_pace(paces: Iterable[Pace | Paced | None]) -> bool:
@@ -179,11 +170,10 @@ def _row(
     generations = [measurement.generation for measurement in own]
     speeds = medians_by_prompt((one.setting.prompt, one.generation.tokens_per_second) for one in own).values()
     pauses = [gap for generation in generations for gap in gaps(generation.arrivals)]
-    plain, speculative = best_plain(everyone), best_speculative(everyone)
     ratios = _ratios(own, here, _baselines(everyone))
     return BenchRow(
         contender=own[0].contender,
-        draft_tokens=draft_tokens_of(own[0].contender),
+        draft_tokens=line_and_draft_tokens(own[0].contender)[1],
         temperature=own[0].setting.temperature,
         generations=len(own),
         tokens_per_second=median(speeds),
@@ -191,8 +181,8 @@ def _row(
         slowest=min(generation.tokens_per_second for generation in generations),
         fastest=max(generation.tokens_per_second for generation in generations),
         best_baseline=_fastest(one for one in everyone if one.family == "mlx-lm"),
-        over_plain=_median_of(ratios, plain),
-        over_speculative=_median_of(ratios, speculative),
+        over_plain=_median_of(ratios, PLAIN),
+        over_speculative=_median_of(ratios, best_speculative(everyone)),
         over_autoregressive=_median_of(ratios, AUTOREGRESSIVE),
         ratios=ratios,
         inter_token_p50=percentile(pauses, 0.5),
@@ -205,11 +195,19 @@ def _row(
     )
 
 
+def _line(contender: str) -> tuple[str, bool]:
+    """Its line, and whether it has a K. mlx-lm's plain and speculative decoding have one name and are two lines."""
+    line, draft_tokens = line_and_draft_tokens(contender)
+    return line, draft_tokens is not None
+
+
 def _baselines(measurements: Sequence[Measurement]) -> list[str]:
-    """The fastest of each family of mlx-lm's contenders, and our `ar`."""
-    families = dict.fromkeys(variants_of(one.contender) for one in measurements if one.family == "mlx-lm")
-    fastest = (_fastest(one for one in measurements if variants_of(one.contender) == family) for family in families)
-    return [*filter(None, fastest), AUTOREGRESSIVE]
+    """The fastest of each of mlx-lm's lines, and our `ar`."""
+    lines: dict[tuple[str, bool], list[Measurement]] = {}
+    for measurement in measurements:
+        if measurement.family == "mlx-lm":
+            lines.setdefault(_line(measurement.contender), []).append(measurement)
+    return [*filter(None, map(_fastest, lines.values())), AUTOREGRESSIVE]
 
 
 def _fastest(measurements: Iterable[Measurement]) -> str | None:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -60,7 +61,7 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0) -> Interval:
 
 def gaps(arrivals: Sequence[float]) -> list[float]:
     """Seconds between successive arrivals at the client. Tokens of one burst arrive at once."""
-    steps = (after - before for before, after in zip(arrivals, arrivals[1:], strict=False))
+    steps = (after - before for before, after in pairwise(arrivals))
     return [step for step in steps if step >= BURST_SECONDS]
 
 

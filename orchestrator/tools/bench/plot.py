@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.runtime.link_emulation import EmulatedLink
-from orchestrator.tools.bench.figures import AUTOREGRESSIVE, BenchRow
+from orchestrator.tools.bench.figures import BenchRow
+from orchestrator.tools.bench.names import AUTOREGRESSIVE
 from orchestrator.tools.bench.trials import remote_name
 from protocol.errors import InputError
 

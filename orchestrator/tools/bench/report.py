@@ -13,7 +13,7 @@ from rich.text import Text
 
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile
-from orchestrator.tools.bench.figures import BenchRow, best_of_each_family
+from orchestrator.tools.bench.figures import BenchRow, best_of_each_line
 from orchestrator.tools.bench.intervals import FEWEST_PROMPTS, Interval
 from orchestrator.tools.bench.trials import WARM_UP_TOKENS, BenchPlan
 
@@ -28,20 +28,19 @@ _FOOTNOTE = f"""\
 tok/s: generated tokens, the first included, divided by the seconds until the last token. The clock starts when the \
 target holds the KV of all prompt tokens but the last. Median over prompts of each prompt's median over repeats; \
 quartiles of the same.
-/best: ratio to the fastest of mlx-lm's contenders at this temperature, which the title names. /plain, /spec, /ar: \
-ratio to its fastest generate_step, to its fastest speculative_generate_step (the best K), and to our ar. A ratio is \
-taken between generations of the same prompt and repeat; median over prompts. 95%: bootstrap interval of /best, \
-which resamples the prompts and needs at least {FEWEST_PROMPTS} of them.
-tok/rd: tokens a round. hits: share of rounds whose new root had children in the token tree. accept: share of verified \
-draft tokens that were accepted. first: ms from the request to the first token at the client, prefill included. p95: ms \
-that 95% of the gaps between successive arrivals at the client stay below; tokens of a round arrive at once. busy: \
-share of the time that the target works. µs: time of a round beyond the target's forward. Medians.
+/best: ratio to the fastest of mlx-lm's contenders at this temperature, which the title names. /plain, /spec: ratio to \
+its generate_step and to its speculative_generate_step with the best K, both on all cores. /ar: to our ar. A ratio is \
+taken between generations of the same prompt and repeat; median over prompts. 95%: bootstrap interval of /best, which \
+resamples the prompts and needs at least {FEWEST_PROMPTS} of them.
+tok/rd: tokens a round. hits: share of rounds whose new root had children in the token tree. accept: share of \
+verified draft tokens that were accepted. first: ms from the request to the first token at the client, prefill \
+included. p95: 95% of the gaps between successive arrivals at the client are shorter, ms; tokens of a round arrive \
+at once. busy: share of the time that the target works. µs: time of a round beyond the target's forward. Medians.
 exact: at temperature 0 every token equals mlx-lm's plain decoding; above it, that of our first strategy. rej: \
 rejection sampling, whose tokens have the target's distribution and no reference.
-Of contenders that differ only in K, the table has the fastest; --json has all, with all intervals, p50 and total times.
+The table has the fastest of the contenders that differ only in K; --json has all, all intervals, p50 and total times.
 One contender computes at a time. Before the measurement each generated {WARM_UP_TOKENS} tokens at each temperature. \
-Unless its name says otherwise, mlx-lm runs on the target's cores; our draft has cores of its own. Every prompt is \
-prefilled: pipelines keep no KV."""
+Our draft has cores of its own. Every prompt is prefilled: pipelines keep no KV."""
 
 
 def tables(
@@ -53,7 +52,7 @@ def tables(
     """
     parts: list[RenderableType] = []
     for temperature in dict.fromkeys(row.temperature for row in rows):
-        shown = best_of_each_family([row for row in rows if row.temperature == temperature])
+        shown = best_of_each_line([row for row in rows if row.temperature == temperature])
         parts += [_table(temperature, shown), ""]
         if by_category and len(by_category) > 1:
             parts += [_category_table(shown, by_category), ""]

@@ -15,7 +15,7 @@ from orchestrator.machine.device_profiles import DeviceProfile
 from orchestrator.machine.hardware import partition_cores, worker_environment
 from orchestrator.tools.bench.baseline.messages import BatchJob, BatchJobResult, Job, JobResult, Setup
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
-from orchestrator.tools.bench.figures import PLAIN
+from orchestrator.tools.bench.names import PLAIN
 from protocol.errors import PipelineError
 
 _TERMINATION_SECONDS = 5.0
