@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from orchestrator.core.request_stats import TOLERATED_OVERRUNS
 from orchestrator.tools.bench.contender import TimedGeneration
@@ -146,31 +147,47 @@ def kept_pace(paces: Iterable[Pace | Paced | None]) -> bool:
     return sum(pace.overruns for pace in known) <= TOLERATED_OVERRUNS * sum(pace.forwards for pace in known)
 
 
+class _Baselines(NamedTuple):
+    """Names of contenders at one temperature. None: there is no such contender."""
+
+    best: str | None
+    speculative: str | None
+    fastest: tuple[str, ...]
+    """Of each of mlx-lm's lines."""
+
+    @classmethod
+    def of(cls, measurements: Sequence[Measurement]) -> "_Baselines":
+        """By the measurements of all prompts at that temperature."""
+        lines: dict[tuple[str, bool], list[Measurement]] = {}
+        for measurement in measurements:
+            if measurement.family == "mlx-lm":
+                lines.setdefault(_line(measurement.contender), []).append(measurement)
+        best = _fastest(measurement for line in lines.values() for measurement in line)
+        return cls(best, best_speculative(measurements), tuple(filter(None, map(_fastest, lines.values()))))
+
+
 def _rows(counted: Sequence[Measurement], measurements: Sequence[Measurement], order: Sequence[str]) -> list[BenchRow]:
     """Rows of the `counted` ones among all `measurements`."""
     wrong = deviating(counted, order)
     result: list[BenchRow] = []
     for temperature in dict.fromkeys(measurement.setting.temperature for measurement in counted):
-        everyone = [measurement for measurement in measurements if measurement.setting.temperature == temperature]
+        baselines = _Baselines.of([one for one in measurements if one.setting.temperature == temperature])
         here = [measurement for measurement in counted if measurement.setting.temperature == temperature]
         for name in order:
             own = [measurement for measurement in here if measurement.contender == name]
             if own:
-                result.append(_row(own, here, everyone, [one for one in own if one in wrong]))
+                result.append(_row(own, here, baselines, sum(one in wrong for one in own)))
     return result
 
 
 def _row(
-    own: Sequence[Measurement],
-    here: Sequence[Measurement],
-    everyone: Sequence[Measurement],
-    wrong: Sequence[Measurement],
+    own: Sequence[Measurement], measurements: Sequence[Measurement], baselines: _Baselines, wrong: int
 ) -> BenchRow:
-    """`own` measurements of a contender, `here` those of all contenders, `everyone` the same for all prompts."""
+    """`own` measurements of a contender among all `measurements` of the same prompts, `wrong` of them deviating."""
     generations = [measurement.generation for measurement in own]
     speeds = medians_by_prompt((one.setting.prompt, one.generation.tokens_per_second) for one in own).values()
     pauses = [gap for generation in generations for gap in gaps(generation.arrivals)]
-    ratios = _ratios(own, here, _baselines(everyone))
+    ratios = _ratios(own, measurements, (*baselines.fastest, AUTOREGRESSIVE))
     return BenchRow(
         contender=own[0].contender,
         draft_tokens=line_and_draft_tokens(own[0].contender)[1],
@@ -180,15 +197,15 @@ def _row(
         quartiles=quartiles(speeds),
         slowest=min(generation.tokens_per_second for generation in generations),
         fastest=max(generation.tokens_per_second for generation in generations),
-        best_baseline=_fastest(one for one in everyone if one.family == "mlx-lm"),
+        best_baseline=baselines.best,
         over_plain=_median_of(ratios, PLAIN),
-        over_speculative=_median_of(ratios, best_speculative(everyone)),
+        over_speculative=_median_of(ratios, baselines.speculative),
         over_autoregressive=_median_of(ratios, AUTOREGRESSIVE),
         ratios=ratios,
         inter_token_p50=percentile(pauses, 0.5),
         inter_token_p95=percentile(pauses, 0.95),
         checked=sum(map(is_checked, own)),
-        deviating=len(wrong),
+        deviating=wrong,
         rejection=own[0].family == "rejection",
         overruns=_overruns(generations),
         **{figure: _median(map(read, generations)) for figure, read in _FIGURES.items()},
@@ -199,15 +216,6 @@ def _line(contender: str) -> tuple[str, bool]:
     """Its line, and whether it has a K. mlx-lm's plain and speculative decoding have one name and are two lines."""
     line, draft_tokens = line_and_draft_tokens(contender)
     return line, draft_tokens is not None
-
-
-def _baselines(measurements: Sequence[Measurement]) -> list[str]:
-    """The fastest of each of mlx-lm's lines, and our `ar`."""
-    lines: dict[tuple[str, bool], list[Measurement]] = {}
-    for measurement in measurements:
-        if measurement.family == "mlx-lm":
-            lines.setdefault(_line(measurement.contender), []).append(measurement)
-    return [*filter(None, map(_fastest, lines.values())), AUTOREGRESSIVE]
 
 
 def _fastest(measurements: Iterable[Measurement]) -> str | None:
