@@ -1,25 +1,55 @@
-"""A bench's rows as PNG pictures, a panel a temperature: tokens/s by contender, and speed by the draft's distance."""
+"""A bench's rows as PNG pictures: tokens/s by contender, sweeps over K and temperature, the draft's distance."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestrator.runtime.link_emulation import EmulatedLink
-from orchestrator.tools.bench.figures import BenchRow
-from orchestrator.tools.bench.names import AUTOREGRESSIVE
+from orchestrator.tools.bench.figures import BenchRow, best_of_each_line
+from orchestrator.tools.bench.names import AUTOREGRESSIVE, PLAIN
+from orchestrator.tools.bench.sweep_plot import (
+    BASELINE,
+    SPREAD,
+    draw_draft_token_sweep,
+    draw_temperature_sweep,
+    has_draft_token_sweep,
+    styles_of,
+)
 from orchestrator.tools.bench.trials import remote_name
 from protocol.errors import InputError
 
-_BASELINE, _OURS, _INVALID = "#9aa5b1", "#2a6fdb", "#d64545"
+_OURS, _INVALID = "#2a6fdb", "#d64545"
+_MOST_COLUMNS = 3
+_WIDTH, _HEIGHT = 5.6, 4.6
+"""Inches of a panel."""
 _PROMISED = 0.97
 """Share of plain decoding's speed that a draft at any distance must leave."""
 _LOCAL_MILLISECONDS = 0.1
 """Place of a draft without a link on the logarithmic axis."""
 
 
+Panel = tuple[str, Callable[[Any], None]]
+"""Its title, and what draws it."""
+
+
 def draw(rows: Sequence[BenchRow], subtitle: str, path: Path) -> None:
-    """Bars are medians, whiskers slowest and fastest. Rows with wrong tokens or overruns have no bar."""
-    _draw_by_temperature(rows, subtitle, path, _draw_bars)
+    """Bars by contender; where K or the temperature has several values, also a sweep over it.
+
+    Bars have the fastest K of each line; whiskers are quartiles. Rows with wrong tokens or overruns have no bar and no
+    point.
+    """
+    temperatures = list(dict.fromkeys(row.temperature for row in rows))
+    at = {temperature: [row for row in rows if row.temperature == temperature] for temperature in temperatures}
+    best, styles = best_of_each_line(rows), styles_of(rows)
+    kinds: list[list[Panel]] = [
+        [(f"temperature {each:g}", _bars([row for row in best if row.temperature == each])) for each in temperatures]
+    ]
+    if has_draft_token_sweep(rows):
+        kinds.append([(f"K, temperature {each:g}", _draft_token_sweep(at[each], styles)) for each in temperatures])
+    if len(temperatures) > 1:
+        title = f"speed-up over {PLAIN}'s plain decoding"
+        kinds.append([(title, lambda panel: draw_temperature_sweep(panel, best, styles))])
+    _draw_kinds(kinds, subtitle, path)
 
 
 def draw_distances(
@@ -47,7 +77,7 @@ def panels_of(count: int) -> tuple[Any, list[Any]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.6 * count, 4.6), dpi=150, layout="constrained")
+    figure = Figure(figsize=(_WIDTH * count, _HEIGHT), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     panels = [figure.add_subplot(1, count, index + 1) for index in range(count)]
     for panel in panels:
@@ -75,25 +105,50 @@ def _draw_by_temperature(
     save(figure, path)
 
 
+def _draw_kinds(kinds: Sequence[Sequence[Panel]], subtitle: str, path: Path) -> None:
+    """Each kind of panels begins a row; a kind with one panel has the whole width."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(_MOST_COLUMNS, max(map(len, kinds)))
+    lines = [kind[begin : begin + columns] for kind in kinds for begin in range(0, len(kind), columns)]
+    size = max(_WIDTH * columns, 1.4 * _WIDTH), _HEIGHT * len(lines)
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(len(lines), columns)
+    for number, line in enumerate(lines):
+        for column, (title, draw_panel) in enumerate(line):
+            panel = figure.add_subplot(grid[number, column if len(line) > 1 else slice(None)])
+            panel.spines[["top", "right"]].set_visible(False)
+            draw_panel(panel)
+            panel.set_title(title, loc="left", fontsize=10)
+    figure.suptitle(subtitle, x=0.01, ha="left", fontsize=10)
+    save(figure, path)
+
+
+def _draft_token_sweep(rows: Sequence[BenchRow], styles: dict[str, dict[str, Any]]) -> Callable[[Any], None]:
+    return lambda panel: draw_draft_token_sweep(panel, rows, styles)
+
+
+def _bars(rows: Sequence[BenchRow]) -> Callable[[Any], None]:
+    return lambda panel: _draw_bars(panel, rows)
+
+
 def _draw_bars(panel: Any, rows: Sequence[BenchRow]) -> None:
     heights = range(len(rows))
-    shown = [row.tokens_per_second if _is_valid(row) else 0.0 for row in rows]
+    shown = [row.tokens_per_second if row.valid else 0.0 for row in rows]
     spread = [
-        [max(0.0, row.tokens_per_second - row.slowest) if _is_valid(row) else 0.0 for row in rows],
-        [max(0.0, row.fastest - row.tokens_per_second) if _is_valid(row) else 0.0 for row in rows],
+        [max(0.0, row.tokens_per_second - row.quartiles.low) if row.valid else 0.0 for row in rows],
+        [max(0.0, row.quartiles.high - row.tokens_per_second) if row.valid else 0.0 for row in rows],
     ]
-    colours = [_BASELINE if row.contender.startswith("mlx-lm") else _OURS for row in rows]
-    panel.barh(heights, shown, xerr=spread, color=colours, ecolor="#52606d", capsize=2)
+    colours = [BASELINE if row.contender.startswith(PLAIN) else _OURS for row in rows]
+    panel.barh(heights, shown, xerr=spread, color=colours, ecolor=SPREAD, capsize=2)
     panel.set_yticks(heights, [row.contender for row in rows])
     panel.invert_yaxis()
-    panel.set_xlabel("tokens/s")
+    panel.set_xlabel("tokens/s (whiskers: quartiles over prompts)")
     for height, row in zip(heights, rows, strict=True):
-        label = f" {row.tokens_per_second:.1f}" if _is_valid(row) else " WRONG" if not row.exact else " INVALID"
-        panel.annotate(label, (0, height), va="center", fontsize=8, color="white" if _is_valid(row) else _INVALID)
-
-
-def _is_valid(row: BenchRow) -> bool:
-    return row.exact and row.representative
+        label = f" {row.tokens_per_second:.1f}" if row.valid else " WRONG" if not row.exact else " INVALID"
+        panel.annotate(label, (0, height), va="center", fontsize=8, color="white" if row.valid else _INVALID)
 
 
 def _draw_ratios(panel: Any, strategy: str, links: Sequence[EmulatedLink], by_name: dict[str, BenchRow]) -> None:
