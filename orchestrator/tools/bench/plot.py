@@ -10,6 +10,7 @@ from orchestrator.tools.bench.names import AUTOREGRESSIVE, PLAIN
 from orchestrator.tools.bench.sweep_plot import (
     BASELINE,
     SPREAD,
+    Styles,
     draw_draft_token_sweep,
     draw_temperature_sweep,
     has_draft_token_sweep,
@@ -22,13 +23,14 @@ _OURS, _INVALID = "#2a6fdb", "#d64545"
 _MOST_COLUMNS = 3
 _WIDTH, _HEIGHT = 5.6, 4.6
 """Inches of a panel."""
+_LEGEND = 1.8
+"""Inches."""
 _PROMISED = 0.97
 """Share of plain decoding's speed that a draft at any distance must leave."""
 _LOCAL_MILLISECONDS = 0.1
 """Place of a draft without a link on the logarithmic axis."""
 
-
-Panel = tuple[str, Callable[[Any], None]]
+_Panel = tuple[str, Callable[[Any], None]]
 """Its title, and what draws it."""
 
 
@@ -39,17 +41,15 @@ def draw(rows: Sequence[BenchRow], subtitle: str, path: Path) -> None:
     point.
     """
     temperatures = list(dict.fromkeys(row.temperature for row in rows))
-    at = {temperature: [row for row in rows if row.temperature == temperature] for temperature in temperatures}
     best, styles = best_of_each_line(rows), styles_of(rows)
-    kinds: list[list[Panel]] = [
-        [(f"temperature {each:g}", _bars([row for row in best if row.temperature == each])) for each in temperatures]
-    ]
+    groups: list[list[_Panel]] = [[(f"temperature {each:g}", _bars(_at(each, best))) for each in temperatures]]
     if has_draft_token_sweep(rows):
-        kinds.append([(f"K, temperature {each:g}", _draft_token_sweep(at[each], styles)) for each in temperatures])
+        title = "K at temperature {:g}; whiskers: quartiles over prompts"
+        groups.append([(title.format(each), _draft_token_sweep(_at(each, rows), styles)) for each in temperatures])
     if len(temperatures) > 1:
-        title = f"speed-up over {PLAIN}'s plain decoding"
-        kinds.append([(title, lambda panel: draw_temperature_sweep(panel, best, styles))])
-    _draw_kinds(kinds, subtitle, path)
+        title = f"speed-up over {PLAIN}'s plain decoding; whiskers: 95% intervals"
+        groups.append([(title, lambda panel: draw_temperature_sweep(panel, best, styles))])
+    _draw_groups(groups, subtitle, path)
 
 
 def draw_distances(
@@ -105,28 +105,41 @@ def _draw_by_temperature(
     save(figure, path)
 
 
-def _draw_kinds(kinds: Sequence[Sequence[Panel]], subtitle: str, path: Path) -> None:
-    """Each kind of panels begins a row; a kind with one panel has the whole width."""
+def _draw_groups(groups: Sequence[Sequence[_Panel]], subtitle: str, path: Path) -> None:
+    """Each group of panels begins a new line of panels; each line has one legend."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(_MOST_COLUMNS, max(map(len, kinds)))
-    lines = [kind[begin : begin + columns] for kind in kinds for begin in range(0, len(kind), columns)]
-    size = max(_WIDTH * columns, 1.4 * _WIDTH), _HEIGHT * len(lines)
+    columns = min(_MOST_COLUMNS, max(map(len, groups)))
+    lines = [group[begin : begin + columns] for group in groups for begin in range(0, len(group), columns)]
+    size = _WIDTH * columns + (_LEGEND if len(groups) > 1 else 0), _HEIGHT * len(lines)
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(len(lines), columns)
-    for number, line in enumerate(lines):
-        for column, (title, draw_panel) in enumerate(line):
-            panel = figure.add_subplot(grid[number, column if len(line) > 1 else slice(None)])
-            panel.spines[["top", "right"]].set_visible(False)
-            draw_panel(panel)
-            panel.set_title(title, loc="left", fontsize=10)
+    for part, line in zip(figure.subfigures(len(lines), 1, squeeze=False).flat, lines, strict=True):
+        _draw_panels(part, line)
     figure.suptitle(subtitle, x=0.01, ha="left", fontsize=10)
     save(figure, path)
 
 
-def _draft_token_sweep(rows: Sequence[BenchRow], styles: dict[str, dict[str, Any]]) -> Callable[[Any], None]:
+def _draw_panels(part: Any, panels: Sequence[_Panel]) -> None:
+    """Side by side, with a legend of all of them beside the last."""
+    handles: dict[str, Any] = {}
+    for column, (title, draw_panel) in enumerate(panels):
+        panel = part.add_subplot(1, len(panels), column + 1)
+        panel.spines[["top", "right"]].set_visible(False)
+        draw_panel(panel)
+        panel.set_title(title, loc="left", fontsize=10)
+        found, labels = panel.get_legend_handles_labels()
+        handles |= dict(zip(labels, found, strict=True))
+    if handles:
+        part.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8)
+
+
+def _at(temperature: float, rows: Sequence[BenchRow]) -> list[BenchRow]:
+    return [row for row in rows if row.temperature == temperature]
+
+
+def _draft_token_sweep(rows: Sequence[BenchRow], styles: Styles) -> Callable[[Any], None]:
     return lambda panel: draw_draft_token_sweep(panel, rows, styles)
 
 
