@@ -144,10 +144,10 @@ RULES: tuple[Rule, ...] = (
     Rule(("draft", "runtime"), _all(_is("command", "doctor"), _is("neural_engine", False)), "only the examination of a "
     "draft for the Neural Engine uses it"),
     Rule(
-        (*("pair", "target", "draft", "path", "limit", "temperature", "max_tokens", "repeats", "draft_tokens"),
+        (*("path", "limit", "temperature", "max_tokens", "repeats", "draft_tokens"),
          *("strategies", "pace", "plot", "growth", "requests", "reuse", "turns", *_COMPARISON)),
         _bench("micro"),
-        "the bench of single steps has no options",
+        "the bench of single steps uses the two models alone",
     ),
     Rule(("growth", "requests"), _bench("reuse"), "the bench of prefix reuse was asked for"),
     Rule(("requests",), _bench("growth"), "the bench of prompt lengths was asked for"),

@@ -72,7 +72,7 @@ def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: i
     """
     print_notes(without_effect({}))
     if micro:
-        _micro(options["as_json"])
+        _micro(options["target"], options["draft"], options["as_json"])
     elif reuse:
         _reuse(turns, **options)
     elif growth:
@@ -180,11 +180,16 @@ def _concurrency(
         sys.exit(_FAILED)
 
 
-def _micro(as_json: bool) -> None:
+def _micro(target: str | None, draft: str | None, as_json: bool) -> None:
     from orchestrator.tools.bench import micro
+    from orchestrator.tools.bench.report import wide_console
 
+    costs = micro.measured_forwards(target, draft)
     figures = micro.measured()
-    click.echo(json.dumps(micro.to_json(figures))) if as_json else Console().print(micro.table(figures))
+    if as_json:
+        click.echo(json.dumps(micro.to_json(figures, costs)))
+    else:
+        wide_console().print(micro.forward_table(costs), "", micro.table(figures))
 
 
 def _with_strategies(options: dict[str, Any], default: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from orchestrator.tools.calibration.worker_harness import WorkerHarness
 from orchestrator.tools.pairs import weights_in
 from protocol.contracts.engines import DraftEngineName, draft_model
 from protocol.messages.base import Role
+from protocol.messages.worker import Hello
 
 Cores = Mapping[Role, tuple[int, ...]]
 
@@ -52,6 +53,13 @@ def calibrate(
     )
 
 
+def forward_times(target: Path, draft: Path, *, samples: int, notice: OnCalibrationProgress) -> tuple[Times, Times]:
+    """The times of target and draft, each alone and on its own cores, the draft by MLX. Errors as of `calibrate`."""
+    notice("loading models")
+    with _harness(str(target), str(draft), "mlx", machine_facts.partition_cores()) as harness:
+        return _alone(harness, samples, notice)[1]
+
+
 def device_times(times: Times, source: str, weights: int | None = None) -> DeviceTimes:
     """Measured times as part of a profile; `source` is noted at each number, `weights` are bytes."""
     steps = tuple(
@@ -84,9 +92,19 @@ def _measured(
     draft = str(converted_draft(folders[1])) if converts else folders[1]
     notice("loading models")
     with _harness(folders[0], draft, engine, cores) as harness:
-        hellos = harness.start("target"), harness.start("draft")
-        alone = target_alone(harness, hellos[0], samples, notice), draft_alone(harness, hellos[1], samples, notice)
+        hellos, alone = _alone(harness, samples, notice)
         return *alone, slow_down(harness, hellos, alone, samples, notice)
+
+
+def _alone(
+    harness: WorkerHarness, samples: int, notice: OnCalibrationProgress
+) -> tuple[tuple[Hello, Hello], tuple[Times, Times]]:
+    """Start target and draft and measure one after the other."""
+    hellos = harness.start("target"), harness.start("draft")
+    return hellos, (
+        target_alone(harness, hellos[0], samples, notice),
+        draft_alone(harness, hellos[1], samples, notice),
+    )
 
 
 def _on_target_device(folders: tuple[str, str], cores: Cores, samples: int, notice: OnCalibrationProgress) -> Times:
