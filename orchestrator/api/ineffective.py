@@ -65,7 +65,7 @@ def _bench(mode: str) -> Callable[[Values], bool]:
     )
 
 
-_SPECULATION = ("draft_tokens", "draft_width", "draft_fan", "max_verify", "fan_budget", "fallback", "saguaro")
+_SPECULATION = ("draft_tokens", "draft_width", "draft_fan", "max_verify", "fan_budget", "lookup", "fallback", "saguaro")
 _DRAFT = ("draft", "draft_engine", "draft_command", "draft_link", *_SPECULATION)
 _PIPELINE = (
     *_DRAFT,
@@ -110,6 +110,12 @@ RULES: tuple[Rule, ...] = (
         "only the strategy adaptive uses it",
     ),
     Rule(("fan_budget", "fallback", "saguaro"), _is("strategy", "sd", "adaptive"), "only the strategy ssd uses it"),
+    Rule(("lookup",), _is("strategy", "sd"), "only the strategies adaptive and ssd use it"),
+    Rule(
+        ("lookup",),
+        _all(_is("strategy", "ssd"), _is("fallback", "neural")),
+        "on a miss ssd waits for the draft",
+    ),
     Rule(("saguaro",), _is("verification", "coupled"), "only rejection verification uses it"),
     Rule(("saguaro",), _coldest, "at temperature 0 the draft draws no tokens at random"),
     Rule(("prefill",), _is("prefill_engine", "none"), "there is no prefill engine"),
