@@ -373,6 +373,10 @@ def test_a_paced_real_run_is_exact_in_its_own_tokens_and_counts_its_overruns():
         *("mlx-lm", "mlx-lm K=2", "sd", "sd rejection")
     ]
     assert all(row["overruns"] is not None for row in report["results"])
+    # mlx-lm's prefill is not paced.
+    assert [row["time_to_first_token"] is None for row in report["results"]] == [
+        row["contender"].startswith("mlx-lm") for row in report["results"]
+    ]
     assert report["results"][0]["tokens_per_second"] <= 1 / 0.01027
 
 
@@ -389,3 +393,5 @@ def test_a_real_run_is_exact_and_reports_it():
         (temperature, name) for temperature in (0.0, 1.0) for name in names
     ]
     assert all(row["tokens_per_second"] > 0 for row in report["results"])
+    assert all(0 < row["time_to_first_token"] < row["total_time"] for row in report["results"])
+    assert all(0 < row["inter_token_p50"] <= row["inter_token_p95"] for row in report["results"])
