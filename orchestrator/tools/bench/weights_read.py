@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from orchestrator.machine.recommended_pairs import PROCESSOR_BITS
 
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
@@ -74,8 +76,4 @@ def _share_of_rows(tensor: _Tensor, tied: bool, folder: Path) -> float:
 
 def _head_rows(folder: Path, vocabulary: int) -> int:
     file = folder / _SHORT_HEAD
-    if not file.exists():
-        return vocabulary
-    import numpy as np
-
-    return len(np.load(file, allow_pickle=False))
+    return len(np.load(file, allow_pickle=False)) if file.exists() else vocabulary
