@@ -19,6 +19,8 @@ from orchestrator.tools.bench.trials import WARM_UP_TOKENS, BenchPlan
 
 _NARROWEST = 128
 """Characters a table needs."""
+_LARGE = 20.0
+"""Tokens/s without decimals."""
 _TITLES = (
     *("tok/s", "quartiles", "/best", "95%", "/plain", "/spec", "/ar", "tok/rd", "hits", "accept"),
     *("first", "p95", "busy", "µs", "exact"),
@@ -194,7 +196,7 @@ def _cells(row: BenchRow) -> dict[str, str]:
     best = row.over_best
     return {
         "tok/s": f"{row.tokens_per_second:.1f}",
-        "quartiles": f"{row.quartiles.low:.0f}..{row.quartiles.high:.0f}",
+        "quartiles": _interval(row.quartiles, 0 if row.quartiles.high >= _LARGE else 1),
         "/best": _ratio(best and best.median),
         "95%": _interval(best and best.interval) if row.contender != row.best_baseline else "",
         "/plain": _ratio(row.over_plain),
@@ -212,8 +214,8 @@ def _cells(row: BenchRow) -> dict[str, str]:
     }
 
 
-def _interval(interval: Interval | None) -> str:
-    return "-" if interval is None else f"{interval.low:.2f}..{interval.high:.2f}"
+def _interval(interval: Interval | None, decimals: int = 2) -> str:
+    return "-" if interval is None else f"{interval.low:.{decimals}f}..{interval.high:.{decimals}f}"
 
 
 def _scaled(seconds: float | None, units: float) -> str:
