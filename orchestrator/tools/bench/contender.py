@@ -20,10 +20,14 @@ class GenerationTask(NamedTuple):
     temperature: float
     seed: int
 
-    def sampling(self, verification: Verification = "coupled") -> SamplingParams:
-        """The same parameters for a pipeline."""
+    def sampling(self, verification: Verification = "coupled", draft_tokens: int | None = None) -> SamplingParams:
+        """The same parameters for a pipeline; `draft_tokens`: K, None for the pipeline's."""
         return SamplingParams(
-            temperature=self.temperature, seed=self.seed, max_tokens=self.max_tokens, verification=verification
+            temperature=self.temperature,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            verification=verification,
+            draft_tokens=draft_tokens,
         )
 
 
@@ -63,14 +67,22 @@ class Contender(Protocol):
 class PipelineContender:
     """A started pipeline of ours. It keeps its estimates from task to task, as in normal use."""
 
-    def __init__(self, name: str, pipeline: Pipeline, verification: Verification = "coupled") -> None:
+    def __init__(
+        self,
+        name: str,
+        pipeline: Pipeline,
+        verification: Verification = "coupled",
+        draft_tokens: int | None = None,
+    ) -> None:
+        """`draft_tokens`: K of its requests; None for the pipeline's. Contenders may share a pipeline."""
         self.name = name
         self.family: Family = verification
         self._pipeline = pipeline
         self._verification: Verification = verification
+        self._draft_tokens = draft_tokens
 
     def generate(self, task: GenerationTask) -> TimedGeneration:
-        result = self._pipeline.generate(task.tokens, task.sampling(self._verification))
+        result = self._pipeline.generate(task.tokens, task.sampling(self._verification, self._draft_tokens))
         figures = result.statistics
         return TimedGeneration(
             tokens=result.tokens,

@@ -6,8 +6,7 @@ from typing import Any
 
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.tools.bench.figures import BenchRow
-from orchestrator.tools.bench.names import AUTOREGRESSIVE
-from orchestrator.tools.bench.trials import remote_name
+from orchestrator.tools.bench.names import AUTOREGRESSIVE, remote_name
 from protocol.errors import InputError
 
 _BASELINE, _OURS, _INVALID = "#9aa5b1", "#2a6fdb", "#d64545"

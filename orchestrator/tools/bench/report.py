@@ -14,7 +14,8 @@ from rich.text import Text
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile
 from orchestrator.tools.bench.figures import BenchRow
-from orchestrator.tools.bench.trials import WARM_UP_TOKENS, BenchPlan
+from orchestrator.tools.bench.plan import BenchPlan
+from orchestrator.tools.bench.trials import WARM_UP_TOKENS
 
 _NARROWEST = 128
 """Characters a table needs."""
@@ -32,7 +33,9 @@ time of a round beyond the target's forward. Medians.
 exact: at temperature 0 every token equals mlx-lm's plain decoding; above it, that of our first strategy. rejection: \
 tokens have the target's distribution, and no reference.
 One contender computes at a time. Before the measurement each generated {WARM_UP_TOKENS} tokens at each temperature. \
-mlx-lm runs on the target's cores; our draft has cores of its own. Every prompt is prefilled: pipelines keep no KV."""
+mlx-lm runs on all cores, and again on the target's; our draft has cores of its own. Every prompt is prefilled: \
+pipelines keep no KV.
+lookup: adaptive with the n-gram draft. random draft: adaptive with a draft that guesses blindly at the same cost."""
 
 
 def tables(rows: Sequence[BenchRow], plan: BenchPlan, prompts: int) -> Group:
