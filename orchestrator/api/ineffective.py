@@ -151,7 +151,7 @@ RULES: tuple[Rule, ...] = (
     "draft for the Neural Engine uses it"),
     Rule(
         (*("path", "limit", "temperature", "max_tokens", "repeats", "draft_tokens"),
-         *("strategies", "pace", "plot", "growth", "requests", "reuse", "turns", *_COMPARISON)),
+         *("strategies", "pace", "plot", "growth", "requests", "reuse", "turns", "same_model", *_COMPARISON)),
         _bench("micro"),
         "the bench of single steps uses the two models alone",
     ),
@@ -160,6 +160,8 @@ RULES: tuple[Rule, ...] = (
     Rule(("strategies", "draft_tokens", *_COMPARISON), _bench("reuse"), "the bench of prefix reuse does not use it"),
     Rule(("draft_tokens", *_COMPARISON), _bench("growth"), "the bench of prompt lengths does not use it"),
     Rule(_COMPARISON, _bench("requests"), "the bench of several requests does not use it"),
+    Rule(("random_draft",), _bench("compare"), "the bench always measures a random draft"),
+    Rule(("draft",), _all(_is("command", "bench"), _is("same_model", True)), "the target is its own draft"),
     Rule(("turns",), _all(_is("command", "bench"), _is("reuse", False)), "only the bench of prefix reuse uses it"),
     Rule(("link_loss",), _all(_is("command", "bench"), _is("link_delay", None)), "there is no link without a delay"),
     Rule(("link_delay", "link_loss"), _is("strategies", "ar"), "the strategy ar uses no draft"),

@@ -21,10 +21,14 @@ class GenerationTask(NamedTuple):
     temperature: float
     seed: int
 
-    def sampling(self, verification: Verification = "coupled") -> SamplingParams:
-        """The same parameters for a pipeline."""
+    def sampling(self, verification: Verification = "coupled", draft_tokens: int | None = None) -> SamplingParams:
+        """The same parameters for a pipeline; `draft_tokens`: K, None for the pipeline's."""
         return SamplingParams(
-            temperature=self.temperature, seed=self.seed, max_tokens=self.max_tokens, verification=verification
+            temperature=self.temperature,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            verification=verification,
+            draft_tokens=draft_tokens,
         )
 
 
@@ -71,16 +75,24 @@ class Contender(Protocol):
 class PipelineContender:
     """A started pipeline of ours. It keeps its estimates from task to task, as in normal use."""
 
-    def __init__(self, name: str, pipeline: Pipeline, verification: Verification = "coupled") -> None:
+    def __init__(
+        self,
+        name: str,
+        pipeline: Pipeline,
+        verification: Verification = "coupled",
+        draft_tokens: int | None = None,
+    ) -> None:
+        """`draft_tokens`: K of its requests; None for the pipeline's. Contenders may share a pipeline."""
         self.name = name
         self.family: Family = verification
         self._pipeline = pipeline
         self._verification: Verification = verification
+        self._draft_tokens = draft_tokens
 
     def generate(self, task: GenerationTask) -> TimedGeneration:
         began = time.perf_counter()
         arrivals: list[float] = []
-        with self._pipeline.stream(task.tokens, task.sampling(self._verification)) as stream:
+        with self._pipeline.stream(task.tokens, task.sampling(self._verification, self._draft_tokens)) as stream:
             for _ in stream:
                 arrivals += [time.perf_counter() - began] * (stream.tokens - len(arrivals))
         result = stream.result

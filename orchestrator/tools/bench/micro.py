@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +12,6 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.hardware import chip, partition_cores, worker_environment
 from orchestrator.tools.bench.forward_cost import ForwardCost
 from orchestrator.tools.bench.weights_read import weights_read
@@ -41,26 +41,25 @@ def measured(programs: Sequence[str] = _PROGRAMS) -> list[Figure]:
 
 
 def measured_forwards(
-    target: str | None, draft: str | None, *, samples: int = 15, notice: Callable[[str], None] = lambda _: None
+    target: Path, draft: Path | None, *, samples: int = 15, notice: Callable[[str], None] = lambda _: None
 ) -> list[ForwardCost]:
     """The cost of the target's and of the draft's forwards on this machine, `samples` of each width.
 
-    `notice` is called with what is measured now. Raises InputError for models that can't be loaded, PipelineError if a
-    process fails.
+    `target` and `draft` are folders. `notice` is called with what is measured now. Raises PipelineError if a process
+    fails.
     """
-    folders = resolve(target, "target"), resolve(draft, "draft")
     cores = partition_cores()
-    times = forward_times(*folders, samples=samples, notice=notice)
+    times = forward_times(target, draft, samples=samples, notice=notice)
     notice("the memory's bandwidth")
-    roles: tuple[Role, Role] = "target", "draft"
+    folders: dict[Role, Path] = {"target": target} if draft is None else {"target": target, "draft": draft}
     return [
         ForwardCost(
             model=role,
-            seconds=one.steps,
+            seconds=times[role].steps,
             weights=weights_read(folder, on_processor=bool(cores)),
             bandwidth=_stream(role, cores[role]) if cores else None,
         )
-        for role, folder, one in zip(roles, folders, times, strict=True)
+        for role, folder in folders.items()
     ]
 
 

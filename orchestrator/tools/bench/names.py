@@ -2,6 +2,8 @@
 
 import re
 
+from orchestrator.runtime.link_emulation import EmulatedLink
+
 PLAIN = "mlx-lm"
 """mlx-lm on all cores: the baseline of the ratios. With a K it is mlx-lm's speculative decoding."""
 TARGET_CORES = "mlx-lm, target's cores"
@@ -24,3 +26,8 @@ def line_and_draft_tokens(contender: str) -> tuple[str, int | None]:
     """The inverse: the line, and K or None. Contenders of one line differ only in K."""
     found = _NAME.fullmatch(contender)
     return (contender, None) if found is None else (found["line"], int(found["draft_tokens"]))
+
+
+def remote_name(strategy: str, link: EmulatedLink) -> str:
+    """The line of a strategy whose draft is behind this link."""
+    return f"{strategy}, {1000 * link.delay:g} ms"

@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.tools.bench.figures import BenchRow, best_of_each_line
-from orchestrator.tools.bench.names import AUTOREGRESSIVE, PLAIN
+from orchestrator.tools.bench.names import AUTOREGRESSIVE, PLAIN, remote_name
 from orchestrator.tools.bench.sweep_plot import (
     BASELINE,
     SPREAD,
@@ -16,7 +16,6 @@ from orchestrator.tools.bench.sweep_plot import (
     has_draft_token_sweep,
     styles_of,
 )
-from orchestrator.tools.bench.trials import remote_name
 from protocol.errors import InputError
 
 _OURS, _INVALID = "#2a6fdb", "#d64545"

@@ -15,7 +15,8 @@ from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile
 from orchestrator.tools.bench.figures import BenchRow, best_of_each_line
 from orchestrator.tools.bench.intervals import FEWEST_PROMPTS, Interval
-from orchestrator.tools.bench.trials import WARM_UP_TOKENS, BenchPlan
+from orchestrator.tools.bench.plan import BenchPlan
+from orchestrator.tools.bench.trials import WARM_UP_TOKENS
 
 _NARROWEST = 128
 """Characters a table needs."""
@@ -42,7 +43,9 @@ exact: at temperature 0 every token equals mlx-lm's plain decoding; above it, th
 rejection sampling, whose tokens have the target's distribution and no reference.
 The table has the fastest of the contenders that differ only in K; --json has all, all intervals, p50 and total times.
 One contender computes at a time. Before the measurement each generated {WARM_UP_TOKENS} tokens at each temperature. \
-Our draft has cores of its own. Every prompt is prefilled: pipelines keep no KV."""
+mlx-lm runs on all cores, and again on the target's; our draft has cores of its own. Every prompt is prefilled: \
+pipelines keep no KV.
+lookup: adaptive with the n-gram draft. random draft: adaptive with a draft that guesses blindly at the same cost."""
 
 
 def tables(

@@ -7,17 +7,18 @@ from pathlib import Path
 
 from orchestrator.core.options import Options
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.device_profiles import DeviceProfile, DeviceTimes, ForwardTime, PrefillRate, SlowDown
+from orchestrator.machine.pair_choice import pair_for
+from orchestrator.machine.progress import silent
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.tools.calibration.measure import OnCalibrationProgress, Times, draft_alone, slow_down, target_alone
 from orchestrator.tools.calibration.worker_harness import WorkerHarness
 from orchestrator.tools.pairs import weights_in
 from protocol.contracts.engines import DraftEngineName, draft_model
+from protocol.errors import InputError
 from protocol.messages.base import Role
-from protocol.messages.worker import Hello
 
 Cores = Mapping[Role, tuple[int, ...]]
 
@@ -36,7 +37,10 @@ def calibrate(
     `date` is written beside each number; `samples` forwards are measured of each kind; `notice` is called with the
     current measurement. Raises InputError for models that can't be loaded, PipelineError if a worker fails.
     """
-    folders = str(resolve(target, "target")), str(resolve(draft, "draft"))
+    pair = pair_for(target, "mlx", draft, silent)
+    if pair.draft.engine != "mlx":
+        raise InputError("Calibration measures a draft model, and this target has none: pass --draft, or --pair demo.")
+    folders = str(pair.target), str(pair.draft.folder)
     cores = machine_facts.partition_cores()
     apart, beside, factor = _measured(folders, engine, cores, samples, notice)
     notice("draft on the target's device")
@@ -53,11 +57,19 @@ def calibrate(
     )
 
 
-def forward_times(target: Path, draft: Path, *, samples: int, notice: OnCalibrationProgress) -> tuple[Times, Times]:
-    """The times of target and draft, each alone and on its own cores, the draft by MLX. Errors as of `calibrate`."""
+def forward_times(
+    target: Path, draft: Path | None, *, samples: int, notice: OnCalibrationProgress
+) -> dict[Role, Times]:
+    """The times of the target and of the draft, each alone and on its own cores, the draft by MLX.
+
+    Without a draft only the target's. Raises PipelineError if a worker fails.
+    """
     notice("loading models")
-    with _harness(str(target), str(draft), "mlx", machine_facts.partition_cores()) as harness:
-        return _alone(harness, samples, notice)[1]
+    with _harness(str(target), str(draft or ""), "mlx", machine_facts.partition_cores()) as harness:
+        found: dict[Role, Times] = {"target": target_alone(harness, harness.start("target"), samples, notice)}
+        if draft is not None:
+            found["draft"] = draft_alone(harness, harness.start("draft"), samples, notice)
+        return found
 
 
 def device_times(times: Times, source: str, weights: int | None = None) -> DeviceTimes:
@@ -92,19 +104,9 @@ def _measured(
     draft = str(converted_draft(folders[1])) if converts else folders[1]
     notice("loading models")
     with _harness(folders[0], draft, engine, cores) as harness:
-        hellos, alone = _alone(harness, samples, notice)
+        hellos = harness.start("target"), harness.start("draft")
+        alone = target_alone(harness, hellos[0], samples, notice), draft_alone(harness, hellos[1], samples, notice)
         return *alone, slow_down(harness, hellos, alone, samples, notice)
-
-
-def _alone(
-    harness: WorkerHarness, samples: int, notice: OnCalibrationProgress
-) -> tuple[tuple[Hello, Hello], tuple[Times, Times]]:
-    """Start target and draft and measure one after the other."""
-    hellos = harness.start("target"), harness.start("draft")
-    return hellos, (
-        target_alone(harness, hellos[0], samples, notice),
-        draft_alone(harness, hellos[1], samples, notice),
-    )
 
 
 def _on_target_device(folders: tuple[str, str], cores: Cores, samples: int, notice: OnCalibrationProgress) -> Times:

@@ -11,7 +11,7 @@ from rich.console import Console
 from orchestrator.tools.bench import report
 from orchestrator.tools.bench.figures import BenchRow, best_of_each_line, rows, rows_by_category
 from orchestrator.tools.bench.measurement import Measurement
-from orchestrator.tools.bench.trials import BenchPlan
+from orchestrator.tools.bench.plan import BenchPlan
 from protocol.messages.client import Pace
 from tests.support.bench_measurements import measurement
 

@@ -114,7 +114,7 @@ def test_the_stream_test_has_a_copy_and_a_dot_product():
 
 
 def test_real_forwards_are_measured_and_shown_by_width():
-    costs = measured_forwards(None, None, samples=1)
+    costs = measured_forwards(demo_model("target"), demo_model("draft"), samples=1)
 
     output = io.StringIO()
     Console(file=output, width=128).print(forward_table(costs))
