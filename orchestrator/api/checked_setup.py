@@ -12,12 +12,10 @@ from orchestrator.api.old_names import renamed
 from orchestrator.api.validation import out_of_range
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.device_profiles import load_profile
-from orchestrator.machine.downloads.default_target import default_target
-from orchestrator.machine.draft_choice import draft_for
 from orchestrator.machine.known_servers import host_port
+from orchestrator.machine.pair_choice import pair_for
 from orchestrator.machine.progress import OnProgress
 from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
@@ -47,15 +45,12 @@ def checked_setup(
     `others` are fields of the setup as they are, the three engines among them. Raises InputError for what can't work.
     """
     _require_served(others["target_engine"], others["prefill_engine"], listen, target_hosts, options)
-    missing = ""
-    if target is None:
-        found = default_target(on_progress)
-        target, missing = str(found.folder), found.note
-    choice = draft_for(target, others["draft_engine"], draft, on_progress, own=bool(others["draft_command"]))
+    pair = pair_for(target, others["draft_engine"], draft, on_progress, own=bool(others["draft_command"]))
+    folder, choice = pair.target, pair.draft
     note = choice.note if STRATEGIES[options.strategy].drafts else ""
     if choice.engine == NO_DRAFT and listen is None:
         options = msgspec.structs.replace(options, strategy="ar")
-    folder, prefill = resolve(target, "target", on_progress), others["prefill_engine"]
+    prefill = others["prefill_engine"]
     setup = OrchestratorSetup(
         session="",
         address="",
@@ -68,7 +63,7 @@ def checked_setup(
         pace=None if pace is None else load_profile(pace),
         **{**others, "draft_engine": choice.engine},
     )
-    return setup, " ".join(filter(None, (missing, note)))
+    return setup, " ".join(filter(None, (pair.note, note)))
 
 
 def checked_options(options: Mapping[str, Any], stacklevel: int = 4) -> Options:

@@ -65,7 +65,7 @@ def _bench(mode: str) -> Callable[[Values], bool]:
     )
 
 
-_SPECULATION = ("draft_tokens", "draft_width", "draft_fan", "max_verify", "fan_budget", "fallback", "saguaro")
+_SPECULATION = ("draft_tokens", "draft_width", "draft_fan", "max_verify", "fan_budget", "lookup", "fallback", "saguaro")
 _DRAFT = ("draft", "draft_engine", "draft_command", "draft_link", *_SPECULATION)
 _PIPELINE = (
     *_DRAFT,
@@ -110,6 +110,12 @@ RULES: tuple[Rule, ...] = (
         "only the strategy adaptive uses it",
     ),
     Rule(("fan_budget", "fallback", "saguaro"), _is("strategy", "sd", "adaptive"), "only the strategy ssd uses it"),
+    Rule(("lookup",), _is("strategy", "sd"), "only the strategies adaptive and ssd use it"),
+    Rule(
+        ("lookup",),
+        _all(_is("strategy", "ssd"), _is("fallback", "neural")),
+        "on a miss ssd waits for the draft",
+    ),
     Rule(("saguaro",), _is("verification", "coupled"), "only rejection verification uses it"),
     Rule(("saguaro",), _coldest, "at temperature 0 the draft draws no tokens at random"),
     Rule(("prefill",), _is("prefill_engine", "none"), "there is no prefill engine"),
@@ -144,16 +150,18 @@ RULES: tuple[Rule, ...] = (
     Rule(("draft", "runtime"), _all(_is("command", "doctor"), _is("neural_engine", False)), "only the examination of a "
     "draft for the Neural Engine uses it"),
     Rule(
-        (*("pair", "target", "draft", "path", "limit", "temperature", "max_tokens", "repeats", "draft_tokens"),
-         *("strategies", "pace", "plot", "growth", "requests", "reuse", "turns", *_COMPARISON)),
+        (*("path", "limit", "temperature", "max_tokens", "repeats", "draft_tokens"),
+         *("strategies", "pace", "plot", "growth", "requests", "reuse", "turns", "same_model", *_COMPARISON)),
         _bench("micro"),
-        "the bench of single steps has no options",
+        "the bench of single steps uses the two models alone",
     ),
     Rule(("growth", "requests"), _bench("reuse"), "the bench of prefix reuse was asked for"),
     Rule(("requests",), _bench("growth"), "the bench of prompt lengths was asked for"),
     Rule(("strategies", "draft_tokens", *_COMPARISON), _bench("reuse"), "the bench of prefix reuse does not use it"),
     Rule(("draft_tokens", *_COMPARISON), _bench("growth"), "the bench of prompt lengths does not use it"),
     Rule(_COMPARISON, _bench("requests"), "the bench of several requests does not use it"),
+    Rule(("random_draft",), _bench("compare"), "the bench always measures a random draft"),
+    Rule(("draft",), _all(_is("command", "bench"), _is("same_model", True)), "the target is its own draft"),
     Rule(("turns",), _all(_is("command", "bench"), _is("reuse", False)), "only the bench of prefix reuse uses it"),
     Rule(("link_loss",), _all(_is("command", "bench"), _is("link_delay", None)), "there is no link without a delay"),
     Rule(("link_delay", "link_loss"), _is("strategies", "ar"), "the strategy ar uses no draft"),

@@ -29,6 +29,9 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """None draws a seed; the result has it."""
     max_tokens: int = 256
     stop: str | Sequence[str] = ()
+    draft_tokens: int | None = None
+    """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
+    it changes no token."""
 
     def submit(self, request: str, prompt: str | Sequence[int]) -> Submit:
         """The message that asks for it. Raises InputError for a value out of range, naming it."""
@@ -41,6 +44,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "sampling": msgspec.to_builtins(self._sampling()),
             "max_tokens": self.max_tokens,
             "stop": stops,
+            "draft_tokens": self.draft_tokens,
         }
         try:
             submit = msgspec.convert(body, Submit)

@@ -29,8 +29,7 @@ _NOT_OFFERED = ("turn",)
 target_option = click.option(
     "--target",
     metavar="MODEL",
-    help="Folder or Hugging Face id (mlx-lm format), or a GGUF file. Default: SmolLM2-135M-Instruct, fetched once; for "
-    "bench and calibrate the demo model.",
+    help="Folder or Hugging Face id (mlx-lm format), or a GGUF file. Default: SmolLM2-135M-Instruct, fetched once.",
 )
 address_option = click.option("--address", help="Ask a pipeline that already runs there, instead of starting one.")
 pace_option = click.option(

@@ -17,6 +17,8 @@ class Request:
     max_tokens: int
     eos_tokens: frozenset[int] = frozenset()
     """End-of-sequence tokens: the first one generated is the last token."""
+    draft_tokens: int | None = None
+    """K of this request for strategies that verify chains; None for the option's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ StrategyName: TypeAlias = str
 """A name in `policy.strategies.STRATEGIES`."""
 PrefillMode = Literal["auto", "always"]
 Fallback = Literal["neural", "fast", "adaptive"]
+LookupUse = Literal["on", "off"]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +27,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_verify: Annotated[int, Meta(ge=1, le=256, description="Most draft nodes in one verification.")] = 16
     fan_budget: Annotated[int, Meta(ge=1, le=1024, description="B, the bonus guesses of ssd in all.")] = 15
     """Over all positions of the chain."""
+    lookup: Annotated[
+        LookupUse, Meta(description="Guesses by prompt lookup beside the draft's (adaptive, and ssd on a miss).")
+    ] = "on"
     fallback: Annotated[Fallback, Meta(description="What ssd does on a miss.")] = "adaptive"
     saguaro: Annotated[
         float, Meta(ge=0.0, le=1.0, description="C in [0, 1]: Saguaro sampling of ssd with rejection verification.")

@@ -184,6 +184,7 @@ class Sequence:
             lag=speculation.lag(self.ready_since),
             draft_ready_at=speculation.ready_at,
             lookup=self._lookup_chain,
+            draft_tokens=self.request.draft_tokens,
         )
 
     def verify(self, nodes: list[Node], now: float) -> Verify:

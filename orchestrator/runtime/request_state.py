@@ -71,7 +71,7 @@ def to_request(submit: Submit, codec: TextCodec, options: Options) -> Request:
     tokens = tuple(codec.encode(submit.prompt)) if submit.prompt is not None else submit.tokens
     if not tokens:
         raise InputError("The prompt is empty: give at least one token to continue.")
-    return Request(tokens, submit.sampling, submit.max_tokens, codec.eos)
+    return Request(tokens, submit.sampling, submit.max_tokens, codec.eos, submit.draft_tokens)
 
 
 def require_compatible(verification: Verification, strategy: StrategyName) -> None:

@@ -18,6 +18,8 @@ class Submit(Message, frozen=True):
     sampling: Sampling
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=64)] = ()
+    draft_tokens: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """K of this request, where the pipeline's strategy verifies chains; None for the pipeline's K."""
 
 
 class Cancel(Message, frozen=True):

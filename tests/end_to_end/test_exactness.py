@@ -20,6 +20,7 @@ STRATEGIES = {
 }
 VARIANTS = {
     "ssd-neural": {"strategy": "ssd", "fallback": "neural"},
+    "adaptive-no-lookup": {"strategy": "adaptive", "lookup": "off"},
     "ssd-fast": {"strategy": "ssd", "fallback": "fast", "draft_tokens": 3},
     "adaptive-ngram": {"strategy": "adaptive", "draft_engine": "ngram"},
 }
@@ -66,6 +67,17 @@ def test_tokens_equal_those_of_the_target_alone(pipeline: Pipeline, reference: R
             params = SamplingParams(temperature=temperature, seed=seed, max_tokens=24)
 
             assert pipeline.generate(prompt, params).tokens == reference(prompt, params).tokens
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 7])
+def test_a_request_may_have_a_k_of_its_own(pipeline: Pipeline, reference: Reference, draft_tokens: int):
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=24)
+
+    own = pipeline.generate(PROMPTS[1], replace(params, draft_tokens=draft_tokens))
+
+    assert own.tokens == reference(PROMPTS[1], params).tokens
+    if pipeline.strategy == "sd":
+        assert 1 <= len(own.statistics.acceptance_by_depth) <= draft_tokens
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=[*VARIANTS])

@@ -4,11 +4,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
+from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.options import (
     draft_option,
     pace_option,
@@ -18,23 +19,62 @@ from orchestrator.cli.options import (
     without_effect,
 )
 from orchestrator.cli.pipelines import print_notes
+from orchestrator.tools.bench.plan import DEFAULT_DRAFT_TOKENS
+
+if TYPE_CHECKING:
+    from orchestrator.tools.bench.plan import BenchPlan
+    from orchestrator.tools.bench.prompts import BenchPrompt
 
 _FAILED = 1
-_GROWING = "ar,adaptive"
+_COMPARED, _GROWING = "ar,sd,ssd,adaptive", "ar,adaptive"
+_LIMIT = 12
+"""Shipped messages of a comparison without --limit: two of each category."""
+_REPEATS = 3
+"""Of a workload whose prompts are few; a comparison repeats with other prompts instead."""
 
 
 @click.command()
 @pair_option
 @target_option
 @draft_option()
-@click.option("--prompts", "path", type=click.Path(path_type=Path), help='Lines of {"prompt": "..."}. Default: Python.')
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many prompts.")
-@click.option("--temperature", type=float, multiple=True, help="May be given several times.  [default: 0 and 1]")
+@click.option(
+    "--prompts",
+    "path",
+    type=click.Path(path_type=Path),
+    help='Lines of {"prompt": "..."} or {"turns": ["..."], "category": "..."}, of which the first turn is asked. '
+    "Default: held-out messages of users; Python for a target without a chat template.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help=f"So many prompts, taken evenly from the categories.  [default: {_LIMIT} of the messages, else all]",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    multiple=True,
+    help="May be given several times.  [default: 0 and 1; with --same-model 0.8]",
+)
 @click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True)
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
-@click.option("--draft-tokens", default="1-8", show_default=True, help="Those of mlx-lm; 0 leaves its speculation out.")
-@click.option("--strategies", help=f"Ours.  [default: ar,sd,ssd,adaptive; with --growth or --requests {_GROWING}]")
-@click.option("--random-draft", is_flag=True, help="Also adaptive with a draft that guesses blindly.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    help=f"[default: 1; with --growth, --requests or --reuse {_REPEATS}]",
+)
+@click.option(
+    "--draft-tokens",
+    default=DEFAULT_DRAFT_TOKENS,
+    show_default=True,
+    help="Every K of mlx-lm's speculation, of sd and of ssd; 0 leaves the former out and takes one K for the others.",
+)
+@click.option(
+    "--strategies",
+    "--mode",
+    help=f"Ours, by their names or by autoregressive, speculative, prompt-lookup.  [default: {_COMPARED}; with "
+    f"--growth or --requests {_GROWING}]",
+)
+@click.option("--same-model", is_flag=True, help="The target is its own draft.")
+@click.option("--random-draft", is_flag=True, hidden=True, expose_value=False)
 @click.option(
     "--verification",
     type=click.Choice(["coupled", "rejection"]),
@@ -58,13 +98,15 @@ _GROWING = "ar,adaptive"
 def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: int, **options: Any) -> None:
     """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
 
-    Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong.
+    Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong. Beside the
+    strategies there are always adaptive without prompt lookup, prompt lookup alone, and a draft that guesses blindly.
 
     \b
     launch-pipeline bench
-    launch-pipeline bench --limit 2 --repeats 1 --draft-tokens 2-4 --temperature 0
-    launch-pipeline bench --pace m4-16gb-qwen2.5-3b --verification rejection --plot m4.png
-    launch-pipeline bench --prompts prompts.jsonl --random-draft --json > figures.json
+    launch-pipeline bench --pair demo --limit 2 --draft-tokens 2-4 --temperature 0
+    launch-pipeline bench --mode speculative,adaptive --same-model
+    launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo --verification rejection --plot m4.png
+    launch-pipeline bench --prompts prompts.jsonl --json > figures.json
     launch-pipeline bench --growth --max-tokens 32
     launch-pipeline bench --requests 1,4 --draft-tokens 2 --temperature 0
     launch-pipeline bench --reuse --turns 50 --repeats 1
@@ -72,7 +114,7 @@ def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: i
     """
     print_notes(without_effect({}))
     if micro:
-        _micro(options["as_json"])
+        _micro(options["target"], options["draft"], options["as_json"])
     elif reuse:
         _reuse(turns, **options)
     elif growth:
@@ -85,20 +127,19 @@ def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: i
 
 def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     from orchestrator.tools.bench import report
-    from orchestrator.tools.bench.figures import rows
+    from orchestrator.tools.bench.figures import rows, rows_by_category
     from orchestrator.tools.bench.plot import draw, draw_distances
-    from orchestrator.tools.bench.prompts import read_prompts
-    from orchestrator.tools.bench.trials import BenchPlan, run
+    from orchestrator.tools.bench.trials import run
 
-    plan = BenchPlan.of(**_with_strategies(options, "ar,sd,ssd,adaptive"))
-    texts = read_prompts(path, limit)
-    with report.BenchProgress(plan.generations(len(texts))) as turns:
-        measurements, names = run(plan, texts, turns.starting, turns.finished)
-    figures = rows(measurements, names)
+    plan = _plan(options, _COMPARED, repeats=1, temperature=())
+    texts = _prompts(plan, path, limit or (_LIMIT if path is None else None))
+    with report.BenchProgress(1) as turns:
+        measurements, names = run(plan, texts, turns.starting, turns.set_total, turns.finished)
+    figures, by_category = rows(measurements, names), rows_by_category(measurements, names)
     if as_json:
-        click.echo(json.dumps(report.to_json(figures, plan, len(texts))))
+        click.echo(json.dumps(report.to_json(figures, plan, len(texts), by_category)))
     else:
-        report.wide_console().print(report.tables(figures, plan, len(texts)))
+        report.wide_console().print(report.tables(figures, plan, len(texts), by_category))
     if plot is not None:
         subtitle = f"{plan.pace or 'this machine'}, {len(texts)} prompts, {plan.max_tokens} tokens"
         if plan.links:
@@ -113,15 +154,13 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
 
 
 def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
-    from orchestrator.tools.bench.prompts import read_prompts
     from orchestrator.tools.bench.report import BenchProgress
-    from orchestrator.tools.bench.trials import BenchPlan
     from orchestrator.tools.bench.workloads import prompt_length_report as length_report
     from orchestrator.tools.bench.workloads.prompt_length import LENGTHS, measure
 
-    plan = BenchPlan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, _GROWING))
+    plan = _plan(options, _GROWING)
     with BenchProgress(len(plan.strategies) * len(LENGTHS)) as turns:
-        figures, context = measure(plan, read_prompts(path, limit), turns.set_total, turns.finished)
+        figures, context = measure(plan, _prompts(plan, path, limit), turns.set_total, turns.finished)
     if as_json:
         click.echo(json.dumps(length_report.to_json(figures, plan, context)))
     else:
@@ -133,17 +172,16 @@ def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bo
 def _reuse(
     conversation: int, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
 ) -> None:
-    from orchestrator.tools.bench.prompts import read_prompts
     from orchestrator.tools.bench.report import BenchProgress, wide_console
-    from orchestrator.tools.bench.trials import BenchPlan
     from orchestrator.tools.bench.workloads import prefix_reuse_report as reuse_report
     from orchestrator.tools.bench.workloads.prefix_reuse import measure
 
     if plot is not None:
         raise click.UsageError("--reuse draws no picture: leave --plot out.")
-    plan = BenchPlan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, "adaptive"))
+    plan = _plan(options, "adaptive")
+    prompts = _prompts(plan, path, limit)
     with BenchProgress(conversation) as progress:
-        turns, shape = measure(plan, conversation, read_prompts(path, limit), progress.set_total, progress.finished)
+        turns, shape = measure(plan, conversation, prompts, progress.set_total, progress.finished)
     if as_json:
         click.echo(json.dumps(reuse_report.to_json(turns, shape, plan)))
     else:
@@ -158,18 +196,17 @@ def _reuse(
 def _concurrency(
     requests: str, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
 ) -> None:
-    from orchestrator.tools.bench.prompts import read_prompts
     from orchestrator.tools.bench.report import BenchProgress
-    from orchestrator.tools.bench.trials import BenchPlan
     from orchestrator.tools.bench.workloads import concurrency_report
     from orchestrator.tools.bench.workloads.concurrency import measure, parse_requests
 
     if plot is not None:
         raise click.UsageError("--requests draws no picture: leave --plot out.")
     counts = parse_requests(requests)
-    plan = BenchPlan.of(**_with_strategies({**options, "temperature": options["temperature"] or (0.0,)}, _GROWING))
+    plan = _plan(options, _GROWING)
+    prompts = _prompts(plan, path, limit)
     with BenchProgress((1 + len(plan.strategies)) * len(counts) + len(plan.draft_tokens)) as turns:
-        figures = measure(plan, counts, read_prompts(path, limit), turns.starting, turns.finished)
+        figures = measure(plan, counts, prompts, turns.starting, turns.finished)
     if as_json:
         click.echo(json.dumps(concurrency_report.to_json(figures, plan)))
     else:
@@ -180,15 +217,41 @@ def _concurrency(
         sys.exit(_FAILED)
 
 
-def _micro(as_json: bool) -> None:
+def _micro(target: str | None, draft: str | None, as_json: bool) -> None:
     from orchestrator.tools.bench import micro
+    from orchestrator.tools.bench.models import bench_models
+    from orchestrator.tools.bench.report import wide_console
 
+    with ConversionBar(quiet=False) as bar:
+        models = bench_models(target, draft, same_model=False, on_progress=bar)
+    print_notes([models.note])
+    costs = micro.measured_forwards(models.target, models.draft)
     figures = micro.measured()
-    click.echo(json.dumps(micro.to_json(figures))) if as_json else Console().print(micro.table(figures))
+    if as_json:
+        click.echo(json.dumps(micro.to_json(figures, costs)))
+    else:
+        wide_console().print(micro.forward_table(costs), "", micro.table(figures))
 
 
-def _with_strategies(options: dict[str, Any], default: str) -> dict[str, Any]:
-    return {**options, "strategies": options["strategies"] or default}
+def _plan(
+    options: dict[str, Any], strategies: str, repeats: int = _REPEATS, temperature: Sequence[float] = (0.0,)
+) -> "BenchPlan":
+    """The options, with these where they were not given; no temperature is the plan's own default."""
+    from orchestrator.tools.bench.plan import BenchPlan
+
+    defaults = {"strategies": strategies, "repeats": repeats, "temperature": temperature}
+    return BenchPlan.of(**{**options, **{name: options[name] or default for name, default in defaults.items()}})
+
+
+def _prompts(plan: "BenchPlan", path: Path | None, limit: int | None) -> "list[BenchPrompt]":
+    """The file's prompts, or the shipped ones for the target, whose models are fetched if need be."""
+    from orchestrator.api.chat_prompts import own_template
+    from orchestrator.tools.bench.prompts import read_prompts
+
+    with ConversionBar(quiet=False) as bar:
+        models = plan.models(bar)
+    print_notes([models.note])
+    return read_prompts(path, limit, chat=own_template(str(models.target)) is not None)
 
 
 def _complain(sentences: Sequence[str]) -> None:

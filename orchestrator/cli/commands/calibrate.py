@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.cli.options import draft_engine_option, draft_option, pair_option, target_option
+from orchestrator.cli.pipelines import target_folder
 from orchestrator.machine.calibration_file import calibration_file
 from orchestrator.machine.device_profiles import DeviceProfile, DeviceTimes
 from protocol.errors import InputError
@@ -42,6 +43,7 @@ def calibrate(out: Path | None, **options: Any) -> None:
 
     path = out or calibration_file()
     _require_writable(path)
+    options["target"] = str(target_folder(options["target"], quiet=False))
     console = Console(stderr=True)
     with console.status("Starting ...") as status:
         date = datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -26,7 +26,7 @@ from orchestrator.tools.simulate.trace import Recorded, coverage, read_trace
 from protocol.errors import InputError
 
 _DEFAULT_PROFILE = "m4-16gb-qwen2.5-3b"
-_SPECULATION = ("draft_tokens", "draft_width", "draft_fan", "max_verify", "fan_budget", "fallback")
+_SPECULATION = ("draft_tokens", "draft_width", "draft_fan", "max_verify", "fan_budget", "lookup", "fallback")
 _SHARE = click.FloatRange(0.0, 1.0)
 _MILLISECONDS = click.FloatRange(0.0, min_open=True)
 

@@ -50,7 +50,7 @@ def profile(prompt: str | None, out: Path, as_json: bool, **options: Any) -> Non
     launch-pipeline profile --strategy ssd --pace m4-16gb-qwen2.5-3b --json
     launch-pipeline profile --overhead 10
     """
-    task = _task(prompt if prompt is not None else read_prompts(None, 1)[0], options)
+    task = _task(prompt if prompt is not None else read_prompts(None, 1)[0].text, options)
     print_notes(without_effect(options))
     if options["overhead"] is not None:
         _overhead(task, options["overhead"], as_json)

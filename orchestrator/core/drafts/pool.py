@@ -253,7 +253,7 @@ class DraftPool:
             return []
         draft.started[sequence.id] = sequence.round
         draft.prefilling.add(sequence.id)
-        plan = self._strategy.plan(speculation.estimates, self._sharing)
+        plan = self._strategy.plan(speculation.estimates, self._sharing, sequence.request.draft_tokens)
         adopt = draft.history.arenas.adopt(sequence.id)
         speculation.start(len(sequence.tokens) - (adopt.tokens if adopt else 0), now)
         return [SendMessage("draft", sequence.start_message(plan, vocabulary, adopt), id)]
@@ -275,7 +275,7 @@ class DraftPool:
             return self._start(id, speculation, sequence, now)
         if not hit and draft.late_since is None:
             draft.late_since = now
-        plan = self._strategy.plan(speculation.estimates, self._sharing)
+        plan = self._strategy.plan(speculation.estimates, self._sharing, sequence.request.draft_tokens)
         return [SendMessage("draft", sequence.reroot_message(tokens, not hit, plan), id)]
 
     def _reconsider(self, sequence: Sequence, now: float) -> list[Command]:

@@ -29,7 +29,7 @@ class Adaptive:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def plan(self, estimates: Estimates, sharing: int) -> GrowthPlan | None:
+    def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         width = self._width(estimates)
         return BestFirst(max(min(_MIN_WIDTH, width), width // sharing), self._options.draft_fan)
 
@@ -45,8 +45,9 @@ class Adaptive:
     def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
         """Verify the root of each request and the most probable nodes of all trees together."""
         limit = self._options.max_verify
-        drafted = [_best_nodes(view, limit) for view in views]
-        nodes = [_with_lookup(view, drafts)[:limit] for view, drafts in zip(views, drafted, strict=True)]
+        nodes = drafted = [_best_nodes(view, limit) for view in views]
+        if self._options.lookup == "on":
+            nodes = [_with_lookup(view, drafts)[:limit] for view, drafts in zip(views, drafted, strict=True)]
         paths = [view.path_probabilities(candidates) for view, candidates in zip(views, nodes, strict=True)]
         now = best_counts(paths, views[0].estimates.target, views[0].estimates.hop.get(0.0))
         expected = [self._expected_growth(view, drafts) for view, drafts in zip(views, drafted, strict=True)]

@@ -60,6 +60,8 @@ class SequenceView:
     """When the draft has prefilled the prompt; infinite if that is unknown."""
     lookup: Callable[[Node, int], list[tuple[int, float]]]
     """A chain of at most so many guesses by prompt lookup behind a node, each a token and its believed probability."""
+    draft_tokens: int | None = None
+    """The request's own K, for strategies that verify chains; None for the option's."""
 
     def path_probabilities(self, nodes: Sequence[Node]) -> list[float]:
         """The path probability of each node."""
@@ -90,8 +92,11 @@ class Strategy(Protocol):
 
     def __init__(self, options: Options) -> None: ...
 
-    def plan(self, estimates: Estimates, sharing: int) -> GrowthPlan | None:
-        """How a draft is to grow one of `sharing` requests that share its steps; None without a draft."""
+    def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
+        """How a draft is to grow one of `sharing` requests that share its steps; None without a draft.
+
+        `draft_tokens`: the request's own K, as in `SequenceView`.
+        """
         ...
 
     def decide(self, view: SequenceView) -> Decision: ...

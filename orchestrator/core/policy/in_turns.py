@@ -29,7 +29,7 @@ class Autoregressive(IndependentRequests):
     def __init__(self, options: Options) -> None:
         pass
 
-    def plan(self, estimates: Estimates, sharing: int) -> GrowthPlan | None:
+    def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         return None
 
     def decide(self, view: SequenceView) -> Decision:
@@ -45,11 +45,11 @@ class Sequential(IndependentRequests):
     def __init__(self, options: Options) -> None:
         self._depth = options.draft_tokens
 
-    def plan(self, estimates: Estimates, sharing: int) -> GrowthPlan | None:
-        return Chain(self._depth)
+    def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
+        return Chain(draft_tokens or self._depth)
 
     def decide(self, view: SequenceView) -> Decision:
-        return await_chain(view, self._depth)
+        return await_chain(view, view.draft_tokens or self._depth)
 
 
 def await_chain(view: SequenceView, depth: int) -> Decision:

@@ -24,24 +24,22 @@ class PublishedSsd(IndependentRequests):
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def plan(self, estimates: Estimates, sharing: int) -> GrowthPlan | None:
-        options = self._options
-        fan = geometric_fan_out(
-            estimates.acceptance.get(0.0), estimates.hits.exponent, options.draft_tokens, options.fan_budget
-        )
-        return FanOut(options.draft_tokens, tuple(min(MAX_SUPPORT, guesses) for guesses in fan), options.saguaro)
+    def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
+        options, depth = self._options, draft_tokens or self._options.draft_tokens
+        fan = geometric_fan_out(estimates.acceptance.get(0.0), estimates.hits.exponent, depth, options.fan_budget)
+        return FanOut(depth, tuple(min(MAX_SUPPORT, guesses) for guesses in fan), options.saguaro)
 
     def decide(self, view: SequenceView) -> Decision:
         missed = not view.tree.root.children
         if not missed or self._options.fallback == "neural":
-            return await_chain(view, self._options.draft_tokens)
+            return await_chain(view, self._depth(view))
         if self._options.fallback == "fast":
             return VerifyNodes(self._lookup(view)[0])
         return self._fall_back(view)
 
     def _fall_back(self, view: SequenceView) -> Decision:
         """After a miss: wait for K draft tokens or use prompt lookup, whichever has the higher expected rate."""
-        depth, estimates = min(self._options.draft_tokens, view.room), view.estimates
+        depth, estimates = min(self._depth(view), view.room), view.estimates
         acceptance = estimates.acceptance.get(0.0)
         chain = [acceptance ** (k + 1) for k in range(depth)]
         waiting = (depth + 0.5) * estimates.step.get(0.0)
@@ -50,9 +48,13 @@ class PublishedSsd(IndependentRequests):
         ready = view.drafting and view.draft_ready_at <= view.now and estimates.step.count
         return await_chain(view, depth) if ready and just_in_time > rate else VerifyNodes(nodes)
 
+    def _depth(self, view: SequenceView) -> int:
+        """K of this request."""
+        return view.draft_tokens or self._options.draft_tokens
+
     def _lookup(self, view: SequenceView) -> tuple[list[Node], float]:
         """The guesses by prompt lookup that are worth verifying, and their rate. No guess is plain decoding."""
-        chain = view.lookup_chain(view.tree.root)
+        chain = view.lookup_chain(view.tree.root) if self._options.lookup == "on" else []
         best = best_count(view.path_probabilities(chain), view.estimates.target, view.estimates.hop.get(0.0))
         return chain[: best.nodes], best.rate
 

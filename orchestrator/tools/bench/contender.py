@@ -1,5 +1,6 @@
 """What the bench compares: the task that every contender gets, its result, and our pipelines as contenders."""
 
+import time
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -20,10 +21,14 @@ class GenerationTask(NamedTuple):
     temperature: float
     seed: int
 
-    def sampling(self, verification: Verification = "coupled") -> SamplingParams:
-        """The same parameters for a pipeline."""
+    def sampling(self, verification: Verification = "coupled", draft_tokens: int | None = None) -> SamplingParams:
+        """The same parameters for a pipeline; `draft_tokens`: K, None for the pipeline's."""
         return SamplingParams(
-            temperature=self.temperature, seed=self.seed, max_tokens=self.max_tokens, verification=verification
+            temperature=self.temperature,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            verification=verification,
+            draft_tokens=draft_tokens,
         )
 
 
@@ -44,6 +49,13 @@ class TimedGeneration:
     draft_busy: float | None = None
     overhead_per_round: float | None = None
     """Seconds."""
+    time_to_first_token: float | None = None
+    """Seconds from the request to the first token at the client, prefill included. None if the prefill has not the
+    speed that is compared."""
+    total_time: float | None = None
+    """The same to the last token."""
+    arrivals: tuple[float, ...] = ()
+    """Seconds at which the client got each token, by the client's clock. Empty: not recorded."""
     pace: Pace | None = None
     """Of a paced contender."""
 
@@ -63,14 +75,30 @@ class Contender(Protocol):
 class PipelineContender:
     """A started pipeline of ours. It keeps its estimates from task to task, as in normal use."""
 
-    def __init__(self, name: str, pipeline: Pipeline, verification: Verification = "coupled") -> None:
+    def __init__(
+        self,
+        name: str,
+        pipeline: Pipeline,
+        verification: Verification = "coupled",
+        draft_tokens: int | None = None,
+    ) -> None:
+        """`draft_tokens`: K of its requests; None for the pipeline's. Contenders may share a pipeline."""
         self.name = name
         self.family: Family = verification
         self._pipeline = pipeline
         self._verification: Verification = verification
+        self._draft_tokens = draft_tokens
 
     def generate(self, task: GenerationTask) -> TimedGeneration:
-        result = self._pipeline.generate(task.tokens, task.sampling(self._verification))
+        began = time.perf_counter()
+        arrivals: list[float] = []
+        with self._pipeline.stream(task.tokens, task.sampling(self._verification, self._draft_tokens)) as stream:
+            for _ in stream:
+                arrivals += [time.perf_counter() - began] * (stream.tokens - len(arrivals))
+        result = stream.result
+        assert result is not None
+        # Tokens without text, such as the end token, give no piece of the stream.
+        arrivals += [time.perf_counter() - began] * (len(result.tokens) - len(arrivals))
         figures = result.statistics
         return TimedGeneration(
             tokens=result.tokens,
@@ -81,6 +109,9 @@ class PipelineContender:
             target_busy=figures.target_busy,
             draft_busy=figures.draft_busy,
             overhead_per_round=figures.overhead_per_round,
+            time_to_first_token=arrivals[0] if arrivals else None,
+            total_time=arrivals[-1] if arrivals else None,
+            arrivals=tuple(arrivals),
             pace=figures.pace,
         )
 

@@ -18,6 +18,8 @@ class Setting(NamedTuple):
     prompt: int
     """Index of the prompt."""
     temperature: float
+    category: str = ""
+    """Of the prompt; empty if it has none."""
 
     @property
     def seed(self) -> int:
@@ -35,10 +37,15 @@ class Measurement:
     generation: TimedGeneration
 
 
-def settings(repeats: int, prompts: int, temperatures: Sequence[float]) -> Iterator[Setting]:
-    """Every prompt at every temperature, `repeats` times over; the temperature changes fastest."""
+def settings(
+    repeats: int, prompts: int, temperatures: Sequence[float], categories: Sequence[str] = ()
+) -> Iterator[Setting]:
+    """Every prompt at every temperature, `repeats` times over; the temperature changes fastest.
+
+    `categories`: one for each prompt, or none at all.
+    """
     for repeat, prompt, temperature in product(range(repeats), range(prompts), temperatures):
-        yield Setting(repeat, prompt, temperature)
+        yield Setting(repeat, prompt, temperature, categories[prompt] if categories else "")
 
 
 def schedule(contenders: Sequence[C], order: Sequence[Setting]) -> Iterator[tuple[Setting, C]]:

@@ -1,7 +1,7 @@
 """A bench's output: tables with footnotes, one JSON object, a progress bar on stderr."""
 
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -13,33 +13,54 @@ from rich.text import Text
 
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile
-from orchestrator.tools.bench.figures import BenchRow
-from orchestrator.tools.bench.trials import WARM_UP_TOKENS, BenchPlan
+from orchestrator.tools.bench.figures import BenchRow, best_of_each_line
+from orchestrator.tools.bench.intervals import FEWEST_PROMPTS, Interval
+from orchestrator.tools.bench.plan import BenchPlan
+from orchestrator.tools.bench.trials import WARM_UP_TOKENS
 
 _NARROWEST = 128
 """Characters a table needs."""
+_LARGE = 20.0
+"""Tokens/s without decimals."""
 _TITLES = (
-    *("tok/s", "min..max", "/plain", "/spec", "/ar", "tok/round", "hits", "accepted"),
-    *("target", "draft", "µs", "exact"),
+    *("tok/s", "quartiles", "/best", "95%", "/plain", "/spec", "/ar", "tok/rd", "hits", "accept"),
+    *("first", "p95", "busy", "µs", "exact"),
 )
+_PACED_TITLES = (*(title for title in _TITLES if title != "first"), "overran")
 _FOOTNOTE = f"""\
 tok/s: generated tokens, the first included, divided by the seconds until the last token. The clock starts when the \
-target holds the KV of all prompt tokens but the last. Median over prompts and repeats; min..max of the same.
-/plain, /spec, /ar: ratio to mlx-lm's generate_step, to its speculative_generate_step with the best K at this \
-temperature, and to our ar; median over pairs of the same prompt and repeat.
-hits: share of rounds whose new root had children in the token tree. target, draft: share of the time at work. µs: \
-time of a round beyond the target's forward. Medians.
-exact: at temperature 0 every token equals mlx-lm's plain decoding; above it, that of our first strategy. rejection: \
-tokens have the target's distribution, and no reference.
+target holds the KV of all prompt tokens but the last. Median over prompts of each prompt's median over repeats; \
+quartiles of the same.
+/best: ratio to the fastest of mlx-lm's contenders at this temperature, which the title names. /plain, /spec: ratio to \
+its generate_step and to its speculative_generate_step with the best K, both on all cores. /ar: to our ar. A ratio is \
+taken between generations of the same prompt and repeat; median over prompts. 95%: bootstrap interval of /best, which \
+resamples the prompts and needs at least {FEWEST_PROMPTS} of them.
+tok/rd: tokens a round. hits: share of rounds whose new root had children in the token tree. accept: share of \
+verified draft tokens that were accepted. first: ms from the request to the first token at the client, prefill \
+included. p95: 95% of the gaps between successive arrivals at the client are shorter, ms; tokens of a round arrive \
+at once. busy: share of the time that the target works. µs: time of a round beyond the target's forward. Medians.
+exact: at temperature 0 every token equals mlx-lm's plain decoding; above it, that of our first strategy. rej: \
+rejection sampling, whose tokens have the target's distribution and no reference.
+The table has the fastest of the contenders that differ only in K; --json has all, all intervals, p50 and total times.
 One contender computes at a time. Before the measurement each generated {WARM_UP_TOKENS} tokens at each temperature. \
-mlx-lm runs on the target's cores; our draft has cores of its own. Every prompt is prefilled: pipelines keep no KV."""
+mlx-lm runs on all cores, and again on the target's; our draft has cores of its own. Every prompt is prefilled: \
+pipelines keep no KV.
+lookup: adaptive with the n-gram draft. random draft: adaptive with a draft that guesses blindly at the same cost."""
 
 
-def tables(rows: Sequence[BenchRow], plan: BenchPlan, prompts: int) -> Group:
-    """One table a temperature, then the settings, the machine and the definitions."""
+def tables(
+    rows: Sequence[BenchRow], plan: BenchPlan, prompts: int, by_category: Mapping[str, Sequence[BenchRow]] | None = None
+) -> Group:
+    """Two tables a temperature (figures; ratios by category), then the settings, the machine and the definitions.
+
+    `by_category` has the rows of each category's prompts; the second table needs at least two categories.
+    """
     parts: list[RenderableType] = []
     for temperature in dict.fromkeys(row.temperature for row in rows):
-        parts += [_table(temperature, [row for row in rows if row.temperature == temperature]), ""]
+        shown = best_of_each_line([row for row in rows if row.temperature == temperature])
+        parts += [_table(temperature, shown), ""]
+        if by_category and len(by_category) > 1:
+            parts += [_category_table(shown, by_category), ""]
     scope = f"{prompts} prompts, {plan.max_tokens} tokens, {plan.repeats} repeats"
     pace = _pace_note(load_profile(plan.pace)) if plan.pace else ""
     parts.append(Text(f"{scope}. {'. '.join(machine_lines())}.\n{_FOOTNOTE}{pace}", style="dim"))
@@ -52,14 +73,17 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=max(_NARROWEST, console.width))
 
 
-def to_json(rows: Sequence[BenchRow], plan: BenchPlan, prompts: int) -> dict[str, Any]:
+def to_json(
+    rows: Sequence[BenchRow], plan: BenchPlan, prompts: int, by_category: Mapping[str, Sequence[BenchRow]] | None = None
+) -> dict[str, Any]:
     """The machine, the settings, whether all rows are exact and representative, and the rows."""
     return {
         "machine": machine_lines(),
         "settings": {**msgspec.to_builtins(asdict(plan)), "prompts": prompts},
         "exact": all(row.exact for row in rows),
         "representative": all(row.representative for row in rows),
-        "results": [asdict(row) for row in rows],
+        "results": [_values(row) for row in rows],
+        "by_category": {name: [_values(row) for row in group] for name, group in (by_category or {}).items()},
     }
 
 
@@ -120,31 +144,85 @@ class BenchProgress:
         self._progress.update(self._task, description=contender, advance=1)
 
 
+def _values(row: BenchRow) -> dict[str, Any]:
+    """A row as JSON values; an interval has its bounds by name."""
+    ratios = {
+        baseline: {"median": ratio.median, "interval": ratio.interval and ratio.interval._asdict()}
+        for baseline, ratio in row.ratios.items()
+    }
+    return {**asdict(row), "quartiles": row.quartiles._asdict(), "ratios": ratios}
+
+
 def _table(temperature: float, rows: Sequence[BenchRow]) -> Table:
-    table = Table(title=f"temperature {temperature:g}", title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column("contender", no_wrap=True)
+    best = next((row.best_baseline for row in rows if row.best_baseline), None)
+    title = f"temperature {temperature:g}" + (f", best of mlx-lm: {best}" if best else "")
     paced = any(row.overruns is not None for row in rows)
-    for title in (*_TITLES, "overran", "longer") if paced else _TITLES:
-        table.add_column(title, justify="right", no_wrap=True)
+    titles = _PACED_TITLES if paced else _TITLES
+    table = _bare_table(title, titles)
     for row in rows:
-        cells = (*_cells(row), _share(row.overruns, 1), _share(row.stretch, 1)) if paced else _cells(row)
-        table.add_row(row.contender, *cells, style="" if row.exact and row.representative else "red")
+        cells = _cells(row)
+        table.add_row(row.contender, *map(cells.__getitem__, titles), style="" if row.valid else "red")
     return table
 
 
-def _cells(row: BenchRow) -> Iterator[str]:
+def _category_table(rows: Sequence[BenchRow], by_category: Mapping[str, Sequence[BenchRow]]) -> Table:
+    """The ratio /best on the prompts of each category."""
+    table = _bare_table("/best by category", (*by_category, "all"))
+    for row in rows:
+        ratios = [
+            next((one.over_best for one in group if _same(one, row) and one.exact), None)
+            for group in by_category.values()
+        ]
+        ratios.append(row.over_best if row.exact else None)
+        cells = (_ratio(ratio and ratio.median) for ratio in ratios)
+        table.add_row(row.contender, *cells, style="" if row.valid else "red")
+    return table
+
+
+def _same(one: BenchRow, other: BenchRow) -> bool:
+    return (one.contender, one.temperature) == (other.contender, other.temperature)
+
+
+def _bare_table(title: str, columns: Iterable[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("contender", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _cells(row: BenchRow) -> dict[str, str]:
+    """The cells of a row by their titles."""
     if not row.exact:
-        yield "WRONG"
-        yield from [""] * (len(_TITLES) - 2)
-        yield f"{row.checked - row.deviating}/{row.checked}"
-        return
-    yield f"{row.tokens_per_second:.1f}"
-    yield f"{row.slowest:.0f}..{row.fastest:.0f}"
-    yield from (_ratio(ratio) for ratio in (row.over_plain, row.over_speculative, row.over_autoregressive))
-    yield "-" if row.tokens_per_round is None else f"{row.tokens_per_round:.2f}"
-    yield from (_share(s) for s in (row.hit_rate, row.acceptance_rate, row.target_busy, row.draft_busy))
-    yield "-" if row.overhead_per_round is None else f"{row.overhead_per_round * 1e6:.0f}"
-    yield "yes" if row.checked else "rejection" if row.rejection else "-"
+        right = f"{row.checked - row.deviating}/{row.checked}"
+        return dict.fromkeys((*_TITLES, *_PACED_TITLES), "") | {"tok/s": "WRONG", "exact": right}
+    best = row.over_best
+    return {
+        "tok/s": f"{row.tokens_per_second:.1f}",
+        "quartiles": _interval(row.quartiles, 0 if row.quartiles.high >= _LARGE else 1),
+        "/best": _ratio(best and best.median),
+        "95%": _interval(best and best.interval) if row.contender != row.best_baseline else "",
+        "/plain": _ratio(row.over_plain),
+        "/spec": _ratio(row.over_speculative),
+        "/ar": _ratio(row.over_autoregressive),
+        "tok/rd": _ratio(row.tokens_per_round),
+        "hits": _share(row.hit_rate),
+        "accept": _share(row.acceptance_rate),
+        "first": _scaled(row.time_to_first_token, 1e3),
+        "p95": _scaled(row.inter_token_p95, 1e3),
+        "busy": _share(row.target_busy),
+        "µs": _scaled(row.overhead_per_round, 1e6),
+        "exact": "yes" if row.checked else "rej" if row.rejection else "-",
+        "overran": _share(row.overruns, 1),
+    }
+
+
+def _interval(interval: Interval | None, decimals: int = 2) -> str:
+    return "-" if interval is None else f"{interval.low:.{decimals}f}..{interval.high:.{decimals}f}"
+
+
+def _scaled(seconds: float | None, units: float) -> str:
+    return "-" if seconds is None else f"{seconds * units:.0f}"
 
 
 def _ratio(ratio: float | None) -> str:
@@ -160,4 +238,4 @@ def _pace_note(profile: DeviceProfile) -> str:
 Paced as {profile.name} ({profile.description}). mlx-lm: target and draft on the target's device, one after the \
 other. Ours: the draft on a device of its own; every forward takes {profile.both_busy.factor:g} times as long under \
 strategies whose draft and target overlap. overran: share of forwards that took longer here than on that device; more \
-than 1% is invalid. longer: time of all forwards beyond the device's, late wake-ups included. Prefill is not timed."""
+than 1% is invalid. mlx-lm's prefill is not paced, so there are no times to the first token to compare."""

@@ -7,15 +7,17 @@ from pathlib import Path
 
 from orchestrator.core.options import Options
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.device_profiles import DeviceProfile, DeviceTimes, ForwardTime, PrefillRate, SlowDown
+from orchestrator.machine.pair_choice import pair_for
+from orchestrator.machine.progress import silent
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.tools.calibration.measure import OnCalibrationProgress, Times, draft_alone, slow_down, target_alone
 from orchestrator.tools.calibration.worker_harness import WorkerHarness
 from orchestrator.tools.pairs import weights_in
 from protocol.contracts.engines import DraftEngineName, draft_model
+from protocol.errors import InputError
 from protocol.messages.base import Role
 
 Cores = Mapping[Role, tuple[int, ...]]
@@ -35,7 +37,10 @@ def calibrate(
     `date` is written beside each number; `samples` forwards are measured of each kind; `notice` is called with the
     current measurement. Raises InputError for models that can't be loaded, PipelineError if a worker fails.
     """
-    folders = str(resolve(target, "target")), str(resolve(draft, "draft"))
+    pair = pair_for(target, "mlx", draft, silent)
+    if pair.draft.engine != "mlx":
+        raise InputError("Calibration measures a draft model, and this target has none: pass --draft, or --pair demo.")
+    folders = str(pair.target), str(pair.draft.folder)
     cores = machine_facts.partition_cores()
     apart, beside, factor = _measured(folders, engine, cores, samples, notice)
     notice("draft on the target's device")
@@ -50,6 +55,21 @@ def calibrate(
         draft_on_target_device=device_times(shared, source, draft_size),
         both_busy=slow_down_of(factor, source),
     )
+
+
+def forward_times(
+    target: Path, draft: Path | None, *, samples: int, notice: OnCalibrationProgress
+) -> dict[Role, Times]:
+    """The times of the target and of the draft, each alone and on its own cores, the draft by MLX.
+
+    Without a draft only the target's. Raises PipelineError if a worker fails.
+    """
+    notice("loading models")
+    with _harness(str(target), str(draft or ""), "mlx", machine_facts.partition_cores()) as harness:
+        found: dict[Role, Times] = {"target": target_alone(harness, harness.start("target"), samples, notice)}
+        if draft is not None:
+            found["draft"] = draft_alone(harness, harness.start("draft"), samples, notice)
+        return found
 
 
 def device_times(times: Times, source: str, weights: int | None = None) -> DeviceTimes:

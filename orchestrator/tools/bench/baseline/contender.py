@@ -1,4 +1,4 @@
-"""mlx-lm's own decoding as contenders: a child process on the target's cores, and figures from its results."""
+"""mlx-lm's own decoding as contenders: a child process on cores of its own, and figures from its results."""
 
 import os
 import subprocess
@@ -15,22 +15,24 @@ from orchestrator.machine.device_profiles import DeviceProfile
 from orchestrator.machine.hardware import partition_cores, worker_environment
 from orchestrator.tools.bench.baseline.messages import BatchJob, BatchJobResult, Job, JobResult, Setup
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
-from orchestrator.tools.bench.figures import PLAIN
+from orchestrator.tools.bench.names import PLAIN, contender_name
 from protocol.errors import PipelineError
 
 _TERMINATION_SECONDS = 5.0
 
 
 @contextmanager
-def running(target: str, draft: str, profile: DeviceProfile | None = None) -> Iterator["MlxLm"]:
-    """A process that runs mlx-lm with the models, cores and libraries of our target.
+def running(
+    target: str, draft: str, profile: DeviceProfile | None = None, cores: Sequence[int] | None = None
+) -> Iterator["MlxLm"]:
+    """A process that runs mlx-lm with the models and libraries of our target, on `cores` (None: our target's).
 
     `target` and `draft` are folders (no draft: empty). `profile` paces both models by its target's device.
     """
     setup = Setup(
         target=target,
         draft=draft,
-        cores=partition_cores().get("target", ()),
+        cores=partition_cores().get("target", ()) if cores is None else tuple(cores),
         target_pace=profile and profile.target.pace(),
         draft_pace=profile and profile.draft_on_target_device.pace(),
     )
@@ -104,8 +106,8 @@ class MlxLmContender:
 
     family: Family = "mlx-lm"
 
-    def __init__(self, process: MlxLm, draft_tokens: int, ends: Iterable[int]) -> None:
-        self.name = f"{PLAIN} K={draft_tokens}" if draft_tokens else PLAIN
+    def __init__(self, process: MlxLm, draft_tokens: int, ends: Iterable[int], line: str = PLAIN) -> None:
+        self.name = contender_name(line, draft_tokens or None)
         self._process = process
         self._draft_tokens = draft_tokens
         self._ends = tuple(ends)
@@ -119,6 +121,10 @@ class MlxLmContender:
             tokens_per_second=len(result.tokens) / result.seconds,
             tokens_per_round=len(result.tokens) / rounds,
             acceptance_rate=sum(result.drafted) / tried if tried else None,
+            # Its prefill is never paced.
+            time_to_first_token=None if result.paced else result.arrivals[0],
+            total_time=None if result.paced else result.arrivals[-1],
+            arrivals=result.arrivals,
             pace=result.paced and pace_of(self._process.profile, result.paced),
         )
 

@@ -61,3 +61,5 @@ class JobResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float = 0.0
     """From the end of the prefill of all but the prompt's last token to the last token."""
     paced: Paced | None = None
+    arrivals: tuple[float, ...] = ()
+    """Seconds from the job's begin, prefill included, to each token."""

@@ -56,7 +56,9 @@ def main() -> int:
 
 def decode(networks: Networks, job: Job) -> JobResult:
     """Run a job. The clock starts when the caches hold all but the prompt's last token."""
+    requested = time.perf_counter()
     mx.random.seed(job.seed)
+    arrivals: list[float] = []
     tokens: list[int] = []
     drafted: list[bool] = []
     streams: list[Any] = [generation_stream]
@@ -66,6 +68,7 @@ def decode(networks: Networks, job: Job) -> JobResult:
         began = ended = time.perf_counter()
         for token, from_draft in steps:
             ended = time.perf_counter()
+            arrivals.append(ended - requested)
             tokens.append(token)
             drafted.append(from_draft)
             if token in job.ends:
@@ -73,7 +76,8 @@ def decode(networks: Networks, job: Job) -> JobResult:
         steps.close()
         # mlx-lm computes ahead: that work must not run into the next contender's time.
         mx.synchronize(generation_stream)
-    return JobResult(tuple(tokens), tuple(drafted), ended - began, device.take() if networks.paces else None)
+    paced = device.take() if networks.paces else None
+    return JobResult(tuple(tokens), tuple(drafted), ended - began, paced, tuple(arrivals))
 
 
 def decode_batch(networks: Networks, job: BatchJob) -> BatchJobResult:

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -21,7 +20,9 @@ from orchestrator.tools.bench.baseline.contender import MlxLm, running
 from orchestrator.tools.bench.baseline.messages import BatchJob, Job
 from orchestrator.tools.bench.contender import GenerationTask
 from orchestrator.tools.bench.figures import kept_pace
-from orchestrator.tools.bench.trials import BenchPlan, encoded
+from orchestrator.tools.bench.plan import BenchPlan
+from orchestrator.tools.bench.prompts import BenchPrompt
+from orchestrator.tools.bench.trials import encoded
 from protocol.errors import InputError
 from protocol.messages.client import Statistics
 
@@ -111,14 +112,14 @@ def parse_requests(text: str) -> tuple[int, ...]:
 def measure(
     plan: BenchPlan,
     requests: Sequence[int],
-    texts: Sequence[str],
+    prompts: Sequence[BenchPrompt],
     on_start: Callable[[str], None],
     on_done: Callable[[str], None],
 ) -> list[ConcurrencyRun]:
     """Every contender with each number of requests; `on_done` is called with the name of each."""
-    prompts = encoded(texts, plan)
+    models, tokens = plan.models(), encoded(prompts, plan)
     tasks = [
-        GenerationTask(tuple(prompts[index % len(prompts)]), plan.max_tokens, plan.temperatures[0], index)
+        GenerationTask(tokens[index % len(tokens)], plan.max_tokens, plan.temperatures[0], index)
         for index in range(max(requests))
     ]
     runs = list(_of_mlx_lm(plan, requests, tasks, on_start, on_done))
@@ -126,7 +127,7 @@ def measure(
     for strategy in plan.strategies:
         on_start(strategy)
         # Without arenas, so that a repeat finds no KV of its prompt.
-        with Pipeline(*plan.folders(), strategy=strategy, pace=plan.pace, arena_memory=0) as pipeline:
+        with Pipeline(pace=plan.pace, arena_memory=0, **models.pipeline(strategy)) as pipeline:
             # This also gives every pipeline the same history of estimates before it is measured.
             alone = {task: pipeline.generate(task.tokens, task.sampling()).tokens for task in tasks}
             references = references or alone
@@ -195,17 +196,18 @@ def _of_mlx_lm(
     on_start: Callable[[str], None],
     on_done: Callable[[str], None],
 ) -> Iterator[ConcurrencyRun]:
-    target, draft = plan.folders()
+    models = plan.models()
+    draft = str(models.draft) if plan.draft_tokens and models.draft is not None else ""
     profile = None if plan.pace is None else load_profile(plan.pace)
-    ends = tuple(sorted(TextCodec(Path(target)).eos))
+    ends = tuple(sorted(TextCodec(models.target).eos))
     with ExitStack() as stack:
         on_start("mlx-lm")
-        process = stack.enter_context(running(target, draft if plan.draft_tokens else "", profile))
+        process = stack.enter_context(running(str(models.target), draft, profile))
         process.await_ready()
         for count in requests:
             yield _batched(process, plan, tasks, count, ends)
             on_done(f"mlx-lm, {count} at once")
-        for draft_tokens in plan.draft_tokens:
+        for draft_tokens in plan.draft_tokens if draft else ():
             yield from _one_after_the_other(process, plan, draft_tokens, requests, tasks, ends)
             on_done(f"mlx-lm K={draft_tokens}")
 

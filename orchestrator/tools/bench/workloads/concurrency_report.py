@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.report import machine_lines
-from orchestrator.tools.bench.trials import BenchPlan
 from orchestrator.tools.bench.workloads.concurrency import ConcurrencyRun
 
 _FOOTNOTE = """\

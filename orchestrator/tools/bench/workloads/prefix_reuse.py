@@ -12,7 +12,9 @@ from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.core.events import Arrived, Submitted
 from orchestrator.runtime.journal import replay
 from orchestrator.tools.bench.figures import kept_pace
-from orchestrator.tools.bench.trials import BenchPlan, joined_tokens
+from orchestrator.tools.bench.plan import BenchPlan
+from orchestrator.tools.bench.prompts import BenchPrompt
+from orchestrator.tools.bench.trials import joined_tokens
 from orchestrator.tools.bench.workloads.transcript import Transcript, TranscriptShape, transcript_shape
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Pace
@@ -55,19 +57,24 @@ class DraftRecord:
 
 
 def measure(
-    plan: BenchPlan, turns: int, texts: Sequence[str], on_count: Callable[[int], None], on_turn: Callable[[str], None]
+    plan: BenchPlan,
+    turns: int,
+    prompts: Sequence[BenchPrompt],
+    on_count: Callable[[int], None],
+    on_turn: Callable[[str], None],
 ) -> tuple[list[Turn], TranscriptShape]:
     """Every turn of every contender, interleaved; and the shape of the transcript.
 
     `on_count` is called with the number of turns, `on_turn` with the name of each finished turn.
     """
-    tokens = joined_tokens(texts, plan)
+    tokens = joined_tokens(prompts, plan)
     measured: list[Turn] = []
+    models = plan.models()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         records = {name: Path(folder) / f"{index}.jsonl" for index, name in enumerate(CONTENDERS)}
         pipelines: dict[str, Pipeline] = {}
         for name, options in CONTENDERS.items():
-            pipeline = Pipeline(*plan.folders(), pace=plan.pace, record=str(records[name]), **options)
+            pipeline = Pipeline(pace=plan.pace, record=str(records[name]), **models.pipeline("adaptive"), **options)
             pipelines[name] = stack.enter_context(pipeline)
         shape = transcript_shape(pipelines["reuse"].state().context, turns, plan.max_tokens)
         on_count(plan.repeats * turns * len(CONTENDERS))

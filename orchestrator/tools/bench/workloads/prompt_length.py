@@ -9,7 +9,9 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.core.options import StrategyName
 from orchestrator.tools.bench.figures import kept_pace
-from orchestrator.tools.bench.trials import BenchPlan, joined_tokens
+from orchestrator.tools.bench.plan import BenchPlan
+from orchestrator.tools.bench.prompts import BenchPrompt
+from orchestrator.tools.bench.trials import joined_tokens
 from protocol.errors import InputError
 from protocol.messages.client import Statistics
 
@@ -49,17 +51,18 @@ def left_out(context: int, max_tokens: int) -> str:
 
 
 def measure(
-    plan: BenchPlan, texts: Sequence[str], on_count: Callable[[int], None], on_length: Callable[[str], None]
+    plan: BenchPlan, prompts: Sequence[BenchPrompt], on_count: Callable[[int], None], on_length: Callable[[str], None]
 ) -> tuple[list[PromptLengthFigures], int]:
     """Every strategy of the plan with every length, one pipeline after the other; and the target's context.
 
     `on_count` is called with the number of measurements, `on_length` with the name of each finished one.
     """
-    tokens = joined_tokens(texts, plan)
+    tokens = joined_tokens(prompts, plan)
     results: list[PromptLengthFigures] = []
     context = 0
+    models = plan.models()
     for strategy in plan.strategies:
-        with Pipeline(*plan.folders(), strategy=strategy, pace=plan.pace, arena_memory=0) as pipeline:
+        with Pipeline(pace=plan.pace, arena_memory=0, **models.pipeline(strategy)) as pipeline:
             context = pipeline.state().context
             fitting = lengths(context, plan.max_tokens)
             on_count(len(plan.strategies) * len(fitting))

@@ -10,9 +10,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.plot import panels_of, save
 from orchestrator.tools.bench.report import machine_lines
-from orchestrator.tools.bench.trials import BenchPlan
 from orchestrator.tools.bench.workloads.prompt_length import LENGTHS, PromptLengthFigures, left_out
 
 _FOOTNOTE = """\

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections import Counter
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -12,15 +13,16 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from orchestrator.cli.app import cli
-from orchestrator.tools.bench import report
+from orchestrator.tools.bench import report, trials
 from orchestrator.tools.bench.baseline.contender import rounds_of
 from orchestrator.tools.bench.baseline.paced_network import PacedDevice
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.tools.bench.figures import best_speculative, rows
 from orchestrator.tools.bench.measurement import Measurement, Setting, deviating, schedule, settings
+from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.plot import draw
-from orchestrator.tools.bench.prompts import read_prompts
-from orchestrator.tools.bench.trials import BenchPlan, measured
+from orchestrator.tools.bench.prompts import BenchPrompt, read_prompts
+from orchestrator.tools.bench.trials import baseline_cores, generations, measured
 from protocol.errors import InputError
 from protocol.messages.client import Pace
 from protocol.worker.pacing import DevicePace
@@ -102,6 +104,14 @@ def test_sampled_generations_of_other_prompts_and_repeats_use_other_seeds():
     assert len({task.seed for task in tasks}) == len(tasks) == 4
 
 
+def test_a_measurement_knows_its_prompts_category():
+    found = measured(
+        [_Contender("ar")], [(5, 6), (7, 8)], _plan(repeats=1), lambda _: None, categories=["chat", "maths"]
+    )
+
+    assert {(one.setting.prompt, one.setting.category) for one in found} == {(0, "chat"), (1, "maths")}
+
+
 def test_every_contender_warms_up_before_the_first_measurement():
     log: list[str] = []
     progress: list[str] = []
@@ -151,6 +161,34 @@ def test_the_best_speculative_baseline_is_chosen_at_each_temperature():
     adaptive = [row for row in rows(found, ["mlx-lm K=1", "mlx-lm K=2", "adaptive"]) if row.contender == "adaptive"]
 
     assert [row.over_speculative for row in adaptive] == [2.0, 2.0]
+
+
+def test_the_baseline_of_the_ratios_has_all_cores():
+    found = [
+        _measurement(name, speed, _at(0))
+        for name, speed in {
+            "mlx-lm": 10.0,
+            "mlx-lm K=2": 20.0,
+            "mlx-lm, target's cores": 90.0,
+            "mlx-lm, target's cores K=2": 80.0,
+            "ar": 40.0,
+        }.items()
+    ]
+
+    row = rows(found, [one.contender for one in found])[-1]
+
+    assert best_speculative(found) == "mlx-lm K=2"
+    assert (row.over_plain, row.over_speculative) == (4.0, 2.0)
+
+
+def test_mlx_lm_runs_on_all_cores_and_on_the_targets(monkeypatch: pytest.MonkeyPatch):
+    def cores(target: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        monkeypatch.setattr(trials, "usable_cores", lambda: (0, 1, 2, 3))
+        monkeypatch.setattr(trials, "partition_cores", lambda: {"target": target} if target else {})
+        return baseline_cores(paced=False)
+
+    assert cores((0, 1, 2)) == {"mlx-lm": (0, 1, 2, 3), "mlx-lm, target's cores": (0, 1, 2)}
+    assert [*cores(())] == [*cores((0, 1, 2, 3))] == [*baseline_cores(paced=True)] == ["mlx-lm"]
 
 
 def test_a_figure_without_measurements_is_none():
@@ -207,8 +245,9 @@ def test_rejection_sampling_competes_only_where_it_differs_and_is_never_compared
 def test_a_plan_with_rejection_counts_its_generations_above_temperature_0_only():
     plan = _plan(verification="rejection", strategies="ar,sd,ssd", temperature=(0.0, 0.7, 1.0), repeats=1)
 
+    contenders = [*map(_Contender, ("ar", "sd", "ssd")), _Contender("sd rejection", "rejection")]
     assert plan.rejecting == ("sd", "ssd")
-    assert plan.generations(prompts=1) == 6 * 3 + 2 * 2
+    assert generations(contenders, plan, prompts=2) == 2 * (3 * 3 + 2)
     assert _plan(strategies="ar,sd,ssd").rejecting == ()
 
 
@@ -308,6 +347,7 @@ def test_draft_tokens_are_numbers_and_ranges(words: str, counts: tuple[int, ...]
         {"draft_tokens": "-1"},
         {"draft_tokens": "1-999"},
         {"strategies": "ar,magic"},
+        {"same_model": True, "pace": "m4-16gb-qwen2.5-3b"},
         {"strategies": ""},
         {"temperature": (-1.0,)},
         {"temperature": (float("nan"),)},
@@ -322,10 +362,34 @@ def test_prompts_come_from_a_file_of_json_lines(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a", "id": 1}\n\n{"prompt": "b"}\n{"prompt": "c"}\n')
 
-    assert read_prompts(path, limit=2) == ["a", "b"]
+    assert read_prompts(path, limit=2) == [BenchPrompt("a"), BenchPrompt("b")]
 
 
-@pytest.mark.parametrize("content", ['{"prompt": "a"}\nno json\n', '{"prompt": "a"}\n{"text": "b"}\n'])
+def test_a_limit_takes_prompts_evenly_over_the_categories(tmp_path: Path):
+    path = tmp_path / "prompts.jsonl"
+    lines = [("a", "chat"), ("b", "chat"), ("c", "chat"), ("d", "code"), ("e", "maths"), ("f", "maths")]
+    path.write_text("\n".join(json.dumps({"prompt": text, "category": category}) for text, category in lines))
+
+    assert [prompt.text for prompt in read_prompts(path, limit=5)] == ["a", "d", "e", "b", "f"]
+    assert "".join(prompt.text for prompt in read_prompts(path, limit=None)) == "adebfc"
+
+
+def test_of_a_conversation_the_first_turn_is_asked(tmp_path: Path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"turns": ["Hello", "And then?"], "category": "chat"}')
+
+    assert read_prompts(path, limit=None) == [BenchPrompt("Hello", "chat", chat=True)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"prompt": "a"}\nno json\n',
+        '{"prompt": "a"}\n{"text": "b"}\n',
+        '{"prompt": "a"}\n{"turns": []}\n',
+        '{"prompt": "a"}\n{"prompt": "b", "turns": ["c"]}\n',
+    ],
+)
 def test_a_broken_line_of_prompts_is_named(tmp_path: Path, content: str):
     path = tmp_path / "prompts.jsonl"
     path.write_text(content)
@@ -346,7 +410,13 @@ def test_the_shipped_prompts_are_python():
     prompts = read_prompts(None, limit=None)
 
     assert len(prompts) >= 4
-    assert all("def " in prompt for prompt in prompts)
+    assert all("def " in prompt.text and not prompt.chat for prompt in prompts)
+
+
+def test_the_shipped_messages_have_as_many_of_each_category():
+    categories = Counter(prompt.category for prompt in read_prompts(None, limit=12, chat=True) if prompt.chat)
+
+    assert dict.fromkeys(("chat", "code", "summary", "extraction", "translation", "maths"), 2) == categories
 
 
 def test_a_bench_can_be_drawn(tmp_path: Path):
@@ -370,22 +440,34 @@ def test_a_paced_real_run_is_exact_in_its_own_tokens_and_counts_its_overruns():
     assert result.exit_code == 0
     assert report["exact"] is True
     assert [row["contender"] for row in report["results"] if row["temperature"] == 1] == [
-        *("mlx-lm", "mlx-lm K=2", "sd", "sd rejection")
+        *("mlx-lm", "mlx-lm K=2", "sd K=2", "sd rejection K=2"),
+        *("adaptive, no lookup", "lookup", "random draft"),
     ]
     assert all(row["overruns"] is not None for row in report["results"])
+    # mlx-lm's prefill is not paced.
+    assert [row["time_to_first_token"] is None for row in report["results"]] == [
+        row["contender"].startswith("mlx-lm") for row in report["results"]
+    ]
     assert report["results"][0]["tokens_per_second"] <= 1 / 0.01027
 
 
 def test_a_real_run_is_exact_and_reports_it():
-    words = "bench --limit 1 --repeats 1 --max-tokens 8 --draft-tokens 2 --strategies ar,adaptive --random-draft --json"
+    words = "bench --limit 1 --max-tokens 8 --draft-tokens 1,2 --mode speculative --same-model --random-draft --json"
 
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
 
     assert result.exit_code == 0
     report = json.loads(result.stdout)
     assert report["exact"] is True
-    names = ["mlx-lm", "mlx-lm K=2", "ar", "adaptive", "random draft"]
+    baselines = [f"{line}{count}" for line in baseline_cores(paced=False) for count in ("", " K=1", " K=2")]
+    controls = ["adaptive, no lookup", "lookup", "random draft"]
     assert [(row["temperature"], row["contender"]) for row in report["results"]] == [
-        (temperature, name) for temperature in (0.0, 1.0) for name in names
+        (0.8, name) for name in [*baselines, "sd K=1", "sd K=2", *controls]
     ]
     assert all(row["tokens_per_second"] > 0 for row in report["results"])
+    assert all(0 < row["time_to_first_token"] < row["total_time"] for row in report["results"])
+    assert all(0 < row["inter_token_p50"] <= row["inter_token_p95"] for row in report["results"])
+    (one, two) = (row for row in report["results"] if row["contender"].startswith("sd"))
+    # A draft that is the target guesses every token, so that K decides how many a round has.
+    assert (one["acceptance_rate"], two["acceptance_rate"]) == (1.0, 1.0)
+    assert one["tokens_per_round"] <= 2 < two["tokens_per_round"]

@@ -13,7 +13,7 @@ from rich.console import Console
 from orchestrator.cli.app import cli
 from orchestrator.core.events import Arrived, Request, Submitted, Tick
 from orchestrator.runtime.journal import Journal
-from orchestrator.tools.bench.trials import BenchPlan
+from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.workloads import prefix_reuse_report as report
 from orchestrator.tools.bench.workloads.prefix_reuse import CONTENDERS, DraftRecord, Turn, draft_records
 from orchestrator.tools.bench.workloads.transcript import Transcript, TranscriptShape, transcript_shape

@@ -12,7 +12,7 @@ from rich.console import Console
 from orchestrator.cli.app import cli
 from orchestrator.core.request_stats import RequestStats
 from orchestrator.tools.bench.contender import GenerationTask
-from orchestrator.tools.bench.trials import BenchPlan
+from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.workloads import prompt_length_report as report
 from orchestrator.tools.bench.workloads.concurrency import (
     Arrivals,

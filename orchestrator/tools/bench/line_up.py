@@ -1,0 +1,58 @@
+"""Our pipelines in a bench: which lines there are, with which options, and for which K. Starts nothing."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from orchestrator.runtime.link_emulation import EmulatedLink
+from orchestrator.tools.bench.models import BenchModels
+from orchestrator.tools.bench.names import AUTOREGRESSIVE, LOOKUP, RANDOM_DRAFT, WITHOUT_LOOKUP, remote_name
+from orchestrator.tools.bench.plan import CHAINS, BenchPlan
+from protocol.contracts.engines import DraftEngineName
+from protocol.messages.base import Verification
+
+
+class PipelineEntry(NamedTuple):
+    """One pipeline. It is a contender for each K: estimates are shared, as between the requests of a real pipeline."""
+
+    line: str
+    strategy: str
+    engine: DraftEngineName = "mlx"
+    verification: Verification = "coupled"
+    link: EmulatedLink | None = None
+    lookup: bool = True
+    draft_tokens: tuple[int | None, ...] = (None,)
+    """None: the K of the pipeline's options, or a strategy without a K."""
+
+    def keywords(self, models: BenchModels) -> dict[str, Any]:
+        """Of `Pipeline`."""
+        options = {} if self.lookup else {"lookup": "off"}
+        return {**models.pipeline(self.strategy, self.engine), **options, "draft_link": self.link}
+
+
+def entries(plan: BenchPlan, models: BenchModels) -> Iterator[PipelineEntry]:
+    """The plan's strategies, then the lines that every comparison of drafts has."""
+    for strategy in plan.strategies:
+        counts = _chain_lengths(plan, strategy)
+        yield PipelineEntry(strategy, strategy, draft_tokens=counts)
+        for link in plan.links if strategy not in (AUTOREGRESSIVE, LOOKUP) else ():
+            yield PipelineEntry(remote_name(strategy, link), strategy, link=link, draft_tokens=counts)
+    for strategy in plan.rejecting:
+        # A pipeline of its own: the estimates of the two verification rules must not mix.
+        counts = _chain_lengths(plan, strategy)
+        yield PipelineEntry(f"{strategy} rejection", strategy, verification="rejection", draft_tokens=counts)
+    if models.draft is not None and set(plan.strategies) != {AUTOREGRESSIVE}:
+        yield from _controls(plan)
+
+
+def _controls(plan: BenchPlan) -> Iterator[PipelineEntry]:
+    """They tell what the draft, and what prompt lookup, is worth."""
+    yield PipelineEntry(WITHOUT_LOOKUP, "adaptive", lookup=False)
+    if LOOKUP not in plan.strategies:
+        yield PipelineEntry(LOOKUP, LOOKUP)
+    if plan.random_draft:
+        yield PipelineEntry(RANDOM_DRAFT, "adaptive", "random")
+
+
+def _chain_lengths(plan: BenchPlan, strategy: str) -> tuple[int | None, ...]:
+    """K of every contender of this line."""
+    return plan.draft_tokens if strategy in CHAINS and plan.draft_tokens else (None,)

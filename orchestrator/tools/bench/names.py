@@ -1,0 +1,33 @@
+"""The names of contenders: a line of the table, and K for a line that is measured with several chain lengths. Pure."""
+
+import re
+
+from orchestrator.runtime.link_emulation import EmulatedLink
+
+PLAIN = "mlx-lm"
+"""mlx-lm on all cores: the baseline of the ratios. With a K it is mlx-lm's speculative decoding."""
+TARGET_CORES = "mlx-lm, target's cores"
+"""mlx-lm on the cores that our target has."""
+AUTOREGRESSIVE = "ar"
+LOOKUP = "lookup"
+"""`adaptive` with the n-gram engine: prompt lookup alone."""
+WITHOUT_LOOKUP = "adaptive, no lookup"
+RANDOM_DRAFT = "random draft"
+"""`adaptive` with a draft that costs as much as the real one and guesses at random."""
+_NAME = re.compile(r"(?P<line>.*) K=(?P<draft_tokens>\d+)")
+
+
+def contender_name(line: str, draft_tokens: int | None) -> str:
+    """`sd K=2`; the line alone without a K."""
+    return line if draft_tokens is None else f"{line} K={draft_tokens}"
+
+
+def line_and_draft_tokens(contender: str) -> tuple[str, int | None]:
+    """The inverse: the line, and K or None. Contenders of one line differ only in K."""
+    found = _NAME.fullmatch(contender)
+    return (contender, None) if found is None else (found["line"], int(found["draft_tokens"]))
+
+
+def remote_name(strategy: str, link: EmulatedLink) -> str:
+    """The line of a strategy whose draft is behind this link."""
+    return f"{strategy}, {1000 * link.delay:g} ms"

@@ -1,0 +1,58 @@
+"""A pipeline as a contender: it records when each token came to the client."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.tools.bench import contender
+from orchestrator.tools.bench.contender import GenerationTask, PipelineContender
+
+
+class _Stream:
+    """Pieces of given numbers of tokens; the last tokens, `silent`, have no text. A piece takes a second of `clock`."""
+
+    def __init__(self, clock: list[float], pieces: tuple[int, ...], silent: int) -> None:
+        self.tokens = 0
+        self.result: Any = None
+        self._clock, self._pieces, self._silent = clock, pieces, silent
+
+    def __enter__(self) -> "_Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[str]:
+        for count in self._pieces:
+            self._clock[0] += 1.0
+            self.tokens += count
+            yield "text"
+        self._clock[0] += 1.0
+        figures = dict.fromkeys(
+            ("hit_rate", "acceptance_rate", "target_busy", "draft_busy", "overhead_per_round", "pace")
+        )
+        statistics = SimpleNamespace(tokens_per_second=1.0, tokens_per_round=1.0, **figures)
+        self.result = SimpleNamespace(tokens=(0,) * (self.tokens + self._silent), statistics=statistics)
+
+
+def _generated(monkeypatch: pytest.MonkeyPatch, pieces: tuple[int, ...], silent: int):
+    clock = [100.0]
+    monkeypatch.setattr(contender.time, "perf_counter", lambda: clock[0])
+    pipeline: Any = SimpleNamespace(stream=lambda *_: _Stream(clock, pieces, silent))
+    return PipelineContender("ar", pipeline).generate(GenerationTask((1,), 9, 0.0, 0))
+
+
+def test_tokens_of_a_piece_arrive_at_once(monkeypatch: pytest.MonkeyPatch):
+    generation = _generated(monkeypatch, (1, 3, 2), silent=0)
+
+    assert generation.arrivals == (1.0, 2.0, 2.0, 2.0, 3.0, 3.0)
+    assert (generation.time_to_first_token, generation.total_time) == (1.0, 3.0)
+
+
+def test_tokens_without_text_arrive_with_the_end(monkeypatch: pytest.MonkeyPatch):
+    generation = _generated(monkeypatch, (2,), silent=1)
+
+    assert len(generation.arrivals) == len(generation.tokens)
+    assert generation.arrivals == (1.0, 1.0, 2.0)

@@ -1,0 +1,111 @@
+"""Laws of a bench's line-up: the models, which pipelines there are, and under which names."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.machine.downloads import default_target
+from orchestrator.tools.bench.line_up import entries
+from orchestrator.tools.bench.models import BenchModels, bench_models
+from orchestrator.tools.bench.names import contender_name, line_and_draft_tokens
+from orchestrator.tools.bench.plan import BenchPlan, parse_strategies
+from protocol.errors import InputError
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+from tests.support.tokenizer_files import with_other_tokenizer
+
+PAIR, ALONE = BenchModels(DEMO_TARGET, DEMO_DRAFT), BenchModels(DEMO_TARGET, None)
+CONTROLS = ["adaptive, no lookup", "lookup", "random draft"]
+
+
+def plan(strategies: str, **options) -> BenchPlan:
+    usual = {"target": None, "draft": None, "repeats": 1, "max_tokens": 8, "draft_tokens": "1,2,4", "temperature": ()}
+    return BenchPlan.of(strategies=strategies, **(usual | options))
+
+
+def names(plan: BenchPlan, models: BenchModels = PAIR) -> list[str]:
+    return [contender_name(entry.line, count) for entry in entries(plan, models) for count in entry.draft_tokens]
+
+
+def test_chains_are_measured_at_every_k_and_nothing_else_is():
+    assert names(plan("ar,ssd,adaptive")) == ["ar", "ssd K=1", "ssd K=2", "ssd K=4", "adaptive", *CONTROLS]
+    assert names(plan("ssd", draft_tokens="0")) == ["ssd", *CONTROLS]
+
+
+def test_rejection_verification_is_measured_at_every_k_too():
+    assert names(plan("sd", verification="rejection", draft_tokens="1-2"))[:4] == [
+        *("sd K=1", "sd K=2", "sd rejection K=1", "sd rejection K=2")
+    ]
+
+
+@pytest.mark.parametrize("pace", [None, "m4-16gb-qwen2.5-3b"])
+def test_a_comparison_of_drafts_has_a_blind_one_and_prompt_lookup(pace: str | None):
+    assert names(plan("adaptive", pace=pace)) == ["adaptive", *CONTROLS]
+    assert names(plan("ar", pace=pace)) == ["ar"]
+
+
+def test_a_line_is_measured_once():
+    assert names(plan("prompt-lookup")) == ["lookup", "adaptive, no lookup", "random draft"]
+
+
+def test_the_controls_are_adaptive_with_one_thing_changed():
+    without, lookup, blind = (entry.keywords(PAIR) for entry in list(entries(plan("ar,adaptive"), PAIR))[2:])
+
+    assert [each["strategy"] for each in (without, lookup, blind)] == ["adaptive"] * 3
+    assert (without["lookup"], without["draft_engine"]) == ("off", "mlx")
+    assert (lookup["draft_engine"], blind["draft_engine"]) == ("ngram", "random")
+    assert "draft" not in lookup
+
+
+def test_without_a_draft_model_the_n_gram_engine_drafts_and_no_line_needs_a_model():
+    found = list(entries(plan("ar,sd,adaptive"), ALONE))
+
+    assert [entry.line for entry in found] == ["ar", "sd", "adaptive"]
+    assert {entry.keywords(ALONE)["draft_engine"] for entry in found} == {"ngram"}
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("autoregressive,speculative", ("ar", "sd")),
+        ("speculative,sd,ssd", ("sd", "ssd")),
+        ("prompt-lookup,lookup,adaptive", ("lookup", "adaptive")),
+    ],
+)
+def test_strategies_have_the_names_of_other_programs(words: str, meant: tuple[str, ...]):
+    assert parse_strategies(words) == meant
+
+
+@pytest.mark.parametrize("name", ["ar", "adaptive, no lookup", "mlx-lm, target's cores"])
+@pytest.mark.parametrize("count", [None, 1, 12])
+def test_a_name_tells_its_line_and_its_k(name: str, count: int | None):
+    assert line_and_draft_tokens(contender_name(name, count)) == (name, count)
+
+
+def test_the_default_models_are_those_of_a_pipeline():
+    assert bench_models(None, None, same_model=False) == BenchModels(DEMO_TARGET, DEMO_DRAFT)
+
+
+def test_a_model_can_be_its_own_draft():
+    found = bench_models(None, None, same_model=True)
+
+    assert (found.target, found.draft) == (DEMO_TARGET, DEMO_TARGET)
+    assert plan("sd", same_model=True).temperatures == (0.8,)
+
+
+def test_the_default_target_without_a_draft_is_measured_with_the_n_gram_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    target = with_other_tokenizer(DEMO_TARGET, tmp_path / "target")
+    monkeypatch.setattr(default_target, "_place", lambda: target)
+
+    found = bench_models(str(target), None, same_model=False)
+
+    assert (found.target, found.draft) == (target, None)
+    assert "mlx-lm's speculative decoding and the random draft need a draft model" in found.note
+
+
+def test_another_target_without_a_draft_of_its_family_is_refused(tmp_path: Path):
+    target = with_other_tokenizer(DEMO_TARGET, tmp_path / "target")
+
+    with pytest.raises(InputError, match="There is no draft"):
+        bench_models(str(target), None, same_model=False)
