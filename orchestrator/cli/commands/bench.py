@@ -42,6 +42,11 @@ _GROWING = "ar,adaptive"
     show_default=True,
     help="rejection: also sd and ssd with rejection sampling, above temperature 0.",
 )
+@click.option(
+    "--rivals",
+    metavar="NAME[,NAME...]",
+    help="Also other software: mlx-dspark. The first use installs it, about 1 GB, in an environment of its own.",
+)
 @click.option("--link-delay", metavar="MS[,MS...]", help="Also with the draft so far away, one way.")
 @click.option(
     "--link-loss", type=click.FloatRange(0.0, 0.5), default=0.0, show_default=True, help="Share of packets lost there."
@@ -65,6 +70,7 @@ def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: i
     launch-pipeline bench --limit 2 --repeats 1 --draft-tokens 2-4 --temperature 0
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b --verification rejection --plot m4.png
     launch-pipeline bench --prompts prompts.jsonl --random-draft --json > figures.json
+    launch-pipeline bench --rivals mlx-dspark --temperature 0
     launch-pipeline bench --growth --max-tokens 32
     launch-pipeline bench --requests 1,4 --draft-tokens 2 --temperature 0
     launch-pipeline bench --reuse --turns 50 --repeats 1
@@ -92,13 +98,19 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
 
     plan = BenchPlan.of(**_with_strategies(options, "ar,sd,ssd,adaptive"))
     texts = read_prompts(path, limit)
+    absent: dict[str, str] = {}
     with report.BenchProgress(plan.generations(len(texts))) as turns:
-        measurements, names = run(plan, texts, turns.starting, turns.finished)
+
+        def without(rival: str, reason: str) -> None:
+            absent[rival] = reason
+            turns.set_total(plan.generations(len(texts), absent))
+
+        measurements, names = run(plan, texts, turns.starting, turns.finished, without)
     figures = rows(measurements, names)
     if as_json:
-        click.echo(json.dumps(report.to_json(figures, plan, len(texts))))
+        click.echo(json.dumps(report.to_json(figures, plan, len(texts), absent=absent)))
     else:
-        report.wide_console().print(report.tables(figures, plan, len(texts)))
+        report.wide_console().print(report.tables(figures, plan, len(texts), absent=absent))
     if plot is not None:
         subtitle = f"{plan.pace or 'this machine'}, {len(texts)} prompts, {plan.max_tokens} tokens"
         if plan.links:

@@ -1,6 +1,6 @@
 """A bench from start to end: opens every contender, measures them in turns, closes them. Prints nothing."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from orchestrator.text.tokenizer import TextCodec
 from orchestrator.tools.bench.baseline.contender import MlxLmContender, running
 from orchestrator.tools.bench.contender import Contender, GenerationTask, PipelineContender, takes_part
 from orchestrator.tools.bench.measurement import Measurement, schedule, settings
+from orchestrator.tools.bench.rivals.catalogue import RIVALS, parse_rivals
+from orchestrator.tools.bench.rivals.contenders import PACED, OnRivalAbsent, open_rivals
 from protocol.contracts.engines import DraftEngineName
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
@@ -52,6 +54,8 @@ class BenchPlan:
     """Name or path of the device profile that all contenders are paced by."""
     target_hosts: str | None = None
     """A hosts file with local addresses alone: our pipelines divide their targets."""
+    rivals: tuple[str, ...] = ()
+    """Other software that takes part, by name."""
 
     @classmethod
     def of(
@@ -62,6 +66,7 @@ class BenchPlan:
         temperature: Sequence[float],
         link_delay: str | None = None,
         link_loss: float = 0.0,
+        rivals: str | None = None,
         **others: Any,
     ) -> "BenchPlan":
         """From the options of the command line. Raises InputError naming the wrong one."""
@@ -73,6 +78,7 @@ class BenchPlan:
             strategies=parse_strategies(strategies),
             temperatures=temperatures,
             links=parse_links(link_delay, link_loss),
+            rivals=parse_rivals(rivals),
             **others,
         )
 
@@ -80,10 +86,11 @@ class BenchPlan:
         """Target and draft. A draft that does not fit the target is an error here, the demo draft too."""
         return str(resolve(self.target, "target")), str(resolve(self.draft, "draft"))
 
-    def generations(self, prompts: int) -> int:
-        """Number of generations that are measured."""
+    def generations(self, prompts: int, absent: Container[str] = ()) -> int:
+        """Number of generations that are measured; `absent`: rivals that can't run."""
         remote = len(self.links) * sum(strategy != "ar" for strategy in self.strategies)
-        exact = 1 + len(self.draft_tokens) + len(self.strategies) + remote + self.random_draft
+        rivals = sum(len(RIVALS[name].loops) for name in self.rivals if name not in absent)
+        exact = 1 + len(self.draft_tokens) + len(self.strategies) + remote + self.random_draft + rivals
         rejection = len(self.rejecting) * sum(temperature > 0 for temperature in self.temperatures)
         return (exact * len(self.temperatures) + rejection) * self.repeats * prompts
 
@@ -96,17 +103,23 @@ class BenchPlan:
 
 
 def run(
-    plan: BenchPlan, texts: Sequence[str], on_start: OnBenchProgress, on_generation: OnBenchProgress
+    plan: BenchPlan,
+    texts: Sequence[str],
+    on_start: OnBenchProgress,
+    on_generation: OnBenchProgress,
+    on_absent: OnRivalAbsent,
 ) -> tuple[list[Measurement], list[str]]:
     """All measurements, and the contenders' names in the order of the table."""
     prompts = encoded(texts, plan)
-    with opened(plan, max(map(len, prompts)), on_start) as contenders:
+    with opened(plan, max(map(len, prompts)), on_start, on_absent) as contenders:
         return measured(contenders, prompts, plan, on_generation), [contender.name for contender in contenders]
 
 
 @contextmanager
-def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator[list[Contender]]:
-    """Every contender of the plan, loaded and idle: mlx-lm plain first, then speculative, then ours.
+def opened(
+    plan: BenchPlan, longest: int, on_start: OnBenchProgress, on_absent: OnRivalAbsent
+) -> Iterator[list[Contender]]:
+    """Every contender of the plan, loaded and idle: mlx-lm plain first, then speculative, then ours, then rivals.
 
     Raises InputError if the target's context has no room for a prompt of `longest` tokens and its continuation.
     """
@@ -114,6 +127,8 @@ def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator
     ends = sorted(TextCodec(Path(target)).eos)
     profile = None if plan.pace is None else load_profile(plan.pace)
     with ExitStack() as stack:
+        # First: an installation must not run beside loaded pipelines.
+        rivals = _rivals(plan, target, ends, stack, on_start, on_absent)
         process = stack.enter_context(running(target, draft if plan.draft_tokens else "", profile))
         ours: list[Contender] = []
         hosts = _local_hosts(plan.target_hosts, target)
@@ -136,7 +151,22 @@ def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator
             ours.append(PipelineContender(entry.name, pipeline, entry.verification))
         on_start("mlx-lm")
         process.await_ready()
-        yield [*(MlxLmContender(process, count, ends) for count in (0, *plan.draft_tokens)), *ours]
+        yield [*(MlxLmContender(process, count, ends) for count in (0, *plan.draft_tokens)), *ours, *rivals]
+
+
+def _rivals(
+    plan: BenchPlan,
+    target: str,
+    ends: Sequence[int],
+    stack: ExitStack,
+    on_start: OnBenchProgress,
+    on_absent: OnRivalAbsent,
+) -> Sequence[Contender]:
+    if plan.pace is None:
+        return open_rivals(plan.rivals, target, ends, stack, on_start, on_absent)
+    for name in plan.rivals:
+        on_absent(name, PACED)
+    return []
 
 
 def _local_hosts(file: str | None, target: str) -> TargetHosts | None:
