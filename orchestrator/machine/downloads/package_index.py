@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -74,8 +75,14 @@ def run_installer(command: Sequence[str], folder: Path, on_bytes: Callable[[int]
     # The installers write what comes to the folder for temporary files first.
     environment = {**_PATIENCE, **os.environ, **_QUIET, "TMPDIR": str(temporary)}
     with (folder / "words").open("w+b") as words:
+        # A group of its own: pip starts another one for another interpreter, and both must end.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=words, stderr=subprocess.STDOUT, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
         )
         try:
             stalled = not _ended(process, folder, on_bytes)
@@ -154,11 +161,11 @@ def _size(folder: Path) -> int:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 

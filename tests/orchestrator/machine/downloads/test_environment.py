@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.machine.downloads import environment as module
+from orchestrator.machine.downloads import package_index
 from orchestrator.machine.downloads.environment import PYTHON, environment, environment_folder
 from orchestrator.machine.downloads.package_index import Unavailable
 from tests.support.package_index import NAME, Offer, offer, serving
@@ -77,6 +79,22 @@ def test_without_an_index_the_reason_is_raised_and_nothing_is_left(offered: Offe
     assert not environment_folder("tool", _PINS).exists()
 
 
+def test_an_index_that_falls_silent_is_given_up_and_no_installer_is_left(
+    offered: Offer, monkeypatch: pytest.MonkeyPatch
+):
+    offered.silent = True
+    monkeypatch.setattr(package_index, "STALL_SECONDS", 8.0)
+
+    with pytest.raises(Unavailable, match="sent nothing for 8 s"):
+        environment("tool", _PINS, _ignore)
+    place = environment_folder("tool", _PINS)
+    deadline = time.monotonic() + 10.0
+    while str(place) in _running() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert str(place) not in _running()
+    assert not place.exists()
+
+
 def test_an_environment_that_a_killed_process_left_unfinished_is_made_again(offered: Offer):
     place = environment_folder("tool", _PINS)
     (place / "bin").mkdir(parents=True)
@@ -103,6 +121,11 @@ def test_a_python_that_cannot_make_environments_is_a_reason(offered: Offer, monk
     with pytest.raises(Unavailable, match=r"can't make a virtual environment: .*venv_that_is_missing"):
         environment("tool", _PINS, _ignore)
     assert not environment_folder("tool", _PINS).exists()
+
+
+def _running() -> str:
+    """The command lines of all processes."""
+    return subprocess.run(["ps", "-A", "-o", "args"], capture_output=True, text=True).stdout
 
 
 _make = module._make
