@@ -72,7 +72,7 @@ _PIPELINE = (
     *("strategy", "prefill_engine", "prefill", "concurrent", "turn", "arena_memory", "prefix_cache_memory"),
     *("kv_memory", "kept_memory", "target_hosts", "record", "pace"),
 )
-_COMPARISON = ("verification", "random_draft", "link_delay", "link_loss", "target_hosts")
+_COMPARISON = ("verification", "random_draft", "rivals", "link_delay", "link_loss", "target_hosts")
 """What only the bench's comparison with mlx-lm uses."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _ASKS = _all(_is("command", "generate", "chat"), _set("address"))

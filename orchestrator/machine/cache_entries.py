@@ -8,6 +8,8 @@ from pathlib import Path
 
 from protocol.errors import InputError
 
+_STAMP = "complete"
+
 
 def made_once(place: Path, make: Callable[[Path], None]) -> Path:
     """The folder `place`; if it is absent, `make` fills a temporary folder beside it, which is then renamed.
@@ -19,6 +21,18 @@ def made_once(place: Path, make: Callable[[Path], None]) -> Path:
     with exclusive(place):
         if not place.is_dir():
             _made(place, make)
+    return place
+
+
+def made_in_place(place: Path, make: Callable[[Path], None], needed: str) -> Path:
+    """The same for a folder that holds its own path: `make` fills it where it stays, and a stamp says that it is
+    complete. A folder without the stamp or without its file `needed` is made again.
+    """
+    if _is_complete(place, needed):
+        return place
+    with exclusive(place):
+        if not _is_complete(place, needed):
+            _made_in_place(place, make)
     return place
 
 
@@ -47,6 +61,23 @@ def _made(place: Path, make: Callable[[Path], None]) -> None:
         raise _unwritable(place, error) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _is_complete(place: Path, needed: str) -> bool:
+    return (place / _STAMP).is_file() and (place / needed).is_file()
+
+
+def _made_in_place(place: Path, make: Callable[[Path], None]) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        place.mkdir()
+        make(place)
+        (place / _STAMP).touch()
+    except OSError as error:
+        raise _unwritable(place, error) from error
+    finally:
+        if not (place / _STAMP).is_file():
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _unwritable(place: Path, error: OSError) -> InputError:

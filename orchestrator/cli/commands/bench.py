@@ -82,6 +82,11 @@ _REPEATS = 3
     show_default=True,
     help="rejection: also sd and ssd with rejection sampling, above temperature 0.",
 )
+@click.option(
+    "--rivals",
+    metavar="NAME[,NAME...]",
+    help="Also other software: mlx-dspark. The first use installs it, about 1 GB, in an environment of its own.",
+)
 @click.option("--link-delay", metavar="MS[,MS...]", help="Also with the draft so far away, one way.")
 @click.option(
     "--link-loss", type=click.FloatRange(0.0, 0.5), default=0.0, show_default=True, help="Share of packets lost there."
@@ -107,6 +112,7 @@ def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: i
     launch-pipeline bench --mode speculative,adaptive --same-model
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo --verification rejection --plot m4.png
     launch-pipeline bench --prompts prompts.jsonl --json > figures.json
+    launch-pipeline bench --rivals mlx-dspark --temperature 0
     launch-pipeline bench --growth --max-tokens 32
     launch-pipeline bench --requests 1,4 --draft-tokens 2 --temperature 0
     launch-pipeline bench --reuse --turns 50 --repeats 1
@@ -133,13 +139,15 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
 
     plan = _plan(options, _COMPARED, repeats=1, temperature=())
     texts = _prompts(plan, path, limit or (_LIMIT if path is None else None))
+    absent: dict[str, str] = {}
     with report.BenchProgress(1) as turns:
-        measurements, names = run(plan, texts, turns.starting, turns.set_total, turns.finished)
+        notes = turns.starting, turns.set_total, turns.finished, absent.__setitem__
+        measurements, names = run(plan, texts, *notes)
     figures, by_category = rows(measurements, names), rows_by_category(measurements, names)
     if as_json:
-        click.echo(json.dumps(report.to_json(figures, plan, len(texts), by_category)))
+        click.echo(json.dumps(report.to_json(figures, plan, len(texts), by_category, absent)))
     else:
-        report.wide_console().print(report.tables(figures, plan, len(texts), by_category))
+        report.wide_console().print(report.tables(figures, plan, len(texts), by_category, absent))
     if plot is not None:
         subtitle = f"{plan.pace or 'this machine'}, {len(texts)} prompts, {plan.max_tokens} tokens"
         if plan.links:

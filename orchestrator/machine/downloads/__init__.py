@@ -1,1 +1,1 @@
-"""The default target: fetched once from the package index or the hub, then used without a network."""
+"""What is fetched once and then used without a network: the default target, and environments of other software."""

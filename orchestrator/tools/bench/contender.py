@@ -9,8 +9,9 @@ from orchestrator.api.sampling_params import SamplingParams
 from protocol.messages.base import Verification
 from protocol.messages.client import Pace
 
-Family = Literal["mlx-lm", "coupled", "rejection"]
-"""mlx-lm's own code; ours with the target's own tokens; ours with tokens of the target's distribution."""
+Family = Literal["mlx-lm", "coupled", "rejection", "rival"]
+"""mlx-lm's own code; ours with the target's own tokens; ours with tokens of the target's distribution; other software's
+own code."""
 
 
 class GenerationTask(NamedTuple):

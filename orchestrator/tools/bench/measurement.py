@@ -62,8 +62,9 @@ def schedule(contenders: Sequence[C], order: Sequence[Setting]) -> Iterator[tupl
 def deviating(measurements: Iterable[Measurement], order: Sequence[str]) -> list[Measurement]:
     """The measurements whose tokens differ from the reference of their setting.
 
-    At temperature 0 the reference is the first contender of `order` (names). Above it the reference is the first
-    coupled contender, because all coupled contenders share their noise; the others draw tokens of their own.
+    At temperature 0 the reference is the first contender of `order` (names), which is never a rival. Above it the
+    reference is the first coupled contender, because all coupled contenders share their noise; the others draw tokens
+    of their own.
     """
     by_setting: dict[Setting, list[Measurement]] = defaultdict(list)
     for measurement in measurements:

@@ -13,6 +13,7 @@ from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.tools.bench.contender import GenerationTask
 from orchestrator.tools.bench.models import BenchModels, bench_models
 from orchestrator.tools.bench.names import LOOKUP
+from orchestrator.tools.bench.rivals.catalogue import parse_rivals
 from protocol.errors import InputError
 from protocol.messages.base import Verification
 
@@ -54,6 +55,8 @@ class BenchPlan:
     """Name or path of the device profile that all contenders are paced by."""
     target_hosts: str | None = None
     """A hosts file with local addresses alone: our pipelines divide their targets."""
+    rivals: tuple[str, ...] = ()
+    """Other software that takes part, by name."""
 
     @classmethod
     def of(
@@ -66,6 +69,7 @@ class BenchPlan:
         link_loss: float = 0.0,
         same_model: bool = False,
         pace: str | None = None,
+        rivals: str | None = None,
         **others: Any,
     ) -> "BenchPlan":
         """From the options of the command line. Raises InputError naming the wrong one."""
@@ -82,6 +86,7 @@ class BenchPlan:
             links=parse_links(link_delay, link_loss),
             same_model=same_model,
             pace=pace,
+            rivals=parse_rivals(rivals),
             **others,
         )
 

@@ -47,13 +47,23 @@ mlx-lm runs on all cores, and again on the target's; our draft has cores of its 
 pipelines keep no KV.
 lookup: adaptive with the n-gram draft. random draft: adaptive with a draft that guesses blindly at the same cost."""
 
+_RIVAL_NOTE = """
+mlx-dspark: its own greedy_generate and lookup_generate with the same weights, on all cores, in float32 on a processor \
+(its fastest there). K is its max_draft_tokens; bigrams: its ngram_min is 2 instead of 3. Its seconds are by its own \
+clock, from the same moment as everyone's."""
+
 
 def tables(
-    rows: Sequence[BenchRow], plan: BenchPlan, prompts: int, by_category: Mapping[str, Sequence[BenchRow]] | None = None
+    rows: Sequence[BenchRow],
+    plan: BenchPlan,
+    prompts: int,
+    by_category: Mapping[str, Sequence[BenchRow]] | None = None,
+    absent: Mapping[str, str] | None = None,
 ) -> Group:
     """Two tables a temperature (figures; ratios by category), then the settings, the machine and the definitions.
 
-    `by_category` has the rows of each category's prompts; the second table needs at least two categories.
+    `by_category` has the rows of each category's prompts; the second table needs at least two categories. `absent` has
+    the rivals that can't run, each with the reason.
     """
     parts: list[RenderableType] = []
     for temperature in dict.fromkeys(row.temperature for row in rows):
@@ -61,9 +71,11 @@ def tables(
         parts += [_table(temperature, shown), ""]
         if by_category and len(by_category) > 1:
             parts += [_category_table(shown, by_category), ""]
+    parts += [Text(sentence) for sentence in (*_absences(absent or {}), *_rival_deviations(rows))]
     scope = f"{prompts} prompts, {plan.max_tokens} tokens, {plan.repeats} repeats"
     pace = _pace_note(load_profile(plan.pace)) if plan.pace else ""
-    parts.append(Text(f"{scope}. {'. '.join(machine_lines())}.\n{_FOOTNOTE}{pace}", style="dim"))
+    rivals = _RIVAL_NOTE if any(row.rival for row in rows) else ""
+    parts.append(Text(f"{scope}. {'. '.join(machine_lines())}.\n{_FOOTNOTE}{rivals}{pace}", style="dim"))
     return Group(*parts)
 
 
@@ -74,9 +86,13 @@ def wide_console() -> Console:
 
 
 def to_json(
-    rows: Sequence[BenchRow], plan: BenchPlan, prompts: int, by_category: Mapping[str, Sequence[BenchRow]] | None = None
+    rows: Sequence[BenchRow],
+    plan: BenchPlan,
+    prompts: int,
+    by_category: Mapping[str, Sequence[BenchRow]] | None = None,
+    absent: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The machine, the settings, whether all rows are exact and representative, and the rows."""
+    """The machine, the settings, whether all rows are exact and representative, the rows, and why rivals are absent."""
     return {
         "machine": machine_lines(),
         "settings": {**msgspec.to_builtins(asdict(plan)), "prompts": prompts},
@@ -84,6 +100,7 @@ def to_json(
         "representative": all(row.representative for row in rows),
         "results": [_values(row) for row in rows],
         "by_category": {name: [_values(row) for row in group] for name, group in (by_category or {}).items()},
+        "absent_rivals": dict(absent or {}),
     }
 
 
@@ -142,6 +159,19 @@ class BenchProgress:
     def finished(self, contender: str) -> None:
         """Count one generation of this contender."""
         self._progress.update(self._task, description=contender, advance=1)
+
+
+def _absences(absent: Mapping[str, str]) -> list[str]:
+    return [f"{name} is not in the table: {reason}." for name, reason in absent.items()]
+
+
+def _rival_deviations(rows: Sequence[BenchRow]) -> list[str]:
+    return [
+        f"{row.contender} at temperature {row.temperature:g}: {row.deviating} of {row.checked} generations differ from "
+        "the reference. Its numerics can break ties otherwise, so this is no failure of the bench."
+        for row in rows
+        if row.rival and row.deviating
+    ]
 
 
 def _values(row: BenchRow) -> dict[str, Any]:
@@ -212,7 +242,13 @@ def _cells(row: BenchRow) -> dict[str, str]:
         "p95": _scaled(row.inter_token_p95, 1e3),
         "busy": _share(row.target_busy),
         "µs": _scaled(row.overhead_per_round, 1e6),
-        "exact": "yes" if row.checked else "rej" if row.rejection else "-",
+        "exact": f"{row.checked - row.deviating}/{row.checked}"
+        if row.deviating
+        else "yes"
+        if row.checked
+        else "rej"
+        if row.rejection
+        else "-",
         "overran": _share(row.overruns, 1),
     }
 

@@ -18,6 +18,7 @@ from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.bench.names import PLAIN, TARGET_CORES, contender_name
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt
+from orchestrator.tools.bench.rivals.contenders import PACED, OnRivalAbsent, open_rivals
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
 
@@ -34,6 +35,7 @@ def run(
     on_start: OnBenchProgress,
     on_count: Callable[[int], None],
     on_generation: OnBenchProgress,
+    on_absent: OnRivalAbsent,
 ) -> tuple[list[Measurement], list[str]]:
     """All measurements, and the contenders' names in the order of the table.
 
@@ -41,7 +43,7 @@ def run(
     """
     tokens = encoded(prompts, plan)
     categories = [prompt.category for prompt in prompts]
-    with opened(plan, max(map(len, tokens)), on_start) as contenders:
+    with opened(plan, max(map(len, tokens)), on_start, on_absent) as contenders:
         on_count(generations(contenders, plan, len(prompts)))
         names = [contender.name for contender in contenders]
         return measured(contenders, tokens, plan, on_generation, categories), names
@@ -54,13 +56,17 @@ def generations(contenders: Sequence[Contender], plan: BenchPlan, prompts: int) 
 
 
 @contextmanager
-def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator[list[Contender]]:
-    """Every contender of the plan, loaded and idle: mlx-lm plain first, then speculative, then ours.
+def opened(
+    plan: BenchPlan, longest: int, on_start: OnBenchProgress, on_absent: OnRivalAbsent
+) -> Iterator[list[Contender]]:
+    """Every contender of the plan, loaded and idle: mlx-lm plain first, then speculative, then ours, then rivals.
 
     Raises InputError if the target's context has no room for a prompt of `longest` tokens and its continuation.
     """
     models = plan.models()
     with ExitStack() as stack:
+        # First: an installation must not run beside loaded pipelines.
+        rivals = _rivals(plan, models, stack, on_start, on_absent)
         baselines = _baselines(plan, models, stack)
         ours: list[Contender] = []
         hosts = _local_hosts(plan.target_hosts, models.target)
@@ -79,7 +85,7 @@ def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator
             for count in entry.draft_tokens:
                 name = contender_name(entry.line, count)
                 ours.append(PipelineContender(name, pipeline, entry.verification, count))
-        yield [*_ready(baselines, plan, models, on_start), *ours]
+        yield [*_ready(baselines, plan, models, on_start), *ours, *rivals]
 
 
 def baseline_cores(paced: bool) -> dict[str, tuple[int, ...]]:
@@ -111,6 +117,17 @@ def _ready(
         process.await_ready()
         for count in (0, *plan.draft_tokens) if models.draft is not None else (0,):
             yield MlxLmContender(process, count, ends, line)
+
+
+def _rivals(
+    plan: BenchPlan, models: BenchModels, stack: ExitStack, on_start: OnBenchProgress, on_absent: OnRivalAbsent
+) -> Sequence[Contender]:
+    if plan.pace is None:
+        ends = sorted(TextCodec(models.target).eos)
+        return open_rivals(plan.rivals, str(models.target), ends, stack, on_start, on_absent)
+    for name in plan.rivals:
+        on_absent(name, PACED)
+    return []
 
 
 def _local_hosts(file: str | None, target: Path) -> TargetHosts | None:

@@ -1,0 +1,72 @@
+"""The rivals that the bench knows: their packages, their program, and the settings that compete. Installs nothing."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.machine.hardware import installed_version
+from orchestrator.tools.bench.names import contender_name
+from protocol.errors import InputError
+
+_LOOKUP_DRAFT_TOKENS = (3, 6, 12)
+"""6 is mlx-dspark's default."""
+_LOOKUP_LONG_DRAFT = 32
+"""mlx-dspark's default: so many tokens after a long match."""
+_SHARED = ("mlx", "mlx-cpu", "mlx-metal", "mlx-cuda-12", "mlx-cuda-13", "mlx-lm", "transformers")
+"""The rival runs the versions that the bench runs, so that neither has the better library."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop of a rival with one setting."""
+
+    contender: str
+    """Its name in the table."""
+    name: str
+    """Its name for the program."""
+    options: Mapping[str, int]
+    """Keywords of the loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Software with decoding loops of its own."""
+
+    name: str
+    packages: Mapping[str, str]
+    """Pinned packages of its own, and their versions."""
+    program: Path
+    """Runs in the rival's environment and speaks `messages`."""
+    loops: tuple[Loop, ...]
+
+    def pins(self) -> dict[str, str]:
+        """All packages of its environment that have a fixed version."""
+        shared = {package: installed_version(package) for package in _SHARED}
+        return {package: version for package, version in shared.items() if version} | dict(self.packages)
+
+
+def parse_rivals(text: str | None) -> tuple[str, ...]:
+    """Names separated by commas; None for none. Raises InputError naming the unknown ones."""
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    unknown = [name for name in names if name not in RIVALS]
+    if unknown or (text is not None and not names):
+        raise InputError(f"There is no rival {', '.join(unknown) or repr(text)}: choose from {', '.join(RIVALS)}.")
+    return tuple(dict.fromkeys(names))
+
+
+def _mlx_dspark_loops() -> Iterator[Loop]:
+    yield Loop("mlx-dspark greedy", "greedy", {})
+    # Its default needs a match of three tokens; two are its other sensible choice.
+    for line, shortest in (("mlx-dspark lookup", 3), ("mlx-dspark lookup, bigrams", 2)):
+        for count in _LOOKUP_DRAFT_TOKENS:
+            options = {"max_draft_tokens": count, "long_draft_tokens": _LOOKUP_LONG_DRAFT, "ngram_min": shortest}
+            yield Loop(contender_name(line, count), "lookup", options)
+
+
+_MLX_DSPARK = Rival(
+    name="mlx-dspark",
+    packages={"mlx-dspark": "0.20.3", "mlx-vlm": "0.7.10"},
+    program=Path(__file__).with_name("mlx_dspark_program.py"),
+    loops=tuple(_mlx_dspark_loops()),
+)
+RIVALS: dict[str, Rival] = {_MLX_DSPARK.name: _MLX_DSPARK}

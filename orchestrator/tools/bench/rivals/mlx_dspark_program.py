@@ -1,0 +1,133 @@
+"""The program that runs mlx-dspark's own loops: `ENVIRONMENT/bin/python -I mlx_dspark_program.py SETUP`.
+
+It runs in the rival's environment and imports nothing of ours; `messages` describes what it reads and writes.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import mlx.core as mx
+from mlx_dspark.calibrate import apply_small_m  # pyright: ignore[reportMissingImports]
+from mlx_dspark.generate import greedy_generate  # pyright: ignore[reportMissingImports]
+from mlx_dspark.load import load_target  # pyright: ignore[reportMissingImports]
+from mlx_dspark.lookup import lookup_generate  # pyright: ignore[reportMissingImports]
+from mlx_lm.utils import dequantize_model
+
+_LOOPS = {"greedy": greedy_generate, "lookup": lookup_generate}
+_PREFILL_CHUNK = 512
+
+
+def main() -> int:
+    setup = json.loads(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if setup["cores"] and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, setup["cores"])
+    # Output of libraries must not mix with the results.
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    target, precision = _loaded(setup["target"])
+    _write(results, {"precision": precision})
+    for line in sys.stdin:
+        _write(results, _decode(target, json.loads(line)))
+    return 0
+
+
+class _Client:
+    """What a loop takes for a tokenizer: its end tokens are the job's, and each token is one character of text.
+
+    So the loop streams to it as to any client, and `on_text` counts tokens.
+    """
+
+    eos_token_id = None
+    unk_token_id = None
+
+    def __init__(self, ends: list[int]) -> None:
+        self.eos_token_ids = ends
+        self.detokenizer = self
+        self.text = ""
+        self.arrivals: list[float] = []
+
+    def add_token(self, token: int) -> None:
+        self.text += "."
+
+    def finalize(self) -> None:
+        """Holds nothing back."""
+
+    def decode(self, tokens: list[int]) -> str:
+        return self.text
+
+    def convert_tokens_to_ids(self, name: str) -> int:
+        """No name adds an end token."""
+        return -1
+
+    def on_text(self, text: str) -> None:
+        self.arrivals += [time.perf_counter()] * len(text)
+
+
+def _decode(target: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """Run a job. The loop's own clock starts when the cache holds all but the prompt's last token."""
+    began = time.perf_counter()
+    cache = target.make_cache()
+    prefix = job["tokens"][:-1]
+    for first in range(0, len(prefix), _PREFILL_CHUNK):
+        target.prefill(mx.array([prefix[first : first + _PREFILL_CHUNK]]), cache)
+        mx.eval([layer.state for layer in cache])
+    client = _Client(job["ends"])
+    rounds: list[tuple[int, int]] = []
+
+    def on_round(*, drafted: int, accepted: int, **_: Any) -> None:
+        if drafted:
+            rounds.append((drafted, accepted))
+
+    result = _LOOPS[job["loop"]](
+        target,
+        client,
+        prompt_ids=job["tokens"],
+        cache=cache,
+        reuse_len=len(prefix),
+        max_new_tokens=job["max_tokens"],
+        temperature=job["temperature"],
+        seed=job["seed"],
+        on_text=client.on_text,
+        on_round=on_round,
+        **job["options"],
+    )
+    ended = time.perf_counter()
+    # The greedy loop computes ahead: that work must not run into the next contender's time.
+    mx.synchronize()
+    # An end token has no text.
+    arrivals = client.arrivals + [ended] * (len(result.token_ids) - len(client.arrivals))
+    return {
+        "tokens": result.token_ids,
+        "seconds": result.seconds,
+        "forwards": result.target_forwards,
+        "rounds": rounds,
+        "arrivals": [arrival - began for arrival in arrivals],
+    }
+
+
+def _loaded(folder: str) -> tuple[Any, str]:
+    """The rival's target in the precision in which it is fastest: float32 on a processor, where quantized weights take
+    twice as long a token; as stored, with the rival's own kernel for few rows, on Metal."""
+    target, _ = load_target(folder)
+    if mx.default_device() == mx.Device(mx.cpu):
+        # Changes the target's network itself.
+        dequantize_model(target.model).set_dtype(mx.float32)
+        mx.eval(target.model.parameters())
+        return target, "float32"
+    if mx.metal.is_available():
+        apply_small_m(target, target_repo=folder)
+    return target, "as stored"
+
+
+def _write(pipe: Any, message: dict[str, Any]) -> None:
+    pipe.write(json.dumps(message) + "\n")
+    pipe.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

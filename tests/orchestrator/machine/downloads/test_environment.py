@@ -1,0 +1,135 @@
+"""Laws of the cache's virtual environments: made once by the user's installer, complete or absent."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from orchestrator.machine.downloads import environment as module
+from orchestrator.machine.downloads import package_index
+from orchestrator.machine.downloads.environment import PYTHON, environment, environment_folder
+from orchestrator.machine.downloads.package_index import Unavailable
+from tests.support.package_index import NAME, Offer, offer, serving
+
+_PINS = {NAME: "1.0"}
+
+
+@pytest.fixture
+def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
+    """An index with a tiny package."""
+    settings = {
+        "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_RETRIES": "0",
+        "PIP_FIND_LINKS": "",
+        "PIP_TRUSTED_HOST": "127.0.0.1",
+        "NO_PROXY": "127.0.0.1",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    fresh = offer(tmp_path / "wheel")
+    with serving(fresh) as url:
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        monkeypatch.setenv("UV_INDEX_URL", url)
+        yield fresh
+
+
+def _ignore(_: int) -> None:
+    """Takes no notice of progress."""
+
+
+def test_the_environment_has_the_pinned_package_and_none_of_ours(offered: Offer):
+    sizes: list[int] = []
+
+    python = environment("tool", _PINS, sizes.append)
+
+    question = "import importlib.metadata as m, json; print(sorted(d.name for d in m.distributions()))"
+    assert subprocess.run([python, "-I", "-c", question], capture_output=True, text=True).stdout == f"['{NAME}']\n"
+    assert max(sizes) > 0
+
+
+def test_the_second_use_installs_nothing(offered: Offer):
+    first = environment("tool", _PINS, _ignore)
+
+    assert environment("tool", _PINS, _ignore) == first
+    assert len(offered.downloads) == 1
+
+
+def test_two_uses_at_once_make_one_environment(offered: Offer):
+    offered.pause = 0.05
+    with ThreadPoolExecutor(2) as threads:
+        pythons = list(threads.map(lambda _: environment("tool", _PINS, _ignore), range(2)))
+
+    assert pythons[0] == pythons[1]
+    assert len(offered.downloads) == 1
+
+
+def test_without_an_index_the_reason_is_raised_and_nothing_is_left(offered: Offer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple/")
+
+    with pytest.raises(Unavailable, match=r"python\S* says: "):
+        environment("tool", _PINS, _ignore)
+    assert not environment_folder("tool", _PINS).exists()
+
+
+def test_an_index_that_falls_silent_is_given_up_and_no_installer_is_left(
+    offered: Offer, monkeypatch: pytest.MonkeyPatch
+):
+    offered.silent = True
+    monkeypatch.setattr(package_index, "STALL_SECONDS", 8.0)
+
+    with pytest.raises(Unavailable, match="sent nothing for 8 s"):
+        environment("tool", _PINS, _ignore)
+    place = environment_folder("tool", _PINS)
+    deadline = time.monotonic() + 10.0
+    while str(place) in _running() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert str(place) not in _running()
+    assert not place.exists()
+
+
+def test_an_environment_that_a_killed_process_left_unfinished_is_made_again(offered: Offer):
+    place = environment_folder("tool", _PINS)
+    (place / "bin").mkdir(parents=True)
+    (place / PYTHON).write_text("half a program")
+
+    assert subprocess.run([environment("tool", _PINS, _ignore), "-I", "-c", "pass"]).returncode == 0
+
+
+def test_an_environment_whose_interpreter_is_gone_is_made_again(offered: Offer):
+    python = environment("tool", _PINS, _ignore)
+    python.unlink()
+    python.symlink_to("/no/such/python")
+
+    assert subprocess.run([environment("tool", _PINS, _ignore), "-I", "-c", "pass"]).returncode == 0
+
+
+def test_other_versions_have_an_environment_of_their_own():
+    assert environment_folder("tool", _PINS) != environment_folder("tool", {NAME: "1.1"})
+
+
+def test_a_python_that_cannot_make_environments_is_a_reason(offered: Offer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_make", lambda command: _make_with(command[3:]))
+
+    with pytest.raises(Unavailable, match=r"can't make a virtual environment: .*venv_that_is_missing"):
+        environment("tool", _PINS, _ignore)
+    assert not environment_folder("tool", _PINS).exists()
+
+
+def _running() -> str:
+    """The command lines of all processes."""
+    return subprocess.run(["ps", "-A", "-o", "args"], capture_output=True, text=True).stdout
+
+
+_make = module._make
+
+
+def _make_with(arguments: list[str]) -> None:
+    _make([sys.executable, "-m", "venv_that_is_missing", *arguments])
