@@ -72,7 +72,7 @@ _PIPELINE = (
     *("strategy", "prefill_engine", "prefill", "concurrent", "turn", "arena_memory", "prefix_cache_memory"),
     *("kv_memory", "kept_memory", "target_hosts", "record", "pace"),
 )
-_COMPARISON = ("verification", "random_draft", "link_delay", "link_loss", "target_hosts")
+_COMPARISON = ("verification", "random_draft", "link_delay", "link_loss", "target_hosts", "replay")
 """What only the bench's comparison with mlx-lm uses."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _ASKS = _all(_is("command", "generate", "chat"), _set("address"))
@@ -154,6 +154,13 @@ RULES: tuple[Rule, ...] = (
     Rule(("strategies", "draft_tokens", *_COMPARISON), _bench("reuse"), "the bench of prefix reuse does not use it"),
     Rule(("draft_tokens", *_COMPARISON), _bench("growth"), "the bench of prompt lengths does not use it"),
     Rule(_COMPARISON, _bench("requests"), "the bench of several requests does not use it"),
+    Rule(("target_hosts",), _all(_bench("compare"), _is("replay", True)), "a replayed target has no model to divide"),
+    Rule(("replay",), _all(_bench("compare"), _is("pace", None)), "without a pace the target takes its own time"),
+    Rule(
+        ("verification",),
+        _all(_bench("compare"), _is("replay", True), _is("verification", "rejection")),
+        "rejection sampling needs the target's whole distribution, and a recorded text holds its tokens only",
+    ),
     Rule(("turns",), _all(_is("command", "bench"), _is("reuse", False)), "only the bench of prefix reuse uses it"),
     Rule(("link_loss",), _all(_is("command", "bench"), _is("link_delay", None)), "there is no link without a delay"),
     Rule(("link_delay", "link_loss"), _is("strategies", "ar"), "the strategy ar uses no draft"),

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -18,6 +18,9 @@ from orchestrator.cli.options import (
     without_effect,
 )
 from orchestrator.cli.pipelines import print_notes
+
+if TYPE_CHECKING:
+    from orchestrator.tools.bench.trials import BenchPlan
 
 _FAILED = 1
 _GROWING = "ar,adaptive"
@@ -48,6 +51,7 @@ _GROWING = "ar,adaptive"
 )
 @target_hosts_option
 @pace_option
+@click.option("--replay", is_flag=True, help="With --pace, for a slow target: record its texts once, then replay them.")
 @click.option("--growth", is_flag=True, help="Instead: longer and longer prompts.")
 @click.option("--requests", metavar="N[,N...]", help="Instead: so many requests at once, for instance 1,2,4,8.")
 @click.option("--reuse", is_flag=True, help="Instead: the first token of an agent's turns, with KV kept and without.")
@@ -92,8 +96,9 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
 
     plan = BenchPlan.of(**_with_strategies(options, "ar,sd,ssd,adaptive"))
     texts = read_prompts(path, limit)
+    recorded = _recorded(plan, texts) if plan.replays else None
     with report.BenchProgress(plan.generations(len(texts))) as turns:
-        measurements, names = run(plan, texts, turns.starting, turns.finished)
+        measurements, names = run(plan, texts, turns.starting, turns.finished, recorded)
     figures = rows(measurements, names)
     if as_json:
         click.echo(json.dumps(report.to_json(figures, plan, len(texts))))
@@ -189,6 +194,16 @@ def _micro(as_json: bool) -> None:
 
 def _with_strategies(options: dict[str, Any], default: str) -> dict[str, Any]:
     return {**options, "strategies": options["strategies"] or default}
+
+
+def _recorded(plan: "BenchPlan", texts: Sequence[str]) -> Path:
+    """The recorded texts of the plan, made under a progress bar if they are absent."""
+    from orchestrator.tools.bench.recording import count, recorded
+    from orchestrator.tools.bench.report import BenchProgress
+
+    with BenchProgress(count(plan, len(texts))) as progress:
+        progress.starting("the target, to record its texts")
+        return recorded(plan, texts, progress.finished)
 
 
 def _complain(sentences: Sequence[str]) -> None:

@@ -50,6 +50,8 @@ class BenchPlan:
     """Each link adds a contender for every strategy with a draft: the draft is behind the link."""
     pace: str | None = None
     """Name or path of the device profile that all contenders are paced by."""
+    replay: bool = False
+    """Record the target's texts once, and replay them in place of the target's model."""
     target_hosts: str | None = None
     """A hosts file with local addresses alone: our pipelines divide their targets."""
 
@@ -88,24 +90,37 @@ class BenchPlan:
         return (exact * len(self.temperatures) + rejection) * self.repeats * prompts
 
     @property
+    def replays(self) -> bool:
+        """Whether recorded texts stand in for the target: only the pace of a device gives them a time."""
+        return self.replay and self.pace is not None
+
+    @property
     def rejecting(self) -> tuple[StrategyName, ...]:
-        """Strategies that also run with rejection sampling: those that verify chains."""
-        if self.verification == "coupled":
+        """Strategies that also run with rejection sampling: those that verify chains. None in a replay: it needs the
+        target's whole distribution."""
+        if self.verification == "coupled" or self.replays:
             return ()
         return tuple(strategy for strategy in self.strategies if strategy in ("sd", "ssd"))
 
 
 def run(
-    plan: BenchPlan, texts: Sequence[str], on_start: OnBenchProgress, on_generation: OnBenchProgress
+    plan: BenchPlan,
+    texts: Sequence[str],
+    on_start: OnBenchProgress,
+    on_generation: OnBenchProgress,
+    recorded: Path | None = None,
 ) -> tuple[list[Measurement], list[str]]:
-    """All measurements, and the contenders' names in the order of the table."""
+    """All measurements, and the contenders' names in the order of the table. `recorded`: file of the target's texts,
+    which every contender replays."""
     prompts = encoded(texts, plan)
-    with opened(plan, max(map(len, prompts)), on_start) as contenders:
+    with opened(plan, max(map(len, prompts)), on_start, recorded) as contenders:
         return measured(contenders, prompts, plan, on_generation), [contender.name for contender in contenders]
 
 
 @contextmanager
-def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator[list[Contender]]:
+def opened(
+    plan: BenchPlan, longest: int, on_start: OnBenchProgress, recorded: Path | None = None
+) -> Iterator[list[Contender]]:
     """Every contender of the plan, loaded and idle: mlx-lm plain first, then speculative, then ours.
 
     Raises InputError if the target's context has no room for a prompt of `longest` tokens and its continuation.
@@ -114,9 +129,9 @@ def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator
     ends = sorted(TextCodec(Path(target)).eos)
     profile = None if plan.pace is None else load_profile(plan.pace)
     with ExitStack() as stack:
-        process = stack.enter_context(running(target, draft if plan.draft_tokens else "", profile))
+        process = stack.enter_context(running(target, draft if plan.draft_tokens else "", profile, recorded))
         ours: list[Contender] = []
-        hosts = _local_hosts(plan.target_hosts, target)
+        hosts = None if plan.replays else _local_hosts(plan.target_hosts, target)
         for index, entry in enumerate(_entries(plan)):
             on_start(entry.name)
             # Without arenas: mlx-lm prefills a repeated prompt again, so our target must too.
@@ -126,6 +141,7 @@ def opened(plan: BenchPlan, longest: int, on_start: OnBenchProgress) -> Iterator
                     draft,
                     draft_engine=entry.engine,
                     strategy=entry.strategy,
+                    target_texts="" if recorded is None else str(recorded),
                     pace=plan.pace,
                     draft_link=entry.link,
                     arena_memory=0,
