@@ -77,6 +77,8 @@ _COMPARISON = ("verification", "random_draft", "link_delay", "link_loss", "targe
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _ASKS = _all(_is("command", "generate", "chat"), _set("address"))
 """The command asks a pipeline that runs already."""
+_replaying = _all(_bench("compare"), _is("replay", True), _set("pace"))
+"""Recorded texts stand in for the bench's target."""
 
 
 def _no_draft(values: Values) -> bool:
@@ -154,11 +156,11 @@ RULES: tuple[Rule, ...] = (
     Rule(("strategies", "draft_tokens", *_COMPARISON), _bench("reuse"), "the bench of prefix reuse does not use it"),
     Rule(("draft_tokens", *_COMPARISON), _bench("growth"), "the bench of prompt lengths does not use it"),
     Rule(_COMPARISON, _bench("requests"), "the bench of several requests does not use it"),
-    Rule(("target_hosts",), _all(_bench("compare"), _is("replay", True)), "a replayed target has no model to divide"),
+    Rule(("target_hosts",), _replaying, "a replayed target has no model to divide"),
     Rule(("replay",), _all(_bench("compare"), _is("pace", None)), "without a pace the target takes its own time"),
     Rule(
         ("verification",),
-        _all(_bench("compare"), _is("replay", True), _is("verification", "rejection")),
+        _all(_replaying, _is("verification", "rejection")),
         "rejection sampling needs the target's whole distribution, and a recorded text holds its tokens only",
     ),
     Rule(("turns",), _all(_is("command", "bench"), _is("reuse", False)), "only the bench of prefix reuse uses it"),

@@ -34,6 +34,10 @@ tokens have the target's distribution, and no reference.
 One contender computes at a time. Before the measurement each generated {WARM_UP_TOKENS} tokens at each temperature. \
 mlx-lm runs on the target's cores; our draft has cores of its own. Every prompt is prefilled: pipelines keep no KV."""
 
+_REPLAYED = """
+Replayed: the target's texts were recorded once by its own decoding. No contender ran the target's model; exact means \
+equal to the recorded text."""
+
 
 def tables(rows: Sequence[BenchRow], plan: BenchPlan, prompts: int) -> Group:
     """One table a temperature, then the settings, the machine and the definitions."""
@@ -42,6 +46,7 @@ def tables(rows: Sequence[BenchRow], plan: BenchPlan, prompts: int) -> Group:
         parts += [_table(temperature, [row for row in rows if row.temperature == temperature]), ""]
     scope = f"{prompts} prompts, {plan.max_tokens} tokens, {plan.repeats} repeats"
     pace = _pace_note(load_profile(plan.pace)) if plan.pace else ""
+    pace += _REPLAYED if plan.replays else ""
     parts.append(Text(f"{scope}. {'. '.join(machine_lines())}.\n{_FOOTNOTE}{pace}", style="dim"))
     return Group(*parts)
 
