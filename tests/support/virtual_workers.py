@@ -1,18 +1,19 @@
 """Real workers on the virtual clock of a simulation: their own work takes no time, their pace takes the device's."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
+from draft_worker.worker import DraftWorker
 from orchestrator.core.events import Arrived, Event
 from orchestrator.tools.simulate.modelled_worker import Work
 from orchestrator.tools.simulate.simulation import Simulation
 from protocol.messages.base import NodeId
 from protocol.messages.worker import FromWorker, Ping, Pong, ToWorker, Verdict
 from protocol.speculation.candidates import Candidates
-from protocol.worker.interface import Worker
 from protocol.worker.pacing import DevicePace, Pacer
+from target_worker.worker import TargetWorker
 
-Build: TypeAlias = Callable[[Callable[[], float], Pacer], Worker]
+Build: TypeAlias = Callable[[Callable[[], float], Pacer], DraftWorker | TargetWorker]
 """A worker from its clock and its pacer."""
 
 
@@ -32,7 +33,7 @@ class VirtualWorker:
     def work(self) -> Work | None:
         return self._timed(self._worker.work()) if self._worker.has_work else None
 
-    def _timed(self, replies: Iterator[FromWorker]) -> Work:
+    def _timed(self, replies: Iterable[FromWorker]) -> Work:
         began = self._now
         return Work(tuple(replies), self._now - began)
 

@@ -130,7 +130,7 @@ def decode_batch(networks: Networks, job: BatchJob) -> BatchJobResult:
 def _steps(networks: Networks, job: Job, device: PacedDevice) -> Generator[tuple[int, bool], None, None]:
     """mlx-lm's loop over caches that hold the prompt: tokens, and whether each is an accepted draft token."""
     draft, paces, text = networks.draft, networks.paces, networks.text(job)
-    target = networks.target if text is None else _recorded_network(networks, text)
+    target: Any = networks.target if text is None else _recorded_network(networks, text)
     *prefix, root = job.tokens
     cache = _prefilled(target, prefix)
     if paces is not None:
