@@ -12,16 +12,26 @@ from protocol.kv.exchange import KvExchange
 from protocol.messages.worker import Hello
 from protocol.worker.pacing import Pacer
 from protocol.worker.process import WorkerSetup
+from protocol.worker.recorded_texts import RecordedTexts
 from target_worker.device import device, wire
 from target_worker.engine import TargetEngine
+from target_worker.recorded_engine import RecordedEngine
 from target_worker.tensor_parallel.ranks import load_leading_model
 from target_worker.worker import TargetWorker
 
 
 def build(setup: WorkerSetup) -> TargetWorker:
-    """Loads the model. Raises InputError for one that can't be served."""
-    if setup.engine != "mlx":
-        raise InputError(f"The target has no engine named {setup.engine!r}: choose mlx.")
+    """Loads the model, or the recorded texts. Raises InputError for what can't be served."""
+    match setup.engine:
+        case "mlx":
+            return _computing(setup)
+        case "recorded":
+            return _replaying(setup)
+        case _:
+            raise InputError(f"The target has no engine named {setup.engine!r}: choose mlx.")
+
+
+def _computing(setup: WorkerSetup) -> TargetWorker:
     folder = Path(setup.model)
     model = TreeModel.load(folder) if setup.hosts is None else load_leading_model(folder, setup.hosts)
     wire()
@@ -41,6 +51,25 @@ def build(setup: WorkerSetup) -> TargetWorker:
     )
     engine = TargetEngine(model, setup.prefill_chunk, exchange)
     return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace), setup.prefix_cache << 20)
+
+
+def _replaying(setup: WorkerSetup) -> TargetWorker:
+    """A target without a model. It shares no KV, because it has none."""
+    folder = Path(setup.model)
+    texts = RecordedTexts.read(Path(setup.texts), model_fingerprint(folder))
+    hello = Hello(
+        role="target",
+        engine="recorded",
+        model=str(folder),
+        architecture="recorded",
+        vocabulary=texts.target.vocabulary,
+        context=texts.target.context,
+        tokenizer_fingerprint=tokenizer_fingerprint(folder),
+        device=device(),
+        pid=os.getpid(),
+    )
+    engine = RecordedEngine(folder, texts, setup.prefill_chunk)
+    return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace))
 
 
 def _exchange(setup: WorkerSetup, model: TreeModel) -> KvExchange | None:

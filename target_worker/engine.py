@@ -1,11 +1,13 @@
 """The target's model and its sequences; one forward verifies the trees of several. Knows no message flow, no clock."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
 
 import mlx.core as mx
 
 from protocol.inference.joint_forward import ForwardPart
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
 from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import shared_tokens
@@ -24,16 +26,42 @@ from target_worker.verification.proposed_tree import ProposedTree
 from target_worker.verification.rejection import rejection
 
 
+class TargetModel(Protocol):
+    """What the engine needs of a model: a `TreeModel` computes logits, a `RecordedModel` knows them."""
+
+    folder: Path
+    vocabulary: int
+    context: int
+
+    def sequence(self) -> TreeSequence: ...
+
+    def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]: ...
+
+
 class TargetEngine:
     """A model with the noise of its vocabulary. Opens sequences and verifies their proposals."""
 
-    def __init__(self, model: TreeModel, prefill_chunk: int = 512, exchange: KvExchange | None = None) -> None:
+    def __init__(self, model: TargetModel, prefill_chunk: int = 512, exchange: KvExchange | None = None) -> None:
         """Without `exchange` no KV is written to shared memory."""
         self.model = model
         self.noise = Noise(model.vocabulary)
         self.prefill_chunk = prefill_chunk
         self._exchange = exchange
         self._grammars = Grammars(model.folder, model.vocabulary)
+
+    def refusal(self, start: Start) -> str | None:
+        """Why this sequence can't be served, as a sentence; None if it can."""
+        if len(start.tokens) > self.model.context:
+            return (
+                f"The prompt has {len(start.tokens):,} tokens and the target's context holds {self.model.context:,}: "
+                "shorten the prompt."
+            )
+        if max(start.tokens) >= self.model.vocabulary:
+            return (
+                f"The prompt holds token {max(start.tokens)}; the target's vocabulary ends at "
+                f"{self.model.vocabulary - 1}."
+            )
+        return None
 
     def processors(self, start: Start) -> LogitsProcessors | None:
         """The logits processors of a sequence at `start`; None if it wants none. Raises GrammarError."""
@@ -72,7 +100,7 @@ class TargetEngine:
             return Adoption(self.model.sequence())
         if reference.tokens >= len(start.tokens):
             return Adoption(self.model.sequence(), warning="The KV offered for adoption goes beyond the root.")
-        return adopt(self.model, self._exchange, reference)
+        return adopt(self.model.sequence(), self._exchange, reference)
 
     def _continued(self, found: Found[TargetKv], start: Start) -> KvCheckpoint | None:
         """The checkpoint of the sequence that was found, if its arena holds only shared tokens; else a new one."""

@@ -137,7 +137,7 @@ class TargetWorker:
                 yield self._prefilled(earlier)
             return
         self._remove(start.sequence)
-        if refusal := self._refusal(start):
+        if refusal := self._engine.refusal(start):
             yield Fault("refused", refusal, start.sequence)
             return
         try:
@@ -154,19 +154,6 @@ class TargetWorker:
         self._sequences[start.sequence] = sequence
         if not sequence.prefilling:
             yield self._prefilled(sequence)
-
-    def _refusal(self, start: Start) -> str | None:
-        model = self._engine.model
-        if len(start.tokens) > model.context:
-            return (
-                f"The prompt has {len(start.tokens):,} tokens and the target's context holds {model.context:,}: "
-                "shorten the prompt."
-            )
-        if max(start.tokens) >= model.vocabulary:
-            return (
-                f"The prompt holds token {max(start.tokens)}; the target's vocabulary ends at {model.vocabulary - 1}."
-            )
-        return None
 
     def _verify(self, trees: Sequence[Verify]) -> Iterator[FromWorker]:
         """One forward over all trees that need one; the others are answered at once."""

@@ -72,11 +72,13 @@ _PIPELINE = (
     *("strategy", "prefill_engine", "prefill", "concurrent", "turn", "arena_memory", "prefix_cache_memory"),
     *("kv_memory", "kept_memory", "target_hosts", "record", "pace"),
 )
-_COMPARISON = ("verification", "random_draft", "rivals", "link_delay", "link_loss", "target_hosts")
+_COMPARISON = ("verification", "random_draft", "rivals", "link_delay", "link_loss", "target_hosts", "replay")
 """What only the bench's comparison with mlx-lm uses."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _ASKS = _all(_is("command", "generate", "chat"), _set("address"))
 """The command asks a pipeline that runs already."""
+_replaying = _all(_bench("compare"), _is("replay", True), _set("pace"))
+"""Recorded texts stand in for the bench's target."""
 
 
 def _no_draft(values: Values) -> bool:
@@ -162,6 +164,13 @@ RULES: tuple[Rule, ...] = (
     Rule(_COMPARISON, _bench("requests"), "the bench of several requests does not use it"),
     Rule(("random_draft",), _bench("compare"), "the bench always measures a random draft"),
     Rule(("draft",), _all(_is("command", "bench"), _is("same_model", True)), "the target is its own draft"),
+    Rule(("target_hosts",), _replaying, "a replayed target has no model to divide"),
+    Rule(("replay",), _all(_bench("compare"), _is("pace", None)), "without a pace the target takes its own time"),
+    Rule(
+        ("verification",),
+        _all(_replaying, _is("verification", "rejection")),
+        "rejection sampling needs the target's whole distribution, and a recorded text holds its tokens only",
+    ),
     Rule(("turns",), _all(_is("command", "bench"), _is("reuse", False)), "only the bench of prefix reuse uses it"),
     Rule(("link_loss",), _all(_is("command", "bench"), _is("link_delay", None)), "there is no link without a delay"),
     Rule(("link_delay", "link_loss"), _is("strategies", "ar"), "the strategy ar uses no draft"),

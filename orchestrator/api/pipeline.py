@@ -37,6 +37,7 @@ class Pipeline(Client):
     `listen`: HOST:PORT where workers of other machines may come (`.owner` invites them); with `target_engine` "none"
     one of them is the target.
     `target_hosts`: a hosts file, or its content: divide the target among these hosts.
+    `target_texts`: a file of recorded texts that the target replays, without its model; no other request is served.
     `pace`: a shipped device profile's name or a file's path; the workers are then as slow as its devices.
     `draft_link`: delays what goes to the draft and comes from it, as a link between machines would.
     `trace`: a folder that every process writes its spans to at the end, for `orchestrator.tools.profile`.
@@ -58,6 +59,7 @@ class Pipeline(Client):
         address: str | None = None,
         listen: str | None = None,
         draft_command: tuple[str, ...] = (),
+        target_texts: str = "",
         target_hosts: str | TargetHosts | None = None,
         record: str = "",
         on_progress: OnProgress = silent,
@@ -71,7 +73,8 @@ class Pipeline(Client):
         engines = {"draft_engine": draft_engine, "prefill_engine": prefill_engine}
         program = {"draft_command": draft_command, "draft_link": draft_link}
         warn_ineffective(checked, draft=draft, listen=listen, **engines, **program)
-        others = {"target_engine": target_engine, "record": record, "trace": trace, **engines, **program}
+        files = {"target_texts": target_texts, "record": record, "trace": trace}
+        others = {"target_engine": target_engine, **files, **engines, **program}
         self._setup, self.note = checked_setup(
             target, draft, target_hosts, listen, pace, affordable(checked), on_progress, **others
         )

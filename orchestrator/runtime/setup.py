@@ -35,6 +35,8 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prefill_engine: PrefillEngineName = "none"
     prefill: str = ""
     """Folder of the target's conversion for the prefill worker; empty to use the target's own folder."""
+    target_texts: str = ""
+    """File of recorded texts that the target replays instead of running its model; empty to run the model."""
     target_hosts: TargetHosts | None = None
     """Hosts among which the target is divided."""
     options: Options = Options()

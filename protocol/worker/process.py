@@ -57,6 +57,8 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """MiB of the prefix cache."""
     pace: DevicePace | None = None
     """The device to be paced to; None for this machine's own speed."""
+    texts: str = ""
+    """File of recorded texts, for the engine `recorded`."""
     hosts: TargetHosts | None = None
     """Hosts among which the target is divided; this process is rank 0."""
     trace: str = ""

@@ -5,7 +5,6 @@ Knows no requests.
 
 from typing import NamedTuple
 
-from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.exchange import KvExchange
@@ -52,9 +51,9 @@ class Adoption(NamedTuple):
     warning: str = ""
 
 
-def adopt(model: TreeModel, exchange: KvExchange | None, reference: KvReference) -> Adoption:
-    """Copy an arena's rows. An arena that can't be adopted gives a warning and costs a prefill."""
-    cache = model.sequence()
+def adopt(cache: TreeSequence, exchange: KvExchange | None, reference: KvReference) -> Adoption:
+    """Copy an arena's rows into the empty `cache`. An arena that can't be adopted gives a warning and costs a
+    prefill."""
     if exchange is None:
         return Adoption(cache, warning="This target shares no KV: prefill again.")
     try:

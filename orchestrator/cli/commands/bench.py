@@ -93,6 +93,7 @@ _REPEATS = 3
 )
 @target_hosts_option
 @pace_option
+@click.option("--replay", is_flag=True, help="With --pace, for a slow target: record its texts once, then replay them.")
 @click.option("--growth", is_flag=True, help="Instead: longer and longer prompts.")
 @click.option("--requests", metavar="N[,N...]", help="Instead: so many requests at once, for instance 1,2,4,8.")
 @click.option("--reuse", is_flag=True, help="Instead: the first token of an agent's turns, with KV kept and without.")
@@ -139,10 +140,11 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
 
     plan = _plan(options, _COMPARED, repeats=1, temperature=())
     texts = _prompts(plan, path, limit or (_LIMIT if path is None else None))
+    recorded = _recorded(plan, texts) if plan.replays else None
     absent: dict[str, str] = {}
     with report.BenchProgress(1) as turns:
         notes = turns.starting, turns.set_total, turns.finished, absent.__setitem__
-        measurements, names = run(plan, texts, *notes)
+        measurements, names = run(plan, texts, *notes, recorded)
     figures, by_category = rows(measurements, names), rows_by_category(measurements, names)
     if as_json:
         click.echo(json.dumps(report.to_json(figures, plan, len(texts), by_category, absent)))
@@ -260,6 +262,16 @@ def _prompts(plan: "BenchPlan", path: Path | None, limit: int | None) -> "list[B
         models = plan.models(bar)
     print_notes([models.note])
     return read_prompts(path, limit, chat=own_template(str(models.target)) is not None)
+
+
+def _recorded(plan: "BenchPlan", prompts: "Sequence[BenchPrompt]") -> Path:
+    """The recorded texts of the plan, made under a progress bar if they are absent."""
+    from orchestrator.tools.bench.recording import count, recorded
+    from orchestrator.tools.bench.report import BenchProgress
+
+    with BenchProgress(count(plan, len(prompts))) as progress:
+        progress.starting("the target, to record its texts")
+        return recorded(plan, prompts, progress.finished)
 
 
 def _complain(sentences: Sequence[str]) -> None:

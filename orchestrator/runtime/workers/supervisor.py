@@ -187,6 +187,7 @@ class Supervisor:
             cores=self._cores_of(role),
             prefill_chunk=self._setup.prefill_chunk,
             pace=self._pace(role),
+            texts=self._setup.target_texts if role == "target" else "",
             hosts=self._setup.target_hosts if role == "target" else None,
             owner=os.getpid() if self._setup.options.arena_memory else None,
             prefix_cache=self._setup.options.prefix_cache_memory if self._setup.options.arena_memory else 0,
@@ -194,8 +195,9 @@ class Supervisor:
         )
 
     def _engine(self, role: Role) -> str:
-        engines = {"draft": self._setup.draft_engine, "prefill": self._setup.prefill_engine}
-        return engines.get(role, "mlx")
+        target = "recorded" if self._setup.target_texts else "mlx"
+        engines = {"target": target, "draft": self._setup.draft_engine, "prefill": self._setup.prefill_engine}
+        return engines[role]
 
     def _model(self, role: Role) -> str:
         folders = {"draft": self._setup.draft, "prefill": self._setup.prefill}

@@ -53,6 +53,8 @@ class BenchPlan:
     """Each link adds a contender for every strategy with a draft: the draft is behind the link."""
     pace: str | None = None
     """Name or path of the device profile that all contenders are paced by."""
+    replay: bool = False
+    """Record the target's texts once, and replay them in place of the target's model."""
     target_hosts: str | None = None
     """A hosts file with local addresses alone: our pipelines divide their targets."""
     rivals: tuple[str, ...] = ()
@@ -95,9 +97,15 @@ class BenchPlan:
         return bench_models(self.target, self.draft, self.same_model, on_progress)
 
     @property
+    def replays(self) -> bool:
+        """Whether recorded texts stand in for the target: only the pace of a device gives them a time."""
+        return self.replay and self.pace is not None
+
+    @property
     def rejecting(self) -> tuple[StrategyName, ...]:
-        """Strategies that also run with rejection sampling: those that verify chains."""
-        if self.verification == "coupled":
+        """Strategies that also run with rejection sampling: those that verify chains. None in a replay: it needs the
+        target's whole distribution."""
+        if self.verification == "coupled" or self.replays:
             return ()
         return tuple(strategy for strategy in self.strategies if strategy in CHAINS)
 

@@ -52,6 +52,10 @@ mlx-dspark: its own greedy_generate and lookup_generate with the same weights, o
 (its fastest there). K is its max_draft_tokens; bigrams: its ngram_min is 2 instead of 3. Its seconds are by its own \
 clock, from the same moment as everyone's."""
 
+_REPLAYED = """
+Replayed: the target's texts were recorded once by its own decoding. No contender ran the target's model; exact means \
+equal to the recorded text."""
+
 
 def tables(
     rows: Sequence[BenchRow],
@@ -75,7 +79,8 @@ def tables(
     scope = f"{prompts} prompts, {plan.max_tokens} tokens, {plan.repeats} repeats"
     pace = _pace_note(load_profile(plan.pace)) if plan.pace else ""
     rivals = _RIVAL_NOTE if any(row.rival for row in rows) else ""
-    parts.append(Text(f"{scope}. {'. '.join(machine_lines())}.\n{_FOOTNOTE}{rivals}{pace}", style="dim"))
+    replayed = _REPLAYED if plan.replays else ""
+    parts.append(Text(f"{scope}. {'. '.join(machine_lines())}.\n{_FOOTNOTE}{rivals}{pace}{replayed}", style="dim"))
     return Group(*parts)
 
 

@@ -36,14 +36,16 @@ def run(
     on_count: Callable[[int], None],
     on_generation: OnBenchProgress,
     on_absent: OnRivalAbsent,
+    recorded: Path | None = None,
 ) -> tuple[list[Measurement], list[str]]:
     """All measurements, and the contenders' names in the order of the table.
 
-    `on_count` is called with the number of generations once all contenders are open.
+    `on_count` is called with the number of generations once all contenders are open. `recorded`: file of the target's
+    texts, which every contender replays.
     """
     tokens = encoded(prompts, plan)
     categories = [prompt.category for prompt in prompts]
-    with opened(plan, max(map(len, tokens)), on_start, on_absent) as contenders:
+    with opened(plan, max(map(len, tokens)), on_start, on_absent, recorded) as contenders:
         on_count(generations(contenders, plan, len(prompts)))
         names = [contender.name for contender in contenders]
         return measured(contenders, tokens, plan, on_generation, categories), names
@@ -57,7 +59,11 @@ def generations(contenders: Sequence[Contender], plan: BenchPlan, prompts: int) 
 
 @contextmanager
 def opened(
-    plan: BenchPlan, longest: int, on_start: OnBenchProgress, on_absent: OnRivalAbsent
+    plan: BenchPlan,
+    longest: int,
+    on_start: OnBenchProgress,
+    on_absent: OnRivalAbsent,
+    recorded: Path | None = None,
 ) -> Iterator[list[Contender]]:
     """Every contender of the plan, loaded and idle: mlx-lm plain first, then speculative, then ours, then rivals.
 
@@ -67,14 +73,15 @@ def opened(
     with ExitStack() as stack:
         # First: an installation must not run beside loaded pipelines.
         rivals = _rivals(plan, models, stack, on_start, on_absent)
-        baselines = _baselines(plan, models, stack)
+        baselines = _baselines(plan, models, stack, recorded)
         ours: list[Contender] = []
-        hosts = _local_hosts(plan.target_hosts, models.target)
+        hosts = None if plan.replays else _local_hosts(plan.target_hosts, models.target)
         for index, entry in enumerate(entries(plan, models)):
             on_start(entry.line)
             # Without arenas: mlx-lm prefills a repeated prompt again, so our target must too.
             pipeline = stack.enter_context(
                 Pipeline(
+                    target_texts="" if recorded is None else str(recorded),
                     pace=plan.pace,
                     arena_memory=0,
                     target_hosts=hosts and hosts.apart(index),
@@ -97,12 +104,12 @@ def baseline_cores(paced: bool) -> dict[str, tuple[int, ...]]:
     return {PLAIN: every} if paced or len(target) in (0, len(every)) else {PLAIN: every, TARGET_CORES: target}
 
 
-def _baselines(plan: BenchPlan, models: BenchModels, stack: ExitStack) -> dict[str, MlxLm]:
+def _baselines(plan: BenchPlan, models: BenchModels, stack: ExitStack, recorded: Path | None) -> dict[str, MlxLm]:
     """mlx-lm's processes, by line, while they load their models."""
     profile = None if plan.pace is None else load_profile(plan.pace)
     draft = str(models.draft) if plan.draft_tokens and models.draft is not None else ""
     return {
-        line: stack.enter_context(running(str(models.target), draft, profile, cores))
+        line: stack.enter_context(running(str(models.target), draft, profile, cores, recorded))
         for line, cores in baseline_cores(paced=profile is not None).items()
     }
 

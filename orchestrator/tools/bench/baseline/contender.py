@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -23,15 +24,21 @@ _TERMINATION_SECONDS = 5.0
 
 @contextmanager
 def running(
-    target: str, draft: str, profile: DeviceProfile | None = None, cores: Sequence[int] | None = None
+    target: str,
+    draft: str,
+    profile: DeviceProfile | None = None,
+    cores: Sequence[int] | None = None,
+    texts: Path | None = None,
 ) -> Iterator["MlxLm"]:
     """A process that runs mlx-lm with the models and libraries of our target, on `cores` (None: our target's).
 
     `target` and `draft` are folders (no draft: empty). `profile` paces both models by its target's device.
+    `texts` is a file of recorded texts that stand in for the target.
     """
     setup = Setup(
         target=target,
         draft=draft,
+        texts="" if texts is None else str(texts),
         cores=partition_cores().get("target", ()) if cores is None else tuple(cores),
         target_pace=profile and profile.target.pace(),
         draft_pace=profile and profile.draft_on_target_device.pace(),

@@ -13,6 +13,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Folder of the model."""
     draft: str
     """Folder of the draft model; empty for none."""
+    texts: str = ""
+    """File of recorded texts that stand in for the target; empty to load the target."""
     cores: tuple[int, ...] = ()
     """Processor cores to run on, where the OS allows it; empty for all."""
     target_pace: DevicePace | None = None

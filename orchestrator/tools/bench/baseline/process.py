@@ -20,7 +20,11 @@ from mlx_lm.utils import dequantize_model, load_model
 
 from orchestrator.tools.bench.baseline.messages import BatchJob, BatchJobResult, Job, JobResult, Setup
 from orchestrator.tools.bench.baseline.paced_network import PacedDevice
+from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.errors import InputError, PipelineError
+from protocol.inference.recorded_network import KnownText, RecordedNetwork
 from protocol.worker.pacing import DevicePace
+from protocol.worker.recorded_texts import RecordedText, RecordedTexts, request_sampling
 
 _PREFILL_CHUNK = 512
 
@@ -29,10 +33,21 @@ class Networks(NamedTuple):
     """The models, in the precision that our workers use."""
 
     target: Any
+    """None if recorded texts stand in for it."""
     draft: Any
     """None without a draft."""
     paces: tuple[DevicePace, DevicePace] | None = None
     """Of the target and of the draft."""
+    texts: RecordedTexts | None = None
+
+    def text(self, job: Job) -> RecordedText | None:
+        """The recorded text of a job; None if the target computes. Raises InputError for a job without a text."""
+        if self.texts is None:
+            return None
+        text = self.texts.of_prompt(job.tokens, request_sampling(job.temperature, job.seed))
+        if text is None:
+            raise InputError("No text is recorded for this prompt, temperature and seed: record it first.")
+        return text
 
 
 def main() -> int:
@@ -46,7 +61,12 @@ def main() -> int:
     paces = None
     if setup.target_pace is not None and setup.draft_pace is not None:
         paces = setup.target_pace, setup.draft_pace
-    networks = Networks(_loaded(setup.target), _loaded(setup.draft) if setup.draft else None, paces)
+    draft = _loaded(setup.draft) if setup.draft else None
+    if setup.texts:
+        texts = RecordedTexts.read(Path(setup.texts), model_fingerprint(Path(setup.target)))
+        networks = Networks(None, draft, paces, texts)
+    else:
+        networks = Networks(_loaded(setup.target), draft, paces)
     _write(results, JobResult())
     for line in sys.stdin.buffer:
         job = msgspec.json.decode(line, type=Job | BatchJob)
@@ -55,7 +75,10 @@ def main() -> int:
 
 
 def decode(networks: Networks, job: Job) -> JobResult:
-    """Run a job. The clock starts when the caches hold all but the prompt's last token."""
+    """Run a job. The clock starts when the caches hold all but the prompt's last token.
+
+    Raises PipelineError if the tokens are not those of the recorded text, if there is one.
+    """
     requested = time.perf_counter()
     mx.random.seed(job.seed)
     arrivals: list[float] = []
@@ -76,6 +99,7 @@ def decode(networks: Networks, job: Job) -> JobResult:
         steps.close()
         # mlx-lm computes ahead: that work must not run into the next contender's time.
         mx.synchronize(generation_stream)
+    _require_recorded(tokens, networks.text(job))
     paced = device.take() if networks.paces else None
     return JobResult(tuple(tokens), tuple(drafted), ended - began, paced, tuple(arrivals))
 
@@ -109,7 +133,8 @@ def decode_batch(networks: Networks, job: BatchJob) -> BatchJobResult:
 
 def _steps(networks: Networks, job: Job, device: PacedDevice) -> Generator[tuple[int, bool], None, None]:
     """mlx-lm's loop over caches that hold the prompt: tokens, and whether each is an accepted draft token."""
-    target, draft, paces = networks
+    draft, paces, text = networks.draft, networks.paces, networks.text(job)
+    target: Any = networks.target if text is None else _recorded_network(networks, text)
     *prefix, root = job.tokens
     cache = _prefilled(target, prefix)
     if paces is not None:
@@ -120,6 +145,16 @@ def _steps(networks: Networks, job: Job, device: PacedDevice) -> Generator[tuple
     cache += _prefilled(networks.draft, prefix)
     common |= {"num_draft_tokens": job.draft_tokens, "prompt_cache": cache}
     return _speculative(speculative_generate_step(mx.array([root]), target, draft, **common), device)
+
+
+def _recorded_network(networks: Networks, text: RecordedText) -> RecordedNetwork:
+    assert networks.texts is not None
+    return RecordedNetwork(KnownText(text.whole, networks.texts.target.vocabulary))
+
+
+def _require_recorded(tokens: Sequence[int], text: RecordedText | None) -> None:
+    if text is not None and tuple(tokens) != text.tokens[: len(tokens)]:
+        raise PipelineError("mlx-lm's tokens are not those of the recorded text: delete the recording and try again.")
 
 
 def _plain(steps: Any) -> Generator[tuple[int, bool], None, None]:

@@ -15,9 +15,9 @@ from orchestrator.tools.bench import report
 from orchestrator.tools.bench.contender import Family, TimedGeneration
 from orchestrator.tools.bench.figures import BenchRow, rows
 from orchestrator.tools.bench.measurement import Measurement, Setting
+from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.rivals import contenders
 from orchestrator.tools.bench.rivals.catalogue import RIVALS
-from orchestrator.tools.bench.trials import BenchPlan
 from protocol.errors import InputError
 from tests.support.paths import ROOT
 
@@ -82,13 +82,6 @@ def test_a_rival_that_cannot_run_is_named_with_the_reason_in_table_and_json():
 
     assert "mlx-dspark is not in the table: no network." in _shown(figures, absent={_NAME: "no network"})
     assert report.to_json(figures, _plan(), 1, absent={_NAME: "no network"})["absent_rivals"] == {_NAME: "no network"}
-
-
-def test_a_rival_that_cannot_run_is_not_counted():
-    with_rival, without = _plan().generations(2), _plan(rivals=None).generations(2)
-
-    assert with_rival == without + 2 * len(RIVALS[_NAME].loops)
-    assert _plan().generations(2, {_NAME: "no network"}) == without
 
 
 def test_an_unknown_rival_is_refused():

@@ -1,0 +1,77 @@
+"""Records what the target generates for the requests of a bench, once, in this user's cache. Prints nothing."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.machine.cache_entries import made_once
+from orchestrator.tools.bench.contender import GenerationTask
+from orchestrator.tools.bench.measurement import settings
+from orchestrator.tools.bench.plan import BenchPlan
+from orchestrator.tools.bench.prompts import BenchPrompt
+from orchestrator.tools.bench.trials import encoded
+from protocol.contracts.engines import NO_DRAFT
+from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.messages.client import PipelineState
+from protocol.paths import cache_folder
+from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
+
+_FILE = "texts.jsonl"
+
+
+def recorded(plan: BenchPlan, prompts: Sequence[BenchPrompt], on_text: Callable[[str], None]) -> Path:
+    """The file with the text of every request of the plan. It is recorded by target-only decoding if it is absent.
+
+    `on_text` is called after each text. The recording is complete or absent: a stopped one leaves nothing. Raises
+    InputError for a recording that does not fit, PipelineError if the target fails.
+    """
+    target = plan.models().target
+    fingerprint, tasks = model_fingerprint(target), distinct_tasks(plan, encoded(prompts, plan))
+    folder = cache_folder() / "recorded-texts" / _name(fingerprint, tasks)
+    path = made_once(folder, lambda unfinished: _record(target, fingerprint, tasks, on_text).write(unfinished / _FILE))
+    RecordedTexts.read(path / _FILE, fingerprint)
+    return path / _FILE
+
+
+def count(plan: BenchPlan, prompts: int) -> int:
+    """Number of texts to record."""
+    return len(distinct_tasks(plan, [(number,) for number in range(prompts)]))
+
+
+def distinct_tasks(plan: BenchPlan, prompts: Sequence[tuple[int, ...]]) -> list[GenerationTask]:
+    """The tasks of the plan, each text once: the seed has no effect at temperature 0."""
+    tasks = (
+        GenerationTask(prompts[each.prompt], plan.max_tokens, each.temperature, each.seed if each.temperature else 0)
+        for each in settings(plan.repeats, len(prompts), plan.temperatures)
+    )
+    return list(dict.fromkeys(tasks))
+
+
+def _record(
+    target: Path, fingerprint: str, tasks: Sequence[GenerationTask], on_text: Callable[[str], None]
+) -> RecordedTexts:
+    with Pipeline(str(target), draft_engine=NO_DRAFT, strategy="ar", arena_memory=0) as pipeline:
+        state, texts = pipeline.state(), []
+        for task in tasks:
+            texts.append(_recorded_text(pipeline, task))
+            on_text("Recording")
+    return RecordedTexts(_header(state, fingerprint, len(texts)), texts)
+
+
+def _recorded_text(pipeline: Pipeline, task: GenerationTask) -> RecordedText:
+    tokens = pipeline.generate(task.tokens, task.sampling()).tokens
+    return RecordedText(prompt=task.tokens, temperature=task.temperature, seed=task.seed, tokens=tokens)
+
+
+def _header(state: PipelineState, fingerprint: str, texts: int) -> RecordedTarget:
+    return RecordedTarget(
+        model_fingerprint=fingerprint, vocabulary=state.vocabulary, context=state.context, texts=texts
+    )
+
+
+def _name(fingerprint: str, tasks: Sequence[GenerationTask]) -> str:
+    """Another name for each target and each set of requests."""
+    return hashlib.sha256(msgspec.json.encode((fingerprint, tasks))).hexdigest()[:24]

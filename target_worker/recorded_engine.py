@@ -1,0 +1,106 @@
+"""A target engine that generates recorded texts again, without the model. Knows no message flow and no clock."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+
+from protocol.errors import PipelineError
+from protocol.inference.joint_forward import ForwardPart
+from protocol.inference.recorded_network import KnownText
+from protocol.inference.tree_sequence import TreeSequence
+from protocol.kv.prefix_cache import Found
+from protocol.messages.worker import Start
+from protocol.sampling.processors.logits_processors import LogitsProcessors
+from protocol.worker.recorded_texts import RecordedText, RecordedTexts
+from target_worker.engine import TargetEngine, TargetSequence
+from target_worker.kv.target_kv import TargetKv
+
+
+class RecordedEngine(TargetEngine):
+    """Verifies the proposals of requests whose texts are recorded, and refuses every other request."""
+
+    def __init__(self, folder: Path, texts: RecordedTexts, prefill_chunk: int = 512) -> None:
+        """`folder` holds the tokenizer and the config of the recorded target. Its weights are not read."""
+        super().__init__(RecordedModel(folder, texts), prefill_chunk)
+        self._texts = texts
+
+    def refusal(self, start: Start) -> str | None:
+        return super().refusal(start) or (None if self._text(start) else _unknown(start))
+
+    def open(
+        self, start: Start, processors: LogitsProcessors | None, found: Found[TargetKv] | None = None
+    ) -> TargetSequence:
+        sequence, text = super().open(start, processors, found), self._text(start)
+        assert isinstance(sequence.cache, RecordedSequence)
+        assert text is not None
+        sequence.cache.follow(KnownText(text.whole, self.model.vocabulary))
+        return sequence
+
+    def _text(self, start: Start) -> RecordedText | None:
+        return self._texts.beginning_with(start.tokens, start.sampling)
+
+
+class RecordedModel:
+    """The recorded target in place of a `TreeModel`."""
+
+    def __init__(self, folder: Path, texts: RecordedTexts) -> None:
+        self.folder = folder
+        self.vocabulary = texts.target.vocabulary
+        self.context = texts.target.context
+
+    def sequence(self) -> "RecordedSequence":
+        """A new, empty sequence, which follows no text yet."""
+        return RecordedSequence()
+
+    def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
+        """(L, V) logits of each part, not yet computed."""
+        return [part.sequence.evaluate(part.tokens, part.parents) for part in parts]
+
+
+class RecordedSequence(TreeSequence):
+    """The rows of a sequence without their KV. The logits of a row depend on its position only.
+
+    They are right for every node on the path of the recorded text. No other node is accepted, and no logits behind it
+    are read.
+    """
+
+    copyable = False
+
+    def __init__(self) -> None:
+        super().__init__(_NoLayers())
+        self._text: KnownText | None = None
+
+    def follow(self, text: KnownText) -> None:
+        """Verify against this text from now on."""
+        self._text = text
+
+    def evaluate(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
+        assert self._text is not None
+        if self.committed + 1 >= len(self._text.tokens):
+            raise PipelineError(f"The recorded text ends after {len(self._text.tokens)} tokens: record a longer one.")
+        first = self.next_row
+        self.begin(parents)
+        return self._text.logits([self.position(row) for row in range(first, first + len(tokens))])
+
+
+class _NoLayers:
+    """A network without layers, and so without KV. A prefill discards its logits."""
+
+    layers = ()
+
+    def __call__(self, tokens: mx.array, cache: Sequence[object]) -> mx.array:
+        assert not cache
+        return tokens
+
+
+def _unknown(start: Start) -> str:
+    if start.sampling.verification != "coupled":
+        return (
+            "Rejection sampling needs the target's whole distribution, and a recorded text holds its tokens only: use "
+            "coupled verification, or the model."
+        )
+    return (
+        "This target replays recorded texts, and none is recorded for this prompt, temperature and seed without "
+        "filters or penalties: record it first, or use the model."
+    )
