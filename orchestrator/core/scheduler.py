@@ -145,7 +145,7 @@ class Scheduler:
         Requests without a token go before the others, by plain decoding: the round is short, and their first token
         early. Never twice in a row, or a stream of new requests would starve the others.
         """
-        new = [sequence for sequence in ready if not sequence.stats.rounds]
+        new = [sequence for sequence in ready if not sequence.round]
         self._only_new = 0 < len(new) < len(ready) and not self._only_new
         if self._only_new:
             return [(sequence, VerifyNodes([])) for sequence in new]
