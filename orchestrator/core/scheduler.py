@@ -127,11 +127,13 @@ class Scheduler:
         if self._busy(now) or not ready or self._prefill_first(sequences, now):
             return []
         trees = []
+        # A forward that begins before its Verify serves one sequence, and others would wait for it.
+        only_plain = not self._strategy.drafts and len(sequences) == 1
         for sequence, decision in self._decisions(ready, now):
             match decision:
                 case VerifyNodes(nodes, draft_silent):
                     sequence.speculation.drafting = sequence.speculation.drafting and not draft_silent
-                    trees.append(sequence.verify(nodes, now))
+                    trees.append(sequence.verify(nodes, now, only_plain))
                 case WaitUntil(until):
                     self.wake_at = until if self.wake_at is None else min(until, self.wake_at)
         if trees:

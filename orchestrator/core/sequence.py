@@ -186,8 +186,8 @@ class Sequence:
             lookup=self._lookup_chain,
         )
 
-    def verify(self, nodes: list[Node], now: float) -> Verify:
-        """Put `nodes` under verification."""
+    def verify(self, nodes: list[Node], now: float, only_plain: bool = False) -> Verify:
+        """Put `nodes` under verification. `only_plain`: no round of this sequence will verify nodes."""
         root = self.tree.root
         tokens, parents = flatten(root, nodes)
         self._verified_nodes = {node.id: node for node in nodes}
@@ -200,6 +200,7 @@ class Sequence:
             tokens=tokens,
             parents=parents,
             distributions=self.speculation.distributions(nodes) if rejection else (),
+            plain_next=only_plain and self.remaining > 1,
         )
         self._verified = self.speculation
         self.enter(Trigger.SEND_TREE)
