@@ -88,7 +88,11 @@ class TargetWorker:
 
     @property
     def has_work(self) -> bool:
-        return self._early is not None or bool(self._saving) or any(sequence.prefilling for sequence in self._sequences.values())
+        return (
+            self._early is not None
+            or bool(self._saving)
+            or any(sequence.prefilling for sequence in self._sequences.values())
+        )
 
     def work(self) -> Iterator[FromWorker]:
         """Begin an early forward, save one slice of a sequence, or evaluate one chunk of the next prompt."""

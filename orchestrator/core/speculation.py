@@ -1,8 +1,8 @@
 """The speculation cache of one draft for one sequence: its token tree, and what its guesses were worth. Pure."""
 
 import math
-from itertools import islice
 from collections.abc import Sequence
+from itertools import islice
 
 from orchestrator.core.policy.estimates import Estimates
 from protocol.messages.base import NodeId

@@ -54,7 +54,8 @@ class PromptLookup:
         confidence = (self._right[length] + 1) / (self._tried[length] + 2)
         total = sum(followers.values())
         # A follower moves to the end whenever it occurs, and sorting is stable.
-        ranked = sorted(reversed(followers.items()), key=itemgetter(1), reverse=True)
+        latest_first = list(followers.items())[::-1]
+        ranked = sorted(latest_first, key=itemgetter(1), reverse=True)
         return [(token, confidence * count / total) for token, count in ranked[:limit]]
 
     def _clear(self) -> None:

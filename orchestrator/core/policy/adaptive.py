@@ -59,9 +59,7 @@ class Adaptive:
             return [WaitUntil(until)] * len(views)
         return [VerifyNodes(candidates[:count]) for candidates, count in zip(nodes, now.nodes, strict=True)]
 
-    def _expected_growth(
-        self, view: SequenceView, nodes: list[Node], paths: list[float]
-    ) -> "_ExpectedGrowth | None":
+    def _expected_growth(self, view: SequenceView, nodes: list[Node], paths: list[float]) -> "_ExpectedGrowth | None":
         """The next growth, if one can be waited for. `paths`: the path probabilities of the draft's `nodes`."""
         estimates, missed = view.estimates, not view.tree.root.children
         if not view.drafting or not estimates.step.count or not estimates.target.known:
