@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import mlx.core as mx
 
@@ -13,7 +13,7 @@ from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import shared_tokens
 from protocol.messages.base import NodeId
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Start, Verdict
+from protocol.messages.worker import Start, Verdict, Verify
 from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.sampling.sampler import Noise
@@ -87,11 +87,15 @@ class TargetEngine:
             reopened.adopted = 0
         return reopened
 
-    def verify(self, asked: Sequence[tuple["TargetSequence", ProposedTree]]) -> list[Acceptance | GrammarError]:
-        """One forward over the proposals of different sequences. Gives an acceptance or a grammar error for each."""
+    def begin_forward(self, asked: "Sequence[Proposal]") -> list[mx.array]:
+        """Begin one forward over the proposals of different sequences. Gives the (L, V) logits of each, which the
+        device computes meanwhile."""
         logits = self.model.evaluate_together([sequence.part(proposal) for sequence, proposal in asked])
-        # The host computes grammar masks while the device computes the logits.
         mx.async_eval(*logits)
+        return logits
+
+    def walks(self, logits: Sequence[mx.array], asked: "Sequence[Proposal]") -> list[Acceptance | GrammarError]:
+        """An acceptance or a grammar error for each proposal of a forward."""
         return [sequence.walk(rows, proposal) for rows, (sequence, proposal) in zip(logits, asked, strict=True)]
 
     def _adopt(self, start: Start, shared: int) -> Adoption:
@@ -142,6 +146,8 @@ class TargetSequence:
         """Tokens prefilled since the start."""
         self.seconds = 0.0
         """Time spent on prefill and adoption."""
+        self.early: EarlyForward | None = None
+        """The forward of the next round, if it has begun before its Verify."""
 
     @property
     def position(self) -> int:
@@ -204,6 +210,27 @@ class TargetSequence:
         rows, tokens = (0, *walk.accepted), _chosen(proposal, walk)
         return walk._replace(likelihoods=likelihoods(logits, rows, tokens, self.sampling.logprobs))
 
+    def begin_early(self, began: float) -> None:
+        """Begin the next round's forward over the root alone, at `began`."""
+        id = self.start.sequence
+        verify = Verify(id, self.round, self.root, self.position, (self.tokens[-1],), (-1,))
+        proposal = ProposedTree(verify)
+        self.early = EarlyForward(proposal, self._engine.begin_forward([(self, proposal)]), began)
+
+    def take_early(self, verify: Verify) -> "EarlyForward | None":
+        """The early forward, if it serves `verify`; one that does not is undone. None from now on."""
+        early, self.early = self.early, None
+        if early is None or verify.tokens == early.proposal.tokens:
+            return early
+        self.cache.truncate(self.cache.committed)
+        return None
+
+    def drop_early(self) -> None:
+        """Undo an early forward."""
+        if self.early is not None:
+            self.early = None
+            self.cache.truncate(self.cache.committed)
+
     def advance(self, proposal: ProposedTree, walk: Acceptance, verdict: Verdict) -> None:
         """Commit the accepted tokens. The bonus token is the new root."""
         first = self.cache.next_row - len(proposal.tokens)
@@ -215,6 +242,18 @@ class TargetSequence:
         self.root = node_id((self.root, *verdict.path)[-1], walk.bonus)
         self.round = verdict.round + 1
         self.verdict = verdict
+
+
+Proposal: TypeAlias = tuple[TargetSequence, ProposedTree]
+
+
+class EarlyForward(NamedTuple):
+    """A forward over a root alone that began before its Verify arrived."""
+
+    proposal: ProposedTree
+    logits: list[mx.array]
+    began: float
+    """On the worker's clock."""
 
 
 def _chosen(proposal: ProposedTree, walk: Acceptance) -> list[int]:

@@ -1,7 +1,10 @@
 """The target worker: messages in, messages out. Pure, given its engine and clock."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
 
 from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.kv.segments import SegmentError
@@ -22,12 +25,21 @@ from protocol.messages.worker import (
 )
 from protocol.sampling.grammar import GrammarError
 from protocol.worker.pacing import Pacer
-from target_worker.engine import TargetEngine, TargetSequence
+from target_worker.engine import Proposal, TargetEngine, TargetSequence
 from target_worker.kv.target_kv import TargetKv
 from target_worker.verification.acceptance import Acceptance
 from target_worker.verification.proposed_tree import ProposedTree, flaw
 
 log = logging.getLogger(__name__)
+
+
+class _Forward(NamedTuple):
+    """A forward that has begun."""
+
+    proposals: list[Proposal]
+    logits: list[mx.array]
+    """Of each proposal, computed meanwhile."""
+    began: float
 
 
 class TargetWorker:
@@ -54,11 +66,14 @@ class TargetWorker:
         """In the order of their turns to be prefilled."""
         self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, TargetKv.close)
         self._saving: list[SequenceId] = []
+        self._early: SequenceId | None = None
+        """The sequence whose next forward is to begin before its Verify."""
 
     def hello(self) -> Hello:
         return self._hello
 
     def handle(self, message: ToWorker) -> Iterator[FromWorker]:
+        self._early = None
         match message:
             case Start():
                 yield from self._start(message)
@@ -73,10 +88,18 @@ class TargetWorker:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._saving) or any(sequence.prefilling for sequence in self._sequences.values())
+        return (
+            self._early is not None
+            or bool(self._saving)
+            or any(sequence.prefilling for sequence in self._sequences.values())
+        )
 
     def work(self) -> Iterator[FromWorker]:
-        """Save one slice of a sequence, or evaluate one chunk of the next prompt."""
+        """Begin an early forward, save one slice of a sequence, or evaluate one chunk of the next prompt."""
+        if self._early is not None:
+            self._sequences[self._early].begin_early(self._clock())
+            self._early = None
+            return
         if self._saving:
             yield from self._save(self._saving.pop(0))
             return
@@ -157,7 +180,6 @@ class TargetWorker:
 
     def _verify(self, trees: Sequence[Verify]) -> Iterator[FromWorker]:
         """One forward over all trees that need one; the others are answered at once."""
-        began = self._clock()
         valid: dict[SequenceId, Verify] = {}
         for verify in trees:
             answer = None if verify.sequence in valid else self._without_forward(verify)
@@ -168,10 +190,9 @@ class TargetWorker:
                 yield from answer
         if not valid:
             return
-        proposals = [(self._sequences[id], ProposedTree(verify)) for id, verify in valid.items()]
-        forward_began = self._clock()
-        walks = self._engine.verify(proposals)
-        self._pacer.forward(forward_began, sum(len(proposal.tokens) for _, proposal in proposals))
+        proposals, logits, began = self._forward(valid)
+        walks = self._engine.walks(logits, proposals)
+        self._pacer.forward(began, sum(len(proposal.tokens) for _, proposal in proposals))
         seconds = self._clock() - began
         answers = []
         for verify, (_, proposal), walk in zip(valid.values(), proposals, walks, strict=True):
@@ -182,10 +203,36 @@ class TargetWorker:
             answers.append(Verdict(verify.sequence, verify.round, path, walk.bonus, seconds, paced, walk.likelihoods))
         yield from answers
         # The verdicts are sent, so the commits delay nothing.
-        for (sequence, proposal), walk, answer in zip(proposals, walks, answers, strict=True):
+        for verify, (sequence, proposal), walk, answer in zip(valid.values(), proposals, walks, answers, strict=True):
             if isinstance(walk, Acceptance) and isinstance(answer, Verdict):
                 sequence.advance(proposal, walk, answer)
                 self._queue_save(sequence)
+                if self._may_begin_early(verify, answer):
+                    self._early = verify.sequence
+
+    def _forward(self, valid: Mapping[SequenceId, Verify]) -> _Forward:
+        """The forward over these trees: one that has begun early, or a new one."""
+        if len(valid) == 1:
+            ((id, verify),) = valid.items()
+            sequence = self._sequences[id]
+            early = sequence.take_early(verify)
+            if early is not None:
+                return _Forward([(sequence, early.proposal)], early.logits, early.began)
+        for id in valid:
+            self._sequences[id].drop_early()
+        began = self._clock()
+        proposals = [(self._sequences[id], ProposedTree(verify)) for id, verify in valid.items()]
+        return _Forward(proposals, self._engine.begin_forward(proposals), began)
+
+    def _may_begin_early(self, verify: Verify, verdict: Verdict) -> bool:
+        """Whether the next round's forward may begin before its Verify. Other work of this worker goes first."""
+        sequence = self._sequences[verify.sequence]
+        return (
+            verify.plain_next
+            and not self.has_work
+            and verdict.bonus not in sequence.start.eos_tokens
+            and sequence.position < self._engine.model.context
+        )
 
     def _without_forward(self, verify: Verify) -> tuple[FromWorker, ...] | None:
         """The answer to a tree that is not to be evaluated, which may be empty; None for a tree that is."""
@@ -212,7 +259,10 @@ class TargetWorker:
         """Remove a sequence. Its checkpoint stays."""
         if id in self._saving:
             self._saving.remove(id)
-        return self._sequences.pop(id, None)
+        sequence = self._sequences.pop(id, None)
+        if sequence is not None:
+            sequence.drop_early()
+        return sequence
 
 
 def _refused(verify: Verify, text: str) -> Fault:

@@ -4,6 +4,7 @@ It knows no sockets, clocks, processes or randomness; the same events at the sam
 guarantees that a request's tokens are the target's own, whatever workers do.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Literal, assert_never
 
 from orchestrator.core.admission import refusal
@@ -20,7 +21,7 @@ from orchestrator.core.scheduler import Scheduler
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import Role, SequenceId
-from protocol.messages.worker import Fault, Forest, Grow, Hello, KvOffer, Prefilled, Stop, Verdict
+from protocol.messages.worker import Fault, Forest, Grow, Hello, KvOffer, Prefilled, Stop, Verdict, Verify
 
 
 class Machine:
@@ -41,6 +42,14 @@ class Machine:
 
     def step(self, event: Event, now: float) -> list[Command]:
         """Fold one event into the state; return what the runtime must now do, in this order."""
+        return list(self.commands(event, now))
+
+    def commands(self, event: Event, now: float) -> Iterable[Command]:
+        """As `step`, but the commands after a verdict are computed one after the other.
+
+        The target's next round comes first, and the target need not wait for the rest. The last command must be taken
+        before the next event; while it is performed, the next event may be folded.
+        """
         match event:
             case Submitted():
                 return self._on_submitted(event, now)
@@ -167,7 +176,7 @@ class Machine:
 
     # Messages ---------------------------------------------------------------------------------
 
-    def _on_arrived(self, event: Arrived, now: float) -> list[Command]:
+    def _on_arrived(self, event: Arrived, now: float) -> Iterable[Command]:
         if not self._workers.note_message(event, now):
             return self._drop()
         match event.role, event.message:
@@ -203,7 +212,7 @@ class Machine:
         sequence.stats.begin_decoding(now)
         return [*self._schedule(now), *self.prefills.prefilled(sequence, message)]
 
-    def _on_verdict(self, verdict: Verdict, now: float) -> list[Command]:
+    def _on_verdict(self, verdict: Verdict, now: float) -> Iterable[Command]:
         sequence = self.sequences.get(verdict.sequence)
         if sequence is None or verdict.bonus >= self._workers.vocabulary or not sequence.is_answered_by(verdict):
             return self._drop()
@@ -216,27 +225,31 @@ class Machine:
             sequence.observe_overhead(verdict, now)
         tokens, reason = sequence.truncated(chosen)
         sequence.stats.add_tokens(len(tokens), now)
-        if reason is not None:
-            sequence.tokens += tokens
-            emit = Emit(sequence.id, tuple(tokens), likelihoods=verdict.likelihoods[: len(tokens)])
-            return [emit, *self._finish(sequence, reason, now), *self._schedule(now)]
-        return self._commit(sequence, tokens, verdict, now)
-
-    def _commit(self, sequence: Sequence, tokens: list[int], verdict: Verdict, now: float) -> list[Command]:
-        """Commit `tokens` and go on: the target first, then the drafts, then the client."""
-        verified, waited = sequence.outstanding, sequence.waited
+        verified = sequence.outstanding
         assert verified is not None
+        if reason is None:
+            return self._commit(sequence, verified, verdict, tokens, now)
+        sequence.settle(verified, verdict, chosen)
+        sequence.tokens += tokens
+        emit = Emit(sequence.id, tuple(tokens), likelihoods=verdict.likelihoods[: len(tokens)])
+        return [emit, *self._finish(sequence, reason, now), *self._schedule(now)]
+
+    def _commit(
+        self, sequence: Sequence, verified: Verify, verdict: Verdict, tokens: list[int], now: float
+    ) -> Iterator[Command]:
+        """Commit `tokens` and go on: the target first, then the drafts, then the client."""
+        waited = sequence.waited
         hit = sequence.commit(tokens, now)
-        commands: list[Command] = []
         successor = self._scheduler.preempt(sequence.id, len(tokens))
         if successor is not None:
             sequence.preempt()
-            commands += [*self._stop(sequence), *self._admit(successor, now)]
-        commands += self._schedule(now)
+            yield from self._stop(sequence)
+            yield from self._admit(successor, now)
+        yield from self._schedule(now)
+        sequence.settle(verified, verdict, tokens)
         if sequence.phase is not Phase.WAITING:
-            commands += self.drafts.follow(sequence, tokens, len(verified.tokens), waited, hit, now)
-        commands.append(Emit(sequence.id, tuple(tokens), hit if self.strategy.caches else None, verdict.likelihoods))
-        return commands
+            yield from self.drafts.follow(sequence, tokens, len(verified.tokens), waited, hit, now)
+        yield Emit(sequence.id, tuple(tokens), hit if self.strategy.caches else None, verdict.likelihoods)
 
     def _on_fault(self, role: Role, incarnation: int, fault: Fault, now: float) -> list[Command]:
         sequence = None if fault.sequence is None else self.sequences.get(fault.sequence)

@@ -127,11 +127,13 @@ class Scheduler:
         if self._busy(now) or not ready or self._prefill_first(sequences, now):
             return []
         trees = []
+        # A forward that begins before its Verify serves one sequence, and others would wait for it.
+        only_plain = not self._strategy.drafts and len(sequences) == 1
         for sequence, decision in self._decisions(ready, now):
             match decision:
                 case VerifyNodes(nodes, draft_silent):
                     sequence.speculation.drafting = sequence.speculation.drafting and not draft_silent
-                    trees.append(sequence.verify(nodes, now))
+                    trees.append(sequence.verify(nodes, now, only_plain))
                 case WaitUntil(until):
                     self.wake_at = until if self.wake_at is None else min(until, self.wake_at)
         if trees:
@@ -145,7 +147,7 @@ class Scheduler:
         Requests without a token go before the others, by plain decoding: the round is short, and their first token
         early. Never twice in a row, or a stream of new requests would starve the others.
         """
-        new = [sequence for sequence in ready if not sequence.stats.rounds]
+        new = [sequence for sequence in ready if not sequence.round]
         self._only_new = 0 < len(new) < len(ready) and not self._only_new
         if self._only_new:
             return [(sequence, VerifyNodes([])) for sequence in new]

@@ -187,8 +187,8 @@ class Sequence:
             draft_tokens=self.request.draft_tokens,
         )
 
-    def verify(self, nodes: list[Node], now: float) -> Verify:
-        """Put `nodes` under verification."""
+    def verify(self, nodes: list[Node], now: float, only_plain: bool = False) -> Verify:
+        """Put `nodes` under verification. `only_plain`: no round of this sequence will verify nodes."""
         root = self.tree.root
         tokens, parents = flatten(root, nodes)
         self._verified_nodes = {node.id: node for node in nodes}
@@ -201,6 +201,7 @@ class Sequence:
             tokens=tokens,
             parents=parents,
             distributions=self.speculation.distributions(nodes) if rejection else (),
+            plain_next=only_plain and self.remaining > 1,
         )
         self._verified = self.speculation
         self.enter(Trigger.SEND_TREE)
@@ -236,11 +237,6 @@ class Sequence:
         # Prompt lookup is calibrated by its first guess, whether or not that was verified.
         for token, claimed in self._lookup.continuations(self.tokens[-_SUFFIX:], 1):
             self.estimates.lookup.observe(claimed, 0, token == chosen[0])
-        parents = {node.parent.id for node in nodes.values() if node.parent is not None}
-        end = verdict.path[-1] if verdict.path else self.tree.root.id
-        # One more token could have been accepted where the end of the path had a child under verification.
-        self.stats.add_round(len(verdict.path), len(verdict.path) + (end in parents), verdict.seconds)
-        self.stats.add_paced(verdict.paced)
         return chosen
 
     def observe_overhead(self, verdict: Verdict, now: float) -> None:
@@ -248,6 +244,17 @@ class Sequence:
         seconds = max(0.0, now - self.ready_since - self.waited - verdict.seconds)
         self.stats.add_overhead(seconds)
         self.estimates.hop.observe(seconds)
+
+    def settle(self, verified: Verify, verdict: Verdict, chosen: list[int]) -> None:
+        """Count a round: what was verified, its verdict, and the tokens that `observe` gave.
+
+        No decision about the next round needs these counts, so that `settle` may follow after it.
+        """
+        # One more token could have been accepted where the end of the path had a child under verification.
+        tried = len(verdict.path) + (_end_of_path(verified, chosen[:-1]) in verified.parents)
+        self.stats.add_round(len(verdict.path), tried, verdict.seconds)
+        self.stats.add_paced(verdict.paced)
+        self.speculation.settle()
 
     def truncated(self, tokens: list[int]) -> tuple[list[int], Literal["stop", "length"] | None]:
         """`tokens` up to the first end-of-sequence token, and no more than may still be generated.
@@ -292,3 +299,12 @@ class Sequence:
             guesses.append((token, self.estimates.lookup(claimed, 0)))
             suffix.append(token)
         return guesses
+
+
+def _end_of_path(verify: Verify, accepted: list[int]) -> int:
+    """The entry of the tree that the last of the `accepted` tokens has; 0, the root, without one."""
+    end = depth = 0
+    for entry, (token, parent) in enumerate(zip(verify.tokens, verify.parents, strict=True)):
+        if depth < len(accepted) and parent == end and token == accepted[depth]:
+            end, depth = entry, depth + 1
+    return end

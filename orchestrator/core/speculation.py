@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 
 from orchestrator.core.policy.estimates import Estimates
 from protocol.messages.base import NodeId
@@ -46,6 +47,11 @@ class Speculation:
         self._missed_at: dict[int, float] = {}
         """When a round began with a miss, for rounds below whose root the draft has not grown yet."""
         self._distributions: dict[NodeId, Distribution] = {}
+        self._chosen: list[tuple[Node, int, int]] = []
+        """Of the last round: the nodes on the chosen path, each with its number of children then and the token that
+        the target chose behind it."""
+        self._outcome: tuple[int, bool] | None = None
+        """Of the last commit: the number of guesses for the bonus token, and whether one was right."""
 
     def start(self, tokens: int, now: float) -> None:
         """The draft was sent a Start and has to prefill `tokens` tokens."""
@@ -93,31 +99,49 @@ class Speculation:
         return tuple(self._distributions[parent] for parent in parents if parent in self._distributions)
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Compare what was believed with the `tokens` that the target chose below the root."""
+        """Compare what was believed with the `tokens` that the target chose below the root. `settle` must follow."""
         node: Node | None = self.tree.root
         self.estimates.usefulness.observe(tokens[0] in node.children if node.children else None)
+        self._chosen = []
         for token in tokens:
             if node is None:
                 return
-            for rank, child in enumerate(node.children.values()):
-                self.estimates.calibration.observe(child.probability, rank, child.token == token)
-            if node.main_child is not None:
-                self.estimates.acceptance.observe(float(node.main_child.token == token))
-            node = node.children.get(token)
+            children = node.children
+            self._chosen.append((node, len(children), token))
+            if children:
+                self.estimates.acceptance.observe(float(next(iter(children)) == token))
+            node = children.get(token)
 
     def advance(self, tokens: Sequence[int], round: int, now: float) -> bool:
-        """Commit `tokens`; the last one, the bonus, becomes the root of `round`. Returns whether that is a hit."""
+        """Commit `tokens`; the last one, the bonus, becomes the root of `round`. Returns whether that is a hit.
+
+        `settle` must follow.
+        """
         end = self.tree.root
         for token in tokens[:-1]:
             end = end.children.get(token) or self.tree.add(end, token, 1.0)
-        self.estimates.hits.observe(len(end.children), tokens[-1] in end.children)
-        self.tree.advance(tokens)
-        if self._distributions:
-            self._distributions = {node: q for node, q in self._distributions.items() if node in self.tree}
+        self._outcome = len(end.children), tokens[-1] in end.children
+        self.tree.move_root(tokens)
         hit = bool(self.tree.root.children)
         if not hit and len(self._missed_at) < _MAX_MISSES:
             self._missed_at[round] = now
         return hit
+
+    def settle(self) -> None:
+        """The part of `observe` and `advance` that only growth and growth plans need, and no decision about a round.
+
+        It must precede the next growth.
+        """
+        for node, guesses, token in self._chosen:
+            # The commit may have added a child behind the guesses.
+            for rank, child in enumerate(islice(node.children.values(), guesses)):
+                self.estimates.calibration.observe(child.probability, rank, child.token == token)
+        if self._outcome is not None:
+            self.estimates.hits.observe(*self._outcome)
+        self._chosen, self._outcome = [], None
+        self.tree.prune()
+        if self._distributions:
+            self._distributions = {node: q for node, q in self._distributions.items() if node in self.tree}
 
     def lag(self, since: float) -> float:
         """Seconds by which the draft was behind when the present round began, at `since`; 0 if it was not.

@@ -119,8 +119,9 @@ class Orchestrator:
     def _step(self, event: Event) -> None:
         began, now = self._trace.now(), time.monotonic()
         self._journal.write(event, now)
-        commands = self._machine.step(event, now)
-        for command in commands:
+        commands: list[Command] = []
+        for command in self._machine.commands(event, now):
+            commands.append(command)
             self._perform(command)
         if self._subscribers.active:
             # After the commands, which a round waits for.

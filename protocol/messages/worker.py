@@ -249,6 +249,8 @@ class Verify(Message, frozen=True):
     parents: Annotated[tuple[Annotated[int, Meta(ge=-1, lt=MAX_NODES)], ...], Meta(max_length=MAX_NODES)]
     """Index of each entry's parent; -1 for the root alone."""
     distributions: Annotated[tuple[Distribution, ...], Meta(max_length=MAX_NODES)] = ()
+    plain_next: bool = False
+    """The sequence's next round verifies the root alone: the target may begin that forward before its Verify."""
 
 
 class Forest(Message, frozen=True):

@@ -1,6 +1,7 @@
 """Prompt lookup: guesses the token that followed the last few tokens earlier in the text. Pure; knows no tree."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import TypeAlias
 
 Gram: TypeAlias = tuple[int, ...]
@@ -29,10 +30,7 @@ class PromptLookup:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text. Each is compared with the guesses for it, then indexed."""
         for token in tokens:
-            self._score(token)
-            for gram in _suffixes(self._tokens, self._max_ngram):
-                followers = self._followers.setdefault(gram, {})
-                followers[token] = followers.pop(token, 0) + 1
+            self._index(tuple(self._tokens[-self._max_ngram :]), token)
             self._tokens.append(token)
 
     def truncate(self, length: int) -> None:
@@ -57,7 +55,7 @@ class PromptLookup:
         total = sum(followers.values())
         # A follower moves to the end whenever it occurs, and sorting is stable.
         latest_first = list(followers.items())[::-1]
-        ranked = sorted(latest_first, key=lambda follower: -follower[1])
+        ranked = sorted(latest_first, key=itemgetter(1), reverse=True)
         return [(token, confidence * count / total) for token, count in ranked[:limit]]
 
     def _clear(self) -> None:
@@ -67,21 +65,24 @@ class PromptLookup:
         self._tried = [0] * (self._max_ngram + 1)
 
     def _match(self, suffix: Sequence[int]) -> tuple[int, dict[int, int]] | None:
-        for gram in _suffixes(suffix, self._max_ngram):
-            followers = self._followers.get(gram)
+        recent = tuple(suffix[-self._max_ngram :])
+        while recent:
+            followers = self._followers.get(recent)
             if followers:
-                return len(gram), followers
+                return len(recent), followers
+            recent = recent[1:]
         return None
 
-    def _score(self, token: int) -> None:
-        found = self._match(self._tokens)
-        if found is not None:
-            length, followers = found
-            self._tried[length] += 1
-            self._right[length] += token in followers
-
-
-def _suffixes(tokens: Sequence[int], longest: int) -> Iterator[Gram]:
-    """The last `longest` tokens, one fewer, and so on to the last one."""
-    for length in range(min(longest, len(tokens)), 0, -1):
-        yield tuple(tokens[len(tokens) - length :])
+    def _index(self, gram: Gram, token: int) -> None:
+        """`token` follows `gram` and each of its suffixes; the longest one that occurred before is scored."""
+        scored = False
+        while gram:
+            followers = self._followers.get(gram)
+            if followers is None:
+                followers = self._followers[gram] = {}
+            elif not scored:
+                self._tried[len(gram)] += 1
+                self._right[len(gram)] += token in followers
+                scored = True
+            followers[token] = followers.pop(token, 0) + 1
+            gram = gram[1:]

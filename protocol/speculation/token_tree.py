@@ -78,25 +78,34 @@ class TokenTree:
         return math.exp(min(0.0, node.log_path - self.root.log_path))
 
     def advance(self, tokens: Sequence[int]) -> list[Node]:
-        """Commit the root and `tokens` but the last, which becomes the new root. Drop all nodes not below it.
+        """`move_root`, then `prune`. Returns the newly committed nodes, old root first."""
+        committed = self.move_root(tokens)
+        self.prune()
+        return committed
 
-        Returns the newly committed nodes, old root first. Missing nodes are created. Dropped and committed nodes lose
-        their `parent`.
+    def move_root(self, tokens: Sequence[int]) -> list[Node]:
+        """Commit the root and `tokens` but the last, which becomes the new root. Missing nodes are created.
+
+        Returns the newly committed nodes, old root first. Nodes that are not below the new root stay in the tree until
+        `prune`.
         """
         committed = []
         node = self.root
         for token in tokens:
             committed.append(node)
             node = node.children.get(token) or self.add(node, token, 1.0)
-        surviving = {node.id: node for node in _subtree(node)}
+        node.parent = None
+        self.root = node
+        return committed
+
+    def prune(self) -> None:
+        """Drop all nodes that are not below the root. Dropped and committed nodes lose their `parent`."""
+        surviving = {node.id: node for node in _subtree(self.root)}
         for id, dropped in self._nodes.items():
             if id not in surviving:
                 # Workers run without garbage collection: a cycle of parent and child would never be freed.
                 dropped.parent = None
-        node.parent = None
-        self.root = node
         self._nodes = surviving
-        return committed
 
     def best(self) -> Iterator[Node]:
         """Nodes below the root by falling path probability, each after its parent."""

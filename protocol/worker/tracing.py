@@ -45,6 +45,8 @@ class TracedWorker:
         self._grows = 0
         self._prefilling: set[SequenceId] = set()
         """Sequences without a Prefilled; a draft never sends one."""
+        self._silent: tuple[int, int] | None = None
+        """Begin and end of the last unit of work, if it gave no reply: the next Verdict shows what it was."""
         self.script: Script = []
 
     def hello(self) -> Hello:
@@ -78,12 +80,16 @@ class TracedWorker:
             self._record(reply, began)
             yield reply
             began = self._ring.now()
-        if reply is None:
-            self._ring.add(SpanKind.PREFILL if self._prefilling else SpanKind.TIDY, began, self._ring.now())
+        if reply is None and self._prefilling:
+            self._ring.add(SpanKind.PREFILL, began, self._ring.now())
+        elif reply is None:
+            self._record_silent()
+            self._silent = began, self._ring.now()
         self._record_rest(reply, began)
 
     def save(self, folder: Path, name: str) -> None:
         """Write the spans, and the script unless it is incomplete because of its length."""
+        self._record_silent()
         self._ring.save(folder / f"{name}.spans")
         if len(self.script) < MAX_STEPS:
             (folder / f"{name}.script").write_bytes(msgspec.json.encode(self.script))
@@ -91,6 +97,10 @@ class TracedWorker:
     def _record(self, reply: WorkerReply, began: int, width: int = 0) -> None:
         """Record the work that ended with this reply; `width` tokens were verified."""
         end = self._ring.now()
+        if isinstance(reply, Verdict) and self._silent is not None and reply.seconds * 1e9 > end - began:
+            # The forward began before its Verify arrived, as the last unit of work.
+            began, self._silent = self._silent[0], None
+        self._record_silent()
         match reply:
             case Verdict():
                 self._ring.add(SpanKind.VERIFY, began, end, reply.sequence, reply.round, width)
@@ -108,6 +118,12 @@ class TracedWorker:
         """Record the work after the last reply."""
         if isinstance(reply, Verdict | Prefilled):
             self._ring.add(SpanKind.TIDY, began, self._ring.now(), reply.sequence, reply.round)
+
+    def _record_silent(self) -> None:
+        """Record the last unit of work that gave no reply, unless it was the begin of a forward."""
+        if self._silent is not None:
+            self._ring.add(SpanKind.TIDY, *self._silent)
+            self._silent = None
 
     def _record_step(self, step: ToWorker | None) -> None:
         if len(self.script) < MAX_STEPS:

@@ -4,7 +4,7 @@ Exact by construction: each sampled token depends only on the target's logits, t
 only affects how many tokens one forward yields.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
@@ -18,14 +18,17 @@ def coupled(logits: mx.array, proposal: ProposedTree, sampling: Sampling, noise:
     """Accept a proposed token iff it is the sampled one. `logits`: (L, V) processed logits, one row per entry."""
     after = [position + 1 for position in proposal.positions]
     picks = mx.argmax(scores(logits, after, sampling, noise), axis=-1)
-    return follow(proposal, as_ids(picks))
+    mx.async_eval(picks)
+    # The host indexes the tree while the device computes the logits.
+    children = proposal.children
+    return follow(children, as_ids(picks))
 
 
-def follow(proposal: ProposedTree, picks: Sequence[int]) -> Acceptance:
-    """Accept the entries on the path of picked tokens from the root."""
+def follow(children: Sequence[Mapping[int, int]], picks: Sequence[int]) -> Acceptance:
+    """Accept the entries on the path of picked tokens from the root. `children`: see `ProposedTree`."""
     accepted = []
     entry = 0
-    while (child := proposal.children[entry].get(picks[entry])) is not None:
+    while (child := children[entry].get(picks[entry])) is not None:
         accepted.append(child)
         entry = child
     return Acceptance(tuple(accepted), picks[entry])

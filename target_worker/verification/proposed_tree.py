@@ -4,6 +4,7 @@ Pure; knows no model and no KV.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from protocol.messages.base import NodeId
 from protocol.messages.plans import Distribution
@@ -15,21 +16,34 @@ from protocol.speculation.token_tree import node_id
 class ProposedTree:
     """A valid Verify, indexed for the acceptance rules.
 
-    Entry 0 is the root. `positions[i]` is the absolute position of entry i, `ids[i]` is its node id, and
-    `children[i]` maps each token proposed behind entry i to its entry.
+    Entry 0 is the root. `positions[i]` is the absolute position of entry i. The forward needs no more than these, so
+    the rest is derived when it is first read.
     """
 
     def __init__(self, verify: Verify) -> None:
         self.tokens = verify.tokens
         self.parents = verify.parents
         self.distributions = {distribution.node: distribution for distribution in verify.distributions}
+        self._root = verify.root
         self.positions = [verify.position]
-        self.ids = [verify.root]
-        self.children: list[dict[int, int]] = [{} for _ in verify.tokens]
-        for entry, (token, parent) in enumerate(_below_root(verify), start=1):
+        for parent in verify.parents[1:]:
             self.positions.append(self.positions[parent] + 1)
-            self.ids.append(node_id(self.ids[parent], token))
-            self.children[parent][token] = entry
+
+    @cached_property
+    def children(self) -> list[dict[int, int]]:
+        """For each entry, the entries of the tokens proposed behind it, by token."""
+        children: list[dict[int, int]] = [{} for _ in self.tokens]
+        for entry, parent in enumerate(self.parents[1:], start=1):
+            children[parent][self.tokens[entry]] = entry
+        return children
+
+    @cached_property
+    def ids(self) -> list[NodeId]:
+        """The node id of each entry."""
+        ids = [self._root]
+        for token, parent in zip(self.tokens[1:], self.parents[1:], strict=True):
+            ids.append(node_id(ids[parent], token))
+        return ids
 
     @property
     def paths(self) -> list[tuple[int, ...]]:
@@ -51,7 +65,11 @@ class ProposedTree:
         return entries
 
     def path(self, accepted: Sequence[int]) -> tuple[NodeId, ...]:
-        return tuple(self.ids[entry] for entry in accepted)
+        """The node ids of `accepted` entries, which form a path from the root down."""
+        ids = [self._root]
+        for entry in accepted:
+            ids.append(node_id(ids[-1], self.tokens[entry]))
+        return tuple(ids[1:])
 
 
 def flaw(verify: Verify, sampling: Sampling, vocabulary: int, context: int) -> str | None:

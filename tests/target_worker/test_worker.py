@@ -348,6 +348,83 @@ def test_a_repeated_verify_is_answered_with_the_same_verdict():
     assert tuple(orchestrator.decode(_nothing)) == _reference(_HOT)
 
 
+def _early(worker: TargetWorker, orchestrator: _Orchestrator) -> None:
+    """One plain round, after which the worker begins the next forward before it is asked."""
+    verify = msgspec.structs.replace(orchestrator.verify(), plain_next=True)
+    (verdict,) = worker.handle(verify)
+    orchestrator.fold(verify, verdict)
+    assert worker.has_work
+    assert list(worker.work()) == []
+    assert not worker.has_work
+
+
+@pytest.mark.parametrize("name", _SAMPLINGS)
+def test_forwards_that_begin_early_give_the_same_tokens(name: str):
+    worker = _worker()
+    orchestrator = _Orchestrator(worker, _start(sampling=_SAMPLINGS[name]))
+    while len(orchestrator.tokens) < len(_PROMPT) + _GENERATED:
+        _early(worker, orchestrator)
+
+    assert tuple(orchestrator.tokens) == _reference(_SAMPLINGS[name])
+
+
+def test_a_forward_that_began_early_is_not_repeated():
+    worker = _worker()
+    orchestrator = _Orchestrator(worker, _start())
+    _early(worker, orchestrator)
+    sequence = worker._sequences[SequenceId(1)]
+    rows = sequence.cache.next_row
+
+    orchestrator.step()
+
+    assert sequence.cache.next_row == rows
+
+
+def test_a_tree_after_an_early_forward_is_verified_as_without_it():
+    worker = _worker()
+    orchestrator = _Orchestrator(worker, _start(sampling=_HOT))
+    while len(orchestrator.tokens) < len(_PROMPT) + _GENERATED:
+        _early(worker, orchestrator)
+        verdict = orchestrator.step(_oracle(_HOT, 4)(orchestrator.tokens))
+        assert len(verdict.path) >= min(3, len(_PROMPT) + _GENERATED - len(orchestrator.tokens))
+
+    assert tuple(orchestrator.tokens[: len(_PROMPT) + _GENERATED]) == _reference(_HOT)
+
+
+def test_a_restart_after_an_early_forward_gives_the_same_tokens():
+    worker = _worker()
+    before = _Orchestrator(worker, _start(sampling=_HOT))
+    _early(worker, before)
+
+    after = _Orchestrator(worker, _start(before.tokens, _HOT, round=1))
+
+    assert tuple(after.decode(_nothing)) == _reference(_HOT)
+
+
+def test_a_stopped_sequence_leaves_no_rows_of_an_early_forward_to_others():
+    worker = TargetWorker(TargetEngine(tree_model(), 3), lambda: 0.0, _HELLO, prefix_cache=1 << 20)
+    first = _Orchestrator(worker, _start(sampling=_HOT))
+    _early(worker, first)
+    list(worker.handle(Stop(SequenceId(1))))
+
+    other = _Orchestrator(worker, _start(sampling=_HOT, sequence=2))
+
+    assert tuple(other.decode(_nothing)) == _reference(_HOT)
+
+
+def test_no_forward_begins_early_while_another_prompt_waits():
+    worker = _worker()
+    orchestrator = _Orchestrator(worker, _start())
+    list(worker.handle(_start(sequence=2)))
+    list(worker.handle(msgspec.structs.replace(orchestrator.verify(), plain_next=True)))
+
+    replies: list[FromWorker] = []
+    while worker.has_work:
+        replies += worker.work()
+
+    assert [reply.sequence for reply in replies if isinstance(reply, Prefilled)] == [2]
+
+
 def test_a_verify_of_a_settled_round_is_ignored():
     orchestrator = _Orchestrator(_worker(), _start())
     stale = orchestrator.verify()

@@ -109,6 +109,7 @@ class Trial:
         speculation = trial.speculation
         speculation.observe(tokens)
         hit = speculation.advance(tokens, sequence.round, now)
+        speculation.settle()
         trial.wait_until = None
         trial.began = now if trial.compared else None
         if single and trial.compared:

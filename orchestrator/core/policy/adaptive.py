@@ -45,19 +45,24 @@ class Adaptive:
     def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
         """Verify the root of each request and the most probable nodes of all trees together."""
         limit = self._options.max_verify
-        nodes = drafted = [_best_nodes(view, limit) for view in views]
+        drafted = [_best_nodes(view, limit) for view in views]
+        nodes = drafted
         if self._options.lookup == "on":
-            nodes = [_with_lookup(view, drafts)[:limit] for view, drafts in zip(views, drafted, strict=True)]
-        paths = [view.path_probabilities(candidates) for view, candidates in zip(views, nodes, strict=True)]
+            nodes = [_with_lookup(view, drafts, limit) for view, drafts in zip(views, drafted, strict=True)]
+        drafted_paths = [view.path_probabilities(drafts) for view, drafts in zip(views, drafted, strict=True)]
+        paths = [
+            draft_paths if candidates is drafts else view.path_probabilities(candidates)
+            for view, candidates, drafts, draft_paths in zip(views, nodes, drafted, drafted_paths, strict=True)
+        ]
         now = best_counts(paths, views[0].estimates.target, views[0].estimates.hop.get(0.0))
-        expected = [self._expected_growth(view, drafts) for view, drafts in zip(views, drafted, strict=True)]
+        expected = [self._expected_growth(*each) for each in zip(views, drafted, drafted_paths, strict=True)]
         until = self._wait_until(views, paths, expected, now.rate)
         if until is not None:
             return [WaitUntil(until)] * len(views)
         return [VerifyNodes(candidates[:count]) for candidates, count in zip(nodes, now.nodes, strict=True)]
 
-    def _expected_growth(self, view: SequenceView, nodes: list[Node]) -> "_ExpectedGrowth | None":
-        """The next growth, if one can be waited for."""
+    def _expected_growth(self, view: SequenceView, nodes: list[Node], paths: list[float]) -> "_ExpectedGrowth | None":
+        """The next growth, if one can be waited for. `paths`: the path probabilities of the draft's `nodes`."""
         estimates, missed = view.estimates, not view.tree.root.children
         if not view.drafting or not estimates.step.count or not estimates.target.known:
             return None
@@ -70,7 +75,6 @@ class Adaptive:
         give_up = due + min(step, MIN_GROWTH_TIMEOUT)
         if give_up <= view.now or give_up == math.inf:
             return None
-        paths = view.path_probabilities(nodes)
         open_paths = [path for node, path in zip(nodes, paths, strict=True) if not node.children]
         if missed:
             open_paths = [1.0]
@@ -128,8 +132,11 @@ def _best_nodes(view: SequenceView, limit: int) -> list[Node]:
     return nodes
 
 
-def _with_lookup(view: SequenceView, nodes: list[Node]) -> list[Node]:
-    """The draft's nodes with guesses by prompt lookup behind the most probable leaf, by falling path probability."""
+def _with_lookup(view: SequenceView, nodes: list[Node], limit: int) -> list[Node]:
+    """The draft's nodes with guesses by prompt lookup behind the most probable leaf, by falling path probability.
+
+    At most `limit` nodes; `nodes` itself if there is no guess.
+    """
     leaf = next((node for node in nodes or [view.tree.root] if not node.children), None)
     lookup = [] if leaf is None else view.lookup_chain(leaf)
-    return list(merge(nodes, lookup, key=lambda node: -node.log_path))
+    return list(merge(nodes, lookup, key=lambda node: -node.log_path))[:limit] if lookup else nodes

@@ -65,7 +65,8 @@ class SequenceView:
 
     def path_probabilities(self, nodes: Sequence[Node]) -> list[float]:
         """The path probability of each node."""
-        return [self.tree.path_probability(node) for node in nodes]
+        root, exp = self.tree.root.log_path, math.exp
+        return [exp(node.log_path - root) for node in nodes]
 
     def lookup_chain(self, leaf: Node) -> list[Node]:
         """Guesses behind `leaf` by prompt lookup. They are no nodes of the tree, since no draft grew them."""

@@ -39,7 +39,10 @@ class WidthCost:
     def __init__(self) -> None:
         self._weight = self._width = self._seconds = 0.0
         self._width_squared = self._product = 0.0
+        self._mean_width = self._mean_seconds = self._slope = 0.0
         self._residuals: dict[int, Mean] = {}
+        self._costs: dict[int, float] = {}
+        """Results since the last observation: a decision asks for each width several times."""
 
     @property
     def known(self) -> bool:
@@ -55,10 +58,18 @@ class WidthCost:
         self._seconds = decay * self._seconds + seconds
         self._width_squared = decay * self._width_squared + width * width
         self._product = decay * self._product + width * seconds
+        self._fit()
         self._residuals.setdefault(width, Mean(window=64)).observe(seconds - self._line(width))
+        self._costs.clear()
 
     def __call__(self, width: int) -> float:
         """Expected seconds for `width` tokens. Without any observation: 1 plus the prior slope."""
+        cost = self._costs.get(width)
+        if cost is None:
+            cost = self._costs[width] = self._cost(width)
+        return cost
+
+    def _cost(self, width: int) -> float:
         if not self._weight:
             return 1.0 + self.PRIOR_SLOPE * (width - 1)
         line = self._line(width)
@@ -68,14 +79,16 @@ class WidthCost:
         weight = min(residual.count, 64) / (min(residual.count, 64) + 8)
         return max(0.5 * line, line + weight * residual.get(0.0))
 
-    def _line(self, width: int) -> float:
-        mean_width = self._width / self._weight
-        mean_seconds = self._seconds / self._weight
+    def _fit(self) -> None:
+        mean_width = self._mean_width = self._width / self._weight
+        mean_seconds = self._mean_seconds = self._seconds / self._weight
         spread = self._width_squared - self._weight * mean_width**2
         covariance = self._product - self._weight * mean_width * mean_seconds
         prior = self.PRIOR_SLOPE * mean_seconds
-        slope = max(0.0, (covariance + self._PRIOR_WEIGHT * prior) / (spread + self._PRIOR_WEIGHT))
-        return max(0.2 * mean_seconds, mean_seconds + slope * (width - mean_width))
+        self._slope = max(0.0, (covariance + self._PRIOR_WEIGHT * prior) / (spread + self._PRIOR_WEIGHT))
+
+    def _line(self, width: int) -> float:
+        return max(0.2 * self._mean_seconds, self._mean_seconds + self._slope * (width - self._mean_width))
 
 
 @dataclass(slots=True)

@@ -32,9 +32,9 @@ def best_count(probabilities: Sequence[float], cost: ForwardCost, overhead: floa
     each of which yields a token. L = 0 is plain decoding.
     """
     tokens = accumulate(probabilities, initial=float(roots))
-    rates = [expected / (cost(roots + nodes) + overhead) for nodes, expected in enumerate(tokens)]
-    nodes = max(range(len(rates)), key=rates.__getitem__)
-    return NodeCount(nodes, rates[nodes])
+    rates = [expected / (cost(width) + overhead) for width, expected in enumerate(tokens, start=roots)]
+    rate = max(rates)
+    return NodeCount(rates.index(rate), rate)
 
 
 def best_counts(probabilities: Sequence[Sequence[float]], cost: ForwardCost, overhead: float) -> NodeCounts:
@@ -42,6 +42,9 @@ def best_counts(probabilities: Sequence[Sequence[float]], cost: ForwardCost, ove
 
     The nodes are the most probable ones of all trees together.
     """
+    if len(probabilities) == 1:
+        alone = best_count(probabilities[0], cost, overhead)
+        return NodeCounts([alone.nodes], alone.rate)
     ranked = sorted(((path, request) for request, paths in enumerate(probabilities) for path in paths), reverse=True)
     best = best_count([path for path, _ in ranked], cost, overhead, len(probabilities))
     chosen = Counter(request for _, request in ranked[: best.nodes])

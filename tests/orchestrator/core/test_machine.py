@@ -3,8 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.core.commands import Dismiss, Emit, Reject, Replace
+from orchestrator.core.commands import Dismiss, Emit, Reject, Replace, SendMessage
 from orchestrator.core.events import Arrived, Ended
+from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.strategies import STRATEGIES
@@ -72,6 +73,36 @@ def test_the_target_hears_first_then_the_draft_then_the_client():
     hits = [kinds for kinds in steps if {Verify, Emit} <= set(kinds)]
     assert hits
     assert all(kinds == [Verify, Reroot, Emit] for kinds in hits)
+
+
+def test_the_target_may_begin_early_only_under_ar_and_not_behind_the_last_token():
+    for strategy in STRATEGIES:
+        simulation = ready(strategy)
+        simulation.submit(1, max_tokens=20)
+        simulation.run()
+        sent = [getattr(command, "message", None) for command in simulation.commands]
+        early = [verify.plain_next for verify in sent if isinstance(verify, Verify)]
+
+        assert early == ([True] * 19 + [False] if strategy == "ar" else [False] * len(early))
+
+
+def test_the_target_hears_before_the_round_is_counted():
+    simulation = ready("adaptive")
+    simulation.submit(1, max_tokens=60)
+    simulation.run()
+    machine, answered = Machine(Options()), 0
+    for now, event, _ in simulation.history:
+        commands = iter(machine.commands(event, now))
+        first = next(commands, None)
+        verdict = isinstance(event, Arrived) and isinstance(event.message, Verdict)
+        if verdict and isinstance(first, SendMessage) and isinstance(first.message, Verify):
+            stats = machine.sequences[ONE].stats
+            counted, answered = stats.rounds, answered + 1
+            assert len(list(commands)) == 2
+            assert stats.rounds == counted + 1
+        list(commands)
+
+    assert answered
 
 
 def test_end_of_sequence_is_the_last_token():

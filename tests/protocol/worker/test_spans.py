@@ -10,7 +10,7 @@ import pytest
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import FromWorker, Grow, Hello, Start, ToWorker
+from protocol.messages.worker import FromWorker, Grow, Hello, Start, ToWorker, Verdict, Verify
 from protocol.worker.clock import ClockProbes
 from protocol.worker.replay import run_script
 from protocol.worker.spans import SpanKind, SpanRing, load_spans
@@ -141,6 +141,30 @@ def test_traced_work_is_reported_by_kind_and_its_grow():
         (SpanKind.GROW, 2),
     ]
     assert (ring.spans()["end"] > ring.spans()["begin"]).all()
+
+
+class BeginsEarly(Steps):
+    """A target that begins a forward as a unit of work and answers its Verify later, `seconds` after that begin."""
+
+    seconds = 0.0
+
+    def handle(self, message: ToWorker) -> Iterator[FromWorker]:
+        yield Verdict(SequenceId(1), 0, (), 3, self.seconds)
+
+    def work(self) -> Iterator[FromWorker]:
+        yield from ()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spans"),
+    [(1.0, [(SpanKind.VERIFY, 1)]), (0.0, [(SpanKind.TIDY, 1), (SpanKind.VERIFY, 3)])],
+)
+def test_a_forward_that_began_as_a_unit_of_work_is_one_span(seconds: float, spans: list[tuple[SpanKind, int]]):
+    ring, target = SpanRing(16, Ticking()), BeginsEarly()
+    target.seconds = seconds
+    run_script(TracedWorker(target, ring), [None, Verify(SequenceId(1), 0, NodeId(9), 0, (1,), (-1,))])
+
+    assert [(SpanKind(span["kind"]), int(span["begin"])) for span in ring.spans()][: len(spans)] == spans
 
 
 def test_a_script_replays_the_same_messages(tmp_path: Path):
