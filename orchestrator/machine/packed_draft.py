@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.machine.cache_entries import made_once
+from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError
 from protocol.paths import cache_folder
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 LAYERS = "layers.safetensors"
-HEAD_TOKENS = "head_tokens.npy"
 PACKED = (CONFIG, LAYERS, HEAD_TOKENS)
 """The files of a packed draft: layers, final norm, and the tokens of its head; no embedding and no tokenizer."""
 EMBEDDING = "model.embed_tokens"
@@ -69,8 +69,7 @@ def join(packed: Path, target: Path, folder: Path) -> None:
 
 def _key(packed: Path, target: Path) -> str:
     digest = sha256(f"{_FORMAT} {model_fingerprint(packed)} {model_fingerprint(target)}".encode())
-    for file in (packed / HEAD_TOKENS, target / "tokenizer.json"):
-        digest.update(file.read_bytes())
+    digest.update((target / "tokenizer.json").read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -9,8 +9,9 @@ from safetensors import safe_open
 
 from orchestrator.machine import shipped_drafts as module
 from orchestrator.machine.downloads.default_target import DefaultTarget
-from orchestrator.machine.packed_draft import CONFIG, HEAD_TOKENS, LAYERS
+from orchestrator.machine.packed_draft import CONFIG, LAYERS
 from orchestrator.machine.shipped_drafts import DefaultDraft, default_draft, packed_draft, shipped_draft
+from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from tests.support.packed_drafts import packed, target
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save
 
-from orchestrator.machine.packed_draft import CONFIG, EMBEDDING, HEAD_TOKENS, LAYERS, join
+from orchestrator.machine.packed_draft import CONFIG, EMBEDDING, LAYERS, join
 from orchestrator.tools.training.chat_draft.target import add_target, target_folder
+from protocol.contracts.head_tokens import HEAD_TOKENS
 
 GROUP, BITS = 32, 8
 
