@@ -58,6 +58,7 @@ class Columns:
 
     @cached_property
     def _places(self) -> mx.array:
+        assert self.tokens is not None, "only a short head's logits are spread"
         return mx.array(self.tokens)
 
     @cached_property

@@ -64,7 +64,11 @@ def require_functions(file: ProgramFile, package: Package) -> None:
 def _tables(path: Path, package: Package) -> HostTables:
     shape = package.shape
     rotation = (package.context, shape.head // 2)
-    expected = {"embedding": (shape.vocabulary, shape.hidden), "cosine": rotation, "sine": rotation}
+    expected: dict[str, tuple[int, ...]] = {
+        "embedding": (shape.vocabulary, shape.hidden),
+        "cosine": rotation,
+        "sine": rotation,
+    }
     if package.head_rows < shape.vocabulary:
         expected["head_tokens"] = (package.head_rows,)
     try:

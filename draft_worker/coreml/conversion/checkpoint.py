@@ -42,7 +42,7 @@ class Checkpoint:
     def load(cls, folder: Path) -> "Checkpoint":
         """The model in a folder of config.json and model*.safetensors; code in the folder is never run."""
         try:
-            network, _ = load_model(folder, lazy=True, trust_remote_code=False)
+            network: Any = load_model(folder, lazy=True, trust_remote_code=False)[0]
         except FileNotFoundError as error:
             raise InputError(
                 f"{folder} holds no model ({error}): pass a folder with config.json and model*.safetensors."
