@@ -250,7 +250,7 @@ def test_a_draft_with_another_tokenizer_is_refused(other_tokenizer: Path):
     code, output, errors = run("generate", "x", "--draft", str(other_tokenizer))
 
     assert (code, output) == (2, "")
-    assert "no shipped draft fits the target" in sentence(errors)
+    assert "has another tokenizer than the target" in sentence(errors)
     assert "the draft engine ngram" in errors
 
 
