@@ -29,17 +29,17 @@ PEAK = float(gumbel(np.array([_PEAK_BITS - np.uint32(1)]))[0])
 
 
 class PositionNoise:
-    """Standard Gumbel noise of one position, as a function of the token."""
+    """Standard Gumbel noise of one position, as a function of the column of the logits."""
 
     def __init__(self, bits: Words) -> None:
         self._bits = bits
 
-    def at(self, tokens: Ids) -> Floats:
-        return gumbel(self._bits[tokens])
+    def at(self, columns: Ids) -> Floats:
+        return gumbel(self._bits[columns])
 
     @cached_property
     def peaks(self) -> Ids:
-        """Tokens, ascending, whose noise is above PEAK."""
+        """Columns, ascending, whose noise is above PEAK."""
         return np.flatnonzero(self._bits >= _PEAK_BITS)
 
     @cached_property
@@ -49,11 +49,11 @@ class PositionNoise:
 
 
 class NoisePrefetch:
-    """Noise of recent positions for the first `width` tokens of a target's `vocabulary`."""
+    """Noise of recent positions for the first `width` tokens of a target's `vocabulary`, or for `tokens` of them."""
 
-    def __init__(self, vocabulary: int, width: int) -> None:
+    def __init__(self, vocabulary: int, width: int, tokens: npt.NDArray[np.integer] | None = None) -> None:
         self._half = half_block(vocabulary)
-        self._width = width
+        self._chosen = slice(width) if tokens is None else tokens
         self._limit = max(_MIN_POSITIONS, _CACHE_BYTES // (8 * self._half))
         self._stream = mx.new_stream(mx.cpu)
         self._words: OrderedDict[tuple[int, int], mx.array] = OrderedDict()
@@ -79,5 +79,5 @@ class NoisePrefetch:
         self.begin(seed, (position,))
         key = noise_key(seed, position, NoiseStream.SAMPLE)
         if key not in self._noises:
-            self._noises[key] = PositionNoise(np.asarray(self._words[key]).reshape(-1)[: self._width])
+            self._noises[key] = PositionNoise(np.asarray(self._words[key]).reshape(-1)[self._chosen])
         return self._noises[key]

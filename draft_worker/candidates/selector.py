@@ -7,22 +7,27 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from draft_worker.candidates.columns import Columns
 from draft_worker.candidates.noise_prefetch import NoisePrefetch
-from draft_worker.candidates.ranking import MIN_CANDIDATES, propose
+from draft_worker.candidates.ranking import MIN_CANDIDATES
 from draft_worker.candidates.shortlist import GROUP_SIZE, shortlist
 from draft_worker.engine import Batch
+from draft_worker.head_tokens import HeadTokens
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import Noise
 from protocol.speculation.candidates import Candidates, Support
 
 
 class CandidateSelector:
-    """Selects candidates for a target of `vocabulary` tokens, of which the draft knows the first `shared`."""
+    """Selects candidates for a target of `vocabulary` tokens, of which the draft knows the first `shared`.
 
-    def __init__(self, vocabulary: int, shared: int) -> None:
+    `head`: the tokens of the draft's head if it has only some.
+    """
+
+    def __init__(self, vocabulary: int, shared: int, head: HeadTokens | None = None) -> None:
         self._vocabulary = vocabulary
         self._shared = shared
-        self._width = -(-shared // GROUP_SIZE) * GROUP_SIZE
+        self._columns = Columns(vocabulary, shared, head)
+        self._width = -(-self._columns.count // GROUP_SIZE) * GROUP_SIZE
 
     def begin(self, sampling: Sampling, positions: Iterable[int], batch: Batch) -> None:
         """Start to draw the noise that `select` needs for tokens at these absolute positions."""
@@ -32,11 +37,12 @@ class CandidateSelector:
     def select(
         self, logits: npt.NDArray[np.float32], positions: Sequence[int], sampling: Sampling, batch: Batch
     ) -> list[Candidates]:
-        """Like `propose`, for (L, ...) logits padded with -inf to whole groups. May overwrite the logits."""
+        """Like `Columns.propose`, for (L, ...) logits padded with -inf to whole groups. May overwrite the logits."""
+        count = self._columns.count
         if not _is_plain(sampling, batch):
-            return propose(mx.array(logits[:, : self._shared]), positions, sampling, batch, self._noise)
+            return self._columns.propose(mx.array(logits[:, :count]), positions, sampling, batch)
         logits = logits[:, : self._width]
-        logits[:, self._shared :] = -np.inf
+        logits[:, count:] = -np.inf
         rows = zip(logits, positions, strict=True)
         found = [self._shortlist(row, position, sampling, batch.limit) for row, position in rows]
         if sampling.verification == "rejection":
@@ -45,15 +51,11 @@ class CandidateSelector:
 
     def _shortlist(self, row: npt.NDArray[np.float32], position: int, sampling: Sampling, limit: int) -> Candidates:
         noise = self._prefetch.position(sampling.seed, position) if not sampling.greedy else None
-        return shortlist(row, max(limit, MIN_CANDIDATES), sampling.temperature, noise)
+        return self._columns.named(shortlist(row, max(limit, MIN_CANDIDATES), sampling.temperature, noise))
 
     @cached_property
     def _prefetch(self) -> NoisePrefetch:
-        return NoisePrefetch(self._vocabulary, self._shared)
-
-    @cached_property
-    def _noise(self) -> Noise:
-        return Noise(self._vocabulary, self._shared)
+        return NoisePrefetch(self._vocabulary, self._shared, self._columns.tokens)
 
 
 def _is_plain(sampling: Sampling, batch: Batch) -> bool:

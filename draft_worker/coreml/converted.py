@@ -10,6 +10,7 @@ from draft_worker.coreml.arrays import Half
 from draft_worker.coreml.package import HOST, MODEL, Package
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.rotation import Rotation
+from draft_worker.head_tokens import HeadTokens, are_head_tokens
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 
@@ -21,6 +22,8 @@ class HostTables(NamedTuple):
     """(vocabulary, hidden)."""
     rotation: Rotation
     """Of `context` positions."""
+    head_tokens: HeadTokens | None = None
+    """The tokens of the logits; None: the whole vocabulary."""
 
 
 class Converted(NamedTuple):
@@ -59,15 +62,23 @@ def require_functions(file: ProgramFile, package: Package) -> None:
 
 
 def _tables(path: Path, package: Package) -> HostTables:
+    shape = package.shape
+    rotation = (package.context, shape.head // 2)
+    expected: dict[str, tuple[int, ...]] = {
+        "embedding": (shape.vocabulary, shape.hidden),
+        "cosine": rotation,
+        "sine": rotation,
+    }
+    if package.head_rows < shape.vocabulary:
+        expected["head_tokens"] = (package.head_rows,)
     try:
         loaded: Any = mx.load(str(path), format="safetensors", return_metadata=True)
         arrays, metadata = loaded
-        tables = {name: np.array(arrays[name]) for name in ("embedding", "cosine", "sine")}
+        tables = {name: np.array(arrays[name]) for name in expected}
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise InputError(f"{path} is missing or damaged: convert the model again.") from error
-    shape = package.shape
-    rotation = (package.context, shape.head // 2)
-    expected = {"embedding": (shape.vocabulary, shape.hidden), "cosine": rotation, "sine": rotation}
-    if metadata.get("model") != package.model or {name: table.shape for name, table in tables.items()} != expected:
+    head = tables.get("head_tokens")
+    fits = metadata.get("model") == package.model and {name: table.shape for name, table in tables.items()} == expected
+    if not fits or (head is not None and not are_head_tokens(head, shape.vocabulary)):
         raise InputError(f"{path} belongs to another model than {MODEL}: convert the model again.")
-    return HostTables(tables["embedding"], Rotation(tables["cosine"], tables["sine"]))
+    return HostTables(tables["embedding"], Rotation(tables["cosine"], tables["sine"]), head)

@@ -88,7 +88,7 @@ def calls(converted: Converted, runtime: Runtime) -> "dict[int, RepeatableCall]"
 
 
 def answers(calls: "dict[int, RepeatableCall]") -> dict[int, Single]:
-    """By width: (width, vocabulary) logits of a chain behind a short prompt, prefilled with the largest width."""
+    """By width: (width, rows of the head) logits of a chain behind a short prompt, prefilled with the largest width."""
     return {width: call.logits() for width, call in calls.items()}
 
 
@@ -139,10 +139,10 @@ class RepeatableCall:
         package = converted.package
         self._forward = PackageForward(package, converted.tables, runtime)
         self._memory = _memory(converted, runtime)
-        self._vocabulary = package.shape.vocabulary
+        self._head_rows, vocabulary = package.head_rows, package.shape.vocabulary
         source = np.random.default_rng(width)
-        prompt = source.integers(0, self._vocabulary, min(_PROMPT, package.context // 2))
-        self._tokens = source.integers(0, self._vocabulary, min(width, package.context - len(prompt))).tolist()
+        prompt = source.integers(0, vocabulary, min(_PROMPT, package.context // 2))
+        self._tokens = source.integers(0, vocabulary, min(width, package.context - len(prompt))).tolist()
         self._width = width
         for begin in range(0, len(prompt), package.widths[-1]):
             path = self._run(prompt[begin : begin + package.widths[-1]].tolist(), package.widths[-1])[0]
@@ -151,7 +151,7 @@ class RepeatableCall:
     def logits(self) -> Single:
         _, logits = self._run(self._tokens, self._width)
         self._memory.slots.keep([], ())
-        return logits[:, : self._vocabulary].copy()
+        return logits[:, : self._head_rows].copy()
 
     def _run(self, tokens: list[int], width: int) -> tuple[list[int], Single]:
         first = self._memory.slots.next_row

@@ -43,7 +43,8 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cache: CacheKind
     weights: WeightKind
     outputs: tuple[int, ...]
-    """Rows of the vocabulary in each of the outputs logits_0, logits_1, ..."""
+    """Rows of the head in each of the outputs logits_0, logits_1, ... If there are fewer rows than tokens, the host's
+    file names their tokens."""
     model: str
     """`Checkpoint.fingerprint` of the parameters; the host's file states it too."""
     tokenizer: str
@@ -53,6 +54,11 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     version: str = ""
     """Version of launch-pipeline that made the package."""
     format: int = FORMAT
+
+    @property
+    def head_rows(self) -> int:
+        """The length of a token's logits."""
+        return sum(self.outputs)
 
     def function(self, width: int) -> str:
         """Name of the function for `width`."""

@@ -56,6 +56,7 @@ class CoreMlEngine(Engine):
         self.context = package.context
         self.device = runtime.device
         self.tokenizer = package.tokenizer
+        self._head = converted.tables.head_tokens
         self._package = package
         self._runtime = runtime
         self._forward = PackageForward(package, converted.tables, runtime)
@@ -85,7 +86,8 @@ class CoreMlEngine(Engine):
 
     def _selector(self, vocabulary: int) -> CandidateSelector:
         if vocabulary not in self._selectors:
-            self._selectors[vocabulary] = CandidateSelector(vocabulary, min(self.vocabulary, vocabulary))
+            shared = min(self.vocabulary, vocabulary)
+            self._selectors[vocabulary] = CandidateSelector(vocabulary, shared, self._head)
         return self._selectors[vocabulary]
 
 

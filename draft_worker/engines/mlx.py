@@ -5,9 +5,10 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from draft_worker.candidates.ranking import propose
+from draft_worker.candidates.columns import Columns
 from draft_worker.engine import Batch, Engine, EngineSequence
-from draft_worker.engines.head_tokens import shorten_head
+from draft_worker.engines.short_head import shorten_head
+from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.inference.joint_forward import ForwardPart
@@ -17,7 +18,6 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars
 from protocol.sampling.processors.logits_processors import LogitsProcessors
-from protocol.sampling.sampler import Noise
 from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
 
@@ -35,8 +35,10 @@ class MlxEngine(Engine):
     name = "mlx"
     joint = True
 
-    def __init__(self, model: TreeModel, tokenizer: str) -> None:
-        """`tokenizer`: the fingerprint of the model's tokenizer."""
+    def __init__(self, model: TreeModel, tokenizer: str, head: HeadTokens | None = None) -> None:
+        """`tokenizer`: the fingerprint of the model's tokenizer. `head`: the only tokens that the engine drafts."""
+        if head is not None:
+            shorten_head(model.network, head)
         self.model = str(model.folder)
         self.architecture = model.architecture
         self.vocabulary = model.vocabulary
@@ -44,7 +46,8 @@ class MlxEngine(Engine):
         self.device = str(mx.default_device())
         self.tokenizer = tokenizer
         self._network = model
-        self._noises: dict[int, Noise] = {}
+        self._head = head
+        self._columns: dict[int, Columns] = {}
         """By the size of the target's vocabulary."""
         self._grammars = Grammars(model.folder, model.vocabulary)
 
@@ -52,18 +55,16 @@ class MlxEngine(Engine):
     def load(cls, folder: Path) -> "MlxEngine":
         """Raises InputError if the folder holds no model that can serve."""
         model = TreeModel.load(folder)
-        shorten_head(model.network, folder)
-        return cls(model, tokenizer_fingerprint(folder))
+        return cls(model, tokenizer_fingerprint(folder), read_head_tokens(folder, model.vocabulary))
 
     def open(self, sampling: Sampling, vocabulary: int) -> "MlxSequence":
         return self.around(self._network.sequence(), sampling, vocabulary)
 
     def around(self, rows: TreeSequence, sampling: Sampling, vocabulary: int) -> "MlxSequence":
         """A sequence that has the KV of `rows`."""
-        shared = min(self.vocabulary, vocabulary)
-        if vocabulary not in self._noises:
-            self._noises[vocabulary] = Noise(vocabulary, shared)
-        return MlxSequence(self, rows, sampling, self._noises[vocabulary], shared)
+        if vocabulary not in self._columns:
+            self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary), self._head)
+        return MlxSequence(self, rows, sampling, self._columns[vocabulary])
 
     def processors(self, start: Start) -> LogitsProcessors | None:
         return LogitsProcessors.wanted(start, self._grammars, lenient=True)
@@ -78,15 +79,11 @@ class MlxSequence(EngineSequence):
 
     copyable = True
 
-    def __init__(
-        self, engine: MlxEngine, rows: TreeSequence, sampling: Sampling, noise: Noise, vocabulary: int
-    ) -> None:
-        """Tokens at or above `vocabulary` are never drafted."""
+    def __init__(self, engine: MlxEngine, rows: TreeSequence, sampling: Sampling, columns: Columns) -> None:
         self._engine = engine
         self._rows = rows
         self._sampling = sampling
-        self._noise = noise
-        self._vocabulary = vocabulary
+        self._columns = columns
 
     @property
     def committed(self) -> int:
@@ -111,13 +108,13 @@ class MlxSequence(EngineSequence):
         return ForwardPart(self._rows, [*batch.committed, *batch.tokens], chain + parents)
 
     def candidates(self, logits: mx.array, batch: Batch) -> list[Candidates]:
-        """Candidates from the (L, V) `logits` of `part(batch)`. Commits the rows of `batch.committed`."""
+        """Candidates from the (L, columns) `logits` of `part(batch)`. Commits the rows of `batch.committed`."""
         behind = len(batch.committed)
         nodes = range(self._rows.next_row - len(batch.tokens), self._rows.next_row)
         positions = [self._rows.position(row) + 1 for row in nodes]
         if behind:
             self._rows.keep(range(nodes.start - behind, nodes.start), nodes)
-        return propose(logits[behind:, : self._vocabulary], positions, self._sampling, batch, self._noise)
+        return self._columns.propose(logits[behind:], positions, self._sampling, batch)
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         self._rows.keep(path, surviving)

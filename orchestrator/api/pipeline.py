@@ -31,8 +31,8 @@ class Pipeline(Client):
     """`with Pipeline() as p: p.generate("def f(")`: three processes, which end with the block.
 
     `target` and `draft` are folders, GGUF files or Hugging Face ids (None: the default pair, fetched on first use). A
-    target with another tokenizer than the shipped drafts' decodes alone if no `draft` is given; `note` then says which
-    drafts fit. Further keywords:
+    target that no shipped draft fits decodes alone if no `draft` is given; `note` then says which drafts fit. Further
+    keywords:
 
     `listen`: HOST:PORT where workers of other machines may come (`.owner` invites them); with `target_engine` "none"
     one of them is the target.

@@ -19,13 +19,13 @@ from protocol.paths import cache_folder
 _PARTS = (FOLDER_FACTS, "host.safetensors", "config.json", "tokenizer.json")
 
 
-def converted_draft(name: str | None, on_progress: OnProgress = silent) -> Path:
-    """Folder of the converted model `name`, or of a conversion of the model `name` (None: the demo draft).
+def converted_draft(name: str, on_progress: OnProgress = silent) -> Path:
+    """Folder of the converted model `name`, or of a conversion of the model `name`.
 
     A conversion in fp16 is made once and kept in this user's cache folder. Raises InputError for a name
     that is neither, and for a model that can't be converted.
     """
-    if name is not None and is_converted(folder := Path(name).expanduser()):
+    if is_converted(folder := Path(name).expanduser()):
         return _checked(folder.resolve())
     source = resolve(name, "draft", on_progress)
     place = cache_folder() / "converted" / _key(source)

@@ -5,15 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.machine.checkpoints import demo_model, resolve
+from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.converted_draft import converted_draft, is_converted, source_of
-from orchestrator.machine.downloads.default_target import default_draft, is_default_target
 from orchestrator.machine.hardware import chip, system_build
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.machine.recommended_pairs import draft_beside
+from orchestrator.machine.shipped_drafts import default_draft, shipped_draft
 from protocol.contracts.engines import NO_DRAFT, DraftEngineName, draft_model, offered_engines
 from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, recorded
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 
 
 class DraftChoice(NamedTuple):
@@ -27,57 +26,59 @@ class DraftChoice(NamedTuple):
 
 
 def draft_for(
-    target: str | None, engine: DraftEngineName, name: str | None, on_progress: OnProgress, *, own: bool = False
+    target: str, engine: DraftEngineName, name: str | None, on_progress: OnProgress, *, own: bool = False
 ) -> DraftChoice:
-    """`draft_choice` beside the target of this name (None: the demo target).
+    """`draft_choice` beside the target of this name.
 
-    An engine without a model gets none, even if `name` is one. Without a name, a shipped draft is taken only if the
-    target has its tokenizer. Otherwise there is no draft, and the note says which drafts fit; beside the default target
-    the n-gram engine drafts. `own`: a program of the user is the draft; it then gets no model.
+    An engine without a model gets none, even if `name` is one. Without a name it is the draft that is shipped for the
+    target. If there is none, the target decodes alone, and the note says which drafts fit. `own`: a program of the
+    user is the draft; it then gets no model.
     """
     if draft_model(engine) == "none":
         return DraftChoice(engine, None)
     if name is not None:
         return draft_choice(engine, name, on_progress)
-    folder = demo_model("target") if target is None else resolve(target, "target", on_progress)
-    for shipped in filter(None, (default_draft(), demo_model("draft"))):
-        if tokenizer_fingerprint(shipped) == tokenizer_fingerprint(folder):
-            return draft_choice(engine, None if shipped == demo_model("draft") else str(shipped), on_progress)
+    shipped = shipped_draft(resolve(target, "target", on_progress))
+    if shipped is not None:
+        return draft_choice(engine, str(shipped), on_progress)
     if own:
         return DraftChoice(engine, None)
-    if engine == "mlx" and is_default_target(folder):
-        return DraftChoice("ngram", None, "The n-gram engine drafts: the default target has no draft of its own yet.")
     return DraftChoice(
         NO_DRAFT,
         None,
-        f"There is no draft, since the demo draft has another tokenizer than the target {target}: "
-        f"choose {' or '.join(_fitting(target or ''))}.",
+        f"There is no draft, since no shipped draft fits the target {target}: choose {' or '.join(_fitting(target))}.",
     )
 
 
 def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgress = silent) -> DraftChoice:
     """The engine and the folder of the draft `name`; converts the model if the engine needs a package.
 
-    Without a name it is the demo draft, or no model if the engine needs none. Raises InputError for an unknown engine
-    and for a draft that is not available.
+    Without a name it is the default draft, or no model if the engine needs none. Raises InputError for an unknown
+    engine and for a draft that is not available.
     """
-    model = draft_model(engine)
+    model, note = draft_model(engine), ""
+    if name is None:
+        if model == "none":
+            return DraftChoice(engine, None)
+        folder, note = default_draft(on_progress)
+        name = str(folder)
     if model == "package":
         folder = converted_draft(name, on_progress)
         # On other systems the executor runs the package, so there is no device to examine.
         verdict = recorded(place_of(folder)) if sys.platform == "darwin" else None
-        return weigh(engine, folder, name, verdict)
-    if model == "none" and name is None:
-        return DraftChoice(engine, None)
-    return DraftChoice(engine, resolve(name, "draft", on_progress))
+        choice = weigh(engine, folder, name, verdict)
+        return choice._replace(note=" ".join(filter(None, (note, choice.note))))
+    return DraftChoice(engine, resolve(name, "draft", on_progress), note)
 
 
-def weigh(engine: DraftEngineName, folder: Path, name: str | None, verdict: EngineVerdict | None) -> DraftChoice:
-    """The engine on the converted `folder`, or MLX on the folder's source model if the verdict says so."""
+def weigh(engine: DraftEngineName, folder: Path, name: str, verdict: EngineVerdict | None) -> DraftChoice:
+    """The engine on the converted `folder`, or MLX on the model that was converted if the verdict says so.
+
+    `name`: the draft as it was asked for, a model or a converted folder.
+    """
     if verdict is None or verdict.choice != "mlx":
         return DraftChoice(engine, folder)
-    given = name is None or not is_converted(Path(name).expanduser())
-    source = resolve(name, "draft") if given else source_of(folder)
+    source = source_of(folder) if is_converted(Path(name).expanduser()) else resolve(name, "draft")
     note = f"The draft runs in MLX, not on the Neural Engine ({verdict.reason}): see launch-pipeline doctor."
     return DraftChoice("mlx", source, note)
 

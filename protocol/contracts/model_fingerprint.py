@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.errors import InputError
 
 _SAMPLES = 16
@@ -12,7 +13,7 @@ _MOST_HEADER = 100 << 20
 
 
 def model_fingerprint(folder: Path) -> str:
-    """SHA-256 (64 hex digits) over config.json and, for every weight file, its name, size, header and samples.
+    """SHA-256 (64 hex digits) over config.json, the head's tokens, and every weight file's name, size, header, samples.
 
     The header of a safetensors file is an 8-byte length and JSON with every tensor's name, type, shape and place.
     Evenly spaced samples distinguish models whose files differ in nothing else, such as fine-tunes.
@@ -21,6 +22,8 @@ def model_fingerprint(folder: Path) -> str:
     digest = hashlib.sha256()
     try:
         digest.update((folder / "config.json").read_bytes())
+        if (folder / HEAD_TOKENS).exists():
+            digest.update((folder / HEAD_TOKENS).read_bytes())
         for path in sorted(folder.glob("*.safetensors")):
             digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
             _add_weights(digest, path)

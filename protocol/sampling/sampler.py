@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from protocol.errors import PipelineError
 from protocol.messages.sampling import Sampling
@@ -29,10 +30,13 @@ class Noise:
     Raises PipelineError if MLX's order of random bits differs from that of `protocol.sampling.threefry`.
     """
 
-    def __init__(self, vocabulary: int, width: int | None = None) -> None:
-        """The target's `vocabulary` decides the layout. A row holds its first `width` tokens (None: all)."""
+    def __init__(
+        self, vocabulary: int, width: int | None = None, *, tokens: npt.NDArray[np.integer] | None = None
+    ) -> None:
+        """The target's `vocabulary` decides the layout. A row holds `tokens`, or the first `width` ones (None: all)."""
         self.vocabulary = vocabulary
-        self._width = vocabulary if width is None else width
+        self._tokens = np.arange(vocabulary if width is None else width) if tokens is None else tokens
+        self._chosen = None if tokens is None else mx.array(tokens)
         self._half = half_block(vocabulary)
         self._limit = max(_CACHE_ROWS, _CACHE_BYTES // (4 * vocabulary))
         self._rows: OrderedDict[tuple[int, int], mx.array] = OrderedDict()
@@ -50,15 +54,16 @@ class Noise:
         return row
 
     def _draw(self, key: tuple[int, int]) -> mx.array:
-        bits = mx.random.split(mx.array(key, dtype=mx.uint32), self._half).reshape(-1)[: self._width]
+        bits = mx.random.split(mx.array(key, dtype=mx.uint32), self._half).reshape(-1)
+        bits = bits[: len(self._tokens)] if self._chosen is None else bits[self._chosen]
         uniform = ((bits >> 9).astype(mx.float32) + 0.5) * 2.0**-23
         return -mx.log(-mx.log(uniform))
 
     def _require_known_layout(self) -> None:
-        tokens = np.unique(np.linspace(0, self._width - 1, 8, dtype=np.int64))
-        expected = gumbel(noise_bits(*_PROBE, tokens, self.vocabulary, NoiseStream.SAMPLE))
+        places = np.unique(np.linspace(0, len(self._tokens) - 1, 8, dtype=np.int64))
+        expected = gumbel(noise_bits(*_PROBE, self._tokens[places], self.vocabulary, NoiseStream.SAMPLE))
         row = self._draw(noise_key(*_PROBE, NoiseStream.SAMPLE))
-        if not np.allclose(np.array(row[mx.array(tokens)]), expected, rtol=1e-4, atol=1e-4):
+        if not np.allclose(np.array(row[mx.array(places)]), expected, rtol=1e-4, atol=1e-4):
             raise PipelineError(
                 f"MLX {version('mlx')} draws random bits in an order that this release does not support: "
                 "install the MLX version in requirements.lock."

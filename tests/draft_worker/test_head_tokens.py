@@ -1,60 +1,95 @@
-"""Laws of a head over some tokens of the vocabulary."""
+"""Laws of a head over some tokens of the vocabulary: its candidates are those of a whole head without the others."""
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 
+from draft_worker.candidates.ranking import propose
 from draft_worker.engine import Batch
-from draft_worker.engines.head_tokens import FILE, shorten_head
 from draft_worker.engines.mlx import MlxEngine
+from draft_worker.engines.short_head import shorten_head
+from draft_worker.head_tokens import read_head_tokens
+from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.errors import InputError
+from protocol.inference.tree_model import TreeModel
 from protocol.messages.sampling import Sampling
+from protocol.sampling.sampler import Noise
 from tests.support.paths import DEMO_DRAFT
+from tests.support.processing import processors
 from tests.support.tiny_models import VOCABULARY, network, stock_logits
 
-TOKENS = np.array([0, 3, 4, 31, VOCABULARY - 1], np.int32)
+TOKENS = np.array([0, 3, 4, 17, 31, 40, 41, VOCABULARY - 1], np.int32)
 PROMPT = (5, 1, 60, 2)
+NODES = (7, 9, 11)
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=0.8, seed=5),
+    "filtered": Sampling(temperature=0.8, seed=5, top_p=0.9, repetition_penalty=1.2),
+    "penalised": Sampling(temperature=0.8, seed=5, frequency_penalty=1.5, presence_penalty=2.0),
+    "drawn": Sampling(temperature=1.0, seed=5, verification="rejection"),
+    "greedy rejection": Sampling(verification="rejection"),
+}
 
 
-def shortened(model: Any, folder: Path, tokens: np.ndarray = TOKENS) -> Any:
-    np.save(folder / FILE, tokens)
-    shorten_head(model, folder)
-    return model
+def batch(sampling: Sampling) -> Batch:
+    """Three nodes behind the prompt."""
+    paths = [[node] for node in NODES]
+    return Batch((), NODES, [-1] * len(NODES), 4, processors=processors(sampling, PROMPT), paths=paths)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_logits_of_the_heads_tokens_stay_and_the_others_are_impossible(tmp_path: Path, tied: bool):
+def test_logits_are_those_of_the_whole_head(tied: bool):
     whole = np.array(stock_logits(network(tie_word_embeddings=tied), PROMPT))
+    model = network(tie_word_embeddings=tied)
 
-    short = np.array(stock_logits(shortened(network(tie_word_embeddings=tied), tmp_path), PROMPT))
+    shorten_head(model, TOKENS)
 
-    np.testing.assert_allclose(short[TOKENS], whole[TOKENS], rtol=1e-5, atol=1e-5)
-    assert np.isneginf(np.delete(short, TOKENS)).all()
+    np.testing.assert_allclose(np.array(stock_logits(model, PROMPT)), whole[TOKENS], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_quantised_head_is_shortened_too(tmp_path: Path, tied: bool):
+def test_a_quantised_head_is_shortened_too(tied: bool):
     model = network(tie_word_embeddings=tied)
     nn.quantize(model, group_size=32, bits=8)
     whole = np.array(stock_logits(model, PROMPT))
 
-    short = np.array(stock_logits(shortened(model, tmp_path), PROMPT))
+    shorten_head(model, TOKENS)
 
-    np.testing.assert_allclose(short[TOKENS], whole[TOKENS], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(np.array(stock_logits(model, PROMPT)), whole[TOKENS], rtol=1e-4, atol=1e-4)
 
 
-def test_without_the_file_nothing_changes(tmp_path: Path):
-    model = network()
-    before = stock_logits(model, PROMPT)
+@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("target", [VOCABULARY - 1, VOCABULARY, VOCABULARY + 61])
+def test_candidates_are_those_of_a_whole_head_without_the_other_tokens(name: str, target: int):
+    """For targets whose vocabulary is smaller, equal and larger: the noise of a token depends on it and the token."""
+    sampling, shared = SAMPLINGS[name], min(target, VOCABULARY)
+    sequence = MlxEngine(TreeModel(network()), "", TOKENS).open(sampling, target)
+    sequence.prefill(PROMPT)
+    found = sequence.evaluate(batch(sampling))
 
-    shorten_head(model, tmp_path)
+    logits = np.full((len(NODES), shared), -np.inf, np.float32)
+    head = np.array([token for token in TOKENS if token < shared])
+    for row, node in enumerate(NODES):
+        logits[row, head] = np.array(stock_logits(network(), [*PROMPT, node]))[head]
+    positions = [len(PROMPT) + 1] * len(NODES)
+    expected = propose(mx.array(logits), positions, sampling, batch(sampling), Noise(target, shared))
+    for got, want in zip(found, expected, strict=True):
+        possible = [token for token, chance in zip(want.tokens, want.probabilities, strict=True) if chance > 0]
+        assert list(got.tokens)[: len(possible)] == possible
+        np.testing.assert_allclose(got.probabilities[: len(possible)], want.probabilities[: len(possible)], rtol=1e-3)
+        assert (got.support is None) == (want.support is None)
+        if got.support is not None and want.support is not None:
+            assert dict(zip(*got.support, strict=True)) == pytest.approx(
+                dict(zip(*want.support, strict=True)), rel=1e-3
+            )
 
-    assert mx.array_equal(stock_logits(model, PROMPT), before)
+
+def test_without_the_file_the_head_is_whole(tmp_path: Path):
+    assert read_head_tokens(tmp_path, VOCABULARY) is None
 
 
 @pytest.mark.parametrize(
@@ -69,18 +104,20 @@ def test_without_the_file_nothing_changes(tmp_path: Path):
     ids=["not ascending", "beyond the vocabulary", "negative", "empty", "not integers"],
 )
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, tokens: np.ndarray):
+    np.save(tmp_path / HEAD_TOKENS, tokens)
+
     with pytest.raises(InputError, match="ascending int32 tokens"):
-        shortened(network(), tmp_path, tokens)
+        read_head_tokens(tmp_path, VOCABULARY)
 
 
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling(temperature=1.0, seed=1, top_p=0.9)], ids=["greedy", "top-p"]
 )
-def test_the_engine_guesses_tokens_of_the_head_alone(tmp_path: Path, sampling: Sampling):
+def test_the_engine_guesses_tokens_of_the_folders_file_alone(tmp_path: Path, sampling: Sampling):
     folder = tmp_path / "draft"
     shutil.copytree(DEMO_DRAFT, folder)
     tokens = np.arange(5, 4096, 100, dtype=np.int32)
-    np.save(folder / FILE, tokens)
+    np.save(folder / HEAD_TOKENS, tokens)
     engine = MlxEngine.load(folder)
     sequence = engine.open(sampling, engine.vocabulary)
     sequence.prefill([10, 20, 30])

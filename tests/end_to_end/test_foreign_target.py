@@ -15,7 +15,7 @@ from tests.support.tokenizer_files import with_other_tokenizer
 PROMPT = "for i in range(3):\n    print(i)\nfor i in range(3):\n"
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=4)
 SETUP = {"session": "", "address": "", "target": "", "draft": ""}
-NOTE = "There is no draft, since the demo draft has another tokenizer than the target"
+NOTE = "There is no draft, since no shipped draft fits the target"
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.call_inputs import CallInputs, join_logits
 from draft_worker.coreml.runtime.executor import Executor, ExecutorRegisters, Precision
 from draft_worker.coreml.toolchain import toolchain
+from draft_worker.head_tokens import HeadTokens
 from protocol.contracts.conversion import Choices
 from protocol.errors import InputError
 from protocol.inference.slots import SlotTable
@@ -58,9 +59,13 @@ def tiny(architecture: str = "llama", bits: int | None = None, seed: int = 0, **
     return model
 
 
-def convert(model: Any, folder: Path, **choices: Any) -> Converted:
-    """The model as a package in `folder`, opened again."""
-    write(Checkpoint(model), folder, Choices(**({"widths": WIDTHS, "context": CONTEXT} | choices)))
+def convert(model: Any, folder: Path, head_tokens: HeadTokens | None = None, **choices: Any) -> Converted:
+    """The model as a package in `folder`, opened again. `head_tokens`: the tokens of the head if it has only some."""
+    write(
+        Checkpoint(model, head_tokens=head_tokens),
+        folder,
+        Choices(**({"widths": WIDTHS, "context": CONTEXT} | choices)),
+    )
     return Converted.open(folder)
 
 
@@ -76,7 +81,7 @@ class Run:
         self._state: ExecutorRegisters | None = None
 
     def evaluate(self, width: int, tokens: Sequence[int], parents: Sequence[int]) -> Array:
-        """(tokens, vocabulary) logits of rows that continue `parents`; -1 stands for the empty prefix."""
+        """(tokens, rows of the head) logits of rows that continue `parents`; -1 stands for the empty prefix."""
         rows = self._table.add(parents)
         inputs = CallInputs(self._package, self._tables, width)
         data = inputs.fill(tokens, [row.position for row in rows], self._table.mask(rows))

@@ -72,7 +72,7 @@ def describe(checkpoint: Checkpoint, choices: Choices, tokenizer: str = "") -> P
         context=context,
         cache=choices.cache,
         weights=choices.weights,
-        outputs=tuple(len(chunk) for chunk in head_chunks(range(checkpoint.shape.vocabulary))),
+        outputs=tuple(len(chunk) for chunk in head_chunks(range(checkpoint.head_rows))),
         model=checkpoint.fingerprint(),
         tokenizer=tokenizer,
         interleaved=checkpoint.interleaved,
@@ -161,4 +161,6 @@ def _save_host(checkpoint: Checkpoint, package: Package, path: Path) -> None:
         "cosine": mx.array(rotation.cosine),
         "sine": mx.array(rotation.sine),
     }
+    if checkpoint.head_tokens is not None:
+        tables["head_tokens"] = mx.array(checkpoint.head_tokens)
     mx.save_safetensors(str(path), tables, metadata={"model": package.model})

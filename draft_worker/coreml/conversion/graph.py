@@ -9,7 +9,7 @@ Inputs of the function for width L with T slots, all fp16:
     mask      (1, 1, L, T + L)               0 where a token may attend, -1e4 elsewhere: T slots, then the L tokens
     kv        (2 layers, key heads, T, head) keys of every layer, then values of every layer: a KV arena's body
 Outputs:
-    logits_0, logits_1, ...  (1, 1, L, rows) the vocabulary in chunks, the logits of a token contiguous
+    logits_0, logits_1, ...  (1, 1, L, rows) the head in chunks, the logits of a token contiguous
     kv_new    (2 layers, key heads, L, head) new keys and values, for the host to write to slots
 With the cache as Core ML state, `kv` is that state, kv_new is not returned, and the int32 inputs `begin` and `end`
 (4,) bound the L consecutive slots that take the new keys and values.

@@ -24,6 +24,7 @@ class Constants:
         self._checkpoint = checkpoint
         self._kind: WeightKind = kind
         self._stored: dict[str, StoredWeight] = {}
+        self._head: dict[str, StoredWeight] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
@@ -45,14 +46,12 @@ class Constants:
 
     def head_kernels(self) -> list[Any]:
         """The output head in chunks of rows that fit the Neural Engine, as even as alignment allows."""
-        name = "lm_head.weight" if "lm_head.weight" in self._checkpoint else "model.embed_tokens.weight"
-        if f"{name}.0" not in self._stored:
+        if not self._head:
+            name, head = self._checkpoint.head()
             # A head in 4 bits costs more accuracy than all layers together and is read only once for each token.
             kind: WeightKind = "int8" if self._kind == "4bit" else self._kind
-            for index, rows in enumerate(head_chunks(self._checkpoint.half(name))):
-                self._stored[f"{name}.{index}"] = compress(rows, kind)
-        chunks = [chunk for chunk in self._stored if chunk.startswith(f"{name}.")]
-        return [_kernel(self._stored[chunk], chunk) for chunk in chunks]
+            self._head = {f"{name}.{index}": compress(rows, kind) for index, rows in enumerate(head_chunks(head))}
+        return [_kernel(stored, name) for name, stored in self._head.items()]
 
     def _half(self, name: str) -> Half:
         if name not in self._stored:

@@ -69,5 +69,5 @@ class CallInputs:
 
 
 def join_logits(outputs: dict[str, Array], package: Package, count: int) -> Array:
-    """(count, vocabulary) logits of the first `count` tokens of a call."""
+    """(count, rows of the head) logits of the first `count` tokens of a call."""
     return np.concatenate([outputs[f"logits_{index}"][0, 0, :count] for index in range(len(package.outputs))], axis=-1)

@@ -21,7 +21,7 @@ class PackageForward:
         self._runtime = runtime
         self._outputs = package.outputs
         self._inputs = {width: CallInputs(package, tables, width) for width in package.widths}
-        padded = -(-package.shape.vocabulary // GROUP_SIZE) * GROUP_SIZE
+        padded = -(-package.head_rows // GROUP_SIZE) * GROUP_SIZE
         self._logits: Single = np.full((self._widest, padded), -np.inf, np.float32)
 
     def width(self, count: int) -> int:
@@ -33,7 +33,7 @@ class PackageForward:
         return max((width for width in self._inputs if width <= room), default=min(self._inputs))
 
     def run(self, memory: KvMemory, numbers: Sequence[int]) -> Single:
-        """Evaluate rows that have slots: (rows, vocabulary padded with -inf) logits, valid until the next call."""
+        """Evaluate rows that have slots: (rows, the head's rows padded with -inf) logits, valid until the next call."""
         inputs = self._inputs[self.width(len(numbers))]
         rows = [memory.slots.row(number) for number in numbers]
         data = inputs.place([row.token for row in rows], [row.position for row in rows])

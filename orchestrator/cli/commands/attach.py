@@ -38,8 +38,8 @@ _PAUSE_SECONDS = 0.5
 @click.command()
 @click.argument("role", type=click.Choice(["draft", "target", "prefill"]))
 @click.argument("server", metavar="[JOIN-LINE|HOST:PORT]", required=False)
-@click.option("--draft", metavar="MODEL", help="Folder or Hugging Face id of the draft. Default: demo model.")
-@click.option("--target", metavar="MODEL", help="The same for a target.")
+@click.option("--draft", metavar="MODEL", help="Folder or Hugging Face id of the draft. Default: the default target's.")
+@click.option("--target", metavar="MODEL", help="The same for a target. Default: the default target.")
 @draft_engine_option()
 @click.option(
     "--prefill-engine",

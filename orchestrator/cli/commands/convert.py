@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.pipelines import print_notes
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.conversion import conversion
+from orchestrator.machine.shipped_drafts import default_draft
 from protocol.contracts.conversion import Choices, Finished
 from protocol.errors import InputError
 
@@ -39,17 +41,17 @@ from protocol.errors import InputError
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def convert(model: str | None, destination: Path, widths: str, as_json: bool, **options: Any) -> None:
-    """Convert MODEL (a folder or Hugging Face id; default: the demo draft) for the Neural Engine.
+    """Convert MODEL (a folder or Hugging Face id; default: the default draft) for the Neural Engine.
 
     Takes Llama, Qwen2 and Qwen3 in mlx-lm's format, quantised or not, and makes a Core ML package whose
     functions share their weights. Works on any machine; running it on the Neural Engine takes a Mac.
 
     \b
-    launch-pipeline convert --out demo-draft
+    launch-pipeline convert --out default-draft
     launch-pipeline convert mlx-community/Qwen2.5-0.5B-Instruct-bf16 --out qwen --weights int8 --context 4096
     """
     choices = Choices(widths=_widths(widths), **options)
-    finished = _watched(resolve(model, "draft"), destination, choices, quiet=as_json)
+    finished = _watched(_source(model, quiet=as_json), destination, choices, quiet=as_json)
     if as_json:
         click.echo(msgspec.json.encode(finished).decode())
     else:
@@ -57,6 +59,16 @@ def convert(model: str | None, destination: Path, widths: str, as_json: bool, **
         console.print(_summary(finished, choices))
         for line in _findings(finished):
             console.print(line, markup=False, highlight=False)
+
+
+def _source(model: str | None, quiet: bool) -> Path:
+    """A model may be fetched or made for it."""
+    with ConversionBar(quiet) as bar:
+        if model is not None:
+            return resolve(model, "draft", bar)
+        default = default_draft(bar)
+    print_notes([default.note])
+    return default.folder
 
 
 def _widths(text: str) -> tuple[int, ...]:

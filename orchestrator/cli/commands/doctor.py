@@ -18,7 +18,7 @@ _FAILED = 1
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--neural-engine", is_flag=True, help="Examine instead whether a draft can run on the Neural Engine.")
-@click.option("--draft", metavar="MODEL", help="With --neural-engine: which one. Default: the demo draft.")
+@click.option("--draft", metavar="MODEL", help="With --neural-engine: which one. Default: the default draft.")
 @click.option(
     "--runtime", type=click.Choice(["coreml", "executor"]), help="With --neural-engine: executor rehearses it."
 )

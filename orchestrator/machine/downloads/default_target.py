@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.machine.cache_entries import made_once
-from orchestrator.machine.checkpoints import demo_model, hub_file, worker_folder
+from orchestrator.machine.checkpoints import demo_model, hub_file
 from orchestrator.machine.downloads.package_index import Unavailable, Wheel, fetch_wheel
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.conversion import Progress
@@ -66,12 +66,6 @@ def model_name(folder: Path) -> str:
     if folder == demo_model("target"):
         return _DEMO_NAME
     return _NAME.lower() if is_default_target(folder) else folder.name
-
-
-def default_draft() -> Path | None:
-    """The draft that is shipped for the default target, if there is one."""
-    folder = worker_folder("draft") / "default_draft"
-    return folder if (folder / "config.json").is_file() and _source() != "demo" else None
 
 
 def _source() -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.draft_choice import place_of
 from orchestrator.machine.progress import OnProgress, silent
+from orchestrator.machine.shipped_drafts import default_draft
 from orchestrator.tools.doctor.doctor import Finding
 from orchestrator.tools.doctor.examination import EXAMINER, PREDICTS, StageOutcome, examine
 from protocol.contracts.examination import Agreed, Placed, Predicted, RuntimeName, Timed
@@ -33,18 +34,20 @@ def examined(
     predicts: int = PREDICTS,
     patience: float | None = None,
 ) -> list[Finding]:
-    """Findings on the draft model `draft` (None: the demo draft) on this machine's Neural Engine.
+    """Findings on the draft model `draft` (None: the default draft) on this machine's Neural Engine.
 
     `runtime`: None for what this machine has; "executor" rehearses it without a device.
     The verdict of a real examination is stored by system build, chip and package.
     """
     if runtime is None and sys.platform != "darwin":
         return [_none_here()]
-    folder = converted_draft(draft, on_progress)
+    model, note = (draft, "") if draft is not None else _default(on_progress)
+    folder = converted_draft(model, on_progress)
     place, chosen = place_of(folder), runtime or "coreml"
     limits = {} if patience is None else {"patience": patience}
     outcomes = examine(folder, chosen, examiner=examiner, predicts=predicts, on_stage=on_stage, **limits)
     findings, verdict = judge(outcomes, place, rehearsal=chosen == "executor")
+    findings = [*([Finding("draft", "warn", note)] if note else []), *findings]
     if chosen == "executor":
         return [*findings, Finding("verdict", "ok", "a rehearsal: nothing was found out about a Neural Engine")]
     file = record(verdict)
@@ -66,6 +69,12 @@ def judge(
     if failure is not None:
         return findings, EngineVerdict(place=place, choice="mlx", reason=f"{failure.name}: {failure.text}")
     return findings, EngineVerdict(place=place, choice="coreml", reason="all that was examined is as it should be")
+
+
+def _default(on_progress: OnProgress) -> tuple[str, str]:
+    """The default draft, and why it is the demo draft if it is."""
+    folder, note = default_draft(on_progress)
+    return str(folder), note
 
 
 def _of_stage(outcome: StageOutcome) -> list[Finding]:

@@ -28,6 +28,7 @@ from draft_worker.coreml.runtime.executor import Executor
 from orchestrator.cli.app import cli
 from orchestrator.machine.conversion import conversion
 from protocol.contracts.conversion import Choices, Finished, Progress
+from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from tests.support.coreml_runs import convert, tiny
@@ -153,6 +154,46 @@ def test_a_package_describes_its_model(demo: Converted):
     assert package.model == Checkpoint.load(DEMO).fingerprint()
     assert (package.shape.layers, package.shape.heads, package.shape.key_heads, package.shape.head) == (3, 4, 2, 64)
     assert Package.decode({METADATA_KEY: package.encode()}, Path("elsewhere")) == package
+
+
+def test_a_head_of_some_tokens_is_converted_alone(demo: Converted, tmp_path: Path):
+    tokens = np.arange(7, 4096, 8, dtype=np.int32)
+    shutil.copytree(DEMO, tmp_path / "draft")
+    np.save(tmp_path / "draft" / HEAD_TOKENS, tokens)
+    convert_folder(tmp_path / "draft", tmp_path / "model", Choices(widths=(1, 8), context=64))
+
+    short = Converted.open(tmp_path / "model")
+
+    assert short.package.outputs == (len(tokens),)
+    assert short.tables.head_tokens is not None
+    assert np.array_equal(short.tables.head_tokens, tokens)
+    assert np.array_equal(short.tables.embedding, demo.tables.embedding)
+    saved = 2 * (demo.package.shape.vocabulary - len(tokens)) * demo.package.shape.hidden
+    sizes = [weight_file(each.folder).stat().st_size for each in (demo, short)]
+    assert sizes[0] - sizes[1] == pytest.approx(saved, abs=4096)
+
+
+def test_without_the_file_the_whole_head_is_converted(demo: Converted):
+    assert demo.package.head_rows == demo.package.shape.vocabulary
+    assert demo.tables.head_tokens is None
+
+
+def test_another_head_is_another_model():
+    heads = [None, np.array([1, 2], np.int32), np.array([1, 3], np.int32)]
+
+    assert len({Checkpoint(tiny(), head_tokens=head).fingerprint() for head in heads}) == 3
+
+
+@pytest.mark.parametrize("wrong", [[1, 2, 3], [3, 2], [1, 4096]], ids=["too many", "not ascending", "unknown"])
+def test_head_tokens_that_do_not_fit_the_package_are_refused(tmp_path: Path, wrong: list[int]):
+    folder = convert(tiny(), tmp_path / "model", head_tokens=np.array([1, 2], np.int32), widths=(1,)).folder
+    loaded: Any = mx.load(str(folder / HOST), return_metadata=True)
+    arrays, metadata = loaded
+    tables = {name: mx.array(np.array(table)) for name, table in arrays.items()}
+    mx.save_safetensors(str(folder / HOST), tables | {"head_tokens": mx.array(wrong)}, metadata=metadata)
+
+    with pytest.raises(InputError, match="another model"):
+        Converted.open(folder)
 
 
 def test_models_have_different_fingerprints():

@@ -24,6 +24,7 @@ from tests.support.coreml_runs import CONTEXT, convert, tiny
 from tests.support.processing import processors
 from tests.support.tiny_models import VOCABULARY
 
+HEAD = np.array([0, 2, 3, 11, 12, 30, 31, 44, 50, VOCABULARY - 1], np.int32)
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, seed=5)
 FILTERED = Sampling(temperature=0.8, seed=5, top_p=0.9, repetition_penalty=1.2)
 PENALISED = Sampling(temperature=0.8, seed=5, frequency_penalty=1.5, presence_penalty=2.0)
@@ -33,6 +34,12 @@ DRAWN = Sampling(temperature=1.0, seed=5, verification="rejection")
 @pytest.fixture(scope="module", params=["io", "state"])
 def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Converted:
     return convert(tiny("qwen2"), tmp_path_factory.mktemp("model") / "converted", cache=request.param)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    """The same model, whose head has only some tokens."""
+    return convert(tiny("qwen2"), tmp_path_factory.mktemp("short") / "converted", head_tokens=HEAD)
 
 
 def engine(converted: Converted, **options: Any) -> CoreMlEngine:
@@ -132,6 +139,22 @@ def test_a_random_walk_gives_the_candidates_of_mlx(converted: Converted, referen
         assert_alike(*walk.evaluate(walk.source.choice([1, 3, 6, 17]), committed=0 if walk.nodes else step % 3))
         walk.keep()
     assert one.committed == other.committed == len(walk.tokens)
+
+
+@pytest.mark.parametrize("vocabulary", [VOCABULARY - 1, VOCABULARY, VOCABULARY + 61])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
+def test_a_short_head_gives_the_candidates_of_mlx_with_the_same_head(
+    short: Converted, sampling: Sampling, vocabulary: int
+):
+    reference = MlxEngine(TreeModel(tiny("qwen2")), "", HEAD)
+    one, other = (each.open(sampling, vocabulary) for each in (engine(short), reference))
+    walk = Both(one, other, seed=6, sampling=sampling)
+    walk.prefill(21)
+    for step in range(6):
+        got, want = walk.evaluate(walk.source.choice([1, 3, 6, 17]), committed=0 if walk.nodes else step % 3)
+        assert_alike(got, want)
+        assert all(set(each.tokens) <= set(HEAD.tolist()) for each in got)
+        walk.keep()
 
 
 def test_truncation_forgets_rows_and_tokens(converted: Converted, reference: MlxEngine):

@@ -1,4 +1,4 @@
-"""Laws of the choice of a draft: what was asked for, the demo draft only beside a target that it fits, or none."""
+"""Laws of the choice of a draft: what was asked for, a shipped draft beside a target that it fits, or none."""
 
 from pathlib import Path
 
@@ -19,13 +19,24 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(with_other_tokenizer(DEMO_TARGET, tmp_path_factory.mktemp("foreign") / "target"))
 
 
-def chosen(target: str | None, engine: str = "mlx", draft: str | None = None, own: bool = False) -> DraftChoice:
+def chosen(target: str, engine: str = "mlx", draft: str | None = None, own: bool = False) -> DraftChoice:
     return draft_for(target, engine, draft, lambda _: None, own=own)
 
 
-@pytest.mark.parametrize("target", [None, str(DEMO_TARGET)])
-def test_the_demo_draft_is_taken_beside_a_target_with_its_tokenizer(target: str | None):
-    assert chosen(target) == DraftChoice("mlx", DEMO_DRAFT)
+def test_the_demo_draft_is_taken_beside_a_target_with_its_tokenizer():
+    assert chosen(str(DEMO_TARGET)) == DraftChoice("mlx", DEMO_DRAFT)
+
+
+def test_the_default_target_gets_its_own_draft(foreign: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(draft_choice_module, "shipped_draft", {Path(foreign): DEMO_DRAFT}.get)
+
+    assert chosen(foreign) == DraftChoice("mlx", DEMO_DRAFT)
+
+
+def test_without_a_name_and_a_target_it_is_the_default_draft(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(draft_choice_module, "default_draft", lambda _: (DEMO_DRAFT, "No network."))
+
+    assert draft_choice("mlx", None) == DraftChoice("mlx", DEMO_DRAFT, "No network.")
 
 
 @pytest.mark.parametrize("engine", ["mlx", "coreml", "random"])
@@ -33,7 +44,7 @@ def test_the_demo_draft_is_not_taken_beside_a_foreign_target(foreign: str, engin
     engine, folder, note = chosen(foreign, engine)
 
     assert (engine, folder) == ("none", None)
-    assert f"than the target {foreign}: choose a draft of the target's family or the draft engine ngram." in note
+    assert f"fits the target {foreign}: choose a draft of the target's family or the draft engine ngram." in note
     assert "\n" not in note
 
 

@@ -24,6 +24,13 @@ def test_noise_rows_equal_the_reference():
         assert np.allclose(np.array(Noise(_VOCABULARY).row(5, 77, stream)), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_the_noise_of_a_token_does_not_depend_on_the_tokens_of_a_row():
+    tokens = np.array([0, 3, 17, _VOCABULARY - 1])
+    whole = np.array(Noise(_VOCABULARY).row(5, 77, NoiseStream.SAMPLE))
+
+    assert np.array_equal(np.array(Noise(_VOCABULARY, tokens=tokens).row(5, 77, NoiseStream.SAMPLE)), whole[tokens])
+
+
 def test_an_evicted_row_is_drawn_alike_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_CACHE_BYTES", 0)
     monkeypatch.setattr(module, "_CACHE_ROWS", 2)

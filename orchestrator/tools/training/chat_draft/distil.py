@@ -1,7 +1,7 @@
 """Trains a draft of a few of the target's layers on the target's answers.
 
-    python -m orchestrator.tools.training.chat_draft.distil --target build/target --data build/answers \
-        --held-out build/held-out-answers --layers 0,1,29 --out build/draft --minutes 60
+    python -m orchestrator.tools.training.chat_draft.distil --data build/answers --held-out build/held-out-answers \
+        --layers 0,1,29 --out build/draft --minutes 60
 
 Shards that appear during the training join at the next epoch. The embedding is the target's and stays as it is. So
 does the head, which is the embedding's rows for `--head` tokens; head_tokens.npy in the folder of the draft names
@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from orchestrator.tools.training.chat_draft.measure import agreement, report
 from orchestrator.tools.training.chat_draft.shards import Answers, Rows
+from orchestrator.tools.training.chat_draft.target import add_target, target_folder
 from orchestrator.tools.training.network import Network, copy_tokenizer, load
 from orchestrator.tools.training.train import inherit
 from orchestrator.tools.training.training_loop import parser, train
@@ -37,7 +38,8 @@ def main() -> None:
     options = arguments()
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
-    target = load(options.target)
+    folder = target_folder(options.target)
+    target = load(folder)
     embedding = target.embed_tokens.weight.detach()
     answers, held_out = Answers(options.data), Answers(options.held_out)
     options.length = answers.length
@@ -51,7 +53,7 @@ def main() -> None:
     del target
     draft.embed_tokens.weight.requires_grad_(False)
     np.save(options.out / "head_tokens.npy", head_tokens.numpy().astype(np.int32))
-    copy_tokenizer(options.target, options.out)
+    copy_tokenizer(folder, options.out)
     trained = sum(weight.numel() for weight in draft.parameters() if weight.requires_grad)
     print(f"{len(answers)} rows, {answers.own:,} own tokens, {trained / 1e6:.1f} M trained weights", flush=True)
 
@@ -63,7 +65,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     options = parser(__doc__, batch=8, minutes=60.0, lr=1e-3, muon_lr=0.006)
-    options.add_argument("--target", type=Path, required=True, help="folder of the model to learn from")
+    add_target(options, "folder of the model to learn from")
     options.add_argument("--held-out", type=Path, required=True, help="folder of held-out shards")
     options.add_argument("--layers", default="0,1,29", help="the target's layers that the draft begins with")
     options.add_argument("--head", type=int, default=8192, help="tokens that the draft can guess")

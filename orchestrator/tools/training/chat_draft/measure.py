@@ -1,7 +1,6 @@
 """Measures how often a draft guesses the target's next token on held-out answers.
 
-    python -m orchestrator.tools.training.chat_draft.measure --target build/target --draft build/draft \
-        --data build/held-out-answers
+python -m orchestrator.tools.training.chat_draft.measure --draft build/draft --data build/held-out-answers
 """
 
 # pyright: reportMissingImports=false
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from orchestrator.tools.training.chat_draft.shards import Answers, Rows
+from orchestrator.tools.training.chat_draft.target import add_target, target_folder
 from orchestrator.tools.training.network import Network, load
 
 TOP = 4
@@ -45,14 +45,14 @@ class Agreement(NamedTuple):
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--target", type=Path, required=True)
+    add_target(options, "folder of the model that wrote the answers")
     options.add_argument("--draft", type=Path, required=True)
     options.add_argument("--data", type=Path, required=True, help="folder of shards that `write` made")
     options.add_argument("--rows", type=int, default=1000, help="rows that are used at most")
     options.add_argument("--threads", type=int, default=1)
     arguments = options.parse_args()
     torch.set_num_threads(arguments.threads)
-    embedding = load(arguments.target).embed_tokens.weight.detach()
+    embedding = load(target_folder(arguments.target)).embed_tokens.weight.detach()
     tokens = torch.from_numpy(np.load(arguments.draft / "head_tokens.npy")).long()
     print(report(agreement(load(arguments.draft), tokens, embedding, Answers(arguments.data), arguments.rows)))
 

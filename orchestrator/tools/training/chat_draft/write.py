@@ -1,7 +1,7 @@
 """Lets the target answer prompts, and keeps what its draft learns from: tokens and final hidden states.
 
-    python -m orchestrator.tools.training.chat_draft.write --target build/target --prompts build/prompts.jsonl \
-        --out build/answers --shards 100
+    python -m orchestrator.tools.training.chat_draft.write --prompts build/prompts.jsonl --out build/answers \
+        --shards 100
 
 A shard is a file of `--rows` rows of `--length` slots. A row holds one text after another: a chat with its answers,
 until it ends, loops or is too long. Shards that exist are kept, so the program can be stopped and started again.
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from orchestrator.tools.training.chat_draft.decoder import Decoder
+from orchestrator.tools.training.chat_draft.target import add_target, target_folder
 from orchestrator.tools.training.network import load
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -84,8 +85,9 @@ class Shard(NamedTuple):
 def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
-    target = load(options.target)
-    tokenizer = Tokenizer.from_file(str(options.target / "tokenizer.json"))
+    folder = target_folder(options.target)
+    target = load(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     prompts = [encoded(json.loads(line)["turns"], tokenizer) for line in options.prompts.read_text().splitlines()]
     prompts = [turns for turns in prompts if sum(map(len, turns)) <= LONGEST_PROMPT]
     if (end := tokenizer.token_to_id(END)) is None:
@@ -108,7 +110,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--target", type=Path, required=True, help="folder of the model that answers")
+    add_target(options, "folder of the model that answers")
     options.add_argument("--prompts", type=Path, required=True, help="file that `prompts` made")
     options.add_argument("--out", type=Path, required=True, help="folder of the shards")
     options.add_argument("--shards", type=int, default=100)

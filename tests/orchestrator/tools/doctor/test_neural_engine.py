@@ -250,7 +250,7 @@ def test_packages_that_differ_have_other_fingerprints(tmp_path: Path):
 
 def test_the_pipeline_falls_back_to_the_same_model_in_mlx_and_says_so():
     verdict = EngineVerdict(place=PLACE, choice="mlx", reason="latency: no faster")
-    choice = weigh("coreml", converted_demo(), None, verdict)
+    choice = weigh("coreml", converted_demo(), str(demo_model("draft")), verdict)
 
     assert (choice.engine, choice.folder) == ("mlx", demo_model("draft"))
     assert choice.note.startswith("The draft runs in MLX, not on the Neural Engine (latency: no faster)")

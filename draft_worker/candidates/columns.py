@@ -1,0 +1,70 @@
+"""Which tokens the columns of a draft's logits stand for, and candidates in a target's token numbers.
+
+Knows no model and no tree.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import mlx.core as mx
+
+from draft_worker.candidates.ranking import propose
+from draft_worker.engine import Batch
+from draft_worker.head_tokens import HeadTokens
+from protocol.messages.sampling import Sampling
+from protocol.sampling.sampler import Noise
+from protocol.speculation.candidates import Candidates, Support
+
+
+class Columns:
+    """The columns that can be candidates beside a target of `vocabulary` tokens, of which the draft knows `shared`.
+
+    Column c stands for token c, or for token `head[c]` if the draft's head has only some tokens. Most work on a row
+    of logits is in proportion to its length, so a short head's row is only spread where token numbers matter before
+    candidates are found.
+    """
+
+    def __init__(self, vocabulary: int, shared: int, head: HeadTokens | None = None) -> None:
+        self._vocabulary = vocabulary
+        self._shared = shared
+        self.tokens = None if head is None else head[head < shared]
+        """None: every token below `shared`."""
+        self.count = shared if self.tokens is None else len(self.tokens)
+        self._names = None if self.tokens is None else self.tokens.tolist()
+
+    def propose(self, logits: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch) -> list[Candidates]:
+        """`ranking.propose` for (L, count or more) logits, with candidates as tokens."""
+        logits = logits[:, : self.count]
+        if self.tokens is None:
+            return propose(logits, positions, sampling, batch, self._whole_noise)
+        if batch.processors is not None:
+            return propose(self._spread(logits), positions, sampling, batch, self._whole_noise)
+        return [self.named(found) for found in propose(logits, positions, sampling, batch, self._noise)]
+
+    def named(self, found: Candidates) -> Candidates:
+        """Candidates as tokens, from candidates as columns."""
+        if (names := self._names) is None:
+            return found
+        support = found.support
+        if support is not None:
+            support = Support([names[column] for column in support.tokens], support.probabilities)
+        return Candidates([names[column] for column in found.tokens], found.probabilities, support)
+
+    def _spread(self, logits: mx.array) -> mx.array:
+        """(L, shared) logits, -inf for tokens that the head lacks."""
+        whole = mx.full((len(logits), self._shared), -mx.inf, logits.dtype)
+        # A tenth of the time that an assignment by index takes.
+        return mx.put_along_axis(whole, mx.broadcast_to(self._places, logits.shape), logits, axis=-1)
+
+    @cached_property
+    def _places(self) -> mx.array:
+        assert self.tokens is not None, "only a short head's logits are spread"
+        return mx.array(self.tokens)
+
+    @cached_property
+    def _noise(self) -> Noise:
+        return Noise(self._vocabulary, tokens=self.tokens)
+
+    @cached_property
+    def _whole_noise(self) -> Noise:
+        return Noise(self._vocabulary, self._shared)
