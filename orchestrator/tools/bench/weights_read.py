@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from orchestrator.machine.recommended_pairs import PROCESSOR_BITS
+from protocol.contracts.head_tokens import HEAD_TOKENS
 
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
-_SHORT_HEAD = "head_tokens.npy"
-"""Names the rows that a draft's head reads; see the draft's engines."""
 _SCALES, _BIASES = ".scales", ".biases"
 
 
@@ -75,5 +74,5 @@ def _share_of_rows(tensor: _Tensor, tied: bool, folder: Path) -> float:
 
 
 def _head_rows(folder: Path, vocabulary: int) -> int:
-    file = folder / _SHORT_HEAD
+    file = folder / HEAD_TOKENS
     return len(np.load(file, allow_pickle=False)) if file.exists() else vocabulary

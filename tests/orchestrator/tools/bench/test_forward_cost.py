@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from draft_worker.engines.head_tokens import FILE
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.hardware import partition_cores
 from orchestrator.tools.bench.forward_cost import ForwardCost, least_squares
@@ -18,6 +17,7 @@ from orchestrator.tools.bench.micro import forward_table, measured_forwards, to_
 from orchestrator.tools.bench.micro_bandwidth import figures
 from orchestrator.tools.bench.weights_read import weights_read
 from orchestrator.tools.calibration.measure import WIDTHS
+from protocol.contracts.head_tokens import HEAD_TOKENS
 
 _VOCABULARY, _HIDDEN, _GROUP = 64, 32, 32
 
@@ -101,7 +101,7 @@ def test_a_gpu_reads_the_weights_as_they_are_stored(tmp_path: Path):
 def test_a_short_head_reads_its_own_rows(tmp_path: Path, tied: bool):
     _checkpoint(tmp_path, tied=tied, quantized=True)
     whole = weights_read(tmp_path, on_processor=True)
-    np.save(tmp_path / FILE, np.arange(16, dtype=np.int32))
+    np.save(tmp_path / HEAD_TOKENS, np.arange(16, dtype=np.int32))
 
     assert weights_read(tmp_path, on_processor=True) == whole - 4 * (_VOCABULARY - 16) * _HIDDEN
 

@@ -7,15 +7,16 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
+from orchestrator.tools.bench.plan import BenchPlan
+from orchestrator.tools.bench.prompts import BenchPrompt
 from orchestrator.tools.bench.recording import count, distinct_tasks, recorded
-from orchestrator.tools.bench.trials import BenchPlan
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 from protocol.worker.recorded_texts import RecordedTexts
 from tests.support.paths import DEMO_TARGET
 
-_PROMPTS = ["def quicksort(items):\n", "import os\n"]
+_PROMPTS = [BenchPrompt("def quicksort(items):\n"), BenchPrompt("import os\n")]
 
 
 @pytest.fixture(autouse=True)
