@@ -29,7 +29,7 @@ class PipelineEntry(NamedTuple):
         return {**models.pipeline(self.strategy, self.engine), **options, "draft_link": self.link}
 
 
-def entries(plan: BenchPlan, models: BenchModels) -> Iterator[PipelineEntry]:
+def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
     """The plan's strategies, then the lines that every comparison of drafts has."""
     for strategy in plan.strategies:
         counts = _chain_lengths(plan, strategy)
@@ -40,7 +40,7 @@ def entries(plan: BenchPlan, models: BenchModels) -> Iterator[PipelineEntry]:
         # A pipeline of its own: the estimates of the two verification rules must not mix.
         counts = _chain_lengths(plan, strategy)
         yield PipelineEntry(f"{strategy} rejection", strategy, verification="rejection", draft_tokens=counts)
-    if models.draft is not None and set(plan.strategies) != {AUTOREGRESSIVE}:
+    if set(plan.strategies) != {AUTOREGRESSIVE}:
         yield from _controls(plan)
 
 

@@ -41,7 +41,7 @@ def measured(programs: Sequence[str] = _PROGRAMS) -> list[Figure]:
 
 
 def measured_forwards(
-    target: Path, draft: Path | None, *, samples: int = 15, notice: Callable[[str], None] = lambda _: None
+    target: Path, draft: Path, *, samples: int = 15, notice: Callable[[str], None] = lambda _: None
 ) -> list[ForwardCost]:
     """The cost of the target's and of the draft's forwards on this machine, `samples` of each width.
 
@@ -51,7 +51,7 @@ def measured_forwards(
     cores = partition_cores()
     times = forward_times(target, draft, samples=samples, notice=notice)
     notice("the memory's bandwidth")
-    folders: dict[Role, Path] = {"target": target} if draft is None else {"target": target, "draft": draft}
+    folders: dict[Role, Path] = {"target": target, "draft": draft}
     return [
         ForwardCost(
             model=role,

@@ -76,7 +76,7 @@ def opened(
         baselines = _baselines(plan, models, stack, recorded)
         ours: list[Contender] = []
         hosts = None if plan.replays else _local_hosts(plan.target_hosts, models.target)
-        for index, entry in enumerate(entries(plan, models)):
+        for index, entry in enumerate(entries(plan)):
             on_start(entry.line)
             # Without arenas: mlx-lm prefills a repeated prompt again, so our target must too.
             pipeline = stack.enter_context(
@@ -107,7 +107,7 @@ def baseline_cores(paced: bool) -> dict[str, tuple[int, ...]]:
 def _baselines(plan: BenchPlan, models: BenchModels, stack: ExitStack, recorded: Path | None) -> dict[str, MlxLm]:
     """mlx-lm's processes, by line, while they load their models."""
     profile = None if plan.pace is None else load_profile(plan.pace)
-    draft = str(models.draft) if plan.draft_tokens and models.draft is not None else ""
+    draft = str(models.draft) if plan.draft_tokens else ""
     return {
         line: stack.enter_context(running(str(models.target), draft, profile, cores, recorded))
         for line, cores in baseline_cores(paced=profile is not None).items()
@@ -122,7 +122,7 @@ def _ready(
     for line, process in processes.items():
         on_start(line)
         process.await_ready()
-        for count in (0, *plan.draft_tokens) if models.draft is not None else (0,):
+        for count in (0, *plan.draft_tokens):
             yield MlxLmContender(process, count, ends, line)
 
 

@@ -57,19 +57,17 @@ def calibrate(
     )
 
 
-def forward_times(
-    target: Path, draft: Path | None, *, samples: int, notice: OnCalibrationProgress
-) -> dict[Role, Times]:
+def forward_times(target: Path, draft: Path, *, samples: int, notice: OnCalibrationProgress) -> dict[Role, Times]:
     """The times of the target and of the draft, each alone and on its own cores, the draft by MLX.
 
-    Without a draft only the target's. Raises PipelineError if a worker fails.
+    Raises PipelineError if a worker fails.
     """
     notice("loading models")
-    with _harness(str(target), str(draft or ""), "mlx", machine_facts.partition_cores()) as harness:
-        found: dict[Role, Times] = {"target": target_alone(harness, harness.start("target"), samples, notice)}
-        if draft is not None:
-            found["draft"] = draft_alone(harness, harness.start("draft"), samples, notice)
-        return found
+    with _harness(str(target), str(draft), "mlx", machine_facts.partition_cores()) as harness:
+        return {
+            "target": target_alone(harness, harness.start("target"), samples, notice),
+            "draft": draft_alone(harness, harness.start("draft"), samples, notice),
+        }
 
 
 def device_times(times: Times, source: str, weights: int | None = None) -> DeviceTimes:

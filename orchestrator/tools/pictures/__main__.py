@@ -2,11 +2,11 @@
 
     python -m orchestrator.tools.pictures --out docs/page
 
-Needs playwright and Chromium (`pip install -e '.[pictures]'`). What follows `--` goes to `generate` and `serve`.
+Needs Chromium and `pip install playwright`. What follows `--` goes to `generate` and `serve`.
 """
 
 # pyright: reportMissingImports=false
-# playwright is an optional package: see the extra `pictures`.
+# playwright is needed here alone.
 
 import argparse
 import io

@@ -197,7 +197,7 @@ def _of_mlx_lm(
     on_done: Callable[[str], None],
 ) -> Iterator[ConcurrencyRun]:
     models = plan.models()
-    draft = str(models.draft) if plan.draft_tokens and models.draft is not None else ""
+    draft = str(models.draft) if plan.draft_tokens else ""
     profile = None if plan.pace is None else load_profile(plan.pace)
     ends = tuple(sorted(TextCodec(models.target).eos))
     with ExitStack() as stack:

@@ -10,14 +10,12 @@ from orchestrator.tools.bench.contender import TimedGeneration
 from orchestrator.tools.bench.figures import rows
 from orchestrator.tools.bench.line_up import entries
 from orchestrator.tools.bench.measurement import Measurement, Setting
-from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.bench.plan import BenchPlan, parse_links
 from orchestrator.tools.bench.plot import draw_distances
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.plan import GREEDY, SAMPLED, Scenario, simulated
 from orchestrator.tools.simulate.sweep import with_draft_delay
 from protocol.errors import InputError
-from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 LINKS = (EmulatedLink(delay=0.0003, loss=0.01), EmulatedLink(delay=0.05, loss=0.01))
 
@@ -40,7 +38,7 @@ def test_an_invalid_delay_is_refused_with_a_sentence(words):
 
 def test_every_strategy_with_a_draft_is_measured_at_every_distance():
     wanted = plan(link_delay="0.3,50", link_loss=0.01)
-    links = {entry.line: entry.link for entry in entries(wanted, BenchModels(DEMO_TARGET, DEMO_DRAFT))}
+    links = {entry.line: entry.link for entry in entries(wanted)}
 
     distant = {"adaptive, 0.3 ms": LINKS[0], "adaptive, 50 ms": LINKS[1]}
     assert links == {"ar": None, "adaptive": None, **distant, "adaptive, no lookup": None, "lookup": None}

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.machine.downloads import default_target
 from orchestrator.tools.bench.line_up import entries
 from orchestrator.tools.bench.models import BenchModels, bench_models
 from orchestrator.tools.bench.names import contender_name, line_and_draft_tokens
@@ -13,7 +12,7 @@ from protocol.errors import InputError
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 from tests.support.tokenizer_files import with_other_tokenizer
 
-PAIR, ALONE = BenchModels(DEMO_TARGET, DEMO_DRAFT), BenchModels(DEMO_TARGET, None)
+PAIR = BenchModels(DEMO_TARGET, DEMO_DRAFT)
 CONTROLS = ["adaptive, no lookup", "lookup", "random draft"]
 
 
@@ -22,8 +21,8 @@ def plan(strategies: str, **options) -> BenchPlan:
     return BenchPlan.of(strategies=strategies, **(usual | options))
 
 
-def names(plan: BenchPlan, models: BenchModels = PAIR) -> list[str]:
-    return [contender_name(entry.line, count) for entry in entries(plan, models) for count in entry.draft_tokens]
+def names(plan: BenchPlan) -> list[str]:
+    return [contender_name(entry.line, count) for entry in entries(plan) for count in entry.draft_tokens]
 
 
 def test_chains_are_measured_at_every_k_and_nothing_else_is():
@@ -48,19 +47,12 @@ def test_a_line_is_measured_once():
 
 
 def test_the_controls_are_adaptive_with_one_thing_changed():
-    without, lookup, blind = (entry.keywords(PAIR) for entry in list(entries(plan("ar,adaptive"), PAIR))[2:])
+    without, lookup, blind = (entry.keywords(PAIR) for entry in list(entries(plan("ar,adaptive")))[2:])
 
     assert [each["strategy"] for each in (without, lookup, blind)] == ["adaptive"] * 3
     assert (without["lookup"], without["draft_engine"]) == ("off", "mlx")
     assert (lookup["draft_engine"], blind["draft_engine"]) == ("ngram", "random")
     assert "draft" not in lookup
-
-
-def test_without_a_draft_model_the_n_gram_engine_drafts_and_no_line_needs_a_model():
-    found = list(entries(plan("ar,sd,adaptive"), ALONE))
-
-    assert [entry.line for entry in found] == ["ar", "sd", "adaptive"]
-    assert {entry.keywords(ALONE)["draft_engine"] for entry in found} == {"ngram"}
 
 
 @pytest.mark.parametrize(
@@ -90,18 +82,6 @@ def test_a_model_can_be_its_own_draft():
 
     assert (found.target, found.draft) == (DEMO_TARGET, DEMO_TARGET)
     assert plan("sd", same_model=True).temperatures == (0.8,)
-
-
-def test_the_default_target_without_a_draft_is_measured_with_the_n_gram_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    target = with_other_tokenizer(DEMO_TARGET, tmp_path / "target")
-    monkeypatch.setattr(default_target, "_place", lambda: target)
-
-    found = bench_models(str(target), None, same_model=False)
-
-    assert (found.target, found.draft) == (target, None)
-    assert "mlx-lm's speculative decoding and the random draft need a draft model" in found.note
 
 
 def test_another_target_without_a_draft_of_its_family_is_refused(tmp_path: Path):

@@ -93,6 +93,7 @@ def test_a_replayed_bench_is_exact_and_leaves_rejection_out():
     report = json.loads(result.stdout)
     assert result.exit_code == 0
     assert report["exact"] is True
-    assert [row["contender"] for row in report["results"]] == ["mlx-lm", "mlx-lm K=2", "ar", "sd"] * 2
+    controls = ["adaptive, no lookup", "lookup", "random draft"]
+    assert [row["contender"] for row in report["results"]] == ["mlx-lm", "mlx-lm K=2", "ar", "sd K=2", *controls] * 2
     assert all(row["overruns"] is not None for row in report["results"])
     assert "rejection sampling needs the target's whole distribution" in result.stderr
