@@ -25,8 +25,8 @@ from rich.text import Text
 
 _LAUNCH = [sys.executable, "-m", "orchestrator.cli.app"]
 _COLUMNS, _SIZE = 96, {"width": 1440, "height": 900}
-_ANSWERED = 500
-"""Characters of the conversation on the page when its picture is taken."""
+_ANSWERED, _SHOWN = 300, 12
+"""Characters of the conversation, and words in the tree, on the page when its picture is taken."""
 _START_SECONDS = 120
 
 
@@ -40,8 +40,7 @@ def main() -> None:
     _terminal(given.question, given.pipeline, given.out / "generate.svg")
     with _server(given.pipeline) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
-        for scheme in ("light", "dark"):
-            _page(browser, address, scheme, given.question, given.out / f"page-{scheme}.png")
+        _page(browser, address, given.question, given.out)
         browser.close()
 
 
@@ -79,16 +78,23 @@ def _server(options: list[str]) -> Iterator[str]:
         process.wait(_START_SECONDS)
 
 
-def _page(browser: Browser, address: str, scheme: str, question: str, file: Path) -> None:
-    # The page forbids scripts of others; without the bypass, waiting for its text would be one.
-    page = browser.new_page(viewport=_SIZE, color_scheme="dark" if scheme == "dark" else "light", bypass_csp=True)
+def _page(browser: Browser, address: str, question: str, folder: Path) -> None:
+    """The page in both colour schemes, in the middle of an answer, while the tree is big."""
+    # The page forbids the scripts of others, and a condition to wait for would be one.
+    page = browser.new_page(viewport=_SIZE, bypass_csp=True)
     page.goto(address)
     page.locator('#status[data-is="ok"]').wait_for(timeout=1000 * _START_SECONDS)
     page.locator("#temperature").evaluate("field => { field.value = '0.7'; }")
     page.locator("#question").fill(question)
     page.locator("#send").click()
-    page.wait_for_function(f"document.querySelector('#log').innerText.length > {_ANSWERED}", timeout=60_000)
-    page.screenshot(path=str(file))
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_function(
+            f"document.querySelector('#log').innerText.length > {_ANSWERED} && "
+            f"document.querySelectorAll('#tree text').length > {_SHOWN}",
+            timeout=60_000,
+        )
+        page.screenshot(path=str(folder / f"page-{scheme}.png"))
     page.close()
 
 
