@@ -12,10 +12,10 @@ from orchestrator.api.old_names import renamed
 from orchestrator.api.validation import out_of_range
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.device_profiles import load_profile
+from orchestrator.machine.drafts.converted_draft import converted_draft
+from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.known_servers import host_port
-from orchestrator.machine.pair_choice import pair_for
 from orchestrator.machine.progress import OnProgress
 from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.runtime.setup import Listening, OrchestratorSetup

@@ -21,9 +21,9 @@ from protocol.messages.worker import Grow, Reroot, Start
 from protocol.sampling.sampler import Noise, scores
 from protocol.sampling.threefry import NoiseStream
 from protocol.speculation.token_tree import Node, TokenTree, node_id
+from tests.support.models.tiny_models import VOCABULARY, stock_logits, tree_model
 from tests.support.paths import DEMO_DRAFT
 from tests.support.processing import processed
-from tests.support.tiny_models import VOCABULARY, stock_logits, tree_model
 
 DEMO = DEMO_DRAFT
 ONE, ROOT = SequenceId(1), NodeId(7)

@@ -18,9 +18,9 @@ from protocol.errors import InputError
 from protocol.inference.tree_model import TreeModel
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise
+from tests.support.models.tiny_models import VOCABULARY, network, stock_logits
 from tests.support.paths import DEMO_DRAFT
 from tests.support.processing import processors
-from tests.support.tiny_models import VOCABULARY, network, stock_logits
 
 TOKENS = np.array([0, 3, 4, 17, 31, 40, 41, VOCABULARY - 1], np.int32)
 PROMPT = (5, 1, 60, 2)

@@ -13,8 +13,8 @@ from protocol.messages.worker import Grow, Reroot, Start
 from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 from tests.draft_worker.test_engines import grow, path_of
-from tests.support.tiny_models import VOCABULARY, network
-from tests.support.tokenizer_files import END, ids, write_tokenizer
+from tests.support.models.tiny_models import VOCABULARY, network
+from tests.support.models.tokenizer_files import END, ids, write_tokenizer
 from tests.target_worker.test_logits_processors import PROMPT, ROOT, SAMPLINGS, expected
 
 ONE = SequenceId(1)

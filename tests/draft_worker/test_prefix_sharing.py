@@ -18,9 +18,9 @@ from protocol.messages.worker import FromWorker, Grow, Prefilled, Reroot, Start,
 from protocol.speculation.token_tree import node_id
 from protocol.worker.pacing import Pacer
 from tests.support.fake_draft import VOCABULARY, FakeEngine
+from tests.support.models.tiny_models import VOCABULARY as TINY_VOCABULARY
+from tests.support.models.tiny_models import tree_model
 from tests.support.processing import processors
-from tests.support.tiny_models import VOCABULARY as TINY_VOCABULARY
-from tests.support.tiny_models import tree_model
 
 ROOT = NodeId(7)
 PLAN = BestFirst(width=2, fan=3)

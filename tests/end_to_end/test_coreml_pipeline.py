@@ -31,7 +31,7 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled, Reroot, Start
 from protocol.speculation.token_tree import TokenTree, node_id
 from tests.conftest import Reference
-from tests.support.coreml_programs import DEMO_CONTEXT, converted_demo
+from tests.support.models.coreml_programs import DEMO_CONTEXT, converted_demo
 from tests.support.paths import DEMO_DRAFT
 from tests.support.processes import mark, members, remains, until
 

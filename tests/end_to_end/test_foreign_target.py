@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator import InputError, Pipeline, Result, SamplingParams
 from orchestrator.runtime.setup import OrchestratorSetup
+from tests.support.models.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET, ROOT
-from tests.support.tokenizer_files import with_other_tokenizer
 
 PROMPT = "for i in range(3):\n    print(i)\nfor i in range(3):\n"
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=4)

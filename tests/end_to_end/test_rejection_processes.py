@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 
 from orchestrator import InputError, Pipeline, Result, SamplingParams
 from tests.conftest import Reference
-from tests.support.tiny_models import network, stock_logits
+from tests.support.models.tiny_models import network, stock_logits
 
 VOCABULARY = 12
 PROMPT = (3, 1, 4, 1, 5)

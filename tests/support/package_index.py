@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.support.gguf_files import write_gguf
+from tests.support.models.gguf_files import write_gguf
 
 NAME = "tiny-model"
 _FILE = "tiny_model-1.0-py3-none-any.whl"

@@ -25,9 +25,9 @@ from protocol.sampling.sampler import Noise, scores
 from protocol.speculation.token_tree import node_id
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
+from tests.support.models.tiny_models import VOCABULARY, network, stock_logits
+from tests.support.models.tokenizer_files import END, ids, text, write_tokenizer
 from tests.support.processing import processed
-from tests.support.tiny_models import VOCABULARY, network, stock_logits
-from tests.support.tokenizer_files import END, ids, text, write_tokenizer
 from tests.target_worker.kv.test_checkpoint import HELLO, answers
 
 PROMPT = ids('say {"a": 1}')

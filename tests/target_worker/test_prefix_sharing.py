@@ -8,7 +8,7 @@ from protocol.messages.base import SequenceId
 from protocol.messages.worker import KvReference, KvRelease, Prefilled, Stop
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
-from tests.support.tiny_models import VOCABULARY
+from tests.support.models.tiny_models import VOCABULARY
 from tests.target_worker.kv.test_checkpoint import HELLO, PROMPT, Talk, answers, exchange, model, start
 
 pytestmark = pytest.mark.usefixtures("registry")

@@ -15,7 +15,7 @@ from protocol.worker.recorded_texts import RecordedTarget, RecordedText, Recorde
 from target_worker.engine import TargetEngine
 from target_worker.recorded_engine import RecordedEngine
 from target_worker.worker import TargetWorker
-from tests.support.tiny_models import VOCABULARY, tree_model
+from tests.support.models.tiny_models import VOCABULARY, tree_model
 
 _HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
 _PROMPT = (5, 9, 2, 33, 41, 7)

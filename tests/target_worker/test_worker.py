@@ -32,8 +32,8 @@ from protocol.speculation.token_tree import node_id
 from target_worker.engine import TargetEngine
 from target_worker.verification.proposed_tree import ProposedTree
 from target_worker.worker import TargetWorker
+from tests.support.models.tiny_models import VOCABULARY, network, stock_logits, tree_model
 from tests.support.processing import processed
-from tests.support.tiny_models import VOCABULARY, network, stock_logits, tree_model
 
 _PROMPT: tuple[int, ...] = (5, 9, 2, 33, 41, 7, 5, 9)
 _ROOT = NodeId(1234)

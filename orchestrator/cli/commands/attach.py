@@ -16,8 +16,8 @@ from rich.console import Console
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.options import draft_engine_option
 from orchestrator.cli.pipelines import target_folder
-from orchestrator.machine.converted_draft import converted_draft
-from orchestrator.machine.draft_choice import draft_choice
+from orchestrator.machine.drafts.converted_draft import converted_draft
+from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.known_servers import KnownServer, known_server, known_servers
 from orchestrator.machine.target_hosts import checked_hosts

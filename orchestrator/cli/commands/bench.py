@@ -133,9 +133,9 @@ def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: i
 
 
 def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
-    from orchestrator.tools.bench import report
-    from orchestrator.tools.bench.figures import rows, rows_by_category
-    from orchestrator.tools.bench.plot import draw, draw_distances
+    from orchestrator.tools.bench.results import report
+    from orchestrator.tools.bench.results.figures import rows, rows_by_category
+    from orchestrator.tools.bench.results.plot import draw, draw_distances
     from orchestrator.tools.bench.trials import run
 
     plan = _plan(options, _COMPARED, repeats=1, temperature=())
@@ -164,7 +164,7 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
 
 
 def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
-    from orchestrator.tools.bench.report import BenchProgress
+    from orchestrator.tools.bench.results.report import BenchProgress
     from orchestrator.tools.bench.workloads import prompt_length_report as length_report
     from orchestrator.tools.bench.workloads.prompt_length import LENGTHS, measure
 
@@ -182,7 +182,7 @@ def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bo
 def _reuse(
     conversation: int, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
 ) -> None:
-    from orchestrator.tools.bench.report import BenchProgress, wide_console
+    from orchestrator.tools.bench.results.report import BenchProgress, wide_console
     from orchestrator.tools.bench.workloads import prefix_reuse_report as reuse_report
     from orchestrator.tools.bench.workloads.prefix_reuse import measure
 
@@ -206,7 +206,7 @@ def _reuse(
 def _concurrency(
     requests: str, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
 ) -> None:
-    from orchestrator.tools.bench.report import BenchProgress
+    from orchestrator.tools.bench.results.report import BenchProgress
     from orchestrator.tools.bench.workloads import concurrency_report
     from orchestrator.tools.bench.workloads.concurrency import measure, parse_requests
 
@@ -228,9 +228,9 @@ def _concurrency(
 
 
 def _micro(target: str | None, draft: str | None, as_json: bool) -> None:
-    from orchestrator.tools.bench import micro
+    from orchestrator.tools.bench.costs import micro
     from orchestrator.tools.bench.models import bench_models
-    from orchestrator.tools.bench.report import wide_console
+    from orchestrator.tools.bench.results.report import wide_console
 
     with ConversionBar(quiet=False) as bar:
         models = bench_models(target, draft, same_model=False, on_progress=bar)
@@ -267,7 +267,7 @@ def _prompts(plan: "BenchPlan", path: Path | None, limit: int | None) -> "list[B
 def _recorded(plan: "BenchPlan", prompts: "Sequence[BenchPrompt]") -> Path:
     """The recorded texts of the plan, made under a progress bar if they are absent."""
     from orchestrator.tools.bench.recording import count, recorded
-    from orchestrator.tools.bench.report import BenchProgress
+    from orchestrator.tools.bench.results.report import BenchProgress
 
     with BenchProgress(count(plan, len(prompts))) as progress:
         progress.starting("the target, to record its texts")

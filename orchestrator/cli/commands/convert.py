@@ -14,7 +14,7 @@ from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.conversion import conversion
-from orchestrator.machine.shipped_drafts import default_draft
+from orchestrator.machine.drafts.shipped_drafts import default_draft
 from protocol.contracts.conversion import Choices, Finished
 from protocol.errors import InputError
 

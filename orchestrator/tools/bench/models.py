@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator.machine.pair_choice import pair_for
+from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.tools.bench.names import LOOKUP
 from protocol.contracts.engines import DraftEngineName

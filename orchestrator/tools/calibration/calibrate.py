@@ -7,9 +7,9 @@ from pathlib import Path
 
 from orchestrator.core.options import Options
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.converted_draft import converted_draft
 from orchestrator.machine.device_profiles import DeviceProfile, DeviceTimes, ForwardTime, PrefillRate, SlowDown
-from orchestrator.machine.pair_choice import pair_for
+from orchestrator.machine.drafts.converted_draft import converted_draft
+from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.progress import silent
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup

@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from orchestrator.machine.converted_draft import converted_draft
-from orchestrator.machine.draft_choice import place_of
+from orchestrator.machine.drafts.converted_draft import converted_draft
+from orchestrator.machine.drafts.draft_choice import place_of
+from orchestrator.machine.drafts.shipped_drafts import default_draft
 from orchestrator.machine.progress import OnProgress, silent
-from orchestrator.machine.shipped_drafts import default_draft
 from orchestrator.tools.doctor.doctor import Finding
 from orchestrator.tools.doctor.examination import EXAMINER, PREDICTS, StageOutcome, examine
 from protocol.contracts.examination import Agreed, Placed, Predicted, RuntimeName, Timed

@@ -15,9 +15,9 @@ from draft_worker.coreml.conversion.build import convert as convert_folder
 from draft_worker.coreml.conversion.compression import compress, restore
 from draft_worker.coreml.converted import Converted
 from protocol.contracts.conversion import Choices
-from tests.support.coreml_runs import CONTEXT, MODELS, WIDTHS, Run, convert, greedy, half, tiny
+from tests.support.models.coreml_runs import CONTEXT, MODELS, WIDTHS, Run, convert, greedy, half, tiny
+from tests.support.models.tiny_models import VOCABULARY, stock_logits
 from tests.support.paths import DEMO_DRAFT, ROOT
-from tests.support.tiny_models import VOCABULARY, stock_logits
 
 PROMPT = [random.Random(1).randrange(VOCABULARY) for _ in range(21)]
 EXACT = 1e-3

@@ -17,8 +17,8 @@ from draft_worker.engine import Batch
 from draft_worker.engines.coreml import CoreMlEngine
 from protocol.messages.sampling import Sampling
 from protocol.paths import cache_folder
-from tests.support.coreml_runs import convert, tiny
-from tests.support.tiny_models import VOCABULARY
+from tests.support.models.coreml_runs import convert, tiny
+from tests.support.models.tiny_models import VOCABULARY
 
 
 class Library:

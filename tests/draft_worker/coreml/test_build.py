@@ -31,7 +31,7 @@ from protocol.contracts.conversion import Choices, Finished, Progress
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
-from tests.support.coreml_runs import convert, tiny
+from tests.support.models.coreml_runs import convert, tiny
 from tests.support.paths import DEMO_DRAFT
 
 DEMO = DEMO_DRAFT

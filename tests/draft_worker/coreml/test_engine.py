@@ -20,9 +20,9 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import KvReference
 from protocol.speculation.candidates import Candidates
 from protocol.worker.pacing import Pacer
-from tests.support.coreml_runs import CONTEXT, convert, tiny
+from tests.support.models.coreml_runs import CONTEXT, convert, tiny
+from tests.support.models.tiny_models import VOCABULARY
 from tests.support.processing import processors
-from tests.support.tiny_models import VOCABULARY
 
 HEAD = np.array([0, 2, 3, 11, 12, 30, 31, 44, 50, VOCABULARY - 1], np.int32)
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, seed=5)

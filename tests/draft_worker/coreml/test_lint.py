@@ -12,8 +12,8 @@ from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, Tensor
 from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.conversion import LintFinding
-from tests.support.coreml_programs import numbers, saved
-from tests.support.coreml_runs import convert, tiny
+from tests.support.models.coreml_programs import numbers, saved
+from tests.support.models.coreml_runs import convert, tiny
 
 MB: Any = toolchain().operations
 WEIGHTS = numbers((8, 8, 1, 1)).astype(np.float16)

@@ -13,8 +13,8 @@ from draft_worker.coreml.runtime.executor import Executor
 from draft_worker.coreml.runtime.operations import EXPANSIONS, OPERATIONS
 from draft_worker.coreml.toolchain import toolchain
 from protocol.errors import InputError
-from tests.support.coreml_programs import numbers, saved
-from tests.support.coreml_runs import convert, tiny
+from tests.support.models.coreml_programs import numbers, saved
+from tests.support.models.coreml_runs import convert, tiny
 
 MB: Any = toolchain().operations
 LENGTHS = {"x": (1, 4, 2, 6), "y": (1, 4, 2, 6)}

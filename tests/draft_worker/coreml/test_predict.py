@@ -12,8 +12,8 @@ from draft_worker.coreml.package import MODEL
 from draft_worker.coreml.runtime.call_inputs import CallInputs, join_logits
 from draft_worker.coreml.runtime.executor import Executor
 from draft_worker.coreml.toolchain import toolchain
-from tests.support.coreml_programs import numbers
-from tests.support.coreml_runs import convert, tiny
+from tests.support.models.coreml_programs import numbers
+from tests.support.models.coreml_runs import convert, tiny
 
 needs_core_ml = pytest.mark.skipif(sys.platform != "darwin", reason="Core ML's predict exists on macOS alone")
 

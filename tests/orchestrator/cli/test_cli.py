@@ -15,9 +15,9 @@ import pytest
 
 from orchestrator import SamplingParams
 from tests.conftest import Reference
+from tests.support.models.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_TARGET
 from tests.support.processes import members, remains, until
-from tests.support.tokenizer_files import with_other_tokenizer
 
 PROMPT = "def quicksort(items):"
 DEMO = DEMO_TARGET

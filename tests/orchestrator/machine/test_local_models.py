@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.local_models import LocalModel, local_models
-from tests.support.gguf_files import write_gguf
+from tests.support.models.gguf_files import write_gguf
 
 DIGEST = "sha256:" + "ab" * 32
 

@@ -16,7 +16,7 @@ from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.fake_draft import VOCABULARY as DRAFT_VOCABULARY
 from tests.support.fake_draft import FakeEngine
-from tests.support.tiny_models import VOCABULARY, tree_model
+from tests.support.models.tiny_models import VOCABULARY, tree_model
 
 
 def _hello(vocabulary: int) -> Hello:

@@ -19,7 +19,7 @@ from protocol.inference.layer_caches import layer_cache
 from protocol.inference.layer_caches.full_attention import FullAttentionCache
 from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
-from tests.support.tiny_models import VOCABULARY, network, stock_logits, tree_model
+from tests.support.models.tiny_models import VOCABULARY, network, stock_logits, tree_model
 
 TOKENS = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12)
 MOST_SEQUENCES = 3

@@ -8,7 +8,7 @@ from mlx_lm.sample_utils import make_sampler
 from protocol.inference.recorded_network import KnownText, RecordedNetwork, point_logits
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, scores
-from tests.support.tiny_models import VOCABULARY, network
+from tests.support.models.tiny_models import VOCABULARY, network
 
 _TEXT = (5, 9, 2, 33, 41, 7, 5, 9, 12, 66, 0, 3)
 _PROMPT = 4

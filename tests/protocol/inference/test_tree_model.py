@@ -17,7 +17,7 @@ from protocol.inference import tree_sequence
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
-from tests.support.tiny_models import ARCHITECTURES, VOCABULARY, network, stock_logits, tree_model
+from tests.support.models.tiny_models import ARCHITECTURES, VOCABULARY, network, stock_logits, tree_model
 
 _PROMPT = (5, 9, 2, 33, 41, 7)
 _TOKENS = (1, 2, 3, 4, 5, 6, 7)

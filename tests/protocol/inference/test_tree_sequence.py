@@ -11,7 +11,7 @@ from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import Arena, LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
-from tests.support.tiny_models import ARCHITECTURES, network, tree_model
+from tests.support.models.tiny_models import ARCHITECTURES, network, tree_model
 
 PROMPT = tuple(np.random.default_rng(1).integers(0, 67, 100).tolist())
 

@@ -24,7 +24,7 @@ from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.conftest import Reference
 from tests.support.fake_draft import FakeEngine
-from tests.support.tiny_models import VOCABULARY, tree_model
+from tests.support.models.tiny_models import VOCABULARY, tree_model
 
 _PACE = DevicePace(steps=((1, 0.020), (3, 0.024), (8, 0.036)), prefill_rate=1000.0)
 _PROFILE = """

@@ -32,7 +32,7 @@ from protocol.messages.worker import (
 from protocol.speculation.token_tree import node_id
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
-from tests.support.tiny_models import VOCABULARY, tree_model
+from tests.support.models.tiny_models import VOCABULARY, tree_model
 
 pytestmark = pytest.mark.usefixtures("registry")
 PROMPT = tuple(random.Random(1).choices(range(VOCABULARY), k=90))

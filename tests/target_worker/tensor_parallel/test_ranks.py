@@ -29,7 +29,7 @@ from target_worker.tensor_parallel.rank_commands import (
 from target_worker.tensor_parallel.ranks import start_heartbeat
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
 from target_worker.tensor_parallel.sharded_model import LeadingModel, follow
-from tests.support.tiny_models import network, tree_model
+from tests.support.models.tiny_models import network, tree_model
 
 
 def free_ports(count: int) -> list[int]:

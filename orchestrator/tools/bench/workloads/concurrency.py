@@ -19,9 +19,9 @@ from orchestrator.text.tokenizer import TextCodec
 from orchestrator.tools.bench.baseline.contender import MlxLm, running
 from orchestrator.tools.bench.baseline.messages import BatchJob, Job
 from orchestrator.tools.bench.contender import GenerationTask
-from orchestrator.tools.bench.figures import kept_pace
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt
+from orchestrator.tools.bench.results.figures import kept_pace
 from orchestrator.tools.bench.trials import encoded
 from protocol.errors import InputError
 from protocol.messages.client import Statistics

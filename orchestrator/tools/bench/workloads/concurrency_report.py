@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.tools.bench.plan import BenchPlan
-from orchestrator.tools.bench.report import machine_lines
+from orchestrator.tools.bench.results.report import machine_lines
 from orchestrator.tools.bench.workloads.concurrency import ConcurrencyRun
 
 _FOOTNOTE = """\

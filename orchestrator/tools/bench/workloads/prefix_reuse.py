@@ -11,9 +11,9 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.core.events import Arrived, Submitted
 from orchestrator.runtime.journal import replay
-from orchestrator.tools.bench.figures import kept_pace
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt
+from orchestrator.tools.bench.results.figures import kept_pace
 from orchestrator.tools.bench.trials import joined_tokens
 from orchestrator.tools.bench.workloads.transcript import Transcript, TranscriptShape, transcript_shape
 from protocol.messages.base import SequenceId

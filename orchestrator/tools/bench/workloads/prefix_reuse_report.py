@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.tools.bench.plan import BenchPlan
-from orchestrator.tools.bench.report import machine_lines
+from orchestrator.tools.bench.results.report import machine_lines
 from orchestrator.tools.bench.workloads.prefix_reuse import CONTENDERS, Turn, turns_kept_pace
 from orchestrator.tools.bench.workloads.transcript import TranscriptShape
 

@@ -8,9 +8,9 @@ from statistics import median
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.core.options import StrategyName
-from orchestrator.tools.bench.figures import kept_pace
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt
+from orchestrator.tools.bench.results.figures import kept_pace
 from orchestrator.tools.bench.trials import joined_tokens
 from protocol.errors import InputError
 from protocol.messages.client import Statistics

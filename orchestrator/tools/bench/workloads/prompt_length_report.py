@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.tools.bench.plan import BenchPlan
-from orchestrator.tools.bench.plot import panels_of, save
-from orchestrator.tools.bench.report import machine_lines
+from orchestrator.tools.bench.results.plot import panels_of, save
+from orchestrator.tools.bench.results.report import machine_lines
 from orchestrator.tools.bench.workloads.prompt_length import LENGTHS, PromptLengthFigures, left_out
 
 _FOOTNOTE = """\

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save
 
-from orchestrator.machine.packed_draft import CONFIG, EMBEDDING, LAYERS, join
+from orchestrator.machine.drafts.packed_draft import CONFIG, EMBEDDING, LAYERS, join
 from orchestrator.tools.training.chat_draft.target import add_target, target_folder
 from protocol.contracts.head_tokens import HEAD_TOKENS
 

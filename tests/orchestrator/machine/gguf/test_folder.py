@@ -16,7 +16,7 @@ from orchestrator.machine.gguf import folder as folder_module
 from orchestrator.machine.gguf.folder import gguf_folder
 from protocol.contracts.conversion import Progress
 from protocol.errors import InputError
-from tests.support.gguf_files import write_gguf
+from tests.support.models.gguf_files import write_gguf
 
 
 @pytest.fixture(scope="module")

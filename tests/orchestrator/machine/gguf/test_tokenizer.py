@@ -11,7 +11,7 @@ from orchestrator.machine.gguf.tokenizer import write_tokenizer
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
-from tests.support.gguf_files import CHAT_TEMPLATE, END, START, byte_letters, vocabulary
+from tests.support.models.gguf_files import CHAT_TEMPLATE, END, START, byte_letters, vocabulary
 
 TEXTS = (
     "hello world 1234",

@@ -13,8 +13,8 @@ from mlx_lm.models import phi3
 from mlx_lm.utils import dequantize_model, load_model
 
 from orchestrator.machine.gguf.folder import convert_gguf
-from tests.support.gguf_files import SIZES, gguf_name, separated, write_gguf
-from tests.support.tiny_models import network, stock_logits
+from tests.support.models.gguf_files import SIZES, gguf_name, separated, write_gguf
+from tests.support.models.tiny_models import network, stock_logits
 
 PROMPT = [104, 101, 108, 108, 111, 32, 119, 262, 7, 200]
 MIXED = {"token_embd": "Q8_0", "attn_v": "F16", "ffn_down": "Q4_K", "ffn_up": "Q6_K", "output.": "BF16", "": "Q4_1"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.tools.bench.micro_adoption import QWEN_3B, measure
+from orchestrator.tools.bench.costs.micro_adoption import QWEN_3B, measure
 from protocol.kv.arena_header import ArenaLayout, ElementType
 
 

@@ -13,15 +13,16 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from orchestrator.cli.app import cli
-from orchestrator.tools.bench import report, trials
+from orchestrator.tools.bench import trials
 from orchestrator.tools.bench.baseline.contender import rounds_of
 from orchestrator.tools.bench.baseline.paced_network import PacedDevice
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
-from orchestrator.tools.bench.figures import best_speculative, rows
 from orchestrator.tools.bench.measurement import Measurement, Setting, deviating, schedule, settings
 from orchestrator.tools.bench.plan import BenchPlan
-from orchestrator.tools.bench.plot import draw
 from orchestrator.tools.bench.prompts import BenchPrompt, read_prompts
+from orchestrator.tools.bench.results import report
+from orchestrator.tools.bench.results.figures import best_speculative, rows
+from orchestrator.tools.bench.results.plot import draw
 from orchestrator.tools.bench.trials import baseline_cores, generations, measured
 from protocol.errors import InputError
 from protocol.messages.client import Pace

@@ -7,11 +7,11 @@ import pytest
 from orchestrator.machine.device_profiles import load_profile, worker_pace
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.tools.bench.contender import TimedGeneration
-from orchestrator.tools.bench.figures import rows
 from orchestrator.tools.bench.line_up import entries
 from orchestrator.tools.bench.measurement import Measurement, Setting
 from orchestrator.tools.bench.plan import BenchPlan, parse_links
-from orchestrator.tools.bench.plot import draw_distances
+from orchestrator.tools.bench.results.figures import rows
+from orchestrator.tools.bench.results.plot import draw_distances
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.plan import GREEDY, SAMPLED, Scenario, simulated
 from orchestrator.tools.simulate.sweep import with_draft_delay

@@ -9,8 +9,8 @@ from orchestrator.tools.bench.models import BenchModels, bench_models
 from orchestrator.tools.bench.names import contender_name, line_and_draft_tokens
 from orchestrator.tools.bench.plan import BenchPlan, parse_strategies
 from protocol.errors import InputError
+from tests.support.models.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
-from tests.support.tokenizer_files import with_other_tokenizer
 
 PAIR = BenchModels(DEMO_TARGET, DEMO_DRAFT)
 CONTROLS = ["adaptive, no lookup", "lookup", "random draft"]

@@ -19,16 +19,16 @@ from draft_worker.coreml.examine import carry_out, placements
 from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
-from orchestrator.machine import draft_choice as choosing
 from orchestrator.machine.checkpoints import demo_model
-from orchestrator.machine.draft_choice import draft_choice, place_of, weigh
+from orchestrator.machine.drafts import draft_choice as choosing
+from orchestrator.machine.drafts.draft_choice import draft_choice, place_of, weigh
 from orchestrator.tools.doctor.doctor import Finding
 from orchestrator.tools.doctor.examination import StageOutcome, examine
 from orchestrator.tools.doctor.neural_engine import examined, judge
 from protocol.contracts.examination import Agreed, ExaminationOrder, Placed, Predicted, Stage, Timed, Units, Written
 from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, record, recorded
 from protocol.errors import InputError
-from tests.support.coreml_programs import converted_demo
+from tests.support.models.coreml_programs import converted_demo
 
 FAKE = (sys.executable, "-m", "tests.support.fake_examiner")
 PLACE = ExaminedSystem("macOS 25A1", "Apple M9", "f" * 64)

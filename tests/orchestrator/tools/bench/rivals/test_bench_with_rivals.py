@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from orchestrator.cli.app import cli
-from orchestrator.tools.bench import report
 from orchestrator.tools.bench.contender import Family, TimedGeneration
-from orchestrator.tools.bench.figures import BenchRow, rows
 from orchestrator.tools.bench.measurement import Measurement, Setting
 from orchestrator.tools.bench.plan import BenchPlan
+from orchestrator.tools.bench.results import report
+from orchestrator.tools.bench.results.figures import BenchRow, rows
 from orchestrator.tools.bench.rivals import contenders
 from orchestrator.tools.bench.rivals.catalogue import RIVALS
 from protocol.errors import InputError

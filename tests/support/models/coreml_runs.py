@@ -21,7 +21,7 @@ from draft_worker.head_tokens import HeadTokens
 from protocol.contracts.conversion import Choices
 from protocol.errors import InputError
 from protocol.inference.slots import SlotTable
-from tests.support.tiny_models import network
+from tests.support.models.tiny_models import network
 
 try:
     toolchain()

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from orchestrator.machine.checkpoints import demo_model, worker_folder
 from orchestrator.machine.downloads.default_target import default_target, is_default_target
-from orchestrator.machine.packed_draft import whole_draft
+from orchestrator.machine.drafts.packed_draft import whole_draft
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.tools.bench.figures import BenchRow
-from orchestrator.tools.bench.intervals import Interval
 from orchestrator.tools.bench.names import PLAIN, line_and_draft_tokens
+from orchestrator.tools.bench.results.figures import BenchRow
+from orchestrator.tools.bench.results.intervals import Interval
 
 BASELINE, SPREAD = "#7b8794", "#52606d"
 _BASELINES = ("#323f4b", "#9aa5b1")

@@ -10,7 +10,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from mlx.utils import tree_flatten
 
-from tests.support.tiny_models import network
+from tests.support.models.tiny_models import network
 
 SIZES: dict[str, Any] = {
     "hidden_size": 256,

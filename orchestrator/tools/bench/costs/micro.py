@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.machine.hardware import chip, partition_cores, worker_environment
-from orchestrator.tools.bench.forward_cost import ForwardCost
-from orchestrator.tools.bench.weights_read import weights_read
+from orchestrator.tools.bench.costs.forward_cost import ForwardCost
+from orchestrator.tools.bench.costs.weights_read import weights_read
 from orchestrator.tools.calibration.calibrate import forward_times
 from protocol.contracts.figure import Figure
 from protocol.errors import PipelineError
@@ -22,10 +22,10 @@ from protocol.messages.base import Role
 
 _PROGRAMS = (
     "draft_worker.coreml.host_overhead",
-    "orchestrator.tools.bench.micro_adoption",
-    "orchestrator.tools.bench.micro_telemetry",
+    "orchestrator.tools.bench.costs.micro_adoption",
+    "orchestrator.tools.bench.costs.micro_telemetry",
 )
-_STREAM = "orchestrator.tools.bench.micro_bandwidth"
+_STREAM = "orchestrator.tools.bench.costs.micro_bandwidth"
 _TIMEOUT_SECONDS = 600.0
 _FORWARD_NOTE = """\
 A target's forward verifies that many tokens; a draft's is a growth step that evaluates that many nodes. Medians of \

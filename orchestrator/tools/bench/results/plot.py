@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.runtime.link_emulation import EmulatedLink
-from orchestrator.tools.bench.figures import BenchRow, best_of_each_line
 from orchestrator.tools.bench.names import AUTOREGRESSIVE, PLAIN, remote_name
-from orchestrator.tools.bench.sweep_plot import (
+from orchestrator.tools.bench.results.figures import BenchRow, best_of_each_line
+from orchestrator.tools.bench.results.sweep_plot import (
     BASELINE,
     SPREAD,
     Styles,

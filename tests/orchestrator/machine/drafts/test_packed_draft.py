@@ -10,12 +10,12 @@ import pytest
 from mlx_lm.utils import dequantize_model, load_model
 
 from draft_worker.engines.mlx import MlxEngine
-from orchestrator.machine.packed_draft import CONFIG, LAYERS, join, whole_draft
+from orchestrator.machine.drafts.packed_draft import CONFIG, LAYERS, join, whole_draft
 from orchestrator.tools.training.chat_draft.package import pack
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
-from tests.support.packed_drafts import HEAD, packed, target, trained
+from tests.support.models.packed_drafts import HEAD, packed, target, trained
 
 
 @pytest.fixture

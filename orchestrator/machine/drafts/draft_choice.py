@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.machine.checkpoints import resolve
-from orchestrator.machine.converted_draft import converted_draft, is_converted, source_of
+from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, source_of
+from orchestrator.machine.drafts.shipped_drafts import default_draft, shipped_draft
 from orchestrator.machine.hardware import chip, system_build
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.machine.recommended_pairs import draft_beside
-from orchestrator.machine.shipped_drafts import default_draft, shipped_draft
 from protocol.contracts.engines import NO_DRAFT, DraftEngineName, draft_model, offered_engines
 from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, recorded
 

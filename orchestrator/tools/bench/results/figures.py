@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from orchestrator.core.request_stats import TOLERATED_OVERRUNS
 from orchestrator.tools.bench.contender import TimedGeneration
-from orchestrator.tools.bench.intervals import (
+from orchestrator.tools.bench.measurement import Measurement, Setting, deviating, is_checked
+from orchestrator.tools.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens
+from orchestrator.tools.bench.results.intervals import (
     Interval,
     Ratio,
     gaps,
@@ -16,8 +18,6 @@ from orchestrator.tools.bench.intervals import (
     percentile,
     quartiles,
 )
-from orchestrator.tools.bench.measurement import Measurement, Setting, deviating, is_checked
-from orchestrator.tools.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens
 from protocol.messages.client import Pace
 from protocol.messages.worker import Paced
 

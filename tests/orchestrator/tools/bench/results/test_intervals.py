@@ -5,7 +5,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from orchestrator.tools.bench.intervals import (
+from orchestrator.tools.bench.results.intervals import (
     BURST_SECONDS,
     FEWEST_PROMPTS,
     bootstrap_interval,

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from orchestrator.machine import shipped_drafts as module
 from orchestrator.machine.downloads.default_target import DefaultTarget
-from orchestrator.machine.packed_draft import CONFIG, LAYERS
-from orchestrator.machine.shipped_drafts import DefaultDraft, default_draft, packed_draft, shipped_draft
+from orchestrator.machine.drafts import shipped_drafts as module
+from orchestrator.machine.drafts.packed_draft import CONFIG, LAYERS
+from orchestrator.machine.drafts.shipped_drafts import DefaultDraft, default_draft, packed_draft, shipped_draft
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
-from tests.support.packed_drafts import packed, target
+from tests.support.models.packed_drafts import packed, target
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 MOST_BYTES = 20 << 20

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.machine import draft_choice as draft_choice_module
-from orchestrator.machine.draft_choice import DraftChoice, draft_choice, draft_for
+from orchestrator.machine.drafts import draft_choice as draft_choice_module
+from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, draft_for
 from orchestrator.machine.recommended_pairs import pairs
 from protocol.errors import InputError
+from tests.support.models.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
-from tests.support.tokenizer_files import with_other_tokenizer
 
 NGRAM = DraftChoice("ngram", None)
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from orchestrator.tools.bench.figures import best_of_each_line, rows
-from orchestrator.tools.bench.plot import draw
-from orchestrator.tools.bench.sweep_plot import (
+from orchestrator.tools.bench.results.figures import best_of_each_line, rows
+from orchestrator.tools.bench.results.plot import draw
+from orchestrator.tools.bench.results.sweep_plot import (
     draw_draft_token_sweep,
     draw_temperature_sweep,
     has_draft_token_sweep,

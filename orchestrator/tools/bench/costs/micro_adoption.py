@@ -1,6 +1,6 @@
 """Measures how long a target takes to adopt KV from shared memory, and compares it with a plain copy.
 
-Imports MLX, so it runs as a process: `python -m orchestrator.tools.bench.micro_adoption` writes figures as JSON.
+Imports MLX, so it runs as a process: `python -m orchestrator.tools.bench.costs.micro_adoption` writes figures as JSON.
 The data is random; the shared memory and the target's code are real.
 """
 

@@ -9,8 +9,8 @@ from safetensors.numpy import save_file
 
 from orchestrator.machine.gguf.folder import convert_gguf
 from orchestrator.tools.training.chat_draft.package import pack
-from tests.support.gguf_files import SIZES, weights, write_gguf
-from tests.support.tiny_models import network
+from tests.support.models.gguf_files import SIZES, weights, write_gguf
+from tests.support.models.tiny_models import network
 
 HEAD = np.array([1, 5, 104, 105, 200, 263], np.int32)
 

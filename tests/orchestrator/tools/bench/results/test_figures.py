@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from orchestrator.tools.bench import report
-from orchestrator.tools.bench.figures import BenchRow, best_of_each_line, rows, rows_by_category
 from orchestrator.tools.bench.measurement import Measurement
 from orchestrator.tools.bench.plan import BenchPlan
+from orchestrator.tools.bench.results import report
+from orchestrator.tools.bench.results.figures import BenchRow, best_of_each_line, rows, rows_by_category
 from protocol.messages.client import Pace
 from tests.support.bench_measurements import measurement
 

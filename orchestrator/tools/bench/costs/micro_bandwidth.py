@@ -1,7 +1,7 @@
 """Measures the bandwidth of the memory by streams through arrays that no cache holds.
 
-`python -m orchestrator.tools.bench.micro_bandwidth CORE,CORE,...` runs on these cores, one thread each, and writes
-figures as JSON. The environment must keep numpy's own BLAS to one thread.
+`python -m orchestrator.tools.bench.costs.micro_bandwidth CORE,CORE,...` runs on these cores, one thread each, and
+writes figures as JSON. The environment must keep numpy's own BLAS to one thread.
 """
 
 import os

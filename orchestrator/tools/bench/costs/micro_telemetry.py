@@ -1,6 +1,6 @@
 """Measures the processor time of telemetry: recording the state machine's steps and building frames.
 
-`python -m orchestrator.tools.bench.micro_telemetry` writes figures as JSON.
+`python -m orchestrator.tools.bench.costs.micro_telemetry` writes figures as JSON.
 """
 
 import sys
