@@ -48,9 +48,9 @@ pipelines keep no KV.
 lookup: adaptive with the n-gram draft. random draft: adaptive with a draft that guesses blindly at the same cost."""
 
 _RIVAL_NOTE = """
-mlx-dspark: its own greedy_generate and lookup_generate with the same weights, on all cores, in float32 on a processor \
-(its fastest there). K is its max_draft_tokens; bigrams: its ngram_min is 2 instead of 3. Its seconds are by its own \
-clock, from the same moment as everyone's."""
+mlx-dspark: its own greedy_generate and lookup_generate with the same weights, on all cores, on a processor in \
+float32. K is its max_draft_tokens; bigrams: its ngram_min is 2 instead of 3. Its seconds are by its own clock, from \
+the same moment as everyone's."""
 
 _REPLAYED = """
 Replayed: the target's texts were recorded once by its own decoding. No contender ran the target's model; exact means \
