@@ -8,10 +8,12 @@ from protocol.messages.base import MAX_SUPPORT, MessagePart, Probability, Token,
 
 
 class BestFirst(MessagePart, frozen=True, tag="best_first"):
-    """Grow the most probable unexpanded nodes: `width` a step, `fan` children each."""
+    """Grow the most probable unexpanded nodes: `width` a step, `fan` children each; pause when none has at least the
+    path probability `least`."""
 
     width: Annotated[int, Meta(ge=1, le=256)]
     fan: Annotated[int, Meta(ge=1, le=MAX_SUPPORT)]
+    least: Probability = 0.0
 
 
 class Chain(MessagePart, frozen=True, tag="chain"):

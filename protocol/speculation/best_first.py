@@ -12,7 +12,7 @@ from protocol.speculation.token_tree import Node
 MAX_TREE_NODES = 2048
 """Nodes of one sequence, root included. It bounds the memory and the time that a new root takes."""
 MIN_PATH_PROBABILITY = 1e-6
-"""A node with a lower path probability is not worth a forward."""
+"""A node with a lower path probability is not worth a forward, whatever the plan says."""
 _MIN_LOG_PATH = math.log(MIN_PATH_PROBABILITY)
 _MAX_FORCED_TOKENS = 8
 """Longest chain of forced tokens that one step adds at one node."""
@@ -26,6 +26,7 @@ class BestFirstGrowth:
     def __init__(self, evaluated: EvaluatedTree, plan: BestFirst, forced: Forced | None = None) -> None:
         self._evaluated = evaluated
         self._plan = plan
+        self._worthwhile = math.log(max(plan.least, MIN_PATH_PROBABILITY))
         self._forced = forced
         self._heap = [_entry(node) for node in evaluated.tree if evaluated.is_open(node)]
         heapq.heapify(self._heap)
@@ -34,6 +35,9 @@ class BestFirstGrowth:
         """Removes the chosen nodes from the open ones: call it once, then evaluate them."""
         tree = self._evaluated.tree
         room = (MAX_TREE_NODES - len(tree)) // self._plan.fan
+        if not self._heap or -self._heap[0][0] < tree.root.log_path + self._worthwhile:
+            return None
+        # A step takes hardly longer for more nodes, so the improbable ones fill its width.
         least = tree.root.log_path + _MIN_LOG_PATH
         nodes: list[Node] = []
         while len(nodes) < min(self._plan.width, room) and self._heap and -self._heap[0][0] >= least:

@@ -14,6 +14,11 @@ from protocol.speculation.token_tree import Node
 
 _MIN_WIDTH = 4
 """Fewest nodes of one tree that a growth step evaluates, however many trees share the step."""
+_PREPARED = 0.2
+"""Share of the path probability worth a verification that is still worth a growth step: measured, docs/log.md."""
+_MAX_ACCEPTANCE = 0.9
+_MAX_LEAST = 0.1
+"""Whatever a token costs the target, the draft prepares nodes that are as probable as this."""
 
 
 class Adaptive:
@@ -31,7 +36,21 @@ class Adaptive:
 
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         width = self._width(estimates)
-        return BestFirst(max(min(_MIN_WIDTH, width), width // sharing), self._options.draft_fan)
+        return BestFirst(max(min(_MIN_WIDTH, width), width // sharing), self._options.draft_fan, self._least(estimates))
+
+    def _least(self, estimates: Estimates) -> float:
+        """Path probability that makes a node worth a growth step: work of the draft may slow the target down.
+
+        By the expected-rate rule the target verifies a node whose path probability exceeds p = E T'(L) / T(L), where
+        T' is the cost of one more token and E = 1 / (1 - a) the expected tokens of a round. When the root moves,
+        path probabilities rise, so the draft prepares nodes down to a share of p.
+        """
+        cost, widest = estimates.target, self._options.max_verify + 1
+        if not cost.known:
+            return 0.0
+        token_cost = max(0.0, cost(widest) - cost(1)) / (widest - 1)
+        tokens = 1.0 / (1.0 - min(_MAX_ACCEPTANCE, estimates.acceptance.get(0.0)))
+        return min(_MAX_LEAST, _PREPARED * tokens * token_cost / cost((widest + 1) // 2))
 
     def _width(self, estimates: Estimates) -> int:
         """Nodes that a growth step evaluates: half of `draft_width` if the other half was measured to be expensive."""
@@ -78,6 +97,8 @@ class Adaptive:
         open_paths = [path for node, path in zip(nodes, paths, strict=True) if not node.children]
         if missed:
             open_paths = [1.0]
+        elif not open_paths or open_paths[0] < self._least(estimates):
+            return None  # the draft pauses
         later = with_growth(paths, open_paths[: self._width(estimates)], estimates.acceptance.get(0.0))
         return _ExpectedGrowth(due, give_up, later[: self._options.max_verify])
 

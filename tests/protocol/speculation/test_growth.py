@@ -192,6 +192,29 @@ def test_best_first_skips_improbable_nodes():
     assert grower.growth.next_step() is None
 
 
+@pytest.mark.parametrize(("least", "evaluated"), [(0.0, [1, 2]), (0.3, [1, 2]), (0.5, [])])
+def test_best_first_pauses_when_no_node_is_probable_enough_for_its_plan(least: float, evaluated: list[int]):
+    grower = Grower(BestFirst(width=2, fan=2, least=least))
+    step = grower.growth.next_step()
+    assert step is not None
+    grower.growth.expand(step, [Candidates([1, 2], [0.4, 0.2])])
+    step = grower.growth.next_step()
+
+    assert ([node.token for node in step.nodes] if step else []) == evaluated
+
+
+def test_best_first_goes_on_when_the_root_moves_to_what_it_paused_at():
+    grower = Grower(BestFirst(width=1, fan=2, least=0.5))
+    step = grower.growth.next_step()
+    assert step is not None
+    grower.growth.expand(step, [Candidates([1, 2], [0.4, 0.2])])
+    assert grower.growth.next_step() is None
+    grower.advance([2])
+    grower.step()
+
+    assert [node.token for node in grower.steps[-1]] == [2]
+
+
 def test_an_improbable_node_is_evaluated_as_the_root():
     grower = Grower(BestFirst(width=1, fan=2))
     step = grower.growth.next_step()
