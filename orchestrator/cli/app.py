@@ -68,7 +68,7 @@ def cli(context: click.Context, file: Path | None) -> None:
     token for token what the target alone would say, only sooner.
 
     \b
-    launch-pipeline generate "def quicksort(items):"     with the demo models that come along
+    launch-pipeline generate "Why is the sky blue?"      with a small chat model, which is fetched once
     launch-pipeline doctor                               what this machine has, and what is missing
     """
     chosen = file or (config_file() if config_file().is_file() else None)

@@ -35,7 +35,8 @@ address_option = click.option("--address", help="Ask a pipeline that already run
 pace_option = click.option(
     "--pace",
     metavar="PROFILE",
-    help=f"Be as slow as another device: {', '.join(profile_names())}, or a file that `calibrate` wrote.",
+    help=f"Be as slow as another device: {', '.join(profile_names())}, or a file that `calibrate` wrote. "
+    "PROFILE@4: four times slower, for models that are slower here than there.",
 )
 target_hosts_option = click.option(
     "--target-hosts",

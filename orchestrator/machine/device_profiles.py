@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from orchestrator.core.options import StrategyName
 from orchestrator.core.policy.strategies import STRATEGIES
@@ -19,6 +20,8 @@ from protocol.worker.pacing import DevicePace
 
 Source = Annotated[str, Meta(min_length=1)]
 """Who measured the number beside it, or what it is assumed from."""
+_SLOW_MOTION = "@"
+_SLOWEST = 100.0
 _SHIPPED = resources.files("orchestrator.machine") / "profiles"
 
 
@@ -58,6 +61,11 @@ class DeviceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         steps = tuple((step.width, step.milliseconds / 1000) for step in self.steps)
         return DevicePace(steps=steps, prefill_rate=self.prefill.tokens_per_second, slow_down=slow_down)
 
+    def slower(self, factor: float) -> "DeviceTimes":
+        steps = tuple(replace(step, milliseconds=factor * step.milliseconds) for step in self.steps)
+        prefill = replace(self.prefill, tokens_per_second=self.prefill.tokens_per_second / factor)
+        return replace(self, prefill=prefill, steps=steps)
+
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Both models on their devices."""
@@ -70,13 +78,29 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     draft_on_target_device: DeviceTimes
     """In turns with the target."""
     both_busy: SlowDown
+    slow_motion: Annotated[float, Meta(ge=1.0, le=_SLOWEST)] = 1.0
+    """How many times longer than on the device the times here are."""
+
+    def slower(self, factor: float) -> "DeviceProfile":
+        """The same device in slow motion, for models that are slower here than there."""
+        return replace(
+            self,
+            name=f"{self.name}{_SLOW_MOTION}{factor:g}",
+            target=self.target.slower(factor),
+            draft=self.draft.slower(factor),
+            draft_on_target_device=self.draft_on_target_device.slower(factor),
+            slow_motion=factor * self.slow_motion,
+        )
 
 
 def load_profile(name: str) -> DeviceProfile:
-    """A shipped profile by its name, or a file of the user's own by its path.
+    """A shipped profile by its name, or a file of the user's own by its path; NAME@4 is four times slower.
 
     Raises InputError for a profile that is missing, is not TOML, or has values that can't be.
     """
+    device, mark, factor = name.rpartition(_SLOW_MOTION)
+    if mark and not Path(name).is_file():
+        return load_profile(device).slower(_factor(factor))
     path = Path(name)
     if name in profile_names():
         content = (_SHIPPED / f"{name}.toml").read_text()
@@ -88,6 +112,16 @@ def load_profile(name: str) -> DeviceProfile:
             "`launch-pipeline calibrate --out FILE` wrote."
         )
     return parse_profile(content, name)
+
+
+def _factor(text: str) -> float:
+    try:
+        return msgspec.convert(text, Annotated[float, Meta(ge=1.0, le=_SLOWEST)], strict=False)
+    except msgspec.ValidationError as error:
+        raise InputError(
+            f"A profile can't be {text!r} times slower: give a number from 1 to {_SLOWEST:g}, as in "
+            f"{profile_names()[0]}{_SLOW_MOTION}4."
+        ) from error
 
 
 def profile_names() -> list[str]:

@@ -112,6 +112,7 @@ def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: i
     launch-pipeline bench --pair demo --limit 2 --draft-tokens 2-4 --temperature 0
     launch-pipeline bench --mode speculative,adaptive --same-model
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo --verification rejection --plot m4.png
+    launch-pipeline bench --pace m4-16gb-qwen2.5-3b@4 --replay
     launch-pipeline bench --prompts prompts.jsonl --json > figures.json
     launch-pipeline bench --rivals mlx-dspark --temperature 0
     launch-pipeline bench --growth --max-tokens 32
@@ -120,6 +121,8 @@ def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: i
     launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01 --strategies ar,adaptive --draft-tokens 0
     """
     print_notes(without_effect({}))
+    if growth or requests or reuse or options["link_delay"]:
+        _refuse_slow_motion(options["pace"])
     if micro:
         _micro(options["target"], options["draft"], options["as_json"])
     elif reuse:
@@ -225,6 +228,13 @@ def _concurrency(
     _complain(wrong)
     if wrong:
         sys.exit(_FAILED)
+
+
+def _refuse_slow_motion(pace: str | None) -> None:
+    from orchestrator.machine.device_profiles import load_profile
+
+    if pace is not None and load_profile(pace).slow_motion != 1.0:
+        raise click.UsageError(f"Only a comparison without links counts in the time of {pace}: leave the @ out.")
 
 
 def _micro(target: str | None, draft: str | None, as_json: bool) -> None:

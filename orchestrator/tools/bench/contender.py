@@ -1,7 +1,7 @@
 """What the bench compares: the task that every contender gets, its result, and our pipelines as contenders."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 from orchestrator.api.pipeline import Pipeline
@@ -114,6 +114,37 @@ class PipelineContender:
             total_time=arrivals[-1] if arrivals else None,
             arrivals=tuple(arrivals),
             pace=figures.pace,
+        )
+
+
+class InDeviceTime:
+    """A contender that ran in slow motion, with its figures in the time of the device.
+
+    A second here is 1 / `factor` seconds there. The overhead of our rounds is this machine's own work and no part of
+    the device's times, so that all of it counts: S' = S / factor + rounds x overhead x (1 - 1 / factor).
+    """
+
+    def __init__(self, contender: Contender, factor: float) -> None:
+        self.name, self.family = contender.name, contender.family
+        self._contender = contender
+        self._factor = factor
+
+    def generate(self, task: GenerationTask) -> TimedGeneration:
+        slow = self._contender.generate(task)
+        seconds = len(slow.tokens) / slow.tokens_per_second
+        rounds = len(slow.tokens) / slow.tokens_per_round
+        hidden = rounds * (slow.overhead_per_round or 0.0) * (1 - 1 / self._factor)
+        # Seconds there for one here: what happens in between is spread evenly.
+        scale = 1 / self._factor + hidden / seconds
+        busy = 1 / (self._factor * scale)
+        return replace(
+            slow,
+            tokens_per_second=slow.tokens_per_second / scale,
+            target_busy=None if slow.target_busy is None else slow.target_busy * busy,
+            draft_busy=None if slow.draft_busy is None else slow.draft_busy * busy,
+            time_to_first_token=None if slow.time_to_first_token is None else slow.time_to_first_token * scale,
+            total_time=None if slow.total_time is None else slow.total_time * scale,
+            arrivals=tuple(arrival * scale for arrival in slow.arrivals),
         )
 
 

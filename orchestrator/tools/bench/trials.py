@@ -11,7 +11,7 @@ from orchestrator.machine.hardware import partition_cores, usable_cores
 from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.text.tokenizer import TextCodec
 from orchestrator.tools.bench.baseline.contender import MlxLm, MlxLmContender, running
-from orchestrator.tools.bench.contender import Contender, GenerationTask, PipelineContender, takes_part
+from orchestrator.tools.bench.contender import Contender, GenerationTask, InDeviceTime, PipelineContender, takes_part
 from orchestrator.tools.bench.line_up import entries
 from orchestrator.tools.bench.measurement import Measurement, schedule, settings
 from orchestrator.tools.bench.models import BenchModels
@@ -92,7 +92,9 @@ def opened(
             for count in entry.draft_tokens:
                 name = contender_name(entry.line, count)
                 ours.append(PipelineContender(name, pipeline, entry.verification, count))
-        yield [*_ready(baselines, plan, models, on_start), *ours, *rivals]
+        loaded = [*_ready(baselines, plan, models, on_start), *ours, *rivals]
+        slow_motion = 1.0 if plan.pace is None else load_profile(plan.pace).slow_motion
+        yield loaded if slow_motion == 1.0 else [InDeviceTime(contender, slow_motion) for contender in loaded]
 
 
 def baseline_cores(paced: bool) -> dict[str, tuple[int, ...]]:

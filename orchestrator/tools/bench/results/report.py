@@ -52,6 +52,8 @@ mlx-dspark: its own greedy_generate and lookup_generate with the same weights, o
 float32. K is its max_draft_tokens; bigrams: its ngram_min is 2 instead of 3. Its seconds are by its own clock, from \
 the same moment as everyone's."""
 
+_SLOW_MOTION = """
+Everything ran {:g} times slower. The figures are in the time of the device, with the whole overhead of our rounds; what else Python does between forwards, here and in mlx-lm, counts only in part."""
 _REPLAYED = """
 Replayed: the target's texts were recorded once by its own decoding. No contender ran the target's model; exact means \
 equal to the recorded text."""
@@ -275,8 +277,9 @@ def _share(share: float | None, decimals: int = 0) -> str:
 
 
 def _pace_note(profile: DeviceProfile) -> str:
+    slow = "" if profile.slow_motion == 1.0 else _SLOW_MOTION.format(profile.slow_motion)
     return f"""
 Paced as {profile.name} ({profile.description}). mlx-lm: target and draft on the target's device, one after the \
 other. Ours: the draft on a device of its own; every forward takes {profile.both_busy.factor:g} times as long under \
 strategies whose draft and target overlap. overran: share of forwards that took longer here than on that device; more \
-than 1% is invalid. mlx-lm's prefill is not paced, so there are no times to the first token to compare."""
+than 1% is invalid. mlx-lm's prefill is not paced, so there are no times to the first token to compare.{slow}"""

@@ -1,4 +1,4 @@
-"""A pipeline as a contender: it records when each token came to the client."""
+"""Contenders: when each token of a pipeline came to the client, and figures of slow motion in the device's time."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.tools.bench import contender
-from orchestrator.tools.bench.contender import GenerationTask, PipelineContender
+from orchestrator.tools.bench.contender import GenerationTask, InDeviceTime, PipelineContender, TimedGeneration
 
 
 class _Stream:
@@ -56,3 +56,34 @@ def test_tokens_without_text_arrive_with_the_end(monkeypatch: pytest.MonkeyPatch
 
     assert len(generation.arrivals) == len(generation.tokens)
     assert generation.arrivals == (1.0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("factor", [2.0, 5.0])
+@pytest.mark.parametrize("overhead", [0.0, 0.002])
+def test_slow_motion_gives_the_figures_of_the_device(factor: float, overhead: float):
+    """20 rounds of 3 tokens, whose forwards take 25 ms on the device."""
+    rounds, forward = 20, 0.025
+    slow, there = (rounds * (scale * forward + overhead) for scale in (factor, 1.0))
+
+    class Slow:
+        name, family = "adaptive", "coupled"
+
+        def generate(self, task: GenerationTask) -> TimedGeneration:
+            return TimedGeneration(
+                tokens=tuple(range(3 * rounds)),
+                tokens_per_second=3 * rounds / slow,
+                tokens_per_round=3.0,
+                target_busy=rounds * factor * forward / slow,
+                overhead_per_round=overhead,
+                total_time=slow,
+                arrivals=(slow / 2, slow),
+            )
+
+    generation = InDeviceTime(Slow(), factor).generate(GenerationTask((1,), 60, 0.0, 0))
+
+    assert generation.tokens_per_second == pytest.approx(3 * rounds / there)
+    assert generation.target_busy == pytest.approx(rounds * forward / there)
+    assert generation.arrivals == pytest.approx((there / 2, there))
+    assert generation.total_time == pytest.approx(there)
+    assert generation.overhead_per_round == overhead
+    assert generation.draft_busy is None

@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from orchestrator.cli.commands.bench import bench
+from orchestrator.machine.device_profiles import profile_names
 from orchestrator.tools.bench.line_up import entries
 from orchestrator.tools.bench.models import BenchModels, bench_models
 from orchestrator.tools.bench.names import contender_name, line_and_draft_tokens
@@ -89,3 +92,11 @@ def test_another_target_without_a_draft_of_its_family_is_refused(tmp_path: Path)
 
     with pytest.raises(InputError, match="There is no draft"):
         bench_models(str(target), None, same_model=False)
+
+
+@pytest.mark.parametrize("workload", [["--growth"], ["--requests", "2"], ["--reuse"], ["--link-delay", "2"]], ids=str)
+def test_only_a_comparison_counts_in_the_time_of_the_device(workload: list[str]):
+    result = CliRunner().invoke(bench, ["--pace", f"{profile_names()[0]}@2", *workload])
+
+    assert result.exit_code == 2
+    assert "leave the @ out" in result.output
