@@ -9,6 +9,7 @@ from rich.table import Table
 
 from orchestrator.machine.calibration_file import calibration_file
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile
+from orchestrator.machine.downloads.default_target import default_pair_state
 from orchestrator.machine.hardware import computes_on_processor, memory_bytes
 from orchestrator.machine.local_models import LocalModel, local_models
 from orchestrator.machine.recommended_pairs import Pair, pairs
@@ -40,7 +41,8 @@ def pairs_command(as_json: bool) -> None:
     if as_json:
         found = [{"name": name, **facts} for name, facts in rows.items()]
         local = [model._asdict() for model in local_models()]
-        click.echo(json.dumps({"memory": available, "advice": advice, "pairs": found, "found": local}))
+        default = default_pair_state()._asdict()
+        click.echo(json.dumps({"memory": available, "advice": advice, "default": default, "pairs": found, "found": local}))
         return
     console = Console()
     # A table that is piped somewhere must not be cut to a terminal's width.
@@ -48,6 +50,7 @@ def pairs_command(as_json: bool) -> None:
     console.print(_table(rows, available))
     kind = ", as float32 on a processor" if on_processor else ""
     click.echo(f"Sizes are estimated{kind}. {advice}")
+    click.echo(f"Without --pair: {default_pair_state()}.")
     if local := local_models():
         click.echo("\nAlready on this disk; a GGUF file is converted when it is first used:")
         console.print(_local_table(local))

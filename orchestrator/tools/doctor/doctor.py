@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.checkpoints import demo_model
+from orchestrator.machine.downloads.default_target import VARIABLE, default_pair_state
 from orchestrator.machine.hardware import MlxDevice
 from orchestrator.machine.network import own_host
 from orchestrator.runtime.session import sessions_home, stale_sessions
@@ -46,7 +47,7 @@ def examine() -> list[Finding]:
         *(python(), packages(), mlx(machine_facts.mlx_device())),
         *_linux_processor(),
         *(cores(), memory(machine_facts.memory_bytes()), shared_memory(free_shared_memory())),
-        *(temporary_folder(), leftovers(), local_network(own_host()), demo_pair()),
+        *(temporary_folder(), leftovers(), local_network(own_host()), default_pair(), demo_pair()),
         *neural_engine(),
     ]
 
@@ -175,6 +176,13 @@ def _multicast() -> None:
     """An empty datagram to the multicast group of mDNS (RFC 6762). A system that forbids it raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.sendto(b"", ("224.0.0.251", 5353))
+
+
+def default_pair() -> Finding:
+    try:
+        return Finding("default pair", "ok", str(default_pair_state()))
+    except PipelineError as error:
+        return Finding("default pair", "fail", str(error), f"set {VARIABLE} to one of these, or unset it")
 
 
 def demo_pair() -> Finding:

