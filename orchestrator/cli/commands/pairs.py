@@ -42,7 +42,9 @@ def pairs_command(as_json: bool) -> None:
         found = [{"name": name, **facts} for name, facts in rows.items()]
         local = [model._asdict() for model in local_models()]
         default = default_pair_state()._asdict()
-        click.echo(json.dumps({"memory": available, "advice": advice, "default": default, "pairs": found, "found": local}))
+        click.echo(
+            json.dumps({"memory": available, "advice": advice, "default": default, "pairs": found, "found": local})
+        )
         return
     console = Console()
     # A table that is piped somewhere must not be cut to a terminal's width.

@@ -18,7 +18,9 @@ class Devices:
     baseline_draft: DevicePace
     """The draft on the target's device, as the baseline runs it."""
     slow_down: float = 1.0
-    """Factor on all times under a strategy whose draft and target overlap."""
+    """Factor on the time of a forward during which the other device computes too."""
+    draft_share: float = 1.0
+    """Share of the time in which the draft computes, under a strategy whose draft and target overlap."""
 
     @classmethod
     def of(cls, profile: DeviceProfile) -> "Devices":
@@ -30,9 +32,9 @@ class Devices:
         )
 
     def shared(self) -> "Devices":
-        """The times when target and draft overlap."""
+        """The times when target and draft overlap. The target always computes while the draft does."""
         return Devices(
-            target=stretched(self.target, self.slow_down),
+            target=stretched(self.target, 1.0 + (self.slow_down - 1.0) * self.draft_share),
             draft=stretched(self.draft, self.slow_down),
             baseline_draft=self.baseline_draft,
         )

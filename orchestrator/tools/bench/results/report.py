@@ -53,7 +53,8 @@ float32. K is its max_draft_tokens; bigrams: its ngram_min is 2 instead of 3. It
 the same moment as everyone's."""
 
 _SLOW_MOTION = """
-Everything ran {:g} times slower. The figures are in the time of the device, with the whole overhead of our rounds; what else Python does between forwards, here and in mlx-lm, counts only in part."""
+Everything ran {:g} times slower. The figures are in the time of the device, with the whole overhead of our rounds; \
+what else Python does between forwards, here and in mlx-lm, counts only in part."""
 _REPLAYED = """
 Replayed: the target's texts were recorded once by its own decoding. No contender ran the target's model; exact means \
 equal to the recorded text."""

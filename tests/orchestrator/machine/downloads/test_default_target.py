@@ -86,12 +86,15 @@ def test_the_first_use_fetches_and_the_second_does_not(offered: Offer, tmp_path:
 
 def test_what_a_start_will_use_is_told_without_fetching_it(offered: Offer, monkeypatch: pytest.MonkeyPatch):
     before = default_pair_state()
-    assert before.folder == "" and "fetches" in str(before)
+    assert before.folder == ""
+    assert "fetches" in str(before)
     assert not offered.downloads
 
     folder = default_target().folder
-    assert default_pair_state().folder == str(folder) and str(folder) in str(default_pair_state())
-    assert default_pair().status == "ok" and str(folder) in default_pair().text
+    assert default_pair_state().folder == str(folder)
+    assert str(folder) in str(default_pair_state())
+    assert default_pair().status == "ok"
+    assert str(folder) in default_pair().text
 
     monkeypatch.setenv(VARIABLE, "demo")
     assert default_pair_state().folder == str(demo_model("target"))
@@ -99,7 +102,9 @@ def test_what_a_start_will_use_is_told_without_fetching_it(offered: Offer, monke
 
     monkeypatch.setenv(VARIABLE, "mars")
     finding = default_pair()
-    assert finding.status == "fail" and "mars" in finding.text and finding.next_step
+    assert finding.status == "fail"
+    assert "mars" in finding.text
+    assert finding.next_step
 
 
 def test_without_a_network_what_was_fetched_is_used(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

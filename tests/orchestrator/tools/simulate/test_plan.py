@@ -1,6 +1,7 @@
 """Laws of the planner: predictions, sweeps, the command's output, and agreement with published measurements."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from orchestrator.machine.calibration_file import calibration_file
 from orchestrator.machine.device_profiles import load_profile, profile_names
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.baseline import agreement, turn_taking
-from orchestrator.tools.simulate.devices import Devices, Wire, Wires
+from orchestrator.tools.simulate.devices import Devices, Wire, Wires, stretched
 from orchestrator.tools.simulate.plan import (
     BASELINE_NAME,
     GREEDY,
@@ -281,3 +282,20 @@ def test_a_pace_is_stretched_whole():
     ).devices.draft
 
     assert slower.prefill(50) == pytest.approx(2 * pace.prefill(50))
+
+
+def test_a_draft_that_pauses_slows_the_target_down_less():
+    """Where tokens are dear, the draft pauses: the prediction lies between those of no and of constant overlap."""
+    pace = DevicePace(steps=((1, 0.08), (2, 0.1), (16, 0.2)), prefill_rate=1000.0)
+    draft = DevicePace(steps=((1, 0.004),), prefill_rate=1000.0)
+    devices = Devices(target=pace, draft=draft, baseline_draft=draft, slow_down=1.4)
+    scenario = Scenario(devices=devices, acceptance=AcceptanceModel(accept=0.4), tokens=150, requests=1)
+    apart = simulated(replace(scenario, devices=replace(devices, slow_down=1.0)), "adaptive")
+    constant = simulated(
+        replace(scenario, devices=replace(devices, target=stretched(pace, 1.4), slow_down=1.0)), "adaptive"
+    )
+    paused = simulated(scenario, "adaptive")
+
+    assert apart.draft_busy is not None
+    assert apart.draft_busy < 0.9
+    assert 1.02 * constant.tokens_per_second < paused.tokens_per_second < 0.98 * apart.tokens_per_second
