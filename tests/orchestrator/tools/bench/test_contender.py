@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.tools.bench import contender
-from orchestrator.tools.bench.contender import GenerationTask, InDeviceTime, PipelineContender, TimedGeneration
+from orchestrator.tools.bench.contender import Family, GenerationTask, InDeviceTime, PipelineContender, TimedGeneration
 
 
 class _Stream:
@@ -66,7 +66,8 @@ def test_slow_motion_gives_the_figures_of_the_device(factor: float, overhead: fl
     slow, there = (rounds * (scale * forward + overhead) for scale in (factor, 1.0))
 
     class Slow:
-        name, family = "adaptive", "coupled"
+        name = "adaptive"
+        family: Family = "coupled"
 
         def generate(self, task: GenerationTask) -> TimedGeneration:
             return TimedGeneration(
