@@ -92,9 +92,11 @@ def opened(
             for count in entry.draft_tokens:
                 name = contender_name(entry.line, count)
                 ours.append(PipelineContender(name, pipeline, entry.verification, count))
-        loaded = [*_ready(baselines, plan, models, on_start), *ours, *rivals]
+        loaded: list[Contender] = [*_ready(baselines, plan, models, on_start), *ours, *rivals]
         slow_motion = 1.0 if plan.pace is None else load_profile(plan.pace).slow_motion
-        yield loaded if slow_motion == 1.0 else [InDeviceTime(contender, slow_motion) for contender in loaded]
+        if slow_motion != 1.0:
+            loaded = [InDeviceTime(contender, slow_motion) for contender in loaded]
+        yield loaded
 
 
 def baseline_cores(paced: bool) -> dict[str, tuple[int, ...]]:
