@@ -125,7 +125,8 @@ class InDeviceTime:
     """
 
     def __init__(self, contender: Contender, factor: float) -> None:
-        self.name, self.family = contender.name, contender.family
+        self.name = contender.name
+        self.family: Family = contender.family
         self._contender = contender
         self._factor = factor
 
