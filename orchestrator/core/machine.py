@@ -9,7 +9,7 @@ from typing import Literal, assert_never
 
 from orchestrator.core.admission import refusal
 from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, SendMessage
-from orchestrator.core.drafts.election import MAX_DRAFTS, DraftStatus
+from orchestrator.core.drafts.election import MAX_DRAFTS
 from orchestrator.core.drafts.pool import DraftPool
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.kv.prefill_router import PrefillRouter
@@ -35,7 +35,7 @@ class Machine:
         self.stale = 0
         """Messages that were ignored: of an incarnation that is gone, of an old round, of an unknown sequence."""
         self._workers = WorkerRegistry()
-        self._scheduler = Scheduler(self.strategy, options.concurrent, options.turn)
+        self.scheduler = Scheduler(self.strategy, options.concurrent, options.turn)
         self._timeouts = ResponseTimeouts(self.sequences, self._workers)
         self.drafts = DraftPool(self.strategy, self.sequences, self._workers)
         self.prefills = PrefillRouter(options)
@@ -66,22 +66,13 @@ class Machine:
             case _:
                 assert_never(event)
 
-    def draft_statuses(self) -> dict[int, DraftStatus]:
-        """The status of every draft that is up, by its incarnation."""
-        return self.drafts.statuses()
-
     def workers(self) -> list[tuple[int, Hello, bool]]:
         """Each worker that is up: its incarnation, its Hello, and whether it runs on another machine."""
         return self._workers.workers()
 
-    @property
-    def under_verification(self) -> frozenset[SequenceId]:
-        """Sequences whose trees are in the target's present forward."""
-        return self._scheduler.under_verification
-
     def deadline(self) -> float | None:
         """When the next Tick is due at the latest; None if no Tick is needed."""
-        times = (self._timeouts.deadline(), self._scheduler.wake_at, self.prefills.deadline())
+        times = (self._timeouts.deadline(), self.scheduler.wake_at, self.prefills.deadline())
         return min((time for time in times if time is not None), default=None)
 
     # Requests ---------------------------------------------------------------------------------
@@ -90,7 +81,7 @@ class Machine:
         estimates = self.drafts.estimates(event.request)
         sequence = Sequence(event.sequence, event.request, estimates, self.strategy.drafts, now)
         self.sequences[sequence.id] = sequence
-        return self._admit(sequence.id, now) if self._scheduler.add(sequence.id) else []
+        return self._admit(sequence.id, now) if self.scheduler.add(sequence.id) else []
 
     def _on_ended(self, event: Ended, now: float) -> list[Command]:
         sequence = self.sequences.get(event.sequence)
@@ -105,7 +96,7 @@ class Machine:
 
     def _forget(self, sequence: Sequence, now: float) -> list[Command]:
         del self.sequences[sequence.id]
-        successor = self._scheduler.remove(sequence.id)
+        successor = self.scheduler.remove(sequence.id)
         return [*self._stop(sequence), *([] if successor is None else self._admit(successor, now))]
 
     def _stop(self, sequence: Sequence) -> list[Command]:
@@ -159,7 +150,7 @@ class Machine:
             case "target":
                 for sequence in self._running():
                     sequence.lose_target()
-                self._scheduler.lose_target()
+                self.scheduler.lose_target()
                 return []
 
     def _start(self, sequence: Sequence, now: float) -> list[Command]:
@@ -216,7 +207,7 @@ class Machine:
         sequence = self.sequences.get(verdict.sequence)
         if sequence is None or verdict.bonus >= self._workers.vocabulary or not sequence.is_answered_by(verdict):
             return self._drop()
-        width = self._scheduler.verdict_arrived(sequence.id, now)
+        width = self.scheduler.verdict_arrived(sequence.id, now)
         chosen = sequence.observe(verdict)
         if width is not None:
             sequence.estimates.target.observe(width, verdict.seconds)
@@ -240,7 +231,7 @@ class Machine:
         """Commit `tokens` and go on: the target first, then the drafts, then the client."""
         waited = sequence.waited
         hit = sequence.commit(tokens, now)
-        successor = self._scheduler.preempt(sequence.id, len(tokens))
+        successor = self.scheduler.preempt(sequence.id, len(tokens))
         if successor is not None:
             sequence.preempt()
             yield from self._stop(sequence)
@@ -263,7 +254,7 @@ class Machine:
         if stale or sequence.phase not in AWAITING_TARGET:
             # A tree that was sent twice may be refused twice; the second refusal has no tree any more.
             return self._drop()
-        self._scheduler.expect_no_verdict(sequence.id)
+        self.scheduler.expect_no_verdict(sequence.id)
         if fault.kind == "refused" and fault.nodes:
             # The target accepted the prompt, so it refuses the tree: the draft grows invalid nodes.
             commands = self.drafts.tree_refused(sequence, now) if sequence.refuse_tree(now) else []
@@ -289,7 +280,7 @@ class Machine:
                 case Remedy.SEND_AGAIN:
                     commands.append(self.prefills.resend(sequence))
                 case Remedy.RESTART:
-                    self._scheduler.expect_no_verdict(sequence.id)
+                    self.scheduler.expect_no_verdict(sequence.id)
                     commands += self._start(sequence, now)
         return [*commands, *self.prefills.tick(now), *self._schedule(now)]
 
@@ -301,7 +292,7 @@ class Machine:
         """Begin the target's next round, if a sequence is ready for one."""
         if self._workers.target is None:
             return []
-        trees = self._scheduler.schedule(self.sequences, now)
+        trees = self.scheduler.schedule(self.sequences, now)
         for tree in trees:
             self.drafts.round_sent(self.sequences[tree.sequence], now)
         if len(trees) < 2:

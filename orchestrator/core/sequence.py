@@ -12,7 +12,7 @@ from protocol.messages.base import MAX_EOS_TOKENS, NodeId, SequenceId
 from protocol.messages.plans import GrowthPlan
 from protocol.messages.worker import KvReference, Reroot, Start, Verdict, Verify
 from protocol.speculation.prompt_lookup import PromptLookup
-from protocol.speculation.token_tree import Node, TokenTree, flatten, node_id
+from protocol.speculation.token_tree import Node, TokenTree, end_of_path, flatten, node_id
 
 _SUFFIX = 8
 """Tokens of context handed to prompt lookup; its longest n-gram is shorter."""
@@ -251,7 +251,7 @@ class Sequence:
         No decision about the next round needs these counts, so that `settle` may follow after it.
         """
         # One more token could have been accepted where the end of the path had a child under verification.
-        tried = len(verdict.path) + (_end_of_path(verified, chosen[:-1]) in verified.parents)
+        tried = len(verdict.path) + (end_of_path(verified.tokens, verified.parents, chosen[:-1]) in verified.parents)
         self.stats.add_round(len(verdict.path), tried, verdict.seconds)
         self.stats.add_paced(verdict.paced)
         self.speculation.settle()
@@ -289,22 +289,5 @@ class Sequence:
         while node is not None and node.parent is not None and len(path) < _SUFFIX:
             path.append(node.token)
             node = node.parent
-        suffix = [*self.tokens[-_SUFFIX:], *path[::-1]]
-        guesses: list[tuple[int, float]] = []
-        while len(guesses) < limit:
-            best = self._lookup.continuations(suffix, 1)
-            if not best:
-                break
-            token, claimed = best[0]
-            guesses.append((token, self.estimates.lookup(claimed, 0)))
-            suffix.append(token)
-        return guesses
-
-
-def _end_of_path(verify: Verify, accepted: list[int]) -> int:
-    """The entry of the tree that the last of the `accepted` tokens has; 0, the root, without one."""
-    end = depth = 0
-    for entry, (token, parent) in enumerate(zip(verify.tokens, verify.parents, strict=True)):
-        if depth < len(accepted) and parent == end and token == accepted[depth]:
-            end, depth = entry, depth + 1
-    return end
+        chain = self._lookup.chain([*self.tokens[-_SUFFIX:], *path[::-1]], limit)
+        return [(token, self.estimates.lookup(claimed, 0)) for token, claimed in chain]

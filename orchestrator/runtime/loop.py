@@ -111,7 +111,7 @@ class Orchestrator:
             self._clients.send_telemetry(now)
         if now >= self._next_ping:
             self._next_ping = now + _PING_SECONDS
-            self._workers.ping(self._machine.draft_statuses())
+            self._workers.ping(self._machine.drafts.statuses())
             if self._clients.idle or now >= self._next_collection:
                 gc.collect()
                 self._next_collection = now + _COLLECTION_SECONDS

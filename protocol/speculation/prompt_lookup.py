@@ -58,6 +58,15 @@ class PromptLookup:
         ranked = sorted(latest_first, key=itemgetter(1), reverse=True)
         return [(token, confidence * count / total) for token, count in ranked[:limit]]
 
+    def chain(self, suffix: Sequence[int], limit: int) -> list[tuple[int, float]]:
+        """At most `limit` (token, probability), each the best continuation of `suffix` and the tokens before it."""
+        text = list(suffix)
+        found: list[tuple[int, float]] = []
+        while len(found) < limit and (best := self.continuations(text, 1)):
+            found += best
+            text.append(best[0][0])
+        return found
+
     def _clear(self) -> None:
         self._tokens: list[int] = []
         self._followers: dict[Gram, dict[int, int]] = {}

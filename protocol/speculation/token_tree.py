@@ -136,6 +136,15 @@ def flatten(root: Node, nodes: Sequence[Node]) -> tuple[tuple[int, ...], tuple[i
     return (root.token, *(node.token for node in nodes)), tuple(parents)
 
 
+def end_of_path(tokens: Sequence[int], parents: Sequence[int], path: Sequence[int]) -> int:
+    """The entry of a flattened tree at which `path`, tokens from below the root, ends; 0, the root, if it is empty."""
+    end = depth = 0
+    for entry, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if depth < len(path) and parent == end and token == path[depth]:
+            end, depth = entry, depth + 1
+    return end
+
+
 def _subtree(root: Node) -> Iterator[Node]:
     stack = [root]
     while stack:

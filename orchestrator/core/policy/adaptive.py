@@ -17,6 +17,7 @@ _MIN_WIDTH = 4
 _PREPARED = 0.2
 """Share of the path probability worth a verification that is still worth a growth step: measured, docs/log.md."""
 _MAX_ACCEPTANCE = 0.9
+"""Highest acceptance that is believed: trees are finite, and E below is at most 10."""
 _MAX_LEAST = 0.1
 """Whatever a token costs the target, the draft prepares nodes that are as probable as this."""
 
@@ -42,8 +43,8 @@ class Adaptive:
         """Path probability that makes a node worth a growth step: work of the draft may slow the target down.
 
         By the expected-rate rule the target verifies a node whose path probability exceeds p = E T'(L) / T(L), where
-        T' is the cost of one more token and E = 1 / (1 - a) the expected tokens of a round. When the root moves,
-        path probabilities rise, so the draft prepares nodes down to a share of p.
+        T' is the cost of one more token and E = 1 / (1 - a) the expected tokens of an endless chain. When the root
+        moves, path probabilities rise, so the draft prepares nodes down to a share of p.
         """
         cost, widest = estimates.target, self._options.max_verify + 1
         if not cost.known:

@@ -167,7 +167,7 @@ class TelemetryRecorder:
         return sequences[max(sequences)] if sequences else None
 
     def _workers(self) -> Iterable[WorkerSummary]:
-        statuses = self._machine.draft_statuses()
+        statuses = self._machine.drafts.statuses()
         for incarnation, hello, remote in self._machine.workers():
             yield WorkerSummary(
                 role=hello.role,

@@ -131,7 +131,7 @@ def oracle(scenario: Scenario) -> Prediction:
     # The target keeps its times with overlap, so that only the draft's time differs.
     devices = replace(scenario.devices, draft=instant)
     wires = Wires(scenario.wires.target, Wire(delay=0.0))
-    return simulated(replace(scenario, devices=devices, wires=wires), "adaptive", ORACLE)
+    return _simulated(replace(scenario, devices=devices, wires=wires), "adaptive", ORACLE)
 
 
 def pays_from(scenario: Scenario, gain: float = 1.1, steps: int = 6) -> float | None:

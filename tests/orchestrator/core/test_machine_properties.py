@@ -164,7 +164,7 @@ class Disorder(RuleBasedStateMachine):
     def only_what_was_asked_is_under_verification(self):
         if hasattr(self, "simulation"):
             phases = {id: sequence.phase for id, sequence in self.machine.sequences.items()}
-            assert all(phases[id] is Phase.VERIFYING for id in self.machine.under_verification)
+            assert all(phases[id] is Phase.VERIFYING for id in self.machine.scheduler.under_verification)
 
     @invariant()
     def no_more_requests_than_places_are_decoded_and_none_waits_for_a_free_one(self):
@@ -176,7 +176,7 @@ class Disorder(RuleBasedStateMachine):
     @invariant()
     def one_draft_drafts(self):
         if hasattr(self, "simulation"):
-            statuses = self.machine.draft_statuses()
+            statuses = self.machine.drafts.statuses()
             assert set(statuses) == set(self.simulation.living("draft"))
             assert list(statuses.values()).count("active") == min(1, len(statuses))
             assert list(statuses.values()).count("on trial") <= 1

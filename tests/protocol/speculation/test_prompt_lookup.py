@@ -98,3 +98,11 @@ def test_a_truncated_text_gives_the_guesses_of_the_shorter_text(text: list[int],
 
     assert len(lookup) == min(length, len(text))
     assert lookup.continuations([1, 2], 9) == read(*text[:length]).continuations([1, 2], 9)
+
+
+def test_a_chain_continues_its_own_guesses():
+    lookup = read(1, 2, 3, 4, 9, 1)
+
+    assert tokens_of(lookup.chain([1], 3)) == [2, 3, 4]
+    assert lookup.chain([1], 1) == lookup.continuations([1], 1)
+    assert lookup.chain([8], 3) == []

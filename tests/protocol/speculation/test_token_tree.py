@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from protocol.messages.base import NodeId
-from protocol.speculation.token_tree import Node, TokenTree, flatten, node_id
+from protocol.speculation.token_tree import Node, TokenTree, end_of_path, flatten, node_id
 
 paths = some.lists(some.lists(some.integers(0, 4), min_size=1, max_size=5), max_size=20)
 
@@ -129,3 +129,13 @@ def test_flatten_points_every_entry_at_its_parent(paths: list[list[int]]):
     for entry, token, parent in itertools.islice(zip(entries, tokens, parents, strict=True), 1, None):
         assert entry.token == token
         assert entry.parent is entries[parent]
+
+
+@given(paths, some.data())
+def test_every_path_of_a_flattened_tree_ends_at_its_own_entry(paths: list[list[int]], data: some.DataObject):
+    tree = grown(paths)
+    nodes = list(tree.best())
+    tokens, parents = flatten(tree.root, nodes)
+    entry = data.draw(some.integers(0, len(nodes)))
+
+    assert end_of_path(tokens, parents, path_of(tree.root if entry == 0 else nodes[entry - 1])) == entry

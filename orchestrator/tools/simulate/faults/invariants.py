@@ -48,7 +48,7 @@ class Invariants:
         """Check the machine after an event."""
         machine, now = self._machine, self._simulation.now
         verifying = {id for id, sequence in machine.sequences.items() if sequence.phase is Phase.VERIFYING}
-        idle = machine.under_verification - verifying
+        idle = machine.scheduler.under_verification - verifying
         _require(not idle, f"the target counts as busy with {sorted(idle)}, without a Verify")
         deadline = machine.deadline()
         if machine.sequences and self._is_up("target"):

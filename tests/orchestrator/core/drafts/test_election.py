@@ -79,7 +79,7 @@ def remote_draft(accept=0.7, pace=DRAFT, at=0.0, boast=0.0, **about):
 
 
 def drafting(machine):
-    return [id for id, standing in machine.draft_statuses().items() if standing == "active"]
+    return [id for id, standing in machine.drafts.statuses().items() if standing == "active"]
 
 
 # The election --------------------------------------------------------------------------------------
@@ -257,13 +257,13 @@ def test_on_the_death_of_the_draft_another_one_is_started_in_the_same_step():
     simulation.run_events(12)
     simulation.start("draft")
     simulation.start("draft")
-    assert simulation.machine.draft_statuses() == {2: "active", 3: "on trial", 4: "standby"}
+    assert simulation.machine.drafts.statuses() == {2: "active", 3: "on trial", 4: "standby"}
     commands = simulation.step(WorkerDown("draft", 2))
 
     # The one on trial knows the sequence already; the next one is tried out.
     assert told(commands, 3) == []
     assert told(commands, 4) == [Start]
-    assert simulation.machine.draft_statuses() == {3: "active", 4: "on trial"}
+    assert simulation.machine.drafts.statuses() == {3: "active", 4: "on trial"}
 
 
 def test_one_that_stands_by_is_told_of_nothing():
@@ -309,7 +309,7 @@ def test_a_target_dismisses_the_drafts_that_are_no_match_and_stays():
     (dismissed,) = simulation.commands
     assert isinstance(dismissed, Dismiss)
     assert (dismissed.role, dismissed.incarnation) == ("draft", first)
-    assert simulation.machine.draft_statuses() == {second: "active"}
+    assert simulation.machine.drafts.statuses() == {second: "active"}
 
 
 @pytest.mark.parametrize("remote", [True, False])
