@@ -18,9 +18,7 @@ class Devices:
     baseline_draft: DevicePace
     """The draft on the target's device, as the baseline runs it."""
     slow_down: float = 1.0
-    """Factor on the time of a forward during which the other device computes too."""
-    draft_share: float = 1.0
-    """Share of the time in which the draft computes, under a strategy whose draft and target overlap."""
+    """Factor on the time of a forward while the other device computes too."""
 
     @classmethod
     def of(cls, profile: DeviceProfile) -> "Devices":
@@ -29,14 +27,6 @@ class Devices:
             draft=profile.draft.pace(),
             baseline_draft=profile.draft_on_target_device.pace(),
             slow_down=profile.both_busy.factor,
-        )
-
-    def shared(self) -> "Devices":
-        """The times when target and draft overlap. The target always computes while the draft does."""
-        return Devices(
-            target=stretched(self.target, 1.0 + (self.slow_down - 1.0) * self.draft_share),
-            draft=stretched(self.draft, self.slow_down),
-            baseline_draft=self.baseline_draft,
         )
 
 

@@ -4,11 +4,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from msgspec import structs
+
+from orchestrator.tools.simulate.contention import Contention
 from orchestrator.tools.simulate.devices import Wire
 from orchestrator.tools.simulate.language import VOCABULARY
 from orchestrator.tools.simulate.virtual_clock import VirtualClock, WireDirection
 from protocol.messages.base import Role
-from protocol.messages.worker import FromWorker, Hello, ToWorker
+from protocol.messages.worker import FromWorker, Grow, Hello, ToWorker, Verdict
 
 CHUNK = 512
 """Prompt tokens of one prefill forward; messages are handled between forwards."""
@@ -18,10 +21,21 @@ _RETRY_SECONDS = 1.0
 
 
 class Work(NamedTuple):
-    """The worker is busy for `seconds`, then it sends its replies."""
+    """The worker is busy for `seconds`, if nothing slows it down, then it sends its replies."""
 
     replies: tuple[FromWorker, ...] = ()
     seconds: float = 0.0
+
+    def lasting(self, seconds: float) -> "Work":
+        """The same work that took `seconds`, as its replies then report."""
+        return Work(tuple(_reporting(reply, self.seconds, seconds) for reply in self.replies), seconds)
+
+
+def _reporting(reply: FromWorker, planned: float, seconds: float) -> FromWorker:
+    """A repeated verdict keeps the seconds of its own forward."""
+    if isinstance(reply, Verdict | Grow) and reply.seconds == planned:
+        return structs.replace(reply, seconds=seconds)
+    return reply
 
 
 class ModelledWorker(Protocol):
@@ -61,8 +75,10 @@ class WorkerHost:
         wire: Wire,
         seed: int,
         receive: Callable[[FromWorker], None],
+        contention: Contention | None = None,
     ) -> None:
-        """`seed` decides the wire's faults; `receive` gets the messages that arrive at the orchestrator."""
+        """`seed` decides the wire's faults; `receive` gets the messages that arrive at the orchestrator; `contention`
+        is that of the worker's chip, None for a chip of its own."""
         self.worker = worker
         self.role: Role = worker.hello.role
         self.incarnation = incarnation
@@ -71,6 +87,7 @@ class WorkerHost:
         self.is_up = False
         """The orchestrator knows that it is up."""
         self._clock = clock
+        self._contention = contention or Contention(clock)
         self._reply_to = receive
         self._inbox: deque[ToWorker] = deque()
         self._busy = False
@@ -105,7 +122,7 @@ class WorkerHost:
                 return
             if work.seconds > 0.0:
                 self._busy = True
-                self._clock.at(self._clock.now + work.seconds, lambda work=work: self._done(work))
+                self._contention.begin(work.seconds, lambda seconds, work=work: self._done(work.lasting(seconds)))
             else:
                 self._reply(work)
 

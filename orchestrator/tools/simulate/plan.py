@@ -7,10 +7,9 @@ from statistics import mean
 import msgspec
 
 from orchestrator.core.options import Options
-from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.baseline import Agreement, DecodingTime, agreement, plain_decoding, turn_taking
-from orchestrator.tools.simulate.devices import Devices, Wire, Wires
+from orchestrator.tools.simulate.devices import Devices, Wire, Wires, stretched
 from orchestrator.tools.simulate.language import Language
 from orchestrator.tools.simulate.simulation import SimulatedClient, modelled_pipeline
 from orchestrator.tools.simulate.trace import Recorded, ReplayedLanguage
@@ -20,8 +19,6 @@ PLAIN_NAME = "mlx-lm"
 BASELINE_NAME = "mlx-lm, speculative"
 ORACLE = "adaptive, draft takes no time"
 _MAX_BASELINE_TOKENS = 8
-_NEGLIGIBLE = 0.01
-"""Share of the target's time."""
 _NO_TIME = 1e-6
 """Seconds. Above zero, so that a growth step has an end."""
 GREEDY = AcceptanceModel(accept=0.81, exponent=1.27, spread=2.14, claim_slope=0.93, claim_shift=-1.96)
@@ -101,20 +98,7 @@ def baseline_prediction(scenario: Scenario) -> list[Prediction]:
 
 
 def simulated(scenario: Scenario, strategy: str, name: str | None = None) -> Prediction:
-    """One of our strategies, through the real state machine. Raises AssertionError if a token is not the target's.
-
-    A draft that pauses does not slow the target down. So a first run tells how much it works, and where that matters a
-    second run takes its share.
-    """
-    first = _simulated(scenario, strategy, name)
-    devices = scenario.devices
-    idle = 1.0 - (1.0 if first.draft_busy is None else first.draft_busy)
-    if not STRATEGIES[strategy].caches or (devices.slow_down - 1.0) * idle < _NEGLIGIBLE:
-        return first
-    return _simulated(replace(scenario, devices=replace(devices, draft_share=1.0 - idle)), strategy, name)
-
-
-def _simulated(scenario: Scenario, strategy: str, name: str | None) -> Prediction:
+    """One of our strategies, through the real state machine. Raises AssertionError if a token is not the target's."""
     options = msgspec.structs.replace(scenario.options, strategy=strategy)
     simulation = modelled_pipeline(options, scenario.language, scenario.devices, scenario.wires, scenario.seed)
     for request, tokens in scenario.work():
@@ -128,10 +112,12 @@ def _simulated(scenario: Scenario, strategy: str, name: str | None) -> Predictio
 def oracle(scenario: Scenario) -> Prediction:
     """The adaptive strategy with a draft that takes no time: what draft quality, tree and target allow."""
     instant = DevicePace(steps=((1, _NO_TIME),), prefill_rate=1e9)
-    # The target keeps its times with overlap, so that only the draft's time differs.
-    devices = replace(scenario.devices, draft=instant)
+    # Only the draft's time differs: the target is as slow as beside a draft that never pauses.
+    devices = scenario.devices
+    target = stretched(devices.target, devices.slow_down)
+    devices = replace(devices, target=target, draft=instant, slow_down=1.0)
     wires = Wires(scenario.wires.target, Wire(delay=0.0))
-    return _simulated(replace(scenario, devices=devices, wires=wires), "adaptive", ORACLE)
+    return simulated(replace(scenario, devices=devices, wires=wires), "adaptive", ORACLE)
 
 
 def pays_from(scenario: Scenario, gain: float = 1.1, steps: int = 6) -> float | None:

@@ -13,6 +13,7 @@ from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, 
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.tools.simulate.contention import Contention
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.language import Language
@@ -58,10 +59,12 @@ class Simulation:
         wires: Wires | None = None,
         seed: int = 0,
         kept: int | None = 0,
+        slow_down: float = 1.0,
     ) -> None:
         """`build` makes the pipeline's own workers; `seed` decides the wires' faults; `kept`: number of the last
-        events in `history`, None for all."""
+        events in `history`, None for all; `slow_down`: factor on the time of own workers that compute together."""
         self.clock = VirtualClock()
+        self._contention = Contention(self.clock, slow_down)
         self.options = options
         self.language = language
         self.wires = wires or Wires()
@@ -151,7 +154,7 @@ class Simulation:
 
     def start(self, role: Role, loading: float = 0.0) -> WorkerHost:
         """Start a life of the pipeline's own worker, which loads its model for `loading` seconds."""
-        host = self._host(self.build(role))
+        host = self._host(self.build(role), contention=self._contention)
         self.own[role] = host.incarnation
         self._load(host, loading, remote=False)
         return host
@@ -181,7 +184,9 @@ class Simulation:
         self.kill(role)
         self.start(role, _RESTART_SECONDS)
 
-    def _host(self, worker: ModelledWorker, wire: Wire | None = None) -> WorkerHost:
+    def _host(
+        self, worker: ModelledWorker, wire: Wire | None = None, contention: Contention | None = None
+    ) -> WorkerHost:
         self._incarnations += 1
         role, incarnation, machine = worker.hello.role, self._incarnations, self.machine
 
@@ -191,7 +196,7 @@ class Simulation:
                 self.receive(role, incarnation, message)
 
         wire = wire or (self.wires.target if role == "target" else self.wires.draft)
-        host = WorkerHost(worker, incarnation, self.clock, wire, self._seed, deliver)
+        host = WorkerHost(worker, incarnation, self.clock, wire, self._seed, deliver, contention)
         self.hosts[incarnation] = host
         return host
 
@@ -267,8 +272,9 @@ def modelled_pipeline(
 ) -> Simulation:
     """A pipeline whose target is up; its draft too, if the strategy uses one."""
     strategy = STRATEGIES[options.strategy]
-    workers = modelled_workers(language, devices.shared() if strategy.caches else devices)
-    simulation = Simulation(options, language, workers, wires, seed, kept)
+    simulation = Simulation(
+        options, language, modelled_workers(language, devices), wires, seed, kept, devices.slow_down
+    )
     simulation.start("target")
     if strategy.drafts:
         simulation.start("draft")

@@ -302,11 +302,9 @@ def test_a_draft_that_pauses_slows_the_target_down_less():
     assert 1.02 * constant.tokens_per_second < paused.tokens_per_second < 0.98 * apart.tokens_per_second
 
 
-def test_a_draft_that_takes_no_time_leaves_the_target_its_times_with_overlap():
+def test_the_bound_of_a_draft_without_cost_keeps_the_targets_times_beside_a_draft():
     """Otherwise the bound would also show a target that nothing slows down."""
     scenario = Scenario(devices=M4, acceptance=AcceptanceModel(accept=0.6), tokens=100, requests=1)
-    stretched_target = replace(M4, target=stretched(M4.target, M4.slow_down), slow_down=1.0)
+    apart = replace(scenario, devices=replace(M4, slow_down=1.0))
 
-    bound = oracle(scenario).tokens_per_second
-    assert bound == pytest.approx(oracle(replace(scenario, devices=stretched_target)).tokens_per_second, rel=1e-4)
-    assert bound < 0.98 * oracle(replace(scenario, devices=replace(M4, slow_down=1.0))).tokens_per_second
+    assert oracle(scenario).tokens_per_second < 0.98 * oracle(apart).tokens_per_second

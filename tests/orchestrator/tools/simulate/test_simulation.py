@@ -6,6 +6,7 @@ from hypothesis import given, settings
 
 from orchestrator.core.options import Options
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
+from orchestrator.tools.simulate.contention import Contention
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires, stretched
 from orchestrator.tools.simulate.simulation import modelled_pipeline
 from orchestrator.tools.simulate.virtual_clock import VirtualClock, WireDirection
@@ -132,13 +133,36 @@ def test_a_useless_draft_costs_next_to_nothing(boast):
     assert speculating >= 0.97 * plain
 
 
-def test_both_devices_are_slower_only_where_they_work_at_once():
+def test_both_devices_are_slower_only_while_they_work_at_once():
     slow = Devices(target=TARGET, draft=DRAFT, baseline_draft=DRAFT, slow_down=1.5)
     acceptance = AcceptanceModel(accept=0.7)
 
-    assert run("sd", acceptance, devices=slow).now == run("sd", acceptance).now
+    # In turns, only the prompts are prefilled at once.
+    assert run("sd", acceptance, devices=slow).now == pytest.approx(run("sd", acceptance).now, rel=0.02)
     stretched_pair = Devices(target=stretched(TARGET, 1.5), draft=stretched(DRAFT, 1.5), baseline_draft=DRAFT)
-    assert run("ssd", acceptance, devices=slow).now == run("ssd", acceptance, devices=stretched_pair).now
+    assert run("ssd", acceptance).now < run("ssd", acceptance, devices=slow).now
+    assert run("ssd", acceptance, devices=slow).now < run("ssd", acceptance, devices=stretched_pair).now
+
+
+def test_units_of_work_share_a_chip():
+    """The second one begins 1 s later: until 3 s both advance at half speed, then the rest of one at full speed."""
+    clock, took = VirtualClock(), {}
+    chip = Contention(clock, slow_down=2.0)
+    chip.begin(2.0, lambda seconds: took.update(first=seconds))
+    clock.at(1.0, lambda: chip.begin(3.0, lambda seconds: took.update(second=seconds)))
+    while clock.next_at is not None:
+        clock.advance()
+
+    assert took == {"first": pytest.approx(3.0), "second": pytest.approx(4.0)}
+
+
+def test_a_worker_reports_the_time_that_its_work_took():
+    slow = Devices(target=TARGET, draft=DRAFT, baseline_draft=DRAFT, slow_down=1.5)
+    (client,) = run("adaptive", AcceptanceModel(accept=0.7), devices=slow, requests=1).clients.values()
+
+    assert client.statistics is not None
+    assert client.statistics.target_busy is not None
+    assert 0.9 < client.statistics.target_busy <= 1.0
 
 
 def test_a_better_draft_is_faster():
