@@ -10,7 +10,7 @@ from draft_worker.engine import Batch, EngineSequence
 from protocol.common_prefix import common_prefix
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst
-from protocol.messages.worker import Grow, KvOffer, KvReference, Prefilled, Reroot, Start
+from protocol.messages.worker import Extend, Grow, KvOffer, KvReference, Prefilled, Reroot, Start
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.growth import TreeGrowth
@@ -67,6 +67,8 @@ class DraftSequence:
         """Committed tokens without KV."""
         self._rows: dict[NodeId, int] = {}
         self.round = start.round
+        self._early: Extend | None = None
+        """A request for growth below a root that is not known yet."""
         tree = TokenTree(start.root, start.tokens[-1], len(committed))
         forced = None if start.sampling.grammar is None or processors is None else self._forced
         self._growth = TreeGrowth(tree, start.plan or _DEFAULT_PLAN, self._horizon, self._calibration, forced)
@@ -91,12 +93,21 @@ class DraftSequence:
         """Move the root. If the round was a miss, publish the surviving nodes again: the orchestrator has none."""
         self._commit(self._growth.advance(message.tokens, message.plan))
         self.round = message.round
+        if self._early is not None:
+            self.extend(self._early)
         if self._processors is not None:
             self._processors.advance(message.tokens)
         survivors = list(self._growth.surviving()) if message.missed else []
         fresh = survivors + self._growth.publish()
         if fresh:
             yield from self.publish(fresh)
+
+    def extend(self, message: Extend) -> None:
+        """Continue after a pause. The request may arrive before the Reroot to its root."""
+        if message.round == self.round:
+            self._growth.extend(message.steps)
+        elif message.round > self.round:
+            self._early = message
 
     @property
     def prefilling(self) -> bool:

@@ -11,7 +11,7 @@ from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.messages.base import SequenceId
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Reroot, Start, Stop, ToWorker
+from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Hello, Reroot, Start, Stop, ToWorker
 from protocol.speculation.calibration import Calibration
 from protocol.worker.pacing import Pacer
 
@@ -51,6 +51,8 @@ class DraftWorker:
                 return self._start(message)
             case Reroot():
                 return self._reroot(message)
+            case Extend() if message.sequence in self._sequences:
+                self._sequences[message.sequence].extend(message)
             case Stop():
                 self._end(message.sequence)
         return ()

@@ -213,7 +213,7 @@ class Machine:
             sequence.estimates.target.observe(width, verdict.seconds)
         if len(self.sequences) == 1:
             # Rounds of several requests overlap, so their times do not show the overhead of one.
-            sequence.observe_overhead(verdict, now)
+            sequence.observe_round(verdict, now)
         tokens, reason = sequence.truncated(chosen)
         sequence.stats.add_tokens(len(tokens), now)
         verified = sequence.outstanding
@@ -289,10 +289,12 @@ class Machine:
         return [sequence for sequence in self.sequences.values() if sequence.phase is not Phase.WAITING]
 
     def _schedule(self, now: float) -> list[Command]:
-        """Begin the target's next round, if a sequence is ready for one."""
+        """Begin the target's next round, or ask resting drafts for growth that it waits for."""
         if self._workers.target is None:
             return []
-        trees = self.scheduler.schedule(self.sequences, now)
+        trees, awaited = self.scheduler.schedule(self.sequences, now)
+        if awaited:
+            return [command for id, steps in awaited for command in self.drafts.extend(self.sequences[id], steps, now)]
         for tree in trees:
             self.drafts.round_sent(self.sequences[tree.sequence], now)
         if len(trees) < 2:

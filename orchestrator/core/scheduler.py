@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.decision import Decision, Strategy, VerifyNodes, WaitUntil
@@ -27,6 +28,15 @@ class _Round:
     """Tokens of the forward, roots included."""
     deadline: float | None = None
     """When missing verdicts count as lost; None until the first verdict."""
+
+
+class Schedule(NamedTuple):
+    """What to do next. At most one of the two lists has entries."""
+
+    trees: list[Verify]
+    """The trees of one forward."""
+    awaited: list[tuple[SequenceId, int]]
+    """Growth that a resting draft is asked for: up to so many steps below the sequence's root."""
 
 
 class Scheduler:
@@ -120,13 +130,14 @@ class Scheduler:
     def lose_target(self) -> None:
         self._round = self.wake_at = None
 
-    def schedule(self, sequences: Mapping[SequenceId, Sequence], now: float) -> list[Verify]:
+    def schedule(self, sequences: Mapping[SequenceId, Sequence], now: float) -> Schedule:
         """Put the trees of the next forward under verification. None while the target is busy or waiting pays."""
         self.wake_at = None
         ready = [sequences[id] for id in self._order if sequences[id].phase is Phase.READY][:MAX_TREES]
         if self._busy(now) or not ready or self._prefill_first(sequences, now):
-            return []
-        trees = []
+            return Schedule([], [])
+        trees: list[Verify] = []
+        awaited: list[tuple[SequenceId, int]] = []
         # A forward that begins before its Verify serves one sequence, and others would wait for it.
         only_plain = not self._strategy.drafts and len(sequences) == 1
         for sequence, decision in self._decisions(ready, now):
@@ -134,12 +145,14 @@ class Scheduler:
                 case VerifyNodes(nodes, draft_silent):
                     sequence.speculation.drafting = sequence.speculation.drafting and not draft_silent
                     trees.append(sequence.verify(nodes, now, only_plain))
-                case WaitUntil(until):
+                case WaitUntil(until, steps):
                     self.wake_at = until if self.wake_at is None else min(until, self.wake_at)
+                    if steps is not None:
+                        awaited.append((sequence.id, steps))
         if trees:
             self._round = _Round({tree.sequence for tree in trees}, sum(len(tree.tokens) for tree in trees))
             self.wake_at = None
-        return trees
+        return Schedule(trees, [] if trees else awaited)
 
     def _decisions(self, ready: list[Sequence], now: float) -> list[tuple[Sequence, Decision]]:
         """The next round's requests, each with a decision.

@@ -1,11 +1,13 @@
 """One request in progress: its committed tokens, its speculation, and its phase with the target. Pure."""
 
+import math
 from typing import Literal
 
 from orchestrator.core.events import Request
 from orchestrator.core.phases import TRANSITIONS, Phase, Trigger
 from orchestrator.core.policy.decision import SequenceView
 from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.turn_taking import MeasuredRound
 from orchestrator.core.request_stats import RequestStats
 from orchestrator.core.speculation import Speculation
 from protocol.messages.base import MAX_EOS_TOKENS, NodeId, SequenceId
@@ -54,6 +56,8 @@ class Sequence:
         self._lookup.extend(self.tokens)
         self._verified_nodes: dict[NodeId, Node] = {}
         """Nodes under verification."""
+        self._expected_tokens = 1.0
+        """Expected of the round under verification."""
         self._verified = self.speculation
         """The speculation whose tree is under verification, or was last."""
 
@@ -184,6 +188,9 @@ class Sequence:
             lag=speculation.lag(self.ready_since),
             draft_ready_at=speculation.ready_at,
             lookup=self._lookup_chain,
+            steps=speculation.steps,
+            resting=speculation.resting,
+            asked_at=speculation.asked_at,
             draft_tokens=self.request.draft_tokens,
         )
 
@@ -204,6 +211,7 @@ class Sequence:
             plain_next=only_plain and self.remaining > 1,
         )
         self._verified = self.speculation
+        self._expected_tokens = 1.0 + sum(math.exp(node.log_path - root.log_path) for node in nodes)
         self.enter(Trigger.SEND_TREE)
         self.waited = now - self.ready_since
         self.sent_at = now
@@ -239,8 +247,13 @@ class Sequence:
             self.estimates.lookup.observe(claimed, 0, token == chosen[0])
         return chosen
 
-    def observe_overhead(self, verdict: Verdict, now: float) -> None:
-        """Note what this round took beyond the target's forward and the wait for growth."""
+    def observe_round(self, verdict: Verdict, now: float) -> None:
+        """Note what the round took, and what of it beyond the target's forward and the wait for growth."""
+        if self.speculation.drafting:
+            estimates = self.estimates
+            width = 1 + len(self._verified_nodes)
+            measured = MeasuredRound(self._expected_tokens, now - self.ready_since, width, verdict.seconds)
+            estimates.turns.observe(measured, estimates.beside_draft, estimates.step.get(0.0))
         seconds = max(0.0, now - self.ready_since - self.waited - verdict.seconds)
         self.stats.add_overhead(seconds)
         self.estimates.hop.observe(seconds)

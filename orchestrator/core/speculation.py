@@ -40,10 +40,18 @@ class Speculation:
         """The draft was started on this sequence and is not silent."""
         self.ready_at = now
         """When the draft will have prefilled the tokens of its Start; infinite if that is unknown."""
+        self.steps = 0
+        """Growth steps of the draft since it knows the present root."""
+        self.asked_at = now
+        """When the draft was last asked for a step."""
+        self._asked = 0
+        """Steps below the root that a draft was asked for, if it drafts in turns."""
         self.root_only = False
         """The target refused this draft's tree: only the root may be verified."""
         self._prefill: tuple[int, float] | None = None
         """Tokens of the prefill in progress and when it began; None after the first growth."""
+        self._round: int | None = None
+        """The round of the root; None for the first root of this speculation."""
         self._missed_at: dict[int, float] = {}
         """When a round began with a miss, for rounds below whose root the draft has not grown yet."""
         self._distributions: dict[NodeId, Distribution] = {}
@@ -59,6 +67,15 @@ class Speculation:
         self.grown_at = now
         self.ready_at = now + tokens * self.estimates.prefill.get(math.inf)
         self._prefill = (tokens, now)
+
+    @property
+    def resting(self) -> bool:
+        """The draft has taken all steps that it was asked for, if it drafts in turns."""
+        return self.steps >= self._asked
+
+    def ask(self, steps: int, now: float) -> None:
+        """The draft was asked to grow up to `steps` steps below the root."""
+        self._asked, self.asked_at = steps, now
 
     def shorten_prefill(self, tokens: int) -> None:
         """The draft prefills only `tokens` tokens, because it has the KV of the others."""
@@ -84,6 +101,10 @@ class Speculation:
             if distribution.node in tree:
                 self._distributions[distribution.node] = distribution
         if growth.evaluated:
+            if self._round is None or growth.round == self._round:
+                self.steps += 1
+                if self.steps == self._asked:
+                    self.estimates.response.observe(now - self.asked_at)
             # A draft may claim any time, but its step began after the growth before: that bounds the time.
             seconds = min(growth.seconds, now - self.grown_at)
             self.estimates.step.observe(seconds)
@@ -122,6 +143,7 @@ class Speculation:
             end = end.children.get(token) or self.tree.add(end, token, 1.0)
         self._outcome = len(end.children), tokens[-1] in end.children
         self.tree.move_root(tokens)
+        self._round, self.steps, self._asked, self.asked_at = round, 0, 0, now
         hit = bool(self.tree.root.children)
         if not hit and len(self._missed_at) < _MAX_MISSES:
             self._missed_at[round] = now

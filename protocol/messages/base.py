@@ -5,12 +5,14 @@ from typing import Annotated, Literal, NewType, TypeAlias
 import msgspec
 from msgspec import Meta
 
-VERSION = 3
+VERSION = 4
 """Raised whenever the meaning of a message changes. Peers of another version are refused."""
 MAX_CONTEXT = 1 << 20
 """Most tokens a Start may carry."""
 MAX_NODES = 1024
 """Most tree nodes one message may carry."""
+MAX_STEPS = 256
+"""Most growth steps below one root that a draft may be asked for."""
 MAX_TREES = 64
 """Most trees of one Forest."""
 MAX_SUPPORT = 64

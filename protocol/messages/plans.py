@@ -4,16 +4,17 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from protocol.messages.base import MAX_SUPPORT, MessagePart, Probability, Token, WireNode
+from protocol.messages.base import MAX_STEPS, MAX_SUPPORT, MessagePart, Probability, Token, WireNode
 
 
 class BestFirst(MessagePart, frozen=True, tag="best_first"):
     """Grow the most probable unexpanded nodes: `width` a step, `fan` children each; pause when none has at least the
-    path probability `least`."""
+    path probability `least`, and after `steps` steps below one root until an Extend allows more (None: no pause)."""
 
     width: Annotated[int, Meta(ge=1, le=256)]
     fan: Annotated[int, Meta(ge=1, le=MAX_SUPPORT)]
     least: Probability = 0.0
+    steps: Annotated[int, Meta(ge=0, le=MAX_STEPS)] | None = None
 
 
 class Chain(MessagePart, frozen=True, tag="chain"):

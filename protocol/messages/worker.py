@@ -8,6 +8,7 @@ from protocol.messages.base import (
     MAX_CONTEXT,
     MAX_EOS_TOKENS,
     MAX_NODES,
+    MAX_STEPS,
     MAX_TREES,
     ArenaName,
     Count,
@@ -237,6 +238,14 @@ class Reroot(Message, frozen=True):
     """A new plan, or None to keep the present one."""
 
 
+class Extend(Message, frozen=True):
+    """A draft whose plan has `steps` may take up to so many steps below the root of `round`."""
+
+    sequence: WireSequence
+    round: Round
+    steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)]
+
+
 class Verify(Message, frozen=True):
     """Evaluate this tree in one forward. Entry 0 is the root; parents come before children."""
 
@@ -277,4 +286,4 @@ class Shutdown(Message, frozen=True):
 
 
 FromWorker: TypeAlias = Hello | Prefilled | KvOffer | Grow | Verdict | Fault | Pong
-ToWorker: TypeAlias = Start | Prefill | Reroot | Verify | Forest | KvRelease | Stop | Ping | Shutdown
+ToWorker: TypeAlias = Start | Prefill | Reroot | Extend | Verify | Forest | KvRelease | Stop | Ping | Shutdown

@@ -28,6 +28,9 @@ class BestFirstGrowth:
         self._plan = plan
         self._worthwhile = math.log(max(plan.least, MIN_PATH_PROBABILITY))
         self._forced = forced
+        self._allowed = plan.steps
+        """Steps that may still be taken below the root; None: any number."""
+        self._taken = 0
         self._heap = [_entry(node) for node in evaluated.tree if evaluated.is_open(node)]
         heapq.heapify(self._heap)
 
@@ -35,6 +38,8 @@ class BestFirstGrowth:
         """Removes the chosen nodes from the open ones: call it once, then evaluate them."""
         tree = self._evaluated.tree
         room = (MAX_TREE_NODES - len(tree)) // self._plan.fan
+        if self._allowed is not None and self._taken >= self._allowed:
+            return None
         if not self._heap or -self._heap[0][0] < tree.root.log_path + self._worthwhile:
             return None
         # A step takes hardly longer for more nodes, so the improbable ones fill its width.
@@ -42,7 +47,13 @@ class BestFirstGrowth:
         nodes: list[Node] = []
         while len(nodes) < min(self._plan.width, room) and self._heap and -self._heap[0][0] >= least:
             nodes.append(heapq.heappop(self._heap)[-1])
+        self._taken += bool(nodes)
         return GrowthStep(nodes, self._plan.fan) if nodes else None
+
+    def extend(self, steps: int) -> None:
+        """Take up to `steps` steps below the root in all, unless the plan allows any number."""
+        if self._allowed is not None:
+            self._allowed = max(self._allowed, steps)
 
     def publish(self, evaluated: Sequence[Node]) -> list[Node]:
         children = [child for node in evaluated for child in self._evaluated.add_children(node, self._plan.fan)]

@@ -53,6 +53,11 @@ class TreeGrowth:
         self._next = None
         return committed
 
+    def extend(self, steps: int) -> None:
+        """Take up to `steps` steps below the root, under a plan that pauses after some."""
+        if isinstance(self._rule, BestFirstGrowth):
+            self._rule.extend(steps)
+
     def publish(self) -> list[Node]:
         """After `advance`: new nodes of the plan that need no forward."""
         return self._rule.publish(())

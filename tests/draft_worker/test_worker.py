@@ -9,7 +9,7 @@ from draft_worker.worker import DraftWorker
 from protocol.messages.base import MAX_NODES, NodeId, SequenceId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Fault, FromWorker, Grow, Reroot, Start, Stop
+from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Reroot, Start, Stop
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence, oracle
 
@@ -49,7 +49,7 @@ class Bench:
     def start(self, sequence: SequenceId = ONE) -> Start:
         return Start(sequence, self.round, tuple(self.tokens), self.root, Sampling(), self.plan)
 
-    def tell(self, message: Start | Reroot | Stop) -> list[FromWorker]:
+    def tell(self, message: Start | Reroot | Stop | Extend) -> list[FromWorker]:
         return self.seen(self.worker.handle(message))
 
     def work(self, units: int = 1) -> list[FromWorker]:
@@ -291,6 +291,32 @@ def test_a_new_plan_comes_with_a_re_root():
     replies = grows(bench.work(10))
 
     assert [len(grow.tokens) for grow in replies] == [1, 1]
+
+
+def test_a_resting_draft_grows_when_it_is_asked():
+    bench = Bench(BestFirst(width=2, fan=3, steps=0))
+    assert not grows(bench.work(3))
+
+    bench.tell(Extend(ONE, bench.round, 2))
+    assert len(grows(bench.work(5))) == 2
+
+
+def test_a_request_may_come_before_the_re_root_to_its_root():
+    bench = Bench(BestFirst(width=2, fan=3, steps=0))
+    bench.tell(Extend(ONE, bench.round + 1, 1))
+    assert not grows(bench.work(3))
+
+    bench.tell(bench.reroot(7))
+    assert len(grows(bench.work(3))) == 1
+
+
+def test_a_request_below_an_old_root_or_of_an_unknown_sequence_is_ignored():
+    bench = Bench(BestFirst(width=2, fan=3, steps=0))
+    bench.tell(bench.reroot(7))
+
+    assert not bench.tell(Extend(ONE, bench.round - 1, 9))
+    assert not bench.tell(Extend(TWO, bench.round, 9))
+    assert not grows(bench.work(3))
 
 
 def test_bonus_guesses_that_need_no_forward_follow_the_re_root_at_once():

@@ -17,7 +17,7 @@ from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import SequenceId
-from protocol.messages.worker import Fault, Grow, Hello, KvOffer, Prefilled, Stop
+from protocol.messages.worker import Extend, Fault, Grow, Hello, KvOffer, Prefilled, Stop
 
 _PREFILL_SECONDS = 10.0
 """After so long without growth, a draft that prefills counts as silent too."""
@@ -105,6 +105,13 @@ class DraftPool:
         """The target was sent a tree of this sequence."""
         if self._trial is not None and not self._single:
             self._trial.round_sent(sequence, now)
+
+    def extend(self, sequence: Sequence, steps: int, now: float) -> list[Command]:
+        """Ask the active draft, which rests, to grow up to `steps` steps below the root."""
+        if self._active is None or sequence.id not in self._drafts[self._active].started:
+            return []
+        sequence.speculation.ask(steps, now)
+        return [SendMessage("draft", Extend(sequence.id, sequence.round, steps), self._active)]
 
     def follow(
         self, sequence: Sequence, tokens: list[int], width: int, waited: float, hit: bool, now: float

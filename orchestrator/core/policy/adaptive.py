@@ -37,7 +37,9 @@ class Adaptive:
 
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         width = self._width(estimates)
-        return BestFirst(max(min(_MIN_WIDTH, width), width // sharing), self._options.draft_fan, self._least(estimates))
+        share = max(min(_MIN_WIDTH, width), width // sharing)
+        steps = 0 if estimates.turns.in_turns else None
+        return BestFirst(share, self._options.draft_fan, self._least(estimates), steps)
 
     def _least(self, estimates: Estimates) -> float:
         """Path probability that makes a node worth a growth step: work of the draft may slow the target down.
@@ -78,7 +80,7 @@ class Adaptive:
         expected = [self._expected_growth(*each) for each in zip(views, drafted, drafted_paths, strict=True)]
         until = self._wait_until(views, paths, expected, now.rate)
         if until is not None:
-            return [WaitUntil(until)] * len(views)
+            return [WaitUntil(until, growth and growth.steps) for growth in expected]
         return [VerifyNodes(candidates[:count]) for candidates, count in zip(nodes, now.nodes, strict=True)]
 
     def _expected_growth(self, view: SequenceView, nodes: list[Node], paths: list[float]) -> "_ExpectedGrowth | None":
@@ -87,9 +89,15 @@ class Adaptive:
         if not view.drafting or not estimates.step.count or not estimates.target.known:
             return None
         step = estimates.step.get(0.0)
-        # After a miss, the step in flight grows the old root: its rest passes before the new root's step begins.
-        recovery = max(estimates.recovery.get(1.5 * step), view.lag)
-        due = view.ready_since + recovery if missed else view.grown_at + step
+        resting = estimates.turns.in_turns and view.resting
+        if estimates.turns.in_turns:
+            # Steps that were measured beside the target took longer: hope, ask, and measure.
+            due = (view.now if resting else view.asked_at) + estimates.response.get(0.5 * step)
+        elif missed:
+            # The step in flight grows the old root: its rest passes before the new root's step begins.
+            due = view.ready_since + max(estimates.recovery.get(1.5 * step), view.lag)
+        else:
+            due = view.grown_at + step
         due = max(due, view.draft_ready_at + step) if view.draft_ready_at > view.now else due
         # A draft may claim any time for its steps, so the wait beyond the due time is bounded.
         give_up = due + min(step, MIN_GROWTH_TIMEOUT)
@@ -101,7 +109,7 @@ class Adaptive:
         elif not open_paths or open_paths[0] < self._least(estimates):
             return None  # the draft pauses
         later = with_growth(paths, open_paths[: self._width(estimates)], estimates.acceptance.get(0.0))
-        return _ExpectedGrowth(due, give_up, later[: self._options.max_verify])
+        return _ExpectedGrowth(due, give_up, later[: self._options.max_verify], view.steps + 1 if resting else None)
 
     def _wait_until(
         self,
@@ -140,6 +148,8 @@ class _ExpectedGrowth:
     """When to stop waiting for it."""
     paths: list[float]
     """Path probabilities of the nodes that the tree should have then, falling."""
+    steps: int | None
+    """What to ask a resting draft for; None if the growth comes by itself."""
 
 
 def _best_nodes(view: SequenceView, limit: int) -> list[Node]:

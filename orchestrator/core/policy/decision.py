@@ -34,6 +34,8 @@ class WaitUntil:
     """Waiting for growth pays, until then (seconds on the orchestrator's clock)."""
 
     until: float
+    steps: int | None = None
+    """A resting draft is to grow up to this many steps below the root."""
 
 
 Decision: TypeAlias = VerifyNodes | WaitUntil
@@ -60,6 +62,12 @@ class SequenceView:
     """When the draft has prefilled the prompt; infinite if that is unknown."""
     lookup: Callable[[Node, int], list[tuple[int, float]]]
     """A chain of at most so many guesses by prompt lookup behind a node, each a token and its believed probability."""
+    steps: int = 0
+    """Growth steps of the draft since it knows the present root."""
+    resting: bool = False
+    """The draft has taken all steps that it was asked for, if it drafts in turns."""
+    asked_at: float = 0.0
+    """When a draft that drafts in turns was last asked for a step."""
     draft_tokens: int | None = None
     """The request's own K, for strategies that verify chains; None for the option's."""
 

@@ -7,7 +7,7 @@ from orchestrator.tools.simulate.language import Language
 from orchestrator.tools.simulate.modelled_worker import CHUNK, CONTEXT, Work, modelled_hello
 from protocol.messages.base import SequenceId
 from protocol.messages.plans import BestFirst
-from protocol.messages.worker import Fault, Grow, Hello, Ping, Pong, Reroot, Start, Stop, ToWorker
+from protocol.messages.worker import Extend, Fault, Grow, Hello, Ping, Pong, Reroot, Start, Stop, ToWorker
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.growth import TreeGrowth
@@ -36,6 +36,8 @@ class ModelledDraft:
                 self._start(message)
             case Reroot():
                 return self._reroot(message)
+            case Extend(sequence) if sequence in self._sequences:
+                self._sequences[sequence].extend(message)
             case Stop(sequence):
                 self._forget(sequence)
             case Ping(sent):
@@ -98,6 +100,8 @@ class _DraftedSequence:
         tree = TokenTree(start.root, start.tokens[-1], len(start.tokens) - 1)
         self._growth = TreeGrowth(tree, start.plan or BestFirst(8, 4), self._horizon, self._calibration)
         self.round = start.round
+        self._asked: Extend | None = None
+        """The last request for growth, which may precede the Reroot to its root."""
 
     @property
     def root(self) -> Node:
@@ -112,6 +116,8 @@ class _DraftedSequence:
     def reroot(self, message: Reroot) -> Iterator[Grow]:
         evaluated = set(self._growth.candidates)
         committed = self._growth.advance(message.tokens, message.plan)
+        if self._asked is not None and self._asked.round == message.round:
+            self._growth.extend(self._asked.steps)
         known = 0 if self._backlog else sum(node.id in evaluated for node in committed)
         self._held += known
         self._backlog += len(committed) - known
@@ -120,6 +126,11 @@ class _DraftedSequence:
         fresh = survivors + self._growth.publish()
         if fresh:
             yield from self._messages(fresh, StepCost())
+
+    def extend(self, message: Extend) -> None:
+        self._asked = message
+        if message.round == self.round:
+            self._growth.extend(message.steps)
 
     def work(self, pace: DevicePace) -> Work | None:
         """A prefill chunk or a growth step; None if there is no work."""

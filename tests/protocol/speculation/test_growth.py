@@ -371,3 +371,25 @@ def test_growth_follows_the_calibrated_probabilities():
 
     assert step is not None
     assert [node.token for node in step.nodes] == [2]
+
+
+def test_growth_in_turns_takes_the_steps_that_it_is_asked_for():
+    grower = Grower(BestFirst(width=2, fan=2, steps=0))
+    assert not grower.step()
+
+    grower.growth.extend(2)
+    assert [grower.step() for _ in range(3)] == [True, True, False]
+    # Requests may be repeated, and none takes back an earlier one.
+    grower.growth.extend(2)
+    grower.growth.extend(1)
+    assert not grower.step()
+
+    grower.growth.advance([next(iter(grower.tree.root.children))])
+    assert not grower.step()
+
+
+def test_growth_without_turns_needs_no_request():
+    grower = Grower(BestFirst(width=2, fan=2))
+    grower.growth.extend(1)
+
+    assert all(grower.step() for _ in range(5))

@@ -1,0 +1,118 @@
+"""Whether the draft rests while the target computes: the mode with the higher measured rate. Pure.
+
+On one GPU, or on cores that share their memory's bandwidth, a draft that grows the tree during a forward slows the
+target down. In turns it grows only while the target waits for it.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from orchestrator.core.policy.width_cost import Mean, WidthCost
+
+_FIRST_ROUNDS = 16
+"""Rounds before the first try of the other mode."""
+_TRY_ROUNDS = 24
+_SETTLING_ROUNDS = 2
+"""After a change of the mode the draft follows the old plan for so long."""
+_GAIN = 1.03
+"""The other mode must be faster by this factor: rates of short tries are uncertain."""
+_SHORT_TRY_ROUNDS = 4
+"""Rounds of a try in turns that measure the slow-down."""
+_PATIENCE = 256
+_MAX_PATIENCE = 4096
+"""Rounds until the other mode is tried again; they double with each try that fails."""
+_WINDOW = 64
+_OUTLIER = 4.0
+"""A round counts as at most this many mean rounds: a stall says nothing about the mode."""
+
+
+class MeasuredRound(NamedTuple):
+    """One round of a single request."""
+
+    tokens: float
+    """Expected of it."""
+    seconds: float
+    """From the root to the next root."""
+    width: int
+    """Tokens of the target's forward."""
+    forward: float
+    """Seconds of that forward."""
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Expected tokens a second, over a decaying window."""
+
+    rounds: int = 0
+    _tokens: float = 0.0
+    _seconds: float = 0.0
+
+    def add(self, round: MeasuredRound) -> None:
+        tokens, seconds = round.tokens, round.seconds
+        if self.rounds:
+            seconds = min(seconds, _OUTLIER * self._seconds)
+        self.rounds += 1
+        share = 1.0 / min(self.rounds, _WINDOW)
+        self._tokens += share * (tokens - self._tokens)
+        self._seconds += share * (seconds - self._seconds)
+
+    @property
+    def per_second(self) -> float:
+        return self._tokens / max(1e-9, self._seconds)
+
+
+@dataclass(slots=True)
+class TurnTaking:
+    """Tries each mode for some rounds and keeps the faster one.
+
+    A round counts with the tokens that were expected of it, 1 + the sum of its nodes' path probabilities: these vary
+    less than the tokens that came, and both modes expect alike.
+    """
+
+    in_turns: bool = False
+    """The present mode: the draft rests until it is asked for a step."""
+    _rate: _Rate = field(default_factory=_Rate)
+    """Of the mode that was chosen."""
+    _try: _Rate | None = None
+    """Of the other mode, while it is tried."""
+    _saved: Mean = field(default_factory=Mean)
+    """Seconds by which forwards were shorter in the try."""
+    _settling: int = 0
+    _next_try: int = _FIRST_ROUNDS
+    """Rounds until the other mode is tried."""
+    _patience: int = _PATIENCE
+
+    def observe(self, round: MeasuredRound, beside_draft: WidthCost, step: float) -> None:
+        """`beside_draft`: costs of the target's forwards while the draft grows. `step`: seconds of a growth step."""
+        if self._settling:
+            self._settling -= 1
+        elif self._try is not None:
+            self._try.add(round)
+            self._saved.observe(beside_draft(round.width) - round.forward)
+            self._judge(self._try, step)
+        else:
+            self._rate.add(round)
+            self._next_try -= 1
+            if self._next_try <= 0:
+                self._begin_try()
+
+    def _begin_try(self) -> None:
+        self._try, self._saved = _Rate(), Mean()
+        self._switch()
+
+    def _judge(self, trial: _Rate, step: float) -> None:
+        # In turns, a round waits for a growth step at least. Less of a slow-down is not worth it.
+        hopeless = self.in_turns and trial.rounds >= _SHORT_TRY_ROUNDS and self._saved.get(0.0) < step
+        if trial.rounds < _TRY_ROUNDS and not hopeless:
+            return
+        gain = 0.0 if hopeless else trial.per_second / max(1e-9, self._rate.per_second)
+        self._try = None
+        if gain > _GAIN:
+            self._rate, self._patience = trial, _PATIENCE
+        else:
+            self._switch()
+            self._patience = min(2 * self._patience, _MAX_PATIENCE)
+        self._next_try = self._patience
+
+    def _switch(self) -> None:
+        self.in_turns, self._settling = not self.in_turns, _SETTLING_ROUNDS

@@ -1,0 +1,105 @@
+"""Laws of the choice whether the draft rests while the target computes."""
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.core.options import Options
+from orchestrator.core.policy.turn_taking import MeasuredRound, TurnTaking
+from orchestrator.core.policy.width_cost import WidthCost
+from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
+from orchestrator.tools.simulate.devices import Devices
+from orchestrator.tools.simulate.simulation import Simulation, modelled_pipeline
+from protocol.messages.worker import Extend
+from protocol.worker.pacing import DevicePace
+
+STEP = 0.006
+TARGET = DevicePace(steps=((1, 0.021), (8, 0.036), (16, 0.052)), prefill_rate=800.0)
+DRAFT = DevicePace(steps=((1, STEP), (16, 0.0065)), prefill_rate=4000.0)
+ONE_GPU = Devices(target=TARGET, draft=DRAFT, baseline_draft=DRAFT, slow_down=2.0)
+
+
+def chosen(alone: float, beside: float, waiting: float, rounds: int) -> list[bool]:
+    """The mode after each round. Forwards take `alone` or `beside` seconds; in turns a round also waits."""
+    turns, cost, modes = TurnTaking(), WidthCost(), []
+    for _ in range(rounds):
+        forward = alone if turns.in_turns else beside
+        if not turns.in_turns:
+            cost.observe(4, forward)
+        seconds = forward + (waiting if turns.in_turns else 0.0)
+        turns.observe(MeasuredRound(2.0, seconds, 4, forward), cost, STEP)
+        modes.append(turns.in_turns)
+    return modes
+
+
+def test_a_draft_that_halves_the_targets_speed_rests_meanwhile():
+    modes = chosen(alone=0.02, beside=0.04, waiting=STEP, rounds=400)
+
+    assert not any(modes[:10])
+    # The other mode is tried again, but seldom.
+    assert sum(modes[50:]) > 0.9 * len(modes[50:])
+
+
+def test_a_draft_on_silicon_of_its_own_never_rests_for_long():
+    modes = chosen(alone=0.02, beside=0.0215, waiting=STEP, rounds=2000)
+
+    assert sum(modes) < 0.02 * len(modes)
+
+
+def test_a_try_that_is_slower_for_other_reasons_is_given_up():
+    """For instance behind a network, where each request for a step costs a round trip."""
+    modes = chosen(alone=0.02, beside=0.03, waiting=0.05, rounds=2000)
+
+    assert 0 < sum(modes) < 0.1 * len(modes)
+
+
+def test_a_stall_decides_nothing():
+    turns, cost = TurnTaking(), WidthCost()
+    for number in range(200):
+        forward = 0.02 if turns.in_turns else 0.04
+        cost.observe(4, forward) if not turns.in_turns else None
+        stall = 5.0 if number == 25 else 0.0
+        turns.observe(MeasuredRound(2.0, forward + stall + (STEP if turns.in_turns else 0.0), 4, forward), cost, STEP)
+
+    assert turns.in_turns
+
+
+def decoded(devices: Devices, accept: float) -> Simulation:
+    simulation = modelled_pipeline(Options(), ModelledLanguage(AcceptanceModel(accept=accept)), devices, kept=None)
+    simulation.submit(1, 300)
+    simulation.run()
+    return simulation
+
+
+@pytest.mark.parametrize("accept", [0.5, 0.8])
+def test_on_one_gpu_turns_are_faster_than_growth_beside_the_target(accept: float, monkeypatch: pytest.MonkeyPatch):
+    adaptive = decoded(ONE_GPU, accept).now
+    monkeypatch.setattr(TurnTaking, "observe", lambda *_: None)
+    beside = decoded(ONE_GPU, accept).now
+    (client,) = decoded(ONE_GPU, accept).clients.values()
+
+    assert client.tokens == client.reference
+    assert adaptive < 0.93 * beside
+
+
+def test_a_resting_draft_is_asked_for_each_step():
+    asked = [
+        command.message
+        for _, _, commands in decoded(ONE_GPU, 0.6).history
+        for command in commands
+        if isinstance(getattr(command, "message", None), Extend)
+    ]
+
+    assert len({(extend.round, extend.steps) for extend in asked}) == len(asked) > 20
+
+
+def test_on_two_devices_nobody_is_asked_after_the_try():
+    apart = decoded(replace(ONE_GPU, slow_down=1.05), 0.6)
+    asked = [
+        now
+        for now, _, commands in apart.history
+        if any(isinstance(getattr(command, "message", None), Extend) for command in commands)
+    ]
+
+    assert len(asked) <= 12
+    assert all(now < 0.5 * apart.now for now in asked)
