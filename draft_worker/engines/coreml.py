@@ -172,7 +172,7 @@ class CoreMlSequence(EngineSequence):
             paths=[batch.paths[number - first] for number in wanted] if batch.paths else (),
         )
         positions = [self._memory.slots.row(number).position + 1 for number in wanted]
-        self._selector.begin(self._sampling, positions, batch)
+        self._selector.begin(self._sampling, positions)
         logits = self._forward.run(self._memory, numbers)
         return self._selector.select(logits[len(numbers) - len(wanted) :], positions, self._sampling, part)
 
