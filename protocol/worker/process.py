@@ -22,6 +22,7 @@ from protocol.transport.codec import Stamp
 from protocol.transport.link import Link
 from protocol.worker.interface import Worker
 from protocol.worker.pacing import DevicePace
+from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 from protocol.worker.replay import replay, settle
 from protocol.worker.tracing import traced
 
@@ -80,6 +81,7 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
         die_with_parent(setup.life)
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)
+    set_quality_of_service(QualityOfService.USER_INTERACTIVE)
     if setup.replay:
         replay(build, Path(setup.replay), Path(setup.trace))
         return 0
