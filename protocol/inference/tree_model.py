@@ -16,6 +16,7 @@ from mlx_lm.utils import dequantize_model, load_model
 from protocol.errors import InputError
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.layer_cache import ForwardShape
+from protocol.inference.processor import spare_compiler
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena_header import ArenaLayout
@@ -59,6 +60,7 @@ class TreeModel:
                 # A CPU has fast kernels for float32 alone; quantized products are many times slower.
                 model = dequantize_model(model)
                 model.set_dtype(mx.float32)
+                spare_compiler()
             if divide is not None:
                 divide(model)
             mx.eval(model.parameters())
