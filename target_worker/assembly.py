@@ -19,6 +19,10 @@ from target_worker.recorded_engine import RecordedEngine
 from target_worker.tensor_parallel.ranks import load_leading_model
 from target_worker.worker import TargetWorker
 
+_DIVIDED_PREFILL_CHUNK = 128
+"""Most tokens of one prefill forward of a divided target: the GPUs of faster ranks wait for slower ones meanwhile, and
+macOS ends the work of a GPU that waits for about 5 s."""
+
 
 def build(setup: WorkerSetup) -> TargetWorker:
     """Loads the model, or the recorded texts. Raises InputError for what can't be served."""
@@ -49,7 +53,8 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         kv=exchange and exchange.form,
         model_fingerprint=exchange.fingerprint if exchange else "",
     )
-    engine = TargetEngine(model, setup.prefill_chunk, exchange)
+    chunk = setup.prefill_chunk if setup.hosts is None else min(setup.prefill_chunk, _DIVIDED_PREFILL_CHUNK)
+    engine = TargetEngine(model, chunk, exchange)
     return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace), setup.prefix_cache << 20)
 
 

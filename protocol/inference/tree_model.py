@@ -6,7 +6,7 @@ that the model gets returns the tree's mask.
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -24,6 +24,18 @@ from protocol.messages.base import MAX_CONTEXT
 
 _TOLERANCE = 0.1
 """Largest mean deviation of tree logits from path logits that rounding explains, in standard deviations."""
+
+
+class Division(Protocol):
+    """Divides a network among processes that load their shares at the same time."""
+
+    def divide(self, network: Any) -> None:
+        """Reduce the network to this process's share, before weights are read. May raise InputError."""
+        ...
+
+    def await_loaded(self) -> None:
+        """Return when every process has loaded its share. Uses no GPU."""
+        ...
 
 
 class TreeModel:
@@ -49,10 +61,10 @@ class TreeModel:
         """One forward can evaluate several sequences."""
 
     @classmethod
-    def load(cls, folder: Path, divide: Callable[[Any], None] | None = None) -> Self:
+    def load(cls, folder: Path, division: Division | None = None) -> Self:
         """The model in a folder of config.json and model*.safetensors; code in the folder is never run.
 
-        `divide` may reduce the network to this process's share, before weights are read.
+        With `division`, this process's share of it.
         """
         try:
             model, _ = load_model(folder, lazy=True, trust_remote_code=False)
@@ -61,8 +73,8 @@ class TreeModel:
                 model = dequantize_model(model)
                 model.set_dtype(mx.float32)
                 spare_compiler()
-            if divide is not None:
-                divide(model)
+            if division is not None:
+                division.divide(model)
             mx.eval(model.parameters())
         except FileNotFoundError as error:
             raise InputError(
@@ -73,6 +85,8 @@ class TreeModel:
                 f"The model in {folder} can't be loaded ({_reason(error)}): "
                 "download it again, or choose an architecture that mlx-lm supports."
             ) from error
+        if division is not None:
+            division.await_loaded()
         return cls(model, folder)
 
     def sequence(self) -> "TreeSequence":

@@ -48,7 +48,7 @@ def load_leading_model(folder: Path, hosts: TargetHosts) -> LeadingModel:
             peer.heartbeat, hosts.silence, _end_process(f"Rank {peer.rank} ({hosts.addresses[peer.rank][0]})")
         )
     with _rank_loss_ends_process():
-        model = LeadingModel.load(folder, divided(connect(hosts, 0)))
+        model = LeadingModel.load(folder, GroupDivision(connect(hosts, 0)))
     model.lead(peers)
     return model
 
@@ -65,7 +65,7 @@ def serve_rank(setup: RankSetup, ready: Callable[[], None], report: Callable[[st
     start_heartbeat(peer.heartbeat, hosts.silence, _end_process("Rank 0"))
     report("loading")
     with _rank_loss_ends_process():
-        model = TreeModel.load(folder, divided(connect(hosts, setup.rank)))
+        model = TreeModel.load(folder, GroupDivision(connect(hosts, setup.rank)))
     ready()
     report("at work")
     follow(model, _commands(peer))
@@ -136,18 +136,25 @@ def connect(hosts: TargetHosts, rank: int) -> mx.distributed.Group:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def divided(group: mx.distributed.Group) -> Callable[[Any], None]:
-    """A function that divides a network among the ranks of `group`, before its weights are read."""
+class GroupDivision:
+    """mlx-lm's tensor parallelism among the ranks of a group."""
 
-    def divide(network: Any) -> None:
+    def __init__(self, group: mx.distributed.Group) -> None:
+        self._group = group
+
+    def divide(self, network: Any) -> None:
+        """Raises InputError for an architecture that mlx-lm can't divide."""
         if not callable(getattr(network, "shard", None)):
             raise InputError(
                 f"mlx-lm can't divide a model of type {network.args.model_type} among hosts: "
                 "choose a Llama, Qwen2 or Qwen3 model, or leave --target-hosts out."
             )
-        network.shard(group)
+        network.shard(self._group)
 
-    return divide
+    def await_loaded(self) -> None:
+        """A sum on the processor, which may wait for ever. A GPU that waits for a peer's part of a forward does not:
+        macOS ends its work after about 5 s (ml-explore/mlx issues 3830 and 4475)."""
+        mx.eval(mx.distributed.all_sum(mx.array(1), group=self._group, stream=mx.cpu))
 
 
 def start_heartbeat(connection: socket.socket, silence: float, lost: Callable[[str], object]) -> None:
