@@ -8,12 +8,13 @@ from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from protocol.inference.tree_model import TreeModel
+from protocol.inference.wired_memory import TARGET, wire
 from protocol.kv.exchange import KvExchange
 from protocol.messages.worker import Hello
 from protocol.worker.pacing import Pacer
 from protocol.worker.process import WorkerSetup
 from protocol.worker.recorded_texts import RecordedTexts
-from target_worker.device import device, wire
+from target_worker.device import device
 from target_worker.engine import TargetEngine
 from target_worker.recorded_engine import RecordedEngine
 from target_worker.tensor_parallel.ranks import load_leading_model
@@ -37,8 +38,12 @@ def build(setup: WorkerSetup) -> TargetWorker:
 
 def _computing(setup: WorkerSetup) -> TargetWorker:
     folder = Path(setup.model)
-    model = TreeModel.load(folder) if setup.hosts is None else load_leading_model(folder, setup.hosts)
-    wire()
+    if setup.hosts is None:
+        model, share = TreeModel.load(folder), setup.gpu_share
+    else:
+        share = setup.gpu_share / (setup.hosts.ranks if setup.hosts.local else 1)
+        model = load_leading_model(folder, setup.hosts, share)
+    wire(share, TARGET)
     exchange = _exchange(setup, model)
     hello = Hello(
         role="target",

@@ -4,10 +4,13 @@ import sys
 
 import mlx.core as mx
 
+from protocol.inference.wired_memory import BESIDE_TARGET, bound_freed_buffers
+
 
 def compute_on_processor() -> None:
     """Leave the GPU to others: from now on this process computes on the processor."""
     mx.set_default_device(mx.cpu)
+    bound_freed_buffers(BESIDE_TARGET)
     spare_compiler()
 
 

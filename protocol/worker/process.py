@@ -56,6 +56,8 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Process whose end makes this worker's shared memory stale; None for no KV in shared memory."""
     prefix_cache: int = 0
     """MiB of the prefix cache."""
+    gpu_share: float = 1.0
+    """Of the memory that macOS recommends for the GPU: other processes of the pipeline use the rest."""
     pace: DevicePace | None = None
     """The device to be paced to; None for this machine's own speed."""
     texts: str = ""

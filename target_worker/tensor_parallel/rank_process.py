@@ -27,11 +27,11 @@ def main() -> int:
     set_quality_of_service(QualityOfService.USER_INTERACTIVE)
     # MLX is slow to import. From here on this process notices the end of its parent meanwhile.
     import_models()
-    from target_worker.device import wire
+    from protocol.inference.wired_memory import TARGET, wire
     from target_worker.tensor_parallel.ranks import serve_rank
 
     def ready() -> None:
-        wire()
+        wire(setup.gpu_share, TARGET)
         settle()
 
     def report(text: str) -> None:

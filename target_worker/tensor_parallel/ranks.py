@@ -34,14 +34,15 @@ _PARENT_SOCKETS: list[socket.socket] = []
 """This process's ends of the socket pairs with its children: open for as long as this process lives."""
 
 
-def load_leading_model(folder: Path, hosts: TargetHosts) -> LeadingModel:
+def load_leading_model(folder: Path, hosts: TargetHosts, gpu_share: float = 1.0) -> LeadingModel:
     """Rank 0's share of the model, with connections to all other ranks. Starts the ranks of this machine.
 
     Raises InputError for a model that can't be divided and for hosts that can't meet. Ends the process if a rank
-    is lost, now or later: MLX can't replace a rank, so all of them restart.
+    is lost, now or later: MLX can't replace a rank, so all of them restart. `gpu_share`: of each rank on this machine.
     """
     require_divisible(folder, hosts.ranks)
-    children = [_start_rank(RankSetup(hosts=hosts, rank=rank, model=str(folder))) for rank in _local_ranks(hosts)]
+    setups = (RankSetup(hosts=hosts, rank=n, model=str(folder), gpu_share=gpu_share) for n in _local_ranks(hosts))
+    children = [_start_rank(setup) for setup in setups]
     peers = meet(hosts, model_fingerprint(folder), lambda: _require_alive(children))
     for peer in peers:
         start_heartbeat(
