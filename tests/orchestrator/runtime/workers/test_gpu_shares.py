@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from orchestrator.machine.checkpoints import weight_bytes
+from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.gpu_shares import gpu_shares, weights_on_gpu
+from orchestrator.runtime.workers.supervisor import Supervisor
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.messages.base import Role
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
@@ -45,6 +47,14 @@ def test_a_divided_target_counts_with_what_this_machine_holds(hosts: TargetHosts
 
     assert weights == {"target": weight_bytes(DEMO_TARGET) // part, "draft": weight_bytes(DEMO_DRAFT)}
     assert weights["draft"] > 0
+
+
+def test_each_worker_is_told_its_share(tmp_path: Path):
+    supervisor = Supervisor(PAIR, Session(tmp_path), 1, {})
+    target, draft = (supervisor._worker_setup(role).gpu_share for role in ("target", "draft"))
+
+    assert target + draft == pytest.approx(1.0)
+    assert target > draft > 0
 
 
 def test_a_folder_without_weights_has_none(tmp_path: Path):
