@@ -64,8 +64,11 @@ def test_a_rank_that_is_lost_while_others_load_is_no_fault_of_the_model():
 
 
 @pytest.mark.parametrize(("asked", "chunk"), [(512, 128), (32, 32)])
-def test_a_divided_target_prefills_in_smaller_chunks(asked: int, chunk: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_divided_target_prefills_in_smaller_chunks_and_its_ranks_share_the_gpu(
+    asked: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+):
     chunks: list[int] = []
+    shares: list[float] = []
 
     class Engine(TargetEngine):
         def __init__(self, model: TargetModel, prefill_chunk: int = 0, exchange: KvExchange | None = None) -> None:
@@ -73,11 +76,14 @@ def test_a_divided_target_prefills_in_smaller_chunks(asked: int, chunk: int, mon
             super().__init__(model, prefill_chunk, exchange)
 
     monkeypatch.setattr(assembly, "TargetEngine", Engine)
-    monkeypatch.setattr(assembly, "load_leading_model", lambda folder, hosts: TreeModel.load(folder))
+    monkeypatch.setattr(assembly, "load_leading_model", lambda folder, *_: TreeModel.load(folder))
+    monkeypatch.setattr(assembly, "wire", lambda share, _: shares.append(share))
     hosts = TargetHosts((("127.0.0.1:1",), ("127.0.0.1:2",)))
     setup = WorkerSetup(address="", epoch=1, incarnation=1, engine="mlx", model=str(DEMO_TARGET), prefill_chunk=asked)
+    setup = msgspec.structs.replace(setup, gpu_share=0.8)
 
     assembly.build(msgspec.structs.replace(setup, hosts=hosts))
     assembly.build(setup)
 
     assert chunks == [chunk, asked]
+    assert shares == [0.4, 0.8], "ranks on one machine divide the target's share of its GPU"
