@@ -72,7 +72,7 @@ def complete(folder: Path) -> bool:
 
 def weight_bytes(folder: Path) -> int:
     """Size of the weights in a model's folder."""
-    return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+    return sum(file.stat().st_size for file in folder.glob("model*.safetensors") if file.is_file())
 
 
 def gguf_files(folder: Path) -> list[Path]:
