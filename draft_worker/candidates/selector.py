@@ -1,5 +1,4 @@
-"""Candidates from the logits of a call: by the shortlist, or, where a draft distribution is drawn from, by the full
-computation."""
+"""Candidates from the logits of a call: by the shortlist, or by the full computation if the first one is drawn."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property

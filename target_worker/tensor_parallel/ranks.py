@@ -153,8 +153,8 @@ class GroupDivision:
         network.shard(self._group)
 
     def await_loaded(self) -> None:
-        """A sum on the processor, which may wait for ever. A GPU that waits for a peer's part of a forward does not:
-        macOS ends its work after about 5 s (ml-explore/mlx issues 3830 and 4475)."""
+        """Sum on the processor, which may wait as long as it takes. macOS ends the work of a GPU that waits for a peer
+        for about 5 s (ml-explore/mlx issues 3830 and 4475)."""
         mx.eval(mx.distributed.all_sum(mx.array(1), group=self._group, stream=mx.cpu))
 
 

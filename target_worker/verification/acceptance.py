@@ -34,7 +34,8 @@ def likelihoods(logits: mx.array, rows: Sequence[int], tokens: Sequence[int], co
     if not count:
         return tuple(Likelihood(_bounded(log)) for (log,) in _numbers(logs))
     ids, best = top(chosen, min(count, chosen.shape[-1]))
-    mx.eval(logs, ids, best := best - totals)
+    best = best - totals
+    mx.eval(logs, ids, best)
     return tuple(
         Likelihood(_bounded(log), tuple(zip(alternatives, map(_bounded, likely), strict=True)))
         for (log,), alternatives, likely in zip(_numbers(logs), _numbers(ids), _numbers(best), strict=True)
