@@ -11,11 +11,13 @@ from orchestrator.runtime.loop import Orchestrator
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.errors import PipelineError
+from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    set_quality_of_service(QualityOfService.USER_INTERACTIVE)
     setup = OrchestratorSetup.from_arguments()
     try:
         Orchestrator(setup, zmq.Context()).run()

@@ -8,16 +8,21 @@ from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from protocol.inference.tree_model import TreeModel
+from protocol.inference.wired_memory import TARGET, wire
 from protocol.kv.exchange import KvExchange
 from protocol.messages.worker import Hello
 from protocol.worker.pacing import Pacer
 from protocol.worker.process import WorkerSetup
 from protocol.worker.recorded_texts import RecordedTexts
-from target_worker.device import device, wire
+from target_worker.device import device
 from target_worker.engine import TargetEngine
 from target_worker.recorded_engine import RecordedEngine
 from target_worker.tensor_parallel.ranks import load_leading_model
 from target_worker.worker import TargetWorker
+
+_DIVIDED_PREFILL_CHUNK = 128
+"""Most tokens of one prefill forward of a divided target: the GPUs of faster ranks wait for slower ones meanwhile, and
+macOS ends the work of a GPU that waits for about 5 s."""
 
 
 def build(setup: WorkerSetup) -> TargetWorker:
@@ -33,8 +38,12 @@ def build(setup: WorkerSetup) -> TargetWorker:
 
 def _computing(setup: WorkerSetup) -> TargetWorker:
     folder = Path(setup.model)
-    model = TreeModel.load(folder) if setup.hosts is None else load_leading_model(folder, setup.hosts)
-    wire()
+    if setup.hosts is None:
+        model, share = TreeModel.load(folder), setup.gpu_share
+    else:
+        share = setup.gpu_share / (setup.hosts.ranks if setup.hosts.local else 1)
+        model = load_leading_model(folder, setup.hosts, share)
+    wire(share, TARGET)
     exchange = _exchange(setup, model)
     hello = Hello(
         role="target",
@@ -49,7 +58,8 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         kv=exchange and exchange.form,
         model_fingerprint=exchange.fingerprint if exchange else "",
     )
-    engine = TargetEngine(model, setup.prefill_chunk, exchange)
+    chunk = setup.prefill_chunk if setup.hosts is None else min(setup.prefill_chunk, _DIVIDED_PREFILL_CHUNK)
+    engine = TargetEngine(model, chunk, exchange)
     return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace), setup.prefix_cache << 20)
 
 

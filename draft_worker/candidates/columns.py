@@ -34,12 +34,17 @@ class Columns:
 
     def propose(self, logits: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch) -> list[Candidates]:
         """`ranking.propose` for (L, count or more) logits, with candidates as tokens."""
-        logits = logits[:, : self.count]
+        logits = self.processed(logits[:, : self.count], batch)
+        found = propose(logits, positions, sampling, batch._replace(processors=None), self._noise)
+        return [self.named(each) for each in found]
+
+    def processed(self, logits: mx.array, batch: Batch) -> mx.array:
+        """(L, count) `logits` after the logits processors of `batch`, which know tokens and no columns."""
+        if batch.processors is None:
+            return logits
         if self.tokens is None:
-            return propose(logits, positions, sampling, batch, self._whole_noise)
-        if batch.processors is not None:
-            return propose(self._spread(logits), positions, sampling, batch, self._whole_noise)
-        return [self.named(found) for found in propose(logits, positions, sampling, batch, self._noise)]
+            return batch.processors.apply(logits, batch.paths)
+        return batch.processors.apply(self._spread(logits), batch.paths)[:, self._places]
 
     def named(self, found: Candidates) -> Candidates:
         """Candidates as tokens, from candidates as columns."""
@@ -63,8 +68,4 @@ class Columns:
 
     @cached_property
     def _noise(self) -> Noise:
-        return Noise(self._vocabulary, tokens=self.tokens)
-
-    @cached_property
-    def _whole_noise(self) -> Noise:
-        return Noise(self._vocabulary, self._shared)
+        return Noise(self._vocabulary, self._shared, tokens=self.tokens)

@@ -14,12 +14,11 @@ from protocol.messages.base import MAX_SUPPORT
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, scores
 from protocol.sampling.threefry import NoiseStream
+from protocol.sampling.top_tokens import log_total, top
 from protocol.speculation.candidates import Candidates, Support
 
 MIN_CANDIDATES = 4
 """At least this many candidates are computed: they cost nothing, and a later growth plan may use them."""
-_BLOCK = 64
-"""Entries of a block. Only blocks with high maxima are searched: to partition a whole vocabulary takes milliseconds."""
 
 
 def propose(
@@ -39,40 +38,16 @@ def propose(
     return ranked
 
 
-def top(scores: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """Ids and scores (L, count) of the best entries of each row of (L, V), best first; of equals, lower ids first.
-
-    Only the `count` blocks with the highest maxima are searched: the best `count` entries lie there.
-    """
-    values, ids = _best_blocks(scores, count)
-    if count < values.shape[-1]:
-        # Ascending again, so that the sort below, which is stable, puts the lower of two equal ids first.
-        chosen = mx.sort(mx.argpartition(-values, count - 1, axis=-1)[:, :count], axis=-1)
-        values, ids = mx.take_along_axis(values, chosen, axis=-1), mx.take_along_axis(ids, chosen, axis=-1)
-    order = mx.argsort(-values, axis=-1)
-    return mx.take_along_axis(ids, order, axis=-1), mx.take_along_axis(values, order, axis=-1)
-
-
 def _ranked(scored: mx.array, limit: int) -> list[Candidates]:
     """Candidates by falling score, noise included. With the target's own logits, the first is the token it samples."""
     ids, values = top(scored, min(max(limit, MIN_CANDIDATES), scored.shape[-1]))
     mx.async_eval(ids, values)
-    chances = _softmax_at(scored, values)
+    # Rounding can raise a probability of 1 above 1.
+    chances = mx.minimum(mx.exp(values - log_total(scored)), 1.0)
     return [
         Candidates(tokens, row) if row[-1] > 0 else _possible(tokens, row)
-        for tokens, row in zip(np.asarray(ids).tolist(), chances.tolist(), strict=True)
+        for tokens, row in zip(np.asarray(ids).tolist(), np.asarray(chances).tolist(), strict=True)
     ]
-
-
-def _softmax_at(scored: mx.array, values: mx.array) -> npt.NDArray[np.float32]:
-    """(L, n) softmax over each row of the (L, V) scores, at the scores `values`: (L, n), the highest first."""
-    if mx.default_device() != mx.Device(mx.cpu):
-        return np.asarray(mx.minimum(mx.exp(values - mx.logsumexp(scored, axis=-1, keepdims=True)), 1.0))
-    # On a CPU, MLX computes exponentials one by one; numpy has vector code and reads the same memory.
-    mx.eval(scored, values)
-    rows, best = np.asarray(scored), np.asarray(values)
-    total = np.exp(rows - best[:, :1]).sum(axis=-1, keepdims=True)
-    return np.minimum(np.exp(best - best[:, :1]) / total, np.float32(1.0))
 
 
 def _possible(tokens: Sequence[int], chances: Sequence[float]) -> Candidates:
@@ -122,18 +97,3 @@ def _with_main(tokens: list[int], chances: list[float], shares: list[float], pic
         [chances[rank] for rank in order],
         Support([tokens[rank] for rank in support], [shares[rank] for rank in support]),
     )
-
-
-def _best_blocks(scores: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """Values and ids of the entries of the blocks with the highest maxima, ids ascending."""
-    rows, width = scores.shape
-    blocks = -(-width // _BLOCK)
-    if 2 * count > blocks:
-        return scores, mx.broadcast_to(mx.arange(width), scores.shape)
-    padding = blocks * _BLOCK - width
-    padded = mx.pad(scores, [(0, 0), (0, padding)], constant_values=-mx.inf) if padding else scores
-    blocked = padded.reshape(rows, blocks, _BLOCK)
-    best = mx.sort(mx.argpartition(-blocked.max(axis=-1), count - 1, axis=-1)[:, :count], axis=-1)[:, :, None]
-    values = mx.take_along_axis(blocked, best, axis=1)
-    ids = best * _BLOCK + mx.arange(_BLOCK)
-    return values.reshape(rows, -1), ids.reshape(rows, -1)

@@ -1,4 +1,4 @@
-"""Candidates from the logits of a call: by the shortlist for plain sampling, else by the full computation."""
+"""Candidates from the logits of a call: by the shortlist, or by the full computation if the first one is drawn."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -29,9 +29,9 @@ class CandidateSelector:
         self._columns = Columns(vocabulary, shared, head)
         self._width = -(-self._columns.count // GROUP_SIZE) * GROUP_SIZE
 
-    def begin(self, sampling: Sampling, positions: Iterable[int], batch: Batch) -> None:
+    def begin(self, sampling: Sampling, positions: Iterable[int]) -> None:
         """Start to draw the noise that `select` needs for tokens at these absolute positions."""
-        if not sampling.greedy and _is_plain(sampling, batch):
+        if not sampling.greedy and not _draws(sampling):
             self._prefetch.begin(sampling.seed, positions)
 
     def select(
@@ -39,9 +39,11 @@ class CandidateSelector:
     ) -> list[Candidates]:
         """Like `Columns.propose`, for (L, ...) logits padded with -inf to whole groups. May overwrite the logits."""
         count = self._columns.count
-        if not _is_plain(sampling, batch):
+        if _draws(sampling):
             return self._columns.propose(mx.array(logits[:, :count]), positions, sampling, batch)
         logits = logits[:, : self._width]
+        if batch.processors is not None:
+            logits[:, :count] = np.asarray(self._columns.processed(mx.array(logits[:, :count]), batch))
         logits[:, count:] = -np.inf
         rows = zip(logits, positions, strict=True)
         found = [self._shortlist(row, position, sampling, batch.limit) for row, position in rows]
@@ -58,6 +60,6 @@ class CandidateSelector:
         return NoisePrefetch(self._vocabulary, self._shared, self._columns.tokens)
 
 
-def _is_plain(sampling: Sampling, batch: Batch) -> bool:
-    """Whether scores are logits over temperature plus noise, and nothing else."""
-    return batch.processors is None and (sampling.greedy or sampling.verification == "coupled")
+def _draws(sampling: Sampling) -> bool:
+    """Whether the first candidate is drawn from the draft's own distribution."""
+    return sampling.verification == "rejection" and not sampling.greedy

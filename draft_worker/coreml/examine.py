@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
-import mlx.core as mx
 import msgspec
 import numpy as np
 
@@ -38,6 +37,7 @@ from protocol.contracts.examination import (
     Written,
 )
 from protocol.errors import PipelineError
+from protocol.inference.processor import compute_on_processor
 
 OpenRuntime: TypeAlias = Callable[[Converted, Units], Runtime]
 _PROMPT = 24
@@ -63,7 +63,7 @@ def main(open_core_ml: OpenRuntime | None = None) -> int:
 
 def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[ExaminationReport]:
     """Run one stage and yield its reports. Errors of the runtime propagate."""
-    mx.set_default_device(mx.cpu)
+    compute_on_processor()
     converted = Converted.open(Path(order.folder))
     if order.stage == "golden":
         np.savez(order.golden, **_named(answers(calls(converted, ExecutorRuntime(converted)))))

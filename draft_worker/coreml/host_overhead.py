@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 
-import mlx.core as mx
 import msgspec
 import numpy as np
 
@@ -27,6 +26,7 @@ from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX, TreeSlots
 from protocol.contracts.figure import Figure
+from protocol.inference.processor import compute_on_processor
 
 VOCABULARY = 151_936
 _SHAPE = DecoderShape(
@@ -51,7 +51,7 @@ _SEED = 5
 def main() -> int:
     if sys.platform == "linux":
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
-    mx.set_default_device(mx.cpu)
+    compute_on_processor()
     figures = [*choices(), *calls(), *allocations()]
     sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
     return 0

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-import mlx.core as mx
-
 from draft_worker.candidates.selector import CandidateSelector
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.cache_pool import CachePool, exchange_of
@@ -20,6 +18,7 @@ from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.engine import Batch, Engine, EngineSequence
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.examination import RuntimeName
+from protocol.inference.processor import compute_on_processor
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
 from protocol.messages.sampling import Sampling
@@ -71,7 +70,7 @@ class CoreMlEngine(Engine):
     ) -> "CoreMlEngine":
         """Raises InputError if the folder is incomplete, damaged, or mixed from several models."""
         # The GPU is the target's; the host computes little beside a call.
-        mx.set_default_device(mx.cpu)
+        compute_on_processor()
         converted = Converted.open(folder)
         return cls(converted, open_runtime(converted, runtime), epoch, owner)
 
@@ -172,7 +171,7 @@ class CoreMlSequence(EngineSequence):
             paths=[batch.paths[number - first] for number in wanted] if batch.paths else (),
         )
         positions = [self._memory.slots.row(number).position + 1 for number in wanted]
-        self._selector.begin(self._sampling, positions, batch)
+        self._selector.begin(self._sampling, positions)
         logits = self._forward.run(self._memory, numbers)
         return self._selector.select(logits[len(numbers) - len(wanted) :], positions, self._sampling, part)
 

@@ -14,6 +14,7 @@ from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
+from protocol.inference.wired_memory import BESIDE_TARGET, wire
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars
@@ -26,7 +27,9 @@ ENGINE = EngineDeclaration(help="a model in mlx-lm's format", model="checkpoint"
 
 def load(setup: WorkerSetup) -> "MlxEngine":
     """Raises InputError if the folder holds no model that can serve."""
-    return MlxEngine.load(Path(setup.model))
+    engine = MlxEngine.load(Path(setup.model))
+    wire(setup.gpu_share, BESIDE_TARGET)
+    return engine
 
 
 class MlxEngine(Engine):

@@ -43,8 +43,11 @@ def _load_engine(setup: WorkerSetup) -> "MlxPrefillEngine | CoreMlPrefillEngine"
     """Imports only the engine that is used."""
     if setup.engine == "mlx":
         from draft_worker.prefill.mlx import MlxPrefillEngine
+        from protocol.inference.wired_memory import BESIDE_TARGET, wire
 
-        return MlxPrefillEngine.load(Path(setup.model))
+        engine = MlxPrefillEngine.load(Path(setup.model))
+        wire(setup.gpu_share, BESIDE_TARGET)
+        return engine
     if setup.engine == "coreml":
         from draft_worker.prefill.coreml import CoreMlPrefillEngine
 

@@ -19,6 +19,7 @@ from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime, default_runtime, open_runtime
 from draft_worker.engines.coreml import CoreMlSequence
 from protocol.errors import InputError
+from protocol.inference.processor import compute_on_processor
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
 from protocol.messages.sampling import Sampling
@@ -52,7 +53,7 @@ class CoreMlPrefillEngine:
         """`source`: the target's own folder. Raises InputError if its KV can't serve the target."""
         element = kv_element(source)
         # The GPU is the target's; the host computes little beside a call.
-        mx.set_default_device(mx.cpu)
+        compute_on_processor()
         converted = Converted.open(folder)
         # The executor can compute in fp32. Then the KV equal the target's own.
         exact = default_runtime() == "executor"

@@ -70,6 +70,11 @@ def complete(folder: Path) -> bool:
     return True
 
 
+def weight_bytes(folder: Path) -> int:
+    """Size of the weights in a model's folder."""
+    return sum(file.stat().st_size for file in folder.glob("model*.safetensors") if file.is_file())
+
+
 def gguf_files(folder: Path) -> list[Path]:
     """GGUF files of language models; `mmproj` files hold the part of a model that reads images."""
     return sorted(file for file in folder.glob("*.gguf") if "mmproj" not in file.name)

@@ -28,6 +28,7 @@ print(json.dumps({
     "version": mx.__version__,
     "kind": "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu",
     "name": str(info.get("device_name") or info.get("architecture") or "unknown"),
+    "working_set": int(info.get("max_recommended_working_set_size") or 0),
 }))
 """
 _QUIET = {
@@ -47,6 +48,8 @@ class MlxDevice(msgspec.Struct, frozen=True):
     kind: str
     """cpu or gpu."""
     name: str
+    working_set: int = 0
+    """Bytes that macOS recommends for the GPU; 0 elsewhere."""
 
 
 def worker_environment(role: Role, cores: Sequence[int]) -> dict[str, str]:
@@ -104,6 +107,12 @@ def mlx_device() -> MlxDevice | str:
     if out.returncode:
         return (out.stderr.strip().splitlines() or [f"exit code {out.returncode}"])[-1]
     return msgspec.json.decode(out.stdout, type=MlxDevice)
+
+
+def gpu_working_set() -> int:
+    """Bytes of models that the GPU of this Mac may hold without swapping; 0 elsewhere."""
+    device = None if computes_on_processor() else mlx_device()
+    return device.working_set if isinstance(device, MlxDevice) else 0
 
 
 def openblas() -> Path | None:

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.machine.checkpoints import cached
+from orchestrator.machine.checkpoints import cached, weight_bytes
 from orchestrator.machine.device_profiles import DeviceProfile
 from orchestrator.machine.recommended_pairs import PROCESSOR_BITS, Pair
 from orchestrator.tools.simulate.devices import Devices
@@ -73,7 +73,7 @@ def forecast(pair: Pair, profile: DeviceProfile, on_processor: bool) -> Forecast
 
 def weights_in(folder: Path, on_processor: bool) -> int:
     """Bytes that a forward of the model in `folder` reads, by the size of its files."""
-    size = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+    size = weight_bytes(folder)
     if not on_processor:
         return size
     config = json.loads((folder / "config.json").read_bytes())

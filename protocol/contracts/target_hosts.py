@@ -63,6 +63,8 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rank: int
     model: str
     """Folder of the model."""
+    gpu_share: float = 1.0
+    """As in `WorkerSetup`."""
     parent_socket: int | None = None
     """A socket shared with the parent process. Its end of file means that the parent has ended."""
 

@@ -6,7 +6,7 @@ that the model gets returns the tree's mask.
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,6 +16,7 @@ from mlx_lm.utils import dequantize_model, load_model
 from protocol.errors import InputError
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.layer_cache import ForwardShape
+from protocol.inference.processor import spare_compiler
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena_header import ArenaLayout
@@ -23,6 +24,18 @@ from protocol.messages.base import MAX_CONTEXT
 
 _TOLERANCE = 0.1
 """Largest mean deviation of tree logits from path logits that rounding explains, in standard deviations."""
+
+
+class Division(Protocol):
+    """Divides a network among processes that load their shares at the same time."""
+
+    def divide(self, network: Any) -> None:
+        """Reduce the network to this process's share, before weights are read. May raise InputError."""
+        ...
+
+    def await_loaded(self) -> None:
+        """Return when every process has loaded its share. Uses no GPU."""
+        ...
 
 
 class TreeModel:
@@ -48,10 +61,10 @@ class TreeModel:
         """One forward can evaluate several sequences."""
 
     @classmethod
-    def load(cls, folder: Path, divide: Callable[[Any], None] | None = None) -> Self:
+    def load(cls, folder: Path, division: Division | None = None) -> Self:
         """The model in a folder of config.json and model*.safetensors; code in the folder is never run.
 
-        `divide` may reduce the network to this process's share, before weights are read.
+        With `division`, this process's share of it.
         """
         try:
             model, _ = load_model(folder, lazy=True, trust_remote_code=False)
@@ -59,8 +72,9 @@ class TreeModel:
                 # A CPU has fast kernels for float32 alone; quantized products are many times slower.
                 model = dequantize_model(model)
                 model.set_dtype(mx.float32)
-            if divide is not None:
-                divide(model)
+                spare_compiler()
+            if division is not None:
+                division.divide(model)
             mx.eval(model.parameters())
         except FileNotFoundError as error:
             raise InputError(
@@ -71,6 +85,8 @@ class TreeModel:
                 f"The model in {folder} can't be loaded ({_reason(error)}): "
                 "download it again, or choose an architecture that mlx-lm supports."
             ) from error
+        if division is not None:
+            division.await_loaded()
         return cls(model, folder)
 
     def sequence(self) -> "TreeSequence":

@@ -22,6 +22,7 @@ from protocol.transport.codec import Stamp
 from protocol.transport.link import Link
 from protocol.worker.interface import Worker
 from protocol.worker.pacing import DevicePace
+from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 from protocol.worker.replay import replay, settle
 from protocol.worker.tracing import traced
 
@@ -55,6 +56,8 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Process whose end makes this worker's shared memory stale; None for no KV in shared memory."""
     prefix_cache: int = 0
     """MiB of the prefix cache."""
+    gpu_share: float = 1.0
+    """Of the memory that macOS recommends for the GPU: other processes of the pipeline use the rest."""
     pace: DevicePace | None = None
     """The device to be paced to; None for this machine's own speed."""
     texts: str = ""
@@ -80,6 +83,7 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
         die_with_parent(setup.life)
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)
+    set_quality_of_service(QualityOfService.USER_INTERACTIVE)
     if setup.replay:
         replay(build, Path(setup.replay), Path(setup.trace))
         return 0

@@ -9,6 +9,7 @@ from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
 from protocol.inference.light_import import import_models
 from protocol.worker.process import die_with_parent
+from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 from protocol.worker.replay import settle
 
 REFUSED = 2
@@ -23,13 +24,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if setup.parent_socket is not None:
         die_with_parent(setup.parent_socket)
+    set_quality_of_service(QualityOfService.USER_INTERACTIVE)
     # MLX is slow to import. From here on this process notices the end of its parent meanwhile.
     import_models()
-    from target_worker.device import wire
+    from protocol.inference.wired_memory import TARGET, wire
     from target_worker.tensor_parallel.ranks import serve_rank
 
     def ready() -> None:
-        wire()
+        wire(setup.gpu_share, TARGET)
         settle()
 
     def report(text: str) -> None:

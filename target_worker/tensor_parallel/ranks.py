@@ -34,21 +34,22 @@ _PARENT_SOCKETS: list[socket.socket] = []
 """This process's ends of the socket pairs with its children: open for as long as this process lives."""
 
 
-def load_leading_model(folder: Path, hosts: TargetHosts) -> LeadingModel:
+def load_leading_model(folder: Path, hosts: TargetHosts, gpu_share: float = 1.0) -> LeadingModel:
     """Rank 0's share of the model, with connections to all other ranks. Starts the ranks of this machine.
 
     Raises InputError for a model that can't be divided and for hosts that can't meet. Ends the process if a rank
-    is lost, now or later: MLX can't replace a rank, so all of them restart.
+    is lost, now or later: MLX can't replace a rank, so all of them restart. `gpu_share`: of each rank on this machine.
     """
     require_divisible(folder, hosts.ranks)
-    children = [_start_rank(RankSetup(hosts=hosts, rank=rank, model=str(folder))) for rank in _local_ranks(hosts)]
+    setups = (RankSetup(hosts=hosts, rank=n, model=str(folder), gpu_share=gpu_share) for n in _local_ranks(hosts))
+    children = [_start_rank(setup) for setup in setups]
     peers = meet(hosts, model_fingerprint(folder), lambda: _require_alive(children))
     for peer in peers:
         start_heartbeat(
             peer.heartbeat, hosts.silence, _end_process(f"Rank {peer.rank} ({hosts.addresses[peer.rank][0]})")
         )
     with _rank_loss_ends_process():
-        model = LeadingModel.load(folder, divided(connect(hosts, 0)))
+        model = LeadingModel.load(folder, GroupDivision(connect(hosts, 0)))
     model.lead(peers)
     return model
 
@@ -65,7 +66,7 @@ def serve_rank(setup: RankSetup, ready: Callable[[], None], report: Callable[[st
     start_heartbeat(peer.heartbeat, hosts.silence, _end_process("Rank 0"))
     report("loading")
     with _rank_loss_ends_process():
-        model = TreeModel.load(folder, divided(connect(hosts, setup.rank)))
+        model = TreeModel.load(folder, GroupDivision(connect(hosts, setup.rank)))
     ready()
     report("at work")
     follow(model, _commands(peer))
@@ -136,18 +137,25 @@ def connect(hosts: TargetHosts, rank: int) -> mx.distributed.Group:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def divided(group: mx.distributed.Group) -> Callable[[Any], None]:
-    """A function that divides a network among the ranks of `group`, before its weights are read."""
+class GroupDivision:
+    """mlx-lm's tensor parallelism among the ranks of a group."""
 
-    def divide(network: Any) -> None:
+    def __init__(self, group: mx.distributed.Group) -> None:
+        self._group = group
+
+    def divide(self, network: Any) -> None:
+        """Raises InputError for an architecture that mlx-lm can't divide."""
         if not callable(getattr(network, "shard", None)):
             raise InputError(
                 f"mlx-lm can't divide a model of type {network.args.model_type} among hosts: "
                 "choose a Llama, Qwen2 or Qwen3 model, or leave --target-hosts out."
             )
-        network.shard(group)
+        network.shard(self._group)
 
-    return divide
+    def await_loaded(self) -> None:
+        """Sum on the processor, which may wait as long as it takes. macOS ends the work of a GPU that waits for a peer
+        for about 5 s (ml-explore/mlx issues 3830 and 4475)."""
+        mx.eval(mx.distributed.all_sum(mx.array(1), group=self._group, stream=mx.cpu))
 
 
 def start_heartbeat(connection: socket.socket, silence: float, lost: Callable[[str], object]) -> None:

@@ -1,13 +1,14 @@
 """The result of a verification, and the log-probabilities of its tokens. Knows no acceptance rule."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from protocol.messages.base import LEAST_LOG_PROBABILITY
 from protocol.messages.sampling import Likelihood
+from protocol.sampling.top_tokens import log_total, top
 
 
 class Acceptance(NamedTuple):
@@ -28,21 +29,22 @@ def likelihoods(logits: mx.array, rows: Sequence[int], tokens: Sequence[int], co
     """The likelihood of each `tokens[i]` and the `count` most probable tokens, by row `rows[i]` of the model's (L, V)
     unprocessed `logits`."""
     chosen = logits[mx.array(list(rows))].astype(mx.float32)
-    logs = chosen - mx.logsumexp(chosen, axis=-1, keepdims=True)
+    totals = log_total(chosen)
+    logs = mx.take_along_axis(chosen, mx.array(list(tokens))[:, None], axis=-1) - totals
+    if not count:
+        return tuple(Likelihood(_bounded(log)) for (log,) in _numbers(logs))
+    ids, best = top(chosen, min(count, chosen.shape[-1]))
+    best = best - totals
+    mx.eval(logs, ids, best)
     return tuple(
-        Likelihood(_bounded(float(row[token])), _best(row, count))
-        for row, token in zip(np.array(logs), tokens, strict=True)
+        Likelihood(_bounded(log), tuple(zip(alternatives, map(_bounded, likely), strict=True)))
+        for (log,), alternatives, likely in zip(_numbers(logs), _numbers(ids), _numbers(best), strict=True)
     )
 
 
-def _best(row: np.ndarray, count: int) -> tuple[tuple[int, float], ...]:
-    """The `count` most probable tokens; of equals, lower ids first."""
-    if not count:
-        return ()
-    least = np.partition(row, -count)[-count] if count < len(row) else -np.inf
-    ids = np.flatnonzero(row >= least)
-    order = ids[np.argsort(-row[ids], kind="stable")][:count]
-    return tuple((int(id), _bounded(float(row[id]))) for id in order)
+def _numbers(rows: mx.array) -> list[list[Any]]:
+    """Evaluate (L, n) `rows` and convert them to Python numbers."""
+    return np.array(rows).tolist()
 
 
 def _bounded(value: float) -> float:

@@ -16,6 +16,7 @@ from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.runtime.operations import EXPANSIONS
 from protocol.contracts.conversion import ConversionOrder, ConversionReport, Failed, Finished
 from protocol.errors import InputError, PipelineError
+from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 
 
 def main() -> int:
@@ -24,6 +25,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     # Libraries may print to standard output, which is for reports alone.
     output, sys.stdout = sys.stdout, sys.stderr
+    set_quality_of_service(QualityOfService.UTILITY)
     order = msgspec.json.decode(sys.argv[1], type=ConversionOrder)
     try:
         _report(output, _convert(order, output))

@@ -145,9 +145,11 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
     texts = _prompts(plan, path, limit or (_LIMIT if path is None else None))
     recorded = _recorded(plan, texts) if plan.replays else None
     absent: dict[str, str] = {}
+    notes: list[str] = []
     with report.BenchProgress(1) as turns:
-        notes = turns.starting, turns.set_total, turns.finished, absent.__setitem__
-        measurements, names = run(plan, texts, *notes, recorded)
+        progress = turns.starting, turns.set_total, turns.finished
+        measurements, names = run(plan, texts, *progress, absent.__setitem__, notes.append, recorded)
+    print_notes(notes)
     figures, by_category = rows(measurements, names), rows_by_category(measurements, names)
     if as_json:
         click.echo(json.dumps(report.to_json(figures, plan, len(texts), by_category, absent)))

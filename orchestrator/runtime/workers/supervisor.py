@@ -16,6 +16,7 @@ from orchestrator.machine.device_profiles import worker_pace
 from orchestrator.machine.hardware import partition_cores, worker_environment
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
+from orchestrator.runtime.workers.gpu_shares import gpu_shares, weights_on_gpu
 from orchestrator.runtime.workers.launch import launch, worker_command
 from protocol.messages.base import Role
 from protocol.worker.pacing import DevicePace
@@ -71,6 +72,7 @@ class Supervisor:
         self._session = session
         self._epoch = epoch
         self._cores = _shares(setup) if cores is None else cores
+        self._gpu_shares = gpu_shares(weights_on_gpu(setup))
         self._incarnations = 0
         self._policies: dict[Role, RestartPolicy] = {role: RestartPolicy() for role in get_args(Role)}
         self._due: dict[Role, float] = {}
@@ -190,6 +192,7 @@ class Supervisor:
             texts=self._setup.target_texts if role == "target" else "",
             hosts=self._setup.target_hosts if role == "target" else None,
             owner=os.getpid() if self._setup.options.arena_memory else None,
+            gpu_share=self._gpu_shares.get(role, 1.0),
             prefix_cache=self._setup.options.prefix_cache_memory if self._setup.options.arena_memory else 0,
             trace=self._setup.trace,
         )

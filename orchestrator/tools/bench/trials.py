@@ -1,25 +1,18 @@
-"""A bench from start to end: opens every contender, measures them in turns, closes them. Prints nothing."""
+"""A bench from start to end: opens the contenders, measures them in turns, closes them. Prints nothing."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator.api.chat_prompts import chat_prompt
-from orchestrator.api.pipeline import Pipeline
 from orchestrator.machine.device_profiles import load_profile
-from orchestrator.machine.hardware import partition_cores, usable_cores
-from orchestrator.machine.target_hosts import checked_hosts
+from orchestrator.machine.hardware import gpu_working_set
 from orchestrator.text.tokenizer import TextCodec
-from orchestrator.tools.bench.baseline.contender import MlxLm, MlxLmContender, running
-from orchestrator.tools.bench.contender import Contender, GenerationTask, InDeviceTime, PipelineContender, takes_part
-from orchestrator.tools.bench.line_up import entries
+from orchestrator.tools.bench.contender import Contender, GenerationTask, InDeviceTime, takes_part
 from orchestrator.tools.bench.measurement import Measurement, schedule, settings
-from orchestrator.tools.bench.models import BenchModels
-from orchestrator.tools.bench.names import PLAIN, TARGET_CORES, contender_name
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt
-from orchestrator.tools.bench.rivals.contenders import PACED, OnRivalAbsent, open_rivals
-from protocol.contracts.target_hosts import TargetHosts
+from orchestrator.tools.bench.residents import IN_TURNS, bench_lines, groups, resident
+from orchestrator.tools.bench.rivals.contenders import OnRivalAbsent
 from protocol.errors import InputError
 
 WARM_UP_TOKENS = 16
@@ -36,116 +29,42 @@ def run(
     on_count: Callable[[int], None],
     on_generation: OnBenchProgress,
     on_absent: OnRivalAbsent,
+    on_note: Callable[[str], None],
     recorded: Path | None = None,
 ) -> tuple[list[Measurement], list[str]]:
     """All measurements, and the contenders' names in the order of the table.
 
-    `on_count` is called with the number of generations once all contenders are open. `recorded`: file of the target's
-    texts, which every contender replays.
+    `on_count` is called with the number of generations known so far, whenever contenders have been opened. `on_note`
+    is called with a sentence if the contenders can't be measured alternately. `recorded`: file of the target's texts,
+    which every contender replays.
     """
     tokens = encoded(prompts, plan)
     categories = [prompt.category for prompt in prompts]
-    with opened(plan, max(map(len, tokens)), on_start, on_absent, recorded) as contenders:
-        on_count(generations(contenders, plan, len(prompts)))
-        names = [contender.name for contender in contenders]
-        return measured(contenders, tokens, plan, on_generation, categories), names
+    lines = bench_lines(plan, max(map(len, tokens)), on_start, on_absent, recorded)
+    slow_motion = 1.0 if plan.pace is None else load_profile(plan.pace).slow_motion
+    measurements: list[Measurement] = []
+    names: list[str] = []
+    count = 0
+    together = groups(lines, gpu_working_set())
+    if len(together) > 1:
+        on_note(IN_TURNS)
+    for group in together:
+        with resident(group) as contenders:
+            if slow_motion != 1.0:
+                contenders = [InDeviceTime(contender, slow_motion) for contender in contenders]
+            count += generations(contenders, plan, len(prompts))
+            on_count(count)
+            names += [contender.name for contender in contenders]
+            # A rival that can't run has no contenders.
+            if contenders:
+                measurements += measured(contenders, tokens, plan, on_generation, categories)
+    return measurements, names
 
 
 def generations(contenders: Sequence[Contender], plan: BenchPlan, prompts: int) -> int:
     """Number of generations that are measured."""
     parts = sum(takes_part(contender, temperature) for contender in contenders for temperature in plan.temperatures)
     return parts * plan.repeats * prompts
-
-
-@contextmanager
-def opened(
-    plan: BenchPlan,
-    longest: int,
-    on_start: OnBenchProgress,
-    on_absent: OnRivalAbsent,
-    recorded: Path | None = None,
-) -> Iterator[list[Contender]]:
-    """Every contender of the plan, loaded and idle: mlx-lm plain first, then speculative, then ours, then rivals.
-
-    Raises InputError if the target's context has no room for a prompt of `longest` tokens and its continuation.
-    """
-    models = plan.models()
-    with ExitStack() as stack:
-        # First: an installation must not run beside loaded pipelines.
-        rivals = _rivals(plan, models, stack, on_start, on_absent)
-        baselines = _baselines(plan, models, stack, recorded)
-        ours: list[Contender] = []
-        hosts = None if plan.replays else _local_hosts(plan.target_hosts, models.target)
-        for index, entry in enumerate(entries(plan)):
-            on_start(entry.line)
-            # Without arenas: mlx-lm prefills a repeated prompt again, so our target must too.
-            pipeline = stack.enter_context(
-                Pipeline(
-                    target_texts="" if recorded is None else str(recorded),
-                    pace=plan.pace,
-                    arena_memory=0,
-                    target_hosts=hosts and hosts.apart(index),
-                    **entry.keywords(models),
-                )
-            )
-            _require_room(pipeline.state().context, longest, plan.max_tokens)
-            for count in entry.draft_tokens:
-                name = contender_name(entry.line, count)
-                ours.append(PipelineContender(name, pipeline, entry.verification, count))
-        loaded: list[Contender] = [*_ready(baselines, plan, models, on_start), *ours, *rivals]
-        slow_motion = 1.0 if plan.pace is None else load_profile(plan.pace).slow_motion
-        if slow_motion != 1.0:
-            loaded = [InDeviceTime(contender, slow_motion) for contender in loaded]
-        yield loaded
-
-
-def baseline_cores(paced: bool) -> dict[str, tuple[int, ...]]:
-    """The cores of mlx-lm's process on each of its lines.
-
-    There is one line where the target has every core, and where a profile tells the times.
-    """
-    every, target = usable_cores(), partition_cores().get("target", ())
-    return {PLAIN: every} if paced or len(target) in (0, len(every)) else {PLAIN: every, TARGET_CORES: target}
-
-
-def _baselines(plan: BenchPlan, models: BenchModels, stack: ExitStack, recorded: Path | None) -> dict[str, MlxLm]:
-    """mlx-lm's processes, by line, while they load their models."""
-    profile = None if plan.pace is None else load_profile(plan.pace)
-    draft = str(models.draft) if plan.draft_tokens else ""
-    return {
-        line: stack.enter_context(running(str(models.target), draft, profile, cores, recorded))
-        for line, cores in baseline_cores(paced=profile is not None).items()
-    }
-
-
-def _ready(
-    processes: Mapping[str, MlxLm], plan: BenchPlan, models: BenchModels, on_start: OnBenchProgress
-) -> Iterator[MlxLmContender]:
-    """Every line's plain decoding and its speculative decoding for each K."""
-    ends = sorted(TextCodec(models.target).eos)
-    for line, process in processes.items():
-        on_start(line)
-        process.await_ready()
-        for count in (0, *plan.draft_tokens):
-            yield MlxLmContender(process, count, ends, line)
-
-
-def _rivals(
-    plan: BenchPlan, models: BenchModels, stack: ExitStack, on_start: OnBenchProgress, on_absent: OnRivalAbsent
-) -> Sequence[Contender]:
-    if plan.pace is None:
-        ends = sorted(TextCodec(models.target).eos)
-        return open_rivals(plan.rivals, str(models.target), ends, stack, on_start, on_absent)
-    for name in plan.rivals:
-        on_absent(name, PACED)
-    return []
-
-
-def _local_hosts(file: str | None, target: Path) -> TargetHosts | None:
-    hosts = None if file is None else checked_hosts(file, target)
-    if hosts is not None and not hosts.local:
-        raise InputError("A bench divides its targets on this machine alone: give a hosts file with 127.0.0.1 only.")
-    return hosts
 
 
 def encoded(prompts: Sequence[BenchPrompt], plan: BenchPlan) -> list[tuple[int, ...]]:
@@ -189,11 +108,3 @@ def measured(
         measurements.append(Measurement(setting, contender.name, contender.family, generation))
         on_generation(contender.name)
     return measurements
-
-
-def _require_room(context: int, longest: int, max_tokens: int) -> None:
-    if longest + max_tokens > context:
-        raise InputError(
-            f"The longest prompt has {longest:,} tokens and the target a context of {context:,}: there is no room for "
-            f"{max_tokens:,} more. Lower --max-tokens, or choose shorter prompts."
-        )

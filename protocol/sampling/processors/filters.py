@@ -3,13 +3,16 @@
 A new filter is a class here, an entry of FILTERS, and its fields in `SamplingFields`.
 """
 
+import math
+
 import mlx.core as mx
-from mlx_lm.sample_utils import apply_min_p, apply_top_p
 
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars
+from protocol.sampling.nucleus import least_of_nucleus
 from protocol.sampling.processors.processor import LogitsProcessor, Paths
+from protocol.sampling.top_tokens import log_total, top_values
 
 
 class TopK(LogitsProcessor):
@@ -27,13 +30,15 @@ class TopK(LogitsProcessor):
     def apply(self, logits: mx.array, paths: Paths) -> mx.array:
         if self._count >= logits.shape[-1]:
             return logits
-        smallest_kept = mx.topk(logits, self._count, axis=-1).min(axis=-1, keepdims=True)
+        smallest_kept = top_values(logits, self._count)[:, -1:]
         return mx.where(logits < smallest_kept, -mx.inf, logits)
 
 
 class TopPMinP(LogitsProcessor):
-    """Top-p, then min-p. One processor for both: to normalise the log-probabilities again between them would change the
-    last bits."""
+    """Top-p, then min-p, each with all ties with the least probable token that it keeps.
+
+    One processor for both: to normalise the log-probabilities again between them would change the last bits.
+    """
 
     fields = ("top_p", "min_p")
 
@@ -46,12 +51,13 @@ class TopPMinP(LogitsProcessor):
         self._min_p = start.sampling.min_p
 
     def apply(self, logits: mx.array, paths: Paths) -> mx.array:
-        kept = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        logs = logits - log_total(logits)
+        least = mx.array(-mx.inf)
         if self._top_p < 1.0:
-            kept = apply_top_p(kept, self._top_p)
+            least = least_of_nucleus(logs, self._top_p)
         if self._min_p > 0.0:
-            kept = apply_min_p(kept, self._min_p)
-        return mx.where(mx.isneginf(kept), -mx.inf, logits)
+            least = mx.maximum(least, logs.max(axis=-1, keepdims=True) + math.log(self._min_p))
+        return mx.where(logs < least, -mx.inf, logits)
 
 
 FILTERS: tuple[type[LogitsProcessor], ...] = (TopK, TopPMinP)

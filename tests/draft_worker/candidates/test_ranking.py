@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.candidates.ranking import propose, top
+from draft_worker.candidates.ranking import propose
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, scores
@@ -14,29 +14,6 @@ from protocol.speculation.candidates import Candidates
 from tests.support.processing import processors
 
 COUPLED, REJECTION = Sampling(temperature=1.0, seed=11), Sampling(temperature=1.0, seed=11, verification="rejection")
-
-
-@pytest.mark.parametrize(("width", "count"), [(5, 5), (100, 4), (1000, 1), (1000, 4), (4096, 7), (4100, 64), (300, 64)])
-def test_top_is_the_head_of_a_full_sort(width: int, count: int):
-    values = np.random.default_rng(width + count).normal(size=(5, width)).astype(np.float32)
-    ids, best = top(mx.array(values), count)
-
-    order = np.argsort(-values, axis=-1)[:, :count]
-    assert np.array_equal(np.array(ids), order)
-    assert np.array_equal(np.array(best), np.take_along_axis(values, order, axis=-1))
-
-
-def test_top_does_not_reach_into_padding():
-    ids, _ = top(mx.full((2, 130), -mx.inf), 1)
-
-    assert np.array(ids).max() < 130
-
-
-def test_top_puts_the_lower_of_equal_ids_first():
-    values = np.zeros((1, 1000), dtype=np.float32)
-    values[0, [700, 20, 640]] = 3.0
-
-    assert np.array(top(mx.array(values), 3)[0]).tolist() == [[20, 640, 700]]
 
 
 def proposed(values: list[list[float]], sampling: Sampling, batch: Batch) -> list[Candidates]:

@@ -13,17 +13,18 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from orchestrator.cli.app import cli
-from orchestrator.tools.bench import trials
+from orchestrator.tools.bench import residents
 from orchestrator.tools.bench.baseline.contender import rounds_of
 from orchestrator.tools.bench.baseline.paced_network import PacedDevice
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.tools.bench.measurement import Measurement, Setting, deviating, schedule, settings
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt, read_prompts
+from orchestrator.tools.bench.residents import baseline_cores
 from orchestrator.tools.bench.results import report
 from orchestrator.tools.bench.results.figures import best_speculative, rows
 from orchestrator.tools.bench.results.plot import draw
-from orchestrator.tools.bench.trials import baseline_cores, generations, measured
+from orchestrator.tools.bench.trials import generations, measured
 from protocol.errors import InputError
 from protocol.messages.client import Pace
 from protocol.worker.pacing import DevicePace
@@ -184,8 +185,8 @@ def test_the_baseline_of_the_ratios_has_all_cores():
 
 def test_mlx_lm_runs_on_all_cores_and_on_the_targets(monkeypatch: pytest.MonkeyPatch):
     def cores(target: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        monkeypatch.setattr(trials, "usable_cores", lambda: (0, 1, 2, 3))
-        monkeypatch.setattr(trials, "partition_cores", lambda: {"target": target} if target else {})
+        monkeypatch.setattr(residents, "usable_cores", lambda: (0, 1, 2, 3))
+        monkeypatch.setattr(residents, "partition_cores", lambda: {"target": target} if target else {})
         return baseline_cores(paced=False)
 
     assert cores((0, 1, 2)) == {"mlx-lm": (0, 1, 2, 3), "mlx-lm, target's cores": (0, 1, 2)}

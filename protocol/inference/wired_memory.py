@@ -1,0 +1,46 @@
+"""How much of its memory a process keeps resident on Apple's GPU, where macOS would otherwise page it out.
+
+The processes of a pipeline share the working set that macOS recommends for the GPU. Wiring more than that slows down
+the whole machine, or ends processes.
+"""
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+
+class Reserve(NamedTuple):
+    """Bytes that a process may use beyond its weights."""
+
+    headroom: int
+    """Wired beyond the weights, for KV. More would leave too little memory to the rest of the machine."""
+    freed: int
+    """Freed buffers that MLX may keep for reuse."""
+
+
+TARGET = Reserve(headroom=4 << 30, freed=1 << 30)
+BESIDE_TARGET = Reserve(headroom=1 << 30, freed=256 << 20)
+"""A draft keeps fewer tokens than the target, and a prefill worker one prompt."""
+
+
+def wire(share: float, reserve: Reserve) -> None:
+    """Wire the loaded weights, and bound MLX's freed buffers. Does nothing without an Apple GPU.
+
+    `share`: of the recommended working set, that this process may wire.
+    """
+    if not mx.metal.is_available():
+        return
+    recommended = int(mx.device_info()["max_recommended_working_set_size"])
+    mx.set_wired_limit(wired_limit(recommended, mx.get_active_memory(), share, reserve.headroom))
+    bound_freed_buffers(reserve)
+
+
+def bound_freed_buffers(reserve: Reserve) -> None:
+    """On a Mac, MLX otherwise keeps freed buffers up to the machine's memory, also for work on the processor."""
+    if mx.metal.is_available():
+        mx.set_cache_limit(reserve.freed)
+
+
+def wired_limit(recommended: int, weights: int, share: float, headroom: int) -> int:
+    """Bytes to wire. Limits whose shares sum to 1 sum to at most `recommended`."""
+    return min(weights + headroom, int(share * recommended))

@@ -1,0 +1,101 @@
+"""Laws of wired memory: the processes of a pipeline together wire no more than macOS recommends."""
+
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.runtime.workers.gpu_shares import gpu_shares
+from protocol.inference.wired_memory import BESIDE_TARGET, TARGET, Reserve, bound_freed_buffers, wire, wired_limit
+from protocol.messages.base import Role
+
+_GIB = 1 << 30
+_RECOMMENDED = {8: 5_726_623_061, 16: 11_453_246_122, 24: 17_179_869_184, 64: 51_539_607_552}
+"""Bytes by GiB of the machine: two thirds up to 36 GiB and three quarters above, as Metal reports them."""
+_RESERVES: dict[Role, Reserve] = {"target": TARGET, "draft": BESIDE_TARGET, "prefill": BESIDE_TARGET}
+
+
+def limits(recommended: int, weights: dict[Role, int]) -> dict[Role, int]:
+    shares = gpu_shares(weights)
+    return {
+        role: wired_limit(recommended, size, shares.get(role, 1.0), _RESERVES[role].headroom)
+        for role, size in weights.items()
+    }
+
+
+@given(
+    recommended=st.sampled_from(list(_RECOMMENDED.values())),
+    target=st.integers(1, 100 * _GIB),
+    draft=st.integers(1, 10 * _GIB),
+    prefill=st.sampled_from([None, 1, 40 * _GIB]),
+)
+def test_the_sum_never_exceeds_what_is_recommended(recommended: int, target: int, draft: int, prefill: int | None):
+    weights: dict[Role, int] = {"target": target, "draft": draft}
+    if prefill is not None:
+        weights["prefill"] = prefill
+    found = limits(recommended, weights)
+
+    assert sum(found.values()) <= recommended
+    assert all(found[role] <= size + _RESERVES[role].headroom for role, size in weights.items())
+    if sum(weights.values()) <= recommended:
+        assert all(found[role] >= size - 1 for role, size in weights.items()), "weights that fit are wired"
+
+
+@pytest.mark.parametrize(
+    ("machine", "weights", "expected"),
+    [
+        (8, {"target": 1 * _GIB, "draft": _GIB // 4}, {"target": 4.27, "draft": 1.07}),
+        (16, {"target": 2 * _GIB, "draft": _GIB // 2}, {"target": 6.0, "draft": 1.5}),
+        (24, {"target": 8 * _GIB, "draft": _GIB // 2}, {"target": 12.0, "draft": 0.94}),
+        (
+            64,
+            {"target": 20 * _GIB, "draft": 1 * _GIB, "prefill": 20 * _GIB},
+            {"target": 23.41, "draft": 1.17, "prefill": 21.0},
+        ),
+    ],
+)
+def test_machines_of_these_sizes_wire_so_much(machine: int, weights: dict[Role, int], expected: dict[Role, float]):
+    found = {role: limit / _GIB for role, limit in limits(_RECOMMENDED[machine], weights).items()}
+
+    assert found == {role: pytest.approx(size, abs=0.01) for role, size in expected.items()}
+
+
+class Metal:
+    """MLX's memory functions on an Apple GPU, which record their calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, available: bool, weights: int = 0) -> None:
+        self.calls: dict[str, int] = {}
+        monkeypatch.setattr(mx, "metal", SimpleNamespace(is_available=lambda: available))
+        monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": _RECOMMENDED[16]})
+        monkeypatch.setattr(mx, "get_active_memory", lambda: weights)
+        for name in ("set_wired_limit", "set_cache_limit"):
+            monkeypatch.setattr(mx, name, lambda limit, name=name: self.calls.__setitem__(name, limit))
+
+
+def test_an_apple_gpu_wires_the_weights_and_bounds_the_freed_buffers(monkeypatch: pytest.MonkeyPatch):
+    metal = Metal(monkeypatch, available=True, weights=3 * _GIB)
+
+    wire(0.5, BESIDE_TARGET)
+
+    assert metal.calls == {"set_wired_limit": 4 * _GIB, "set_cache_limit": BESIDE_TARGET.freed}
+
+
+def test_without_an_apple_gpu_nothing_is_set(monkeypatch: pytest.MonkeyPatch):
+    metal = Metal(monkeypatch, available=False)
+
+    wire(1.0, TARGET)
+    bound_freed_buffers(TARGET)
+
+    assert metal.calls == {}
+
+
+def test_the_installed_mlx_has_these_functions_and_this_key():
+    """Its documentation names the key that only an Apple GPU has."""
+    assert "set_wired_limit(limit: int) -> int" in str(mx.set_wired_limit.__doc__)
+    assert "set_cache_limit(limit: int) -> int" in str(mx.set_cache_limit.__doc__)
+    assert '"max_recommended_working_set_size"' in str(mx.set_wired_limit.__doc__)
+    assert isinstance(mx.get_active_memory(), int)
+    assert isinstance(mx.device_info(), dict)
+    assert isinstance(mx.metal.is_available(), bool)

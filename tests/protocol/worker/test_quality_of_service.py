@@ -1,0 +1,86 @@
+"""Laws of the quality of service: one call of macOS's function, whose failure changes nothing."""
+
+import ast
+import ctypes
+import inspect
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import draft_worker.coreml.conversion.__main__ as conversion
+import orchestrator.__main__ as orchestrator
+import protocol.worker.process as worker
+import target_worker.tensor_parallel.rank_process as rank
+from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
+
+
+class Library:
+    """libSystem with a C function of the signature in <pthread/qos.h>, which records its calls."""
+
+    def __init__(self, result: int) -> None:
+        self.calls: list[tuple[int, int]] = []
+
+        def called(quality: int, priority: int) -> int:
+            self.calls.append((quality, priority))
+            return result
+
+        self.pthread_set_qos_class_self_np = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, ctypes.c_int)(called)
+
+
+def absent() -> Any:
+    raise OSError("no such library")
+
+
+@pytest.mark.parametrize(
+    ("quality", "number"), [(QualityOfService.USER_INTERACTIVE, 0x21), (QualityOfService.UTILITY, 0x11)]
+)
+def test_the_class_of_the_calling_thread_is_set(
+    quality: QualityOfService, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    library = Library(0)
+
+    set_quality_of_service(quality, lambda: library)
+
+    assert library.calls == [(number, 0)]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [(lambda: Library(1), "not permitted"), (absent, "no such library"), (object, "pthread_set_qos_class_self_np")],
+)
+def test_a_refusal_is_told_and_ends_nothing(
+    library: Any, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "platform", "darwin")
+
+    set_quality_of_service(QualityOfService.UTILITY, library)
+
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has the library")
+def test_elsewhere_no_library_is_opened():
+    set_quality_of_service(QualityOfService.USER_INTERACTIVE, absent)
+
+
+@pytest.mark.parametrize(
+    ("module", "quality"),
+    [
+        (worker, "USER_INTERACTIVE"),
+        (rank, "USER_INTERACTIVE"),
+        (orchestrator, "USER_INTERACTIVE"),
+        (conversion, "UTILITY"),
+    ],
+)
+def test_every_process_asks_for_its_class(module: ModuleType, quality: str):
+    calls = [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == set_quality_of_service.__name__
+    ]
+
+    assert calls == [f"set_quality_of_service(QualityOfService.{quality})"]
