@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from orchestrator.core.policy.width_cost import Mean, WidthCost
 
-_FIRST_ROUNDS = 16
+_FIRST_ROUNDS = 32
 """Rounds before the first try of the other mode."""
 _TRY_ROUNDS = 24
 _SETTLING_ROUNDS = 2
@@ -21,7 +21,7 @@ _SHORT_TRY_ROUNDS = 4
 _PATIENCE = 256
 _MAX_PATIENCE = 4096
 """Rounds until the other mode is tried again; they double with each try that fails."""
-_WINDOW = 64
+_WINDOW = 24
 _OUTLIER = 4.0
 """A round counts as at most this many mean rounds: a stall says nothing about the mode."""
 
