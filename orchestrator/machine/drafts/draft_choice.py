@@ -64,8 +64,9 @@ def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgr
         name = str(folder)
     if model == "package":
         folder = converted_draft(name, on_progress)
-        # On other systems the executor runs the package, so there is no device to examine.
-        verdict = recorded(place_of(folder)) if sys.platform == "darwin" else None
+        # On other systems the executor runs the package, so there is no device to examine. Core AI is not examined yet.
+        examined = engine == "coreml" and sys.platform == "darwin"
+        verdict = recorded(place_of(folder)) if examined else None
         choice = weigh(engine, folder, name, verdict)
         return choice._replace(note=" ".join(filter(None, (note, choice.note))))
     return DraftChoice(engine, resolve(name, "draft", on_progress), note)
