@@ -95,6 +95,8 @@ class ProgramFile:
             raise self.damage(f"{root.name} can't be parsed") from error
         if not model.mlProgram.functions:
             raise self.damage("it holds no ML program")
+        self.description: Any = model.description
+        """The specification's own description, a ModelDescription message."""
         self.metadata: dict[str, str] = dict(model.description.metadata.userDefined)
         self.default: str = model.description.defaultFunctionName
         self.weights_size = 0

@@ -14,6 +14,7 @@ from protocol.messages.base import Role
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _HUB_FILE = re.compile(rf"{_HUB_ID.pattern}:[\w.-]{{1,200}}\.gguf")
 """A file of a Hugging Face id; `:` can't be in either name."""
+_HUB_PACKAGE = re.compile(rf"{_HUB_ID.pattern}:[\w.-]{{1,200}}\.mlpackage")
 _WANTED = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja"]
 _UNWANTED = ["*.py", "*/*"]
 """Code is never fetched; subfolders hold other formats of the same weights."""
@@ -89,6 +90,27 @@ def hub_file(id: str, name: str) -> Path:
         return Path(known)
     with _told(id):
         return Path(hf_hub_download(id, name))
+
+
+def hub_package(name: str) -> Path | None:
+    """The Core ML package `name`, owner/name:FILE.mlpackage, downloaded once with the tokenizer beside it.
+
+    None for a name of another form. Raises InputError if it can't be had.
+    """
+    if not _HUB_PACKAGE.fullmatch(name):
+        return None
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    id, package = name.split(":", 1)
+    known = try_to_load_from_cache(id, f"{package}/Manifest.json")
+    if isinstance(known, str):
+        return Path(known).parent
+    with _told(id):
+        wanted = [f"{package}/*", "tokenizer.json"]
+        folder = Path(snapshot_download(id, allow_patterns=wanted, ignore_patterns=["*.py"], dry_run=False))
+    if not (folder / package / "Manifest.json").is_file():
+        raise InputError(f"{id} holds no {package}: look up its files at https://huggingface.co/{id}/tree/main.")
+    return folder / package
 
 
 def _local(path: Path, on_progress: OnProgress) -> Path:

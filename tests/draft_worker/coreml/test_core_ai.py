@@ -14,7 +14,7 @@ from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.examine import answers, calls, compare
 from draft_worker.coreml.runtime import core_ai
 from draft_worker.coreml.runtime.core_ai_graph import TRANSLATIONS, authoring
-from draft_worker.coreml.runtime.operations import OPERATIONS
+from draft_worker.coreml.runtime.operations import EXPANSIONS
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime, open_runtime
 from draft_worker.engine import Batch
 from draft_worker.engines.coreai import CoreAiEngine
@@ -123,8 +123,10 @@ def test_an_operation_without_a_translation_is_refused_by_name(home: Path, monke
         open_runtime(converted(home), "coreai")
 
 
-def test_every_operation_that_the_executor_knows_for_host_caches_has_a_translation():
-    assert set(OPERATIONS) - set(TRANSLATIONS) == {"slice_update"}
+def test_every_operation_that_convert_writes_has_a_translation(home: Path):
+    file = converted(home, "qwen3", weights="int8").file
+
+    assert {operation.type for operation in file.functions["width_4"].operations} <= {*TRANSLATIONS, *EXPANSIONS}
 
 
 @needs_core_ai

@@ -51,8 +51,9 @@ def test_the_installed_engines_are_listed_with_their_models():
         "mlx": "checkpoint",
         "ngram": "none",
         "random": "checkpoint",
+        "stateful": "stateful",
     }
-    assert [name for name, engine in draft_engines().items() if engine.hidden] == ["random"]
+    assert [name for name, engine in draft_engines().items() if engine.hidden] == ["random", "stateful"]
 
 
 def test_listing_the_engines_imports_none_of_them():
