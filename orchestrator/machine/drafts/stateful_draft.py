@@ -36,3 +36,8 @@ def stateful_draft(name: str) -> Path:
             f"There is no package {name!r}: check the path, or pass owner/name:FILE{PACKAGE} for one on Hugging Face."
         )
     return found
+
+
+def not_measurable(name: str | None) -> InputError:
+    """The answer of commands that compare a draft with mlx-lm's own decoding."""
+    return InputError(f"{name} can't be measured beside mlx-lm: pass a draft in mlx-lm's format.")

@@ -15,6 +15,7 @@ from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.runtime import stateful
 from draft_worker.coreml.runtime.stateful import CoreMlStates, ExecutorStates
+from draft_worker.coreml.stateful.__main__ import inspect
 from draft_worker.coreml.stateful.description import description
 from draft_worker.coreml.stateful.forward import StatefulForward
 from draft_worker.coreml.stateful.layout import StatefulLayout, layout
@@ -246,6 +247,14 @@ def test_a_package_that_does_not_fit_is_refused_with_the_reason(path: Path, chan
         StatefulPackage.open(path)
 
 
+def test_an_inspection_tells_what_a_package_is_or_what_does_not_fit(path: Path):
+    good, bad = inspect(path), inspect(edit(path, drop("state", "valueCache")))
+
+    assert good.fits
+    assert f"67 tokens, cache of 64, 1 to 64 tokens a call, tokenizer in {path.parent}" in good.text
+    assert (bad.fits, "keyCache, not keyCache and valueCache" in bad.text) == (False, True)
+
+
 def test_the_bounds_of_a_package_are_read_from_its_specification(path: Path):
     edit(path, sizes("causalMask", 3, 1, 40))
     edit(path, sizes("inputIds", 1, 1, -1))
@@ -317,7 +326,7 @@ class TestTokenizer:
         larger.add_special_tokens(["<more>"])
         larger.save(str(path.parent / "tokenizer.json"))
 
-        with pytest.raises(InputError, match="has 68 tokens and .* has logits of 67"):
+        with pytest.raises(InputError, match=r"has 68 tokens and .* has logits of 67"):
             StatefulPackage.open(path)
 
     def test_a_broken_one_is_refused(self, path: Path):
