@@ -11,9 +11,9 @@ import mlx.core as mx
 import numpy as np
 
 from draft_worker.candidates.selector import CandidateSelector
-from draft_worker.coreml.runtime.stateful import StatefulRuntime, open_stateful
 from draft_worker.coreml.stateful.forward import StatefulForward
 from draft_worker.coreml.stateful.package import StatefulPackage
+from draft_worker.coreml.stateful.runtimes import StatefulRuntime, open_stateful
 from draft_worker.engine import Batch, Engine, EngineSequence
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint

@@ -179,7 +179,8 @@ def _expand_dims(settings: OperationAttributes) -> OperationFunction:
 
 
 def _range(end: mx.array, start: mx.array, step: mx.array) -> mx.array:
-    return mx.arange(start.item(), end.item(), step.item(), dtype=end.dtype)
+    numbers: list[Any] = [number.item() for number in (start, end, step)]
+    return mx.arange(*numbers, dtype=end.dtype)
 
 
 OPERATIONS: dict[str, Rule] = {

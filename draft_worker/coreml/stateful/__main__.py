@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from draft_worker.coreml.runtime.stateful import open_stateful
 from draft_worker.coreml.stateful.package import StatefulPackage
+from draft_worker.coreml.stateful.runtimes import open_stateful
 from protocol.contracts.package_report import PackageReport
 from protocol.errors import InputError
 

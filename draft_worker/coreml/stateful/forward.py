@@ -7,9 +7,9 @@ import numpy as np
 
 from draft_worker.candidates.shortlist import GROUP_SIZE
 from draft_worker.coreml.arrays import Array, Single
-from draft_worker.coreml.runtime.stateful import StatefulRuntime
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
 from draft_worker.coreml.stateful.layout import StatefulLayout
+from draft_worker.coreml.stateful.runtimes import StatefulRuntime
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError
 

@@ -13,13 +13,13 @@ from tokenizers import Tokenizer
 
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.program_file import ProgramFile
-from draft_worker.coreml.runtime import stateful
-from draft_worker.coreml.runtime.stateful import CoreMlStates, ExecutorStates
+from draft_worker.coreml.stateful import runtimes
 from draft_worker.coreml.stateful.__main__ import inspect
 from draft_worker.coreml.stateful.description import description
 from draft_worker.coreml.stateful.forward import StatefulForward
 from draft_worker.coreml.stateful.layout import StatefulLayout, layout
 from draft_worker.coreml.stateful.package import StatefulPackage
+from draft_worker.coreml.stateful.runtimes import CoreMlStates, ExecutorStates
 from draft_worker.coreml.toolchain import messages, toolchain
 from draft_worker.engine import Batch
 from draft_worker.engines.mlx import MlxEngine
@@ -359,7 +359,7 @@ def test_core_ml_is_called_by_the_library_s_signatures(path: Path, monkeypatch: 
     forwards = [StatefulForward(package.layout, runtime) for runtime in (CoreMlStates(package), executor)]
     logits = [forward.run(forward.cache(), [1, 2, 3], 2) for forward in forwards]
 
-    assert np.array_equal(*logits)
+    assert np.array_equal(logits[0], logits[1])
     assert made.call_args.args == (str(path),)
     assert made.call_args.kwargs["compute_units"].name == "CPU_AND_NE"
     assert all(value.flags.c_contiguous for data in seen for value in data.values())
@@ -382,6 +382,6 @@ def test_the_inputs_of_a_call_live_as_long_as_the_engine(path: Path):
 
 def test_core_ml_runs_packages_only_on_a_mac(path: Path, monkeypatch: pytest.MonkeyPatch):
     package = StatefulPackage.open(path)
-    monkeypatch.setattr(stateful.sys, "platform", "linux")
+    monkeypatch.setattr(runtimes.sys, "platform", "linux")
 
-    assert isinstance(stateful.open_stateful(package), ExecutorStates)
+    assert isinstance(runtimes.open_stateful(package), ExecutorStates)
