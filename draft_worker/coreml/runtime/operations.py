@@ -170,7 +170,9 @@ def _rsqrt(settings: OperationAttributes) -> OperationFunction:
 
 def _attention(query: mx.array, key: mx.array, value: mx.array, mask: mx.array | None) -> mx.array:
     scores = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
-    return mx.softmax(scores if mask is None else scores + mask, -1) @ value
+    if mask is not None:
+        scores = mx.where(mask, scores, -mx.inf) if mask.dtype == mx.bool_ else scores + mask
+    return mx.softmax(scores, -1) @ value
 
 
 def _expand_dims(settings: OperationAttributes) -> OperationFunction:

@@ -18,10 +18,12 @@ class StatefulPackage(NamedTuple):
 
     @classmethod
     def open(cls, path: Path) -> "StatefulPackage":
-        """Raises InputError, which says what does not fit, for a package that can't draft or lacks its tokenizer."""
+        """Raises InputError, which says what does not fit, for a package that can't draft or lacks its tokenizer.
+
+        The weights are not read: Core ML knows more kinds of them than the executor.
+        """
         file = ProgramFile(path)
         found = layout(description(file), path)
-        file.check_weights()
         folder = _tokenizer_folder(path, found.source)
         size = _tokens(folder)
         if size > found.vocabulary:

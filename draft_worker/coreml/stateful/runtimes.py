@@ -8,6 +8,7 @@ from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.runtime.executor import Executor, Precision
 from draft_worker.coreml.stateful.package import StatefulPackage
 from draft_worker.coreml.toolchain import toolchain
+from protocol.errors import InputError
 
 
 class StatefulRuntime(Protocol):
@@ -34,10 +35,13 @@ class CoreMlStates:
     device = "Core ML, Neural Engine preferred"
 
     def __init__(self, package: StatefulPackage) -> None:
+        """Raises InputError if Core ML can't load the package."""
         coremltools = toolchain().coremltools
-        self._model: Any = coremltools.models.MLModel(
-            str(package.path), compute_units=coremltools.ComputeUnit.CPU_AND_NE
-        )
+        units = coremltools.ComputeUnit.CPU_AND_NE
+        try:
+            self._model: Any = coremltools.models.MLModel(str(package.path), compute_units=units)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise InputError(f"Core ML can't load {package.path} ({error}): draft with another model.") from error
 
     def make_state(self) -> Any:
         return self._model.make_state()

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from coremltools.converters.mil.mil.types.type_mapping import np_int4_dtype
 
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.runtime.executor import Executor
@@ -144,13 +145,15 @@ def test_a_reciprocal_root_is_what_coremltools_computes():
     assert np.allclose(np.array(OPERATIONS["rsqrt"].bind({"epsilon": 1e-3})(mx.array(x))), expected, rtol=1e-5)
 
 
-def test_attention_weighs_values_by_masked_scores():
+@pytest.mark.parametrize("kind", [np.float32, np.bool_])
+def test_attention_weighs_values_by_masked_scores(kind: Any):
     query, key, value = numbers((1, 2, 3, 4)), numbers((1, 2, 5, 4), seed=1), numbers((1, 2, 5, 4), seed=2)
-    mask = np.where(numbers((1, 1, 3, 5), seed=3) > 0.5, -1e4, 0).astype(np.float32)
+    seen = numbers((1, 1, 3, 5), seed=3) > -0.5
+    mask = seen if kind is np.bool_ else np.where(seen, 0, -1e4).astype(np.float32)
 
     got = OPERATIONS["scaled_dot_product_attention"].bind({})(*map(mx.array, (query, key, value, mask)))
 
-    weights = np.exp(query @ key.swapaxes(-1, -2) / 2 + mask)
+    weights = np.exp(query @ key.swapaxes(-1, -2) / 2) * seen
     assert np.allclose(np.array(got), weights / weights.sum(-1, keepdims=True) @ value, atol=1e-5)
 
 
@@ -205,11 +208,11 @@ def inferred(settings: dict[str, np.ndarray]) -> np.ndarray:
         return MB.constexpr_blockwise_shift_scale(**settings).op.materialized_val_inference()
 
 
-@pytest.mark.parametrize("kind", ["FLOAT16", "INT8", "UINT4"])
+@pytest.mark.parametrize("kind", ["FLOAT16", "INT8", "UINT4", "INT4"])
 def test_constants_are_read_as_they_were_written(kind: str, tmp_path: Path):
     generator = np.random.default_rng(7)
     # An odd count leaves half a byte unused; above ten numbers, a constant is in the weight file.
-    values = generator.integers(0, 16, (5, 7, 1, 1))
+    values = generator.integers(0, 16, (5, 7, 1, 1)) - (8 if kind == "INT4" else 0)
     scale = np.ones((5, 1, 1, 1), np.float16)
 
     def build(x: Any) -> Any:
@@ -219,7 +222,7 @@ def test_constants_are_read_as_they_were_written(kind: str, tmp_path: Path):
             case "INT8":
                 weight = MB.constexpr_blockwise_shift_scale(data=values.astype(np.int8), scale=scale)
             case _:
-                data = values.astype(toolchain().uint4)
+                data = values.astype(toolchain().uint4 if kind == "UINT4" else np_int4_dtype)
                 weight = MB.constexpr_blockwise_shift_scale(data=data, scale=scale)
         return MB.conv(x=x, weight=weight, pad_type="valid")
 

@@ -366,6 +366,14 @@ def test_core_ml_is_called_by_the_library_s_signatures(path: Path, monkeypatch: 
     assert {value.dtype for data in seen for value in data.values()} == {np.dtype(np.int32), np.dtype(np.float32)}
 
 
+def test_a_package_that_core_ml_refuses_ends_with_a_sentence(path: Path, monkeypatch: pytest.MonkeyPatch):
+    models = toolchain().coremltools.models
+    monkeypatch.setattr(models, "MLModel", create_autospec(models.MLModel, side_effect=RuntimeError("error code: -4")))
+
+    with pytest.raises(InputError, match=r"Core ML can't load .* draft with another model"):
+        CoreMlStates(StatefulPackage.open(path))
+
+
 def test_the_inputs_of_a_call_live_as_long_as_the_engine(path: Path):
     """Core ML releases them later, on a thread of its own."""
     draft = engine(path)
