@@ -1,6 +1,7 @@
 """The runtimes of a package with states: Core ML on a Mac, the executor elsewhere. Knows no sequence."""
 
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -39,8 +40,11 @@ class CoreMlStates:
         coremltools = toolchain().coremltools
         units = coremltools.ComputeUnit.CPU_AND_NE
         try:
-            self._model: Any = coremltools.models.MLModel(str(package.path), compute_units=units)
-        except (RuntimeError, ValueError, OSError) as error:
+            # coremltools only warns if Core ML fails to load a model.
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", RuntimeWarning)
+                self._model: Any = coremltools.models.MLModel(str(package.path), compute_units=units)
+        except (RuntimeWarning, RuntimeError, ValueError, OSError) as error:
             raise InputError(f"Core ML can't load {package.path} ({error}): draft with another model.") from error
 
     def make_state(self) -> Any:

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -367,8 +368,13 @@ def test_core_ml_is_called_by_the_library_s_signatures(path: Path, monkeypatch: 
 
 
 def test_a_package_that_core_ml_refuses_ends_with_a_sentence(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As coremltools tells it: the model's class warns, and fails at the first call."""
     models = toolchain().coremltools.models
-    monkeypatch.setattr(models, "MLModel", create_autospec(models.MLModel, side_effect=RuntimeError("error code: -4")))
+
+    def load(*given: Any, **named: Any) -> None:
+        warnings.warn("You will not be able to run predict() on this Core ML model.", RuntimeWarning, stacklevel=2)
+
+    monkeypatch.setattr(models, "MLModel", create_autospec(models.MLModel, side_effect=load))
 
     with pytest.raises(InputError, match=r"Core ML can't load .* draft with another model"):
         CoreMlStates(StatefulPackage.open(path))
