@@ -8,7 +8,7 @@ import numpy as np
 from draft_worker.candidates.shortlist import GROUP_SIZE
 from draft_worker.coreml.arrays import Array, Single
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
-from draft_worker.coreml.stateful.layout import StatefulLayout
+from draft_worker.coreml.stateful.layout import LOGITS, StatefulLayout
 from draft_worker.coreml.stateful.runtimes import StatefulRuntime
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError
@@ -80,7 +80,7 @@ class StatefulForward:
         return self._inputs[length, end]
 
     def _checked(self, outputs: Mapping[str, Array], length: int) -> Array:
-        logits = outputs.get(self._layout.logits)
+        logits = outputs.get(LOGITS)
         wanted = (1, length, self._layout.vocabulary)
         if logits is None or logits.shape != wanted:
             got = "nothing" if logits is None else str(logits.shape)

@@ -1,7 +1,8 @@
 """Whether a package is a language model that can draft, and how it is called. Pure; loads nothing.
 
 The layout is that of Apple's article on Llama 3.1 with Core ML (machinelearning.apple.com/research/core-ml-on-device-
-llama), which swift-transformers (Sources/Models/LanguageModel.swift, `Keys`) and CoreMLPipelines follow:
+llama), which swift-transformers follows (Sources/Models/LanguageModel.swift, `Keys`). CoreMLPipelines' converter
+(coremlpipelinestools/CausalLM.py) writes the same with the names input_ids, causal_mask, key_cache and value_cache.
     inputIds     (1, L) int32            tokens
     causalMask   (1, 1, L, E) float      0 where a token may attend; E = tokens in the cache after the call
     keyCache, valueCache                 states (layers, 1, key heads, slots, head)
@@ -23,8 +24,8 @@ SOURCE_KEY = "co.huggingface.exporters.name"
 """User-defined metadata of Hugging Face's exporters: the model that was converted."""
 _IDS = ("inputIds", "input_ids")
 _MASKS = ("causalMask", "causal_mask")
-_STATES = ({"keyCache", "valueCache"}, {"key_cache", "value_cache"}, {"k_cache", "v_cache"})
-_LOGITS = ("logits", "output_logits")
+_STATES = ({"keyCache", "valueCache"}, {"key_cache", "value_cache"})
+LOGITS = "logits"
 _FLOATS = ("FLOAT16", "FLOAT32")
 
 
@@ -33,7 +34,6 @@ class StatefulLayout(NamedTuple):
 
     ids: str
     mask: str
-    logits: str
     function: str
     vocabulary: int
     """The length of a token's logits."""
@@ -86,17 +86,15 @@ def _layout(found: Description) -> StatefulLayout:
     unknown = set(found.inputs) - {ids, mask}
     if unknown:
         raise _Misfit(f"it also takes {_list(unknown)}, whose meaning is not known here.")
-    logits = _named(found.outputs, _LOGITS)
-    if logits is None:
+    if LOGITS not in found.outputs:
         raise _Misfit(f"it returns {_list(found.outputs)}, not logits. Convert it without a choice of tokens inside.")
     slots, state_bytes = _cache(found.states)
     least, most, lengths = _tokens(found.inputs[ids])
     return StatefulLayout(
         ids=ids,
         mask=mask,
-        logits=logits,
         function=found.function,
-        vocabulary=_vocabulary(found.outputs[logits]),
+        vocabulary=_vocabulary(found.outputs[LOGITS]),
         context=min(slots, _mask_length(found.inputs[mask], found.inputs[ids], lengths)),
         least=least,
         most=min(most, slots),

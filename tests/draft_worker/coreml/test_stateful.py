@@ -266,6 +266,16 @@ def test_the_bounds_of_a_package_are_read_from_its_specification(path: Path):
     assert (found.source, found.lengths) == ("someone/some-model", ())
 
 
+def test_the_names_of_core_ml_pipelines_are_known(path: Path):
+    edit(path, rename("input", "inputIds", "input_ids"))
+    edit(path, rename("input", "causalMask", "causal_mask"))
+    for name in ("key", "value"):
+        edit(path, rename("state", f"{name}Cache", f"{name}_cache"))
+
+    found = StatefulPackage.open(path).layout
+    assert (found.ids, found.mask, found.context) == ("input_ids", "causal_mask", CONTEXT)
+
+
 def test_listed_shapes_are_the_lengths_of_calls(path: Path):
     def listed(model: Any) -> None:
         array = feature(model, "input", "inputIds").type.multiArrayType
