@@ -231,14 +231,15 @@ def _root(path: Path) -> Path:
     """The path of the model's protobuf, from the package's manifest."""
     try:
         manifest = json.loads((path / "Manifest.json").read_bytes())
-        inside = manifest["itemInfoEntries"][manifest["rootModelIdentifier"]]["path"]
-        root = (path / "Data" / inside).resolve()
+        inside = Path(manifest["itemInfoEntries"][manifest["rootModelIdentifier"]]["path"])
     except OSError as error:
         raise InputError(
             f"{path} is no Core ML package ({error.strerror}): make one with `launch-pipeline convert`."
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} has a broken Manifest.json: convert the model again.") from error
-    if not root.is_relative_to(path.resolve()) or not root.is_file():
+    root = path / "Data" / inside
+    # Its files may be links, as in a hub's cache.
+    if inside.is_absolute() or ".." in inside.parts or not root.is_file():
         raise InputError(f"{path} does not hold the model that its manifest names: convert the model again.")
     return root

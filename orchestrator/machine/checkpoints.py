@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.errors import InputError
 from protocol.messages.base import Role
+from protocol.paths import cache_folder
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _HUB_FILE = re.compile(rf"{_HUB_ID.pattern}:[\w.-]{{1,200}}\.gguf")
@@ -99,18 +101,20 @@ def hub_package(name: str) -> Path | None:
     """
     if not _HUB_PACKAGE.fullmatch(name):
         return None
-    from huggingface_hub import snapshot_download, try_to_load_from_cache
-
     id, package = name.split(":", 1)
-    known = try_to_load_from_cache(id, f"{package}/Manifest.json")
-    if isinstance(known, str):
-        return Path(known).parent
+    place = cache_folder() / "packages" / name.replace("/", "--").replace(":", "--")
+    return made_once(place, lambda folder: _fetch_package(id, package, folder)) / package
+
+
+def _fetch_package(id: str, package: str, folder: Path) -> None:
+    """Files, not links to the hub's cache: Core ML compiles a package where it lies."""
+    from huggingface_hub import snapshot_download
+
+    wanted = [f"{package}/*", "tokenizer.json"]
     with _told(id):
-        wanted = [f"{package}/*", "tokenizer.json"]
-        folder = Path(snapshot_download(id, allow_patterns=wanted, ignore_patterns=["*.py"], dry_run=False))
+        snapshot_download(id, local_dir=folder, allow_patterns=wanted, ignore_patterns=["*.py"], dry_run=False)
     if not (folder / package / "Manifest.json").is_file():
         raise InputError(f"{id} holds no {package}: look up its files at https://huggingface.co/{id}/tree/main.")
-    return folder / package
 
 
 def _local(path: Path, on_progress: OnProgress) -> Path:

@@ -266,6 +266,15 @@ def test_the_bounds_of_a_package_are_read_from_its_specification(path: Path):
     assert (found.source, found.lengths) == ("someone/some-model", ())
 
 
+def test_a_package_of_links_is_read(path: Path, tmp_path: Path):
+    """As the hub's cache keeps files."""
+    for index, file in enumerate([part for part in path.rglob("*") if part.is_file()]):
+        file.rename(tmp_path / f"blob-{index}")
+        file.symlink_to(tmp_path / f"blob-{index}")
+
+    assert engine(path).vocabulary == VOCABULARY
+
+
 def test_the_names_of_core_ml_pipelines_are_known(path: Path):
     edit(path, rename("input", "inputIds", "input_ids"))
     edit(path, rename("input", "causalMask", "causal_mask"))

@@ -42,31 +42,32 @@ def test_a_compiled_model_is_refused_with_the_way_out(tmp_path: Path):
 
 
 class Hub:
-    """The hub's functions, which find one package."""
+    """The hub's download, which writes these files."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path, *files: str) -> None:
-        self.root, self.files = root, files
+        self.files = files
         self.fetched: list[dict[str, Any]] = []
-        monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", self._known)
+        monkeypatch.setenv("HOME", str(root))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
         monkeypatch.setattr("huggingface_hub.snapshot_download", self._fetch)
 
-    def _known(self, id: str, name: str) -> str | None:
-        path = self.root / name
-        return str(path) if path.is_file() else None
-
-    def _fetch(self, id: str, **options: Any) -> str:
+    def _fetch(self, id: str, *, local_dir: Path, **options: Any) -> str:
         self.fetched.append({"id": id} | options)
         for name in self.files:
-            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.root / name).touch()
-        return str(self.root)
+            (local_dir / name).parent.mkdir(parents=True, exist_ok=True)
+            (local_dir / name).touch()
+        return str(local_dir)
 
 
 def test_a_package_of_a_hugging_face_id_is_fetched_once_without_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    hub = Hub(monkeypatch, tmp_path, "Model-4bit.mlpackage/Manifest.json")
+    hub = Hub(monkeypatch, tmp_path, "Model-4bit.mlpackage/Manifest.json", "tokenizer.json")
     first, again = (draft_choice("mlx", ID) for _ in range(2))
 
-    assert first == again == DraftChoice("stateful", tmp_path / "Model-4bit.mlpackage")
+    assert first == again
+    assert first.folder is not None
+    assert (first.engine, first.folder.name) == ("stateful", "Model-4bit.mlpackage")
+    assert (first.folder / "Manifest.json").is_file()
+    assert (first.folder.parent / "tokenizer.json").is_file()
     (fetched,) = hub.fetched
     assert fetched["id"] == "someone/coreml-model"
     assert fetched["allow_patterns"] == ["Model-4bit.mlpackage/*", "tokenizer.json"]
@@ -77,6 +78,7 @@ def test_an_id_without_that_package_is_answered_with_where_to_look(tmp_path: Pat
     Hub(monkeypatch, tmp_path)
     with pytest.raises(InputError, match=r"holds no Model-4bit\.mlpackage: look up its files"):
         draft_choice("mlx", ID)
+    assert not list((tmp_path / "cache").rglob("Model-4bit*"))
 
 
 def test_the_bench_compares_no_package_with_mlx_lm(package: Path):
