@@ -18,7 +18,9 @@ from typing import NamedTuple
 
 from draft_worker.coreml.package import METADATA_KEY
 from draft_worker.coreml.stateful.description import Description, Feature
+from draft_worker.engine import ANY_TOKEN
 from protocol.errors import InputError
+from protocol.messages.base import MAX_CONTEXT
 
 SOURCE_KEY = "co.huggingface.exporters.name"
 """User-defined metadata of Hugging Face's exporters: the model that was converted."""
@@ -27,6 +29,8 @@ _MASKS = ("causalMask", "causal_mask")
 _STATES = ({"keyCache", "valueCache"}, {"key_cache", "value_cache"})
 LOGITS = "logits"
 _FLOATS = ("FLOAT16", "FLOAT32")
+_LONGEST = 512
+"""Most tokens of a call if the package takes any number: the mask grows with it."""
 
 
 class StatefulLayout(NamedTuple):
@@ -90,15 +94,18 @@ def _layout(found: Description) -> StatefulLayout:
         raise _Misfit(f"it returns {_list(found.outputs)}, not logits. Convert it without a choice of tokens inside.")
     slots, state_bytes = _cache(found.states)
     least, most, lengths = _tokens(found.inputs[ids])
+    context = min(slots, _mask_length(found.inputs[mask], found.inputs[ids], lengths), MAX_CONTEXT)
+    if least > context:
+        raise _Misfit(f"its calls take at least {least} tokens, and its cache holds {context}.")
     return StatefulLayout(
         ids=ids,
         mask=mask,
         function=found.function,
         vocabulary=_vocabulary(found.outputs[LOGITS]),
-        context=min(slots, _mask_length(found.inputs[mask], found.inputs[ids], lengths)),
+        context=context,
         least=least,
-        most=min(most, slots),
-        lengths=lengths,
+        most=min(most, context, max(least, _LONGEST)),
+        lengths=tuple(length for length in lengths if length <= context),
         state_bytes=state_bytes,
         source=found.metadata.get(SOURCE_KEY, ""),
     )
@@ -157,7 +164,7 @@ def _vocabulary(logits: Feature) -> int:
     if logits.kind not in _FLOATS or len(logits.sizes) != 3 or logits.sizes[0][0] != 1:
         raise _Misfit(f"its logits are {_shape(logits)}, not (1, L, vocabulary) of floats.")
     least, most = logits.sizes[2]
-    if least != most or least < 2:
+    if least != most or not 2 <= least <= ANY_TOKEN:
         raise _Misfit("it does not state the size of its vocabulary.")
     return least
 

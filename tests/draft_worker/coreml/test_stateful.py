@@ -174,7 +174,7 @@ def test_logits_of_another_shape_end_with_a_sentence(path: Path):
         draft.open(GREEDY, VOCABULARY).prefill([1, 2])
 
 
-Change = Callable[[Any], None]
+Change = Callable[[Any], Any]
 
 
 def feature(model: Any, group: str, name: str) -> Any:
@@ -220,6 +220,10 @@ def doubles(model: Any) -> None:
     feature(model, "input", "inputIds").type.multiArrayType.dataType = 65568
 
 
+def both(*changes: Change) -> Change:
+    return lambda model: [change(model) for change in changes]
+
+
 def choice(model: Any) -> None:
     rename("output", "logits", "nextToken")(model)
 
@@ -240,6 +244,10 @@ def choice(model: Any) -> None:
         (sizes("causalMask", 3, 9, 64), "mask is at least 9 long"),
         (sizes("causalMask", 2, 1, 9), "another number of rows than tokens"),
         (halves, "not equal caches"),
+        (
+            both(sizes("inputIds", 1, 65, 99), sizes("causalMask", 2, 65, 99)),
+            "at least 65 tokens, and its cache holds 64",
+        ),
     ],
 )
 def test_a_package_that_does_not_fit_is_refused_with_the_reason(path: Path, change: Change, words: str):
@@ -262,7 +270,7 @@ def test_the_bounds_of_a_package_are_read_from_its_specification(path: Path):
     edit(path, sizes("causalMask", 2, 1, -1))
 
     found = StatefulPackage.open(path).layout
-    assert (found.context, found.least, found.most, found.vocabulary) == (40, 1, 64, VOCABULARY)
+    assert (found.context, found.least, found.most, found.vocabulary) == (40, 1, 40, VOCABULARY)
     assert (found.source, found.lengths) == ("someone/some-model", ())
 
 
@@ -289,7 +297,7 @@ def test_listed_shapes_are_the_lengths_of_calls(path: Path):
     def listed(model: Any) -> None:
         array = feature(model, "input", "inputIds").type.multiArrayType
         array.ClearField("shapeRange")
-        for length in (16, 1):
+        for length in (16, 1, CONTEXT + 1):
             array.enumeratedShapes.shapes.add().shape.extend([1, length])
 
     found = layout(description(ProgramFile(edit(path, listed))), path)
