@@ -135,7 +135,7 @@ class StatefulSequence(EngineSequence):
             fans=[batch.fans[each - begin] for each in nodes] if batch.fans else (),
             paths=[batch.paths[each - begin] for each in nodes] if batch.paths else (),
         )
-        self._selector.begin(self._sampling, positions, batch)
+        self._selector.begin(self._sampling, positions)
         logits = self._engine.forward.run(self._cache, path, wanted=len(nodes))
         broken = ~np.isfinite(logits.max(axis=-1))
         # The candidates of such a row are dropped; the selector needs numbers.
