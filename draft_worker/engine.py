@@ -79,6 +79,8 @@ class EngineSequence(ABC):
 
     copyable: bool = False
     """Whether `reopen` can copy the KV while this sequence goes on serving its own request."""
+    step_nodes: int | None = None
+    """Most nodes of a best-first growth step, for a sequence that evaluates paths one by one; None: no bound."""
 
     @property
     @abstractmethod

@@ -6,10 +6,12 @@ Pure over an engine's sequence. Knows no transport; the caller passes the clock.
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from draft_worker.engine import Batch, EngineSequence
 from protocol.common_prefix import common_prefix
 from protocol.messages.base import NodeId
-from protocol.messages.plans import BestFirst
+from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.messages.worker import Extend, Grow, KvOffer, KvReference, Prefilled, Reroot, Start
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
@@ -71,7 +73,8 @@ class DraftSequence:
         """A request for growth below a root that is not known yet."""
         tree = TokenTree(start.root, start.tokens[-1], len(committed))
         forced = None if start.sampling.grammar is None or processors is None else self._forced
-        self._growth = TreeGrowth(tree, start.plan or _DEFAULT_PLAN, self._horizon, self._calibration, forced)
+        plan = self._within(start.plan or _DEFAULT_PLAN)
+        self._growth = TreeGrowth(tree, plan, self._horizon, self._calibration, forced)
 
     @property
     def position(self) -> int:
@@ -91,7 +94,8 @@ class DraftSequence:
 
     def reroot(self, message: Reroot) -> Iterator[Grow]:
         """Move the root. If the round was a miss, publish the surviving nodes again: the orchestrator has none."""
-        self._commit(self._growth.advance(message.tokens, message.plan))
+        plan = None if message.plan is None else self._within(message.plan)
+        self._commit(self._growth.advance(message.tokens, plan))
         self.round = message.round
         if self._early is not None:
             self.extend(self._early)
@@ -182,6 +186,13 @@ class DraftSequence:
         self.engine = engine
         self._held, self._backlog = prefix[:held], prefix[held:]
         self._reuse = Prefilled(self.id, self.round, len(self._backlog), 0.0, held)
+
+    def _within(self, plan: GrowthPlan) -> GrowthPlan:
+        """`plan`, with steps as wide as the engine evaluates at once."""
+        most = self.engine.step_nodes
+        if most is None or not isinstance(plan, BestFirst) or plan.width <= most:
+            return plan
+        return msgspec.structs.replace(plan, width=most)
 
     def _forced(self, node: Node) -> int | None:
         assert self._processors is not None

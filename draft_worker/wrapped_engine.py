@@ -46,6 +46,7 @@ class WrappedSequence(EngineSequence):
     def __init__(self, engine: WrappedEngine, inner: EngineSequence, vocabulary: int) -> None:
         """`vocabulary`: tokens that the target knows."""
         self.copyable = inner.copyable
+        self.step_nodes = inner.step_nodes
         self.inner = inner
         self.vocabulary = vocabulary
         self._engine = engine

@@ -31,7 +31,7 @@ _TYPES: dict[str, Any] = {
     "UINT8": np.uint8,
     "BOOL": np.bool_,
 }
-_NIBBLES = "UINT4"
+_NIBBLES = ("UINT4", "INT4")
 
 Constant: TypeAlias = Array | str
 
@@ -95,6 +95,8 @@ class ProgramFile:
             raise self.damage(f"{root.name} can't be parsed") from error
         if not model.mlProgram.functions:
             raise self.damage("it holds no ML program")
+        self.description: Any = model.description
+        """The specification's own description, a ModelDescription message."""
         self.metadata: dict[str, str] = dict(model.description.metadata.userDefined)
         self.default: str = model.description.defaultFunctionName
         self.weights_size = 0
@@ -119,9 +121,11 @@ class ProgramFile:
     def read(self, stored: StoredTensor) -> Array:
         shape, kind = stored.tensor
         raw = self._raw(stored)
-        if kind == _NIBBLES:
+        if kind in _NIBBLES:
             # The first of two numbers is in the low four bits.
             values = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)[: _count(shape)]
+            if kind == "INT4":
+                values = (values.astype(np.int8) ^ 8) - 8
         else:
             values = np.frombuffer(raw.tobytes(), _TYPES[kind])
         return values.reshape(shape)
@@ -131,10 +135,10 @@ class ProgramFile:
         shape, kind = stored.tensor
         if -1 in shape:
             raise self.damage(f"a constant has the shape {shape}")
-        if kind != _NIBBLES and kind not in _TYPES:
+        if kind not in _NIBBLES and kind not in _TYPES:
             raise InputError(f"{self.path} has constants of type {kind}, which can't be read here.")
         raw = self._record(stored.key) if isinstance(stored.key, int) else np.frombuffer(stored.key, np.uint8)
-        needed = (_count(shape) + 1) // 2 if kind == _NIBBLES else _count(shape) * np.dtype(_TYPES[kind]).itemsize
+        needed = (_count(shape) + 1) // 2 if kind in _NIBBLES else _count(shape) * np.dtype(_TYPES[kind]).itemsize
         if len(raw) < needed:
             raise self.damage(f"a constant has {len(raw)} bytes, not {needed}")
         return raw[:needed]
@@ -227,14 +231,15 @@ def _root(path: Path) -> Path:
     """The path of the model's protobuf, from the package's manifest."""
     try:
         manifest = json.loads((path / "Manifest.json").read_bytes())
-        inside = manifest["itemInfoEntries"][manifest["rootModelIdentifier"]]["path"]
-        root = (path / "Data" / inside).resolve()
+        inside = Path(manifest["itemInfoEntries"][manifest["rootModelIdentifier"]]["path"])
     except OSError as error:
         raise InputError(
             f"{path} is no Core ML package ({error.strerror}): make one with `launch-pipeline convert`."
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} has a broken Manifest.json: convert the model again.") from error
-    if not root.is_relative_to(path.resolve()) or not root.is_file():
+    root = path / "Data" / inside
+    # Its files may be links, as in a hub's cache.
+    if inside.is_absolute() or ".." in inside.parts or not root.is_file():
         raise InputError(f"{path} does not hold the model that its manifest names: convert the model again.")
     return root

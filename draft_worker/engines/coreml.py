@@ -5,7 +5,7 @@ A `Runtime` runs the package: Core ML on a Mac, the executor anywhere.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from draft_worker.candidates.selector import CandidateSelector
 from draft_worker.coreml.converted import Converted
@@ -67,7 +67,7 @@ class CoreMlEngine(Engine):
     @classmethod
     def load(
         cls, folder: Path, runtime: RuntimeName | None = None, *, epoch: int = 0, owner: int | None = None
-    ) -> "CoreMlEngine":
+    ) -> Self:
         """Raises InputError if the folder is incomplete, damaged, or mixed from several models."""
         # The GPU is the target's; the host computes little beside a call.
         compute_on_processor()

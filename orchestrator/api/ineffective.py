@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+from orchestrator.machine.drafts.stateful_draft import is_package
 from protocol.contracts.engines import NO_DRAFT, draft_engines
 
 Values: TypeAlias = Mapping[str, Any]
@@ -48,6 +49,10 @@ def _set(*names: str) -> Callable[[Values], bool]:
 def _model_of_engine(values: Values) -> str:
     engine = draft_engines().get(values.get("draft_engine", ""))
     return engine.model if engine else ""
+
+
+def _no_package(values: Values) -> bool:
+    return not is_package(values.get("draft") or "")
 
 
 def _coldest(values: Values) -> bool:
@@ -149,8 +154,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(("repetition_context",), _is("repetition_penalty", 1.0), "there is no repetition penalty"),
     Rule(("out",), _all(_is("command", "profile"), _is_not("overhead", None)), "the cost of tracing is only printed"),
-    Rule(("draft", "runtime"), _all(_is("command", "doctor"), _is("neural_engine", False)), "only the examination of a "
-    "draft for the Neural Engine uses it"),
+    Rule(
+        ("draft",),
+        _all(_is("command", "doctor"), _is("neural_engine", False), _no_package),
+        "only the examination of a draft for the Neural Engine and that of a .mlpackage use it",
+    ),
+    Rule(
+        ("runtime",),
+        _all(_is("command", "doctor"), _is("neural_engine", False)),
+        "only the examination of a draft for the Neural Engine uses it",
+    ),
     Rule(
         (*("path", "limit", "temperature", "max_tokens", "repeats", "draft_tokens"),
          *("strategies", "pace", "plot", "growth", "requests", "reuse", "turns", "same_model", *_COMPARISON)),

@@ -28,8 +28,9 @@ TargetEngineName = Literal["mlx", "none"]
 PrefillEngineName = Literal["none", "mlx", "coreml", "guest"]
 """The engine of the prefill worker; guest: a prefill worker of another machine, which sees the prompts."""
 
-DraftModel: TypeAlias = Literal["checkpoint", "package", "none"]
-"""The model of an engine: a checkpoint's folder, a Core ML package converted from it, or none."""
+DraftModel: TypeAlias = Literal["checkpoint", "package", "stateful", "none"]
+"""The model of an engine: a checkpoint's folder, a Core ML package converted from it, one of another's making that
+keeps its KV as states, or none."""
 
 
 class EngineDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

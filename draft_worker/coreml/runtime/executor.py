@@ -89,7 +89,8 @@ class Function:
         if name not in data:
             raise InputError(f"The input {name} of {self._path} is missing.")
         given: Any = data[name]
-        if tuple(given.shape) != shape:
+        fits = len(given.shape) == len(shape)
+        if not fits or any(size not in (-1, got) for size, got in zip(shape, given.shape, strict=True)):
             raise InputError(f"The input {name} of {self._path} must have shape {shape}, not {tuple(given.shape)}.")
         return mx.array(given).astype(mx.int32 if kind == "INT32" else self._dtype)
 
@@ -194,12 +195,17 @@ def _arguments(operation: Operation, tensors: tuple[str, ...]) -> list[str | Non
 
 
 def _rounded(run: OperationFunction, dtype: mx.Dtype) -> OperationFunction:
-    """`run` in fp32, which is fast on every device, with its result rounded once."""
+    """`run` in fp32, which is fast on every device, with its result rounded once. Integers stay as they are."""
 
     def rounded(*arguments: mx.array | None) -> mx.array:
-        return run(*(None if a is None else a.astype(mx.float32) for a in arguments)).astype(dtype)
+        result = run(*(a if a is None or not _is_float(a) else a.astype(mx.float32) for a in arguments))
+        return result.astype(dtype) if _is_float(result) else result
 
     return rounded
+
+
+def _is_float(array: mx.array) -> bool:
+    return mx.issubdtype(array.dtype, mx.floating)
 
 
 def _writing(run: OperationFunction, sources: list[int], targets: list[int]) -> Callable[[list[Any]], None]:

@@ -1,6 +1,6 @@
-"""Selects the runtime of a converted model; the executor as a runtime. Core ML's runtime is in `apple`.
+"""Selects the runtime of a converted model; the executor as a runtime. The others are in `apple` and `core_ai`.
 
-A new runtime, such as Core AI, is a class like `ExecutorRuntime` and a line in `open_runtime`.
+A new runtime is a class like `ExecutorRuntime` and a case of `open_runtime`.
 """
 
 import sys
@@ -21,11 +21,17 @@ _CACHE = "kv"
 
 def open_runtime(converted: Converted, name: RuntimeName | None = None) -> Runtime:
     """The runtime of that name; by default Core ML on a Mac, the executor elsewhere."""
-    if (name or default_runtime()) == "coreml":
-        from draft_worker.coreml.runtime.apple import CoreMlRuntime
+    match name or default_runtime():
+        case "coreml":
+            from draft_worker.coreml.runtime.apple import CoreMlRuntime
 
-        return CoreMlRuntime(converted)
-    return ExecutorRuntime(converted)
+            return CoreMlRuntime(converted)
+        case "coreai":
+            from draft_worker.coreml.runtime.core_ai import CoreAiRuntime
+
+            return CoreAiRuntime(converted)
+        case "executor":
+            return ExecutorRuntime(converted)
 
 
 def default_runtime() -> RuntimeName:

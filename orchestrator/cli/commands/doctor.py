@@ -18,7 +18,7 @@ _FAILED = 1
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--neural-engine", is_flag=True, help="Examine instead whether a draft can run on the Neural Engine.")
-@click.option("--draft", metavar="MODEL", help="With --neural-engine: which one. Default: the default draft.")
+@click.option("--draft", metavar="MODEL", help="With --neural-engine: which one. Or a .mlpackage: what it is.")
 @click.option(
     "--runtime", type=click.Choice(["coreml", "executor"]), help="With --neural-engine: executor rehearses it."
 )
@@ -29,10 +29,15 @@ def doctor(as_json: bool, neural_engine: bool, draft: str | None, runtime: Any) 
     launch-pipeline doctor
     launch-pipeline doctor --json
     """
+    from orchestrator.machine.drafts.stateful_draft import is_package
     from orchestrator.tools.doctor.doctor import examine, to_json
+    from orchestrator.tools.doctor.draft_package import package_finding
 
     print_notes(without_effect({}))
-    findings = _neural_engine(draft, runtime, quiet=as_json) if neural_engine else examine()
+    if draft is not None and is_package(draft):
+        findings = [package_finding(draft)]
+    else:
+        findings = _neural_engine(draft, runtime, quiet=as_json) if neural_engine else examine()
     if as_json:
         click.echo(json.dumps(to_json(findings)))
     else:

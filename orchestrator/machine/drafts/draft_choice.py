@@ -8,6 +8,7 @@ from typing import NamedTuple
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, source_of
 from orchestrator.machine.drafts.shipped_drafts import default_draft, shipped_draft
+from orchestrator.machine.drafts.stateful_draft import STATEFUL, is_package, stateful_draft
 from orchestrator.machine.hardware import chip, system_build
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.machine.recommended_pairs import draft_beside
@@ -53,10 +54,12 @@ def draft_for(
 def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgress = silent) -> DraftChoice:
     """The engine and the folder of the draft `name`; converts the model if the engine needs a package.
 
-    Without a name it is the default draft, or no model if the engine needs none. Raises InputError for an unknown
-    engine and for a draft that is not available.
+    Without a name it is the default draft, or no model if the engine needs none. A package of another's making has an
+    engine of its own. Raises InputError for an unknown engine and for a draft that is not available.
     """
     model, note = draft_model(engine), ""
+    if name is not None and model != "none" and is_package(name):
+        return DraftChoice(STATEFUL, stateful_draft(name))
     if name is None:
         if model == "none":
             return DraftChoice(engine, None)
@@ -64,8 +67,9 @@ def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgr
         name = str(folder)
     if model == "package":
         folder = converted_draft(name, on_progress)
-        # On other systems the executor runs the package, so there is no device to examine.
-        verdict = recorded(place_of(folder)) if sys.platform == "darwin" else None
+        # On other systems the executor runs the package, so there is no device to examine. Core AI is not examined yet.
+        examined = engine == "coreml" and sys.platform == "darwin"
+        verdict = recorded(place_of(folder)) if examined else None
         choice = weigh(engine, folder, name, verdict)
         return choice._replace(note=" ".join(filter(None, (note, choice.note))))
     return DraftChoice(engine, resolve(name, "draft", on_progress), note)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.machine.drafts.pair_choice import pair_for
+from orchestrator.machine.drafts.stateful_draft import STATEFUL, not_measurable
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.tools.bench.names import LOOKUP
 from protocol.contracts.engines import DraftEngineName
@@ -39,6 +40,8 @@ def bench_models(
     pair = pair_for(target, "mlx", draft, on_progress)
     if same_model:
         return BenchModels(pair.target, pair.target, pair.note)
+    if pair.draft.engine == STATEFUL:
+        raise not_measurable(draft)
     if pair.draft.folder is None:
         raise InputError(pair.draft.note)
     return BenchModels(pair.target, pair.draft.folder, " ".join(filter(None, (pair.note, pair.draft.note))))

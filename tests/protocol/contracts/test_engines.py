@@ -45,8 +45,15 @@ def test_a_module_without_a_literal_declaration_is_no_engine(tmp_path: Path, sou
 def test_the_installed_engines_are_listed_with_their_models():
     models = {name: engine.model for name, engine in draft_engines().items()}
 
-    assert models == {"coreml": "package", "mlx": "checkpoint", "ngram": "none", "random": "checkpoint"}
-    assert [name for name, engine in draft_engines().items() if engine.hidden] == ["random"]
+    assert models == {
+        "coreai": "package",
+        "coreml": "package",
+        "mlx": "checkpoint",
+        "ngram": "none",
+        "random": "checkpoint",
+        "stateful": "stateful",
+    }
+    assert [name for name, engine in draft_engines().items() if engine.hidden] == ["random", "stateful"]
 
 
 def test_listing_the_engines_imports_none_of_them():
@@ -59,7 +66,9 @@ def test_listing_the_engines_imports_none_of_them():
 
 
 def test_a_name_that_no_engine_has_is_answered_with_the_choices():
-    with pytest.raises(InputError, match=r"no draft engine called 'crystal ball': choose coreml, mlx, ngram or none\."):
+    with pytest.raises(
+        InputError, match=r"no draft engine called 'crystal ball': choose coreai, coreml, mlx, ngram or none\."
+    ):
         draft_engine("crystal ball")
 
 

@@ -1,0 +1,1 @@
+"""Packages that others converted, which keep their KV as Core ML states: what they are, and calls of them."""
