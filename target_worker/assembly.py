@@ -7,6 +7,7 @@ from pathlib import Path
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
+from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.tree_model import TreeModel
 from protocol.kv.exchange import KvExchange
 from protocol.messages.worker import Hello
@@ -32,9 +33,10 @@ def build(setup: WorkerSetup) -> TargetWorker:
 
 
 def _computing(setup: WorkerSetup) -> TargetWorker:
-    folder = Path(setup.model)
+    folder, began = Path(setup.model), time.perf_counter()
     model = TreeModel.load(folder) if setup.hosts is None else load_leading_model(folder, setup.hosts)
     wire()
+    costs = () if setup.pace else costs_at_load(model, time.perf_counter() - began)
     exchange = _exchange(setup, model)
     hello = Hello(
         role="target",
@@ -48,6 +50,7 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         pid=os.getpid(),
         kv=exchange and exchange.form,
         model_fingerprint=exchange.fingerprint if exchange else "",
+        costs=costs,
     )
     engine = TargetEngine(model, setup.prefill_chunk, exchange)
     return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace), setup.prefix_cache << 20)

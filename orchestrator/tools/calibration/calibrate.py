@@ -137,8 +137,15 @@ def _device(times: DeviceTimes) -> list[str]:
         f"    {{ width = {step.width}, milliseconds = {step.milliseconds}, source = {_text(step.source)} }},"
         for step in times.steps
     ]
-    weights = [] if times.weights is None else [f"weights = {times.weights}"]
-    return [*weights, f"prefill = {{ {rate} }}", "steps = [", *steps, "]"]
+    lines = [] if times.weights is None else [f"weights = {times.weights}"]
+    lines += [f"prefill = {{ {rate} }}", f'shape = "{times.shape}"', "steps = [", *steps, "]"]
+    if (context := times.context) is not None:
+        time = f"milliseconds_per_1000_tokens = {context.milliseconds_per_1000_tokens}"
+        queries = f"vector_queries = {context.vector_queries}"
+        lines.append(f"context = {{ {time}, {queries}, source = {_text(context.source)} }}")
+    if (sequence := times.sequence) is not None:
+        lines.append(f"sequence = {{ milliseconds = {sequence.milliseconds}, source = {_text(sequence.source)} }}")
+    return lines
 
 
 def _text(value: str) -> str:
