@@ -7,7 +7,14 @@ from pathlib import Path
 
 from orchestrator.core.options import Options
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.device_profiles import DeviceProfile, DeviceTimes, ForwardTime, PrefillRate, SlowDown
+from orchestrator.machine.device_profiles import (
+    ContextCost,
+    DeviceProfile,
+    DeviceTimes,
+    ForwardTime,
+    PrefillRate,
+    SlowDown,
+)
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.progress import silent
@@ -77,7 +84,10 @@ def device_times(times: Times, source: str, weights: int | None = None) -> Devic
         for width, seconds in sorted(times.steps.items())
     )
     rate = PrefillRate(tokens_per_second=round(times.prefill_rate, 1), source=source)
-    return DeviceTimes(prefill=rate, steps=steps, weights=weights)
+    context = None
+    if times.context_seconds is not None:
+        context = ContextCost(milliseconds_per_1000_tokens=round(1e6 * times.context_seconds, 4), source=source)
+    return DeviceTimes(prefill=rate, steps=steps, weights=weights, context=context)
 
 
 def slow_down_of(factor: float, source: str) -> SlowDown:

@@ -1,7 +1,6 @@
 """Costs by width are measured while a model loads: warm, as trees, within a time."""
 
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -84,11 +83,11 @@ def test_a_real_model_is_measured_and_its_sequences_are_not_touched():
 
 
 def test_a_processor_spends_no_time_on_it(monkeypatch: pytest.MonkeyPatch):
-    model = SimpleNamespace(context=512)  # without sequences: any use is an error
+    device = _Device()
 
-    assert costs_at_load(model, 3.0) == ()
+    assert costs_at_load(device, 3.0) == ()
+    assert not device.used
 
     monkeypatch.setattr(forward_costs.mx, "default_device", lambda: mx.Device(mx.gpu))
-    device = _Device()
     monkeypatch.setattr(forward_costs.time, "perf_counter", device.clock)
     assert len(costs_at_load(device, 4e6)) == len(WIDTHS)

@@ -139,5 +139,6 @@ def test_a_second_target_brings_its_own_costs():
 
 
 def bring_up(machine: Machine, target: DevicePace, draft: DevicePace) -> None:
-    for incarnation, (role, pace) in enumerate((("target", target), ("draft", draft)), start=len(machine.workers())):
-        machine.step(WorkerUp(incarnation, modelled_hello(role, pace=pace)), 0.0)
+    incarnation = len(machine.workers())
+    machine.step(WorkerUp(incarnation, modelled_hello("target", pace=target)), 0.0)
+    machine.step(WorkerUp(incarnation + 1, modelled_hello("draft", pace=draft)), 0.0)
