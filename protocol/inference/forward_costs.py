@@ -4,6 +4,7 @@ A GPU compiles and loads kernels at their first use, and switches kernels at som
 would tilt what the orchestrator learns, and no line through a few widths gives the others.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -12,6 +13,8 @@ import mlx.core as mx
 
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
+
+log = logging.getLogger(__name__)
 
 Cost = tuple[int, float]
 """Tokens and seconds of a forward."""
@@ -34,11 +37,15 @@ def costs_at_load(model: _Model, loading: float) -> tuple[Cost, ...]:
     """The costs of a model that took `loading` seconds to load, measured for a second and a quarter of that time.
 
     Nothing on a processor: its costs have no steps, its first forwards are as fast as later ones, and the widths of one
-    measurement would take as long as a start.
+    measurement would take as long as a start. Nothing if the device fails: the worker can serve all the same.
     """
     if mx.default_device() == mx.Device(mx.cpu):
         return ()
-    return measured_costs(model, time.perf_counter, 1.0 + loading / 4)
+    try:
+        return measured_costs(model, time.perf_counter, 1.0 + loading / 4)
+    except RuntimeError as error:
+        log.warning("the costs of forwards are not measured: %s", error)
+        return ()
 
 
 def measured_costs(model: _Model, clock: Callable[[], float], budget: float) -> tuple[Cost, ...]:

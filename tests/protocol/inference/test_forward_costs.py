@@ -91,3 +91,14 @@ def test_a_processor_spends_no_time_on_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(forward_costs.mx, "default_device", lambda: mx.Device(mx.gpu))
     monkeypatch.setattr(forward_costs.time, "perf_counter", device.clock)
     assert len(costs_at_load(device, 4e6)) == len(WIDTHS)
+
+
+def test_a_device_that_fails_while_it_is_measured_still_serves(monkeypatch: pytest.MonkeyPatch):
+    def fail(tokens: list[int]) -> None:
+        raise RuntimeError("[METAL] Command buffer execution failed")
+
+    device = _Device()
+    monkeypatch.setattr(device, "prefill", fail)
+    monkeypatch.setattr(forward_costs.mx, "default_device", lambda: mx.Device(mx.gpu))
+
+    assert costs_at_load(device, 1.0) == ()
