@@ -152,6 +152,8 @@ class Engine(LoadedModel, ABC):
     tokenizer: str = ""
     joint: bool = False
     """Whether one forward can grow the trees of several sequences."""
+    costs: tuple[tuple[int, float], ...] = ()
+    """Seconds of a forward by its tokens, as measured while loading; empty if nothing was measured."""
 
     @abstractmethod
     def open(self, sampling: Sampling, vocabulary: int) -> EngineSequence:

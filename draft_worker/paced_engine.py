@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from draft_worker.engine import Batch, Engine
 from draft_worker.wrapped_engine import WrappedEngine, WrappedSequence
 from protocol.speculation.candidates import Candidates
-from protocol.worker.pacing import Pacer
+from protocol.worker.pacing import ForwardPart, Pacer
 
 
 class PacedEngine(WrappedEngine):
@@ -17,12 +17,13 @@ class PacedEngine(WrappedEngine):
         self._clock = clock
 
     def prefill(self, sequence: WrappedSequence, tokens: Sequence[int]) -> None:
-        began = self._clock()
+        began, context = self._clock(), sequence.committed
         super().prefill(sequence, tokens)
-        self._pacer.prefill(began, len(tokens))
+        self._pacer.prefill(began, len(tokens), context)
 
     def evaluate_together(self, parts: Sequence[tuple[WrappedSequence, Batch]]) -> list[list[Candidates]]:
         began = self._clock()
+        work = [ForwardPart(len(batch.committed) + len(batch.tokens), sequence.committed) for sequence, batch in parts]
         candidates = super().evaluate_together(parts)
-        self._pacer.forward(began, sum(len(batch.committed) + len(batch.tokens) for _, batch in parts))
+        self._pacer.forward(began, work)
         return candidates

@@ -43,7 +43,9 @@ class DraftWorker:
         self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, lambda kv: kv.close())
 
     def hello(self) -> Hello:
-        return introduction("draft", self._engine)
+        # A paced worker has the device's costs, not those that this machine measured.
+        costs = self._pacer.costs() or self._engine.costs
+        return msgspec.structs.replace(introduction("draft", self._engine), costs=costs)
 
     def handle(self, message: ToWorker) -> Iterable[FromWorker]:
         match message:

@@ -24,6 +24,7 @@ class WrappedEngine(Engine):
         self.device = inner.device
         self.tokenizer = inner.tokenizer
         self.joint = inner.joint
+        self.costs = inner.costs
         self._inner = inner
 
     def open(self, sampling: Sampling, vocabulary: int) -> "WrappedSequence":

@@ -7,6 +7,7 @@ from pathlib import Path
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
+from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.tree_model import TreeModel
 from protocol.inference.wired_memory import TARGET, wire
 from protocol.kv.exchange import KvExchange
@@ -37,13 +38,14 @@ def build(setup: WorkerSetup) -> TargetWorker:
 
 
 def _computing(setup: WorkerSetup) -> TargetWorker:
-    folder = Path(setup.model)
+    folder, began = Path(setup.model), time.perf_counter()
     if setup.hosts is None:
         model, share = TreeModel.load(folder), setup.gpu_share
     else:
         share = setup.gpu_share / (setup.hosts.ranks if setup.hosts.local else 1)
         model = load_leading_model(folder, setup.hosts, share)
     wire(share, TARGET)
+    costs = () if setup.pace else costs_at_load(model, time.perf_counter() - began)
     exchange = _exchange(setup, model)
     hello = Hello(
         role="target",
@@ -57,6 +59,7 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         pid=os.getpid(),
         kv=exchange and exchange.form,
         model_fingerprint=exchange.fingerprint if exchange else "",
+        costs=costs,
     )
     chunk = setup.prefill_chunk if setup.hosts is None else min(setup.prefill_chunk, _DIVIDED_PREFILL_CHUNK)
     engine = TargetEngine(model, chunk, exchange)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
+from msgspec.structs import replace
 
 from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.kv.segments import SegmentError
@@ -24,7 +25,7 @@ from protocol.messages.worker import (
     Verify,
 )
 from protocol.sampling.grammar import GrammarError
-from protocol.worker.pacing import Pacer
+from protocol.worker.pacing import ForwardPart, Pacer
 from target_worker.engine import Proposal, TargetEngine, TargetSequence
 from target_worker.kv.target_kv import TargetKv
 from target_worker.verification.acceptance import Acceptance
@@ -70,7 +71,9 @@ class TargetWorker:
         """The sequence whose next forward is to begin before its Verify."""
 
     def hello(self) -> Hello:
-        return self._hello
+        # A paced worker has the device's costs, not those that this machine measured.
+        costs = self._pacer.costs()
+        return replace(self._hello, costs=costs) if costs else self._hello
 
     def handle(self, message: ToWorker) -> Iterator[FromWorker]:
         self._early = None
@@ -109,9 +112,9 @@ class TargetWorker:
         sequence = self._sequences[id] = self._sequences.pop(id)
         if found is not None:
             sequence.take_over(found)
-        before = sequence.evaluated
+        before, context = sequence.evaluated, sequence.prefilled
         sequence.prefill()
-        self._pacer.prefill(began, sequence.evaluated - before)
+        self._pacer.prefill(began, sequence.evaluated - before, context)
         sequence.seconds += self._clock() - began
         if not sequence.prefilling:
             yield self._prefilled(sequence)
@@ -192,7 +195,7 @@ class TargetWorker:
             return
         proposals, logits, began = self._forward(valid)
         walks = self._engine.walks(logits, proposals)
-        self._pacer.forward(began, sum(len(proposal.tokens) for _, proposal in proposals))
+        self._pacer.forward(began, [ForwardPart(len(tree.tokens), served.position) for served, tree in proposals])
         seconds = self._clock() - began
         answers = []
         for verify, (_, proposal), walk in zip(valid.values(), proposals, walks, strict=True):

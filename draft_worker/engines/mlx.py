@@ -1,5 +1,6 @@
 """The draft on MLX: token trees through a stock mlx-lm model. Knows no messages and no growth plans."""
 
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from draft_worker.engines.short_head import shorten_head
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
@@ -27,8 +29,11 @@ ENGINE = EngineDeclaration(help="a model in mlx-lm's format", model="checkpoint"
 
 def load(setup: WorkerSetup) -> "MlxEngine":
     """Raises InputError if the folder holds no model that can serve."""
+    began = time.perf_counter()
     engine = MlxEngine.load(Path(setup.model))
     wire(setup.gpu_share, BESIDE_TARGET)
+    if setup.pace is None:
+        engine.measure(time.perf_counter() - began)
     return engine
 
 
@@ -59,6 +64,10 @@ class MlxEngine(Engine):
         """Raises InputError if the folder holds no model that can serve."""
         model = TreeModel.load(folder)
         return cls(model, tokenizer_fingerprint(folder), read_head_tokens(folder, model.vocabulary))
+
+    def measure(self, loading: float) -> None:
+        """Measure the `costs` of a model that took `loading` seconds to load, where that is worth its time."""
+        self.costs = costs_at_load(self._network, loading)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "MlxSequence":
         return self.around(self._network.sequence(), sampling, vocabulary)

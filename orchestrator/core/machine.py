@@ -128,6 +128,7 @@ class Machine:
                     commands.append(Dismiss("draft", draft, text))
                     commands += self._on_worker_down(WorkerDown("draft", draft), now)
                 self._workers.add(event, now)
+                self.drafts.target_up(event.hello)
                 return [*commands, *(command for sequence in self._running() for command in self._start(sequence, now))]
 
     def _on_draft_up(self, event: WorkerUp, now: float) -> list[Command]:

@@ -22,7 +22,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     strategy: StrategyName = "adaptive"
     draft_tokens: Annotated[int, Meta(ge=1, le=64, description="K, the chain length of sd and ssd.")] = 4
     draft_width: Annotated[int, Meta(ge=1, le=256, description="Most nodes a growth step evaluates (adaptive).")] = 16
-    """Halved if the second half was measured to be expensive."""
+    """Halved while the second half was measured to be expensive."""
     draft_fan: Annotated[int, Meta(ge=1, le=64, description="Children a tree node gets (adaptive).")] = 8
     max_verify: Annotated[int, Meta(ge=1, le=256, description="Most draft nodes in one verification.")] = 16
     fan_budget: Annotated[int, Meta(ge=1, le=1024, description="B, the bonus guesses of ssd in all.")] = 15

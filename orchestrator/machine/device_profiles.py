@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -13,10 +13,11 @@ from msgspec.structs import replace
 
 from orchestrator.core.options import StrategyName
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.machine.apple_silicon import mac_names, mac_profile
 from protocol.contracts.engines import DraftEngineName, draft_model
 from protocol.errors import InputError
 from protocol.messages.base import Role
-from protocol.worker.pacing import DevicePace
+from protocol.worker.pacing import DevicePace, StepShape
 
 Source = Annotated[str, Meta(min_length=1)]
 """Who measured the number beside it, or what it is assumed from."""
@@ -41,6 +42,22 @@ class PrefillRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: Source
 
 
+class ContextCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Attention over the tokens before a forward: the time of reading their KV."""
+
+    milliseconds_per_1000_tokens: Annotated[float, Meta(ge=0.0, le=1e6)]
+    vector_queries: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Up to so many tokens of one sequence, the KV is read once for each of them; for more, once for 32 of them."""
+    source: Source
+
+
+class SequenceCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Time that each further sequence adds to a forward, beside its tokens and its context."""
+
+    milliseconds: Annotated[float, Meta(ge=0.0, le=1e6)]
+    source: Source
+
+
 class SlowDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time of a forward while the other device computes, relative to one alone."""
 
@@ -53,18 +70,38 @@ class DeviceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     prefill: PrefillRate
     steps: Annotated[tuple[ForwardTime, ...], Meta(min_length=1, max_length=64)]
-    """By rising width, the first of width 1. Linear between two widths and beyond the last."""
+    """By rising width, the first of width 1."""
+    shape: StepShape = "line"
+    """line: linear between two widths. steps: between two widths a forward takes what the wider one takes. Beyond the
+    last width the last slope continues."""
+    context: ContextCost | None = None
+    """None: a forward takes the same time behind any context."""
+    sequence: SequenceCost | None = None
+    """None: a forward takes the same time for any number of sequences."""
     weights: Annotated[int, Meta(gt=0)] | None = None
     """Bytes of the model that a forward reads, if known."""
 
     def pace(self, slow_down: float = 1.0) -> DevicePace:
-        steps = tuple((step.width, step.milliseconds / 1000) for step in self.steps)
-        return DevicePace(steps=steps, prefill_rate=self.prefill.tokens_per_second, slow_down=slow_down)
+        return DevicePace(
+            steps=tuple((step.width, step.milliseconds / 1000) for step in self.steps),
+            shape=self.shape,
+            prefill_rate=self.prefill.tokens_per_second,
+            slow_down=slow_down,
+            context_seconds=self.context.milliseconds_per_1000_tokens / 1e6 if self.context else 0.0,
+            vector_queries=self.context.vector_queries if self.context else 0,
+            sequence_seconds=self.sequence.milliseconds / 1000 if self.sequence else 0.0,
+        )
 
     def slower(self, factor: float) -> "DeviceTimes":
         steps = tuple(replace(step, milliseconds=factor * step.milliseconds) for step in self.steps)
         prefill = replace(self.prefill, tokens_per_second=self.prefill.tokens_per_second / factor)
-        return replace(self, prefill=prefill, steps=steps)
+        context, sequence = self.context, self.sequence
+        if context is not None:
+            slower = factor * context.milliseconds_per_1000_tokens
+            context = replace(context, milliseconds_per_1000_tokens=slower)
+        if sequence is not None:
+            sequence = replace(sequence, milliseconds=factor * sequence.milliseconds)
+        return replace(self, prefill=prefill, steps=steps, context=context, sequence=sequence)
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,7 +139,9 @@ def load_profile(name: str) -> DeviceProfile:
     if mark and not Path(name).is_file():
         return load_profile(device).slower(_factor(factor))
     path = Path(name)
-    if name in profile_names():
+    if name in mac_names():
+        return _checked(mac_profile(name), name)
+    if name in _file_names():
         content = (_SHIPPED / f"{name}.toml").read_text()
     elif path.is_file():
         content = _text(path)
@@ -125,15 +164,28 @@ def _factor(text: str) -> float:
 
 
 def profile_names() -> list[str]:
-    """The shipped ones."""
-    return sorted(file.name.removesuffix(".toml") for file in _SHIPPED.iterdir() if file.name.endswith(".toml"))
+    """The shipped ones, and those that are derived from facts about Macs."""
+    return sorted([*_file_names(), *mac_names()])
+
+
+def _file_names() -> list[str]:
+    return [file.name.removesuffix(".toml") for file in _SHIPPED.iterdir() if file.name.endswith(".toml")]
 
 
 def parse_profile(content: str, origin: str) -> DeviceProfile:
     """A profile from TOML; `origin` names it in the sentence of an InputError."""
     try:
-        profile = msgspec.convert(tomllib.loads(content), DeviceProfile)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        return _checked(tomllib.loads(content), origin)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(
+            f"Profile {origin} can't be used: {error}. See orchestrator/machine/profiles for examples."
+        ) from error
+
+
+def _checked(content: dict[str, Any], origin: str) -> DeviceProfile:
+    try:
+        profile = msgspec.convert(content, DeviceProfile)
+    except msgspec.ValidationError as error:
         raise InputError(
             f"Profile {origin} can't be used: {error}. See orchestrator/machine/profiles for examples."
         ) from error

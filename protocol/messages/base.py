@@ -9,6 +9,8 @@ VERSION = 4
 """Raised whenever the meaning of a message changes. Peers of another version are refused."""
 MAX_CONTEXT = 1 << 20
 """Most tokens a Start may carry."""
+MAX_COSTS = 64
+"""Most measured widths of one Hello."""
 MAX_NODES = 1024
 """Most tree nodes one message may carry."""
 MAX_STEPS = 256
@@ -33,6 +35,9 @@ Round: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 LogProbability: TypeAlias = Annotated[float, Meta(ge=LEAST_LOG_PROBABILITY, le=0.0)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
+ForwardWidth: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_NODES + 1)]
+"""Tokens of one forward, root included."""
+ForwardSeconds: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e4)]
 WireSequence: TypeAlias = Annotated[SequenceId, Meta(ge=0, lt=1 << 53)]
 WireNode: TypeAlias = Annotated[NodeId, Meta(ge=0, le=(1 << 63) - 1)]
 Nodes: TypeAlias = Annotated[tuple[WireNode, ...], Meta(max_length=MAX_NODES)]

@@ -1,17 +1,21 @@
 """Messages between the orchestrator and its workers. The unions at the end list the messages of each direction."""
 
+from itertools import pairwise
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
 from protocol.messages.base import (
     MAX_CONTEXT,
+    MAX_COSTS,
     MAX_EOS_TOKENS,
     MAX_NODES,
     MAX_STEPS,
     MAX_TREES,
     ArenaName,
     Count,
+    ForwardSeconds,
+    ForwardWidth,
     Message,
     MessagePart,
     Moment,
@@ -89,6 +93,14 @@ class Hello(Message, frozen=True):
     """From a target or prefill worker whose KV can be adopted."""
     model_fingerprint: PlainText = ""
     """Of the weights that this KV is computed with; empty without `kv`."""
+    costs: Annotated[tuple[tuple[ForwardWidth, ForwardSeconds], ...], Meta(max_length=MAX_COSTS)] = ()
+    """Seconds of a forward by its tokens, by rising tokens, as measured while loading; empty if nothing was measured.
+
+    Of a target: forwards over token trees. Of a draft: growth steps."""
+
+    def __post_init__(self) -> None:
+        if any(wider <= width for (width, _), (wider, _) in pairwise(self.costs)):
+            raise ValueError("the widths of a Hello's costs must rise")
 
 
 class Prefilled(Message, frozen=True):

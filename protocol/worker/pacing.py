@@ -3,8 +3,11 @@
 The real work is always done; the rest of the device's time is slept. Clock and sleep are arguments.
 """
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -12,33 +15,74 @@ from protocol.messages.worker import Paced
 
 _SPIN_SECONDS = 2e-4
 """Time to spin after a sleep: longer than the usual delay of a wake-up (0.1 ms at the median on Linux)."""
+_QUERY_BLOCK = 32
+"""Queries of one block of MLX's attention kernel for many queries (steel_attention.metal)."""
+StepShape = Literal["line", "steps"]
+MEASURED_WIDTHS = range(1, 18)
+"""Tokens of the forwards that a worker measures when it loads its model."""
+
+
+class ForwardPart(NamedTuple):
+    """One sequence's part of a forward."""
+
+    tokens: int
+    context: int = 0
+    """Tokens of the sequence whose KV was there before."""
 
 
 class DevicePace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The times of one device with one model."""
+    """The times of one device with one model.
+
+    A forward over sequences i with w_i tokens behind contexts of c_i tokens takes
+
+        slow_down (T(sum w_i) + context_seconds sum reads(w_i) c_i + (number of sequences - 1) sequence_seconds)
+
+    T are the `steps`: matrix products serve all sequences together. Attention is computed sequence by sequence and
+    reads the KV of the context once for every query up to `vector_queries` queries, else once for 32 of them.
+    """
 
     steps: tuple[tuple[int, float], ...]
-    """Points (tokens of one forward, seconds), at least one, by rising tokens; linear interpolation in between."""
+    """Points (tokens of one forward, seconds), at least one, by rising tokens."""
+    shape: StepShape = "line"
+    """line: linear between two points. steps: a point holds down to the point before it. Beyond the last point the
+    line through the last two continues."""
     prefill_rate: float
     """Tokens a second."""
     slow_down: float = 1.0
     """Factor on every time, for a device that shares its memory bandwidth with another one."""
+    context_seconds: float = 0.0
+    """Of reading the KV of one token."""
+    vector_queries: int = 0
+    sequence_seconds: float = 0.0
+    """Of another sequence's attention, without its context."""
 
-    def forward(self, tokens: int) -> float:
-        """Seconds of one forward. After the last point its slope continues, before the first one it is constant."""
-        return self.slow_down * self._alone(tokens)
+    def forward(self, tokens: int, context: int = 0) -> float:
+        """Seconds of one sequence's forward."""
+        return self.joint((ForwardPart(tokens, context),))
 
-    def prefill(self, tokens: int) -> float:
+    def joint(self, parts: Sequence[ForwardPart]) -> float:
+        """Seconds of a forward over several sequences."""
+        attention = self.context_seconds * sum(self._reads(part.tokens) * part.context for part in parts)
+        further = (len(parts) - 1) * self.sequence_seconds
+        return self.slow_down * (self._alone(sum(part.tokens for part in parts)) + attention + further)
+
+    def prefill(self, tokens: int, context: int = 0) -> float:
         """Seconds of one prefill chunk, which takes no less than a forward of one token."""
-        return max(self.forward(1), self.slow_down * tokens / self.prefill_rate)
+        attention = self.context_seconds * self._reads(tokens) * context
+        return max(self.forward(1, context), self.slow_down * (tokens / self.prefill_rate + attention))
+
+    def _reads(self, queries: int) -> int:
+        return queries if queries <= self.vector_queries else math.ceil(queries / _QUERY_BLOCK)
 
     def _alone(self, tokens: int) -> float:
         if tokens <= self.steps[0][0] or len(self.steps) == 1:
             return self.steps[0][1]
-        pairs = list(zip(self.steps, self.steps[1:], strict=False))
+        pairs = list(pairwise(self.steps))
         (width, seconds), (wider, longer) = next((pair for pair in pairs if tokens <= pair[1][0]), pairs[-1])
         slope = (longer - seconds) / (wider - width)
-        return seconds + slope * (tokens - width) if tokens <= wider else longer + max(0.0, slope) * (tokens - wider)
+        if tokens > wider:
+            return longer + max(0.0, slope) * (tokens - wider)
+        return longer if self.shape == "steps" else seconds + slope * (tokens - width)
 
 
 def sleep_precisely(seconds: float) -> None:
@@ -64,15 +108,20 @@ class Pacer:
         self._sleep = sleep
         self._paced = Paced()
 
-    def forward(self, began: float, tokens: int) -> None:
-        """Return when the device would have finished a forward over `tokens` tokens that began at `began`, or later."""
+    def forward(self, began: float, parts: Sequence[ForwardPart]) -> None:
+        """Return when the device would have finished a forward over `parts` that began at `began`, or later."""
         if self._pace is not None:
-            self._hold(began, self._pace.forward(tokens))
+            self._hold(began, self._pace.joint(parts))
 
-    def prefill(self, began: float, tokens: int) -> None:
-        """As `forward`, for a chunk of a prompt."""
+    def prefill(self, began: float, tokens: int, context: int) -> None:
+        """As `forward`, for a chunk of a prompt behind `context` tokens."""
         if self._pace is not None:
-            self._hold(began, self._pace.prefill(tokens))
+            self._hold(began, self._pace.prefill(tokens, context))
+
+    def costs(self) -> tuple[tuple[int, float], ...]:
+        """Seconds of a forward by its tokens, as the device would measure them; empty without a pace."""
+        pace = self._pace
+        return () if pace is None else tuple((width, pace.forward(width)) for width in MEASURED_WIDTHS)
 
     def take(self) -> Paced | None:
         """Counts since the last call; None without a pace."""

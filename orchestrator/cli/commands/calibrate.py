@@ -67,12 +67,14 @@ def _table(profile: DeviceProfile) -> Table:
     devices = (profile.target, profile.draft, profile.draft_on_target_device)
     for title in ("ms", "target", "draft", "draft on the target's device"):
         grid.add_column(title, justify="right")
-    for index, step in enumerate(profile.target.steps):
-        grid.add_row(f"{step.width} tokens", *(_milliseconds(device, index) for device in devices))
+    for step in profile.target.steps:
+        grid.add_row(f"{step.width} tokens", *(_milliseconds(device, step.width) for device in devices))
     grid.add_row("prompt, tokens/s", *(f"{device.prefill.tokens_per_second:,.0f}" for device in devices))
+    if (context := profile.target.context) is not None:
+        grid.add_row("1,000 more tokens of context", f"+{context.milliseconds_per_1000_tokens:.2f}")
     grid.add_row("both at once", f"× {profile.both_busy.factor:.2f}")
     return grid
 
 
-def _milliseconds(device: DeviceTimes, index: int) -> str:
-    return f"{device.steps[index].milliseconds:.2f}"
+def _milliseconds(device: DeviceTimes, width: int) -> str:
+    return f"{1000 * device.pace().forward(width):.2f}"

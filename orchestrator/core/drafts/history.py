@@ -21,6 +21,16 @@ class DraftHistory:
     def estimates(self, request: Request) -> Estimates:
         return self._kinds["greedy" if request.sampling.temperature == 0 else "sampled"]
 
+    def expect_target(self, hello: Hello) -> None:
+        """The costs that a target measured replace those of an earlier target, for all drafts."""
+        for estimates in self._kinds.values():
+            estimates.beside_draft.expect(hello.costs)
+
+    def expect_draft(self, hello: Hello) -> None:
+        """The costs that a new life of this draft measured replace those of the earlier one."""
+        for estimates in self._kinds.values():
+            estimates.growth.expect(hello.costs)
+
 
 class DraftHistories:
     """A draft with the same engine, model and device name as an earlier one continues the earlier draft's history.
@@ -42,6 +52,7 @@ class DraftHistories:
     def take(self, hello: Hello) -> DraftHistory:
         """The history of a draft that came up."""
         history = self._absent.pop(_identity(hello), None) or DraftHistory(self.without_draft)
+        history.expect_draft(hello)
         self._present.append(history)
         return history
 

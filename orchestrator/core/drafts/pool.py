@@ -65,6 +65,9 @@ class DraftPool:
         """The estimates that a new sequence begins with."""
         return self._history(self._active).estimates(request)
 
+    def target_up(self, hello: Hello) -> None:
+        self._histories.without_draft.expect_target(hello)
+
     # Drafts -----------------------------------------------------------------------------------
 
     def draft_up(self, event: WorkerUp, now: float) -> list[Command]:

@@ -4,7 +4,7 @@ from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.kv.arena_index import ArenaIndex
 from orchestrator.core.options import Options, PrefillMode
 from orchestrator.core.phases import Phase
-from orchestrator.core.policy.width_cost import Mean
+from orchestrator.core.policy.mean import Mean
 from orchestrator.core.sequence import Sequence
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 from protocol.messages.base import Role, SequenceId

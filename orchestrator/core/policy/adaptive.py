@@ -31,6 +31,8 @@ class Adaptive:
     """The expected rate after a wait must be this much higher: its gain is an estimate, its cost is certain."""
     _EXPENSIVE = 1.2
     """Ratio of step times above which the second half of a step's width is too expensive."""
+    _STEEP = 1.5
+    """The same for the second half of a width that was halved before: fewer nodes mean fewer guesses at each place."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -56,10 +58,11 @@ class Adaptive:
         return min(_MAX_LEAST, _PREPARED * tokens * token_cost / cost((widest + 1) // 2))
 
     def _width(self, estimates: Estimates) -> int:
-        """Nodes that a growth step evaluates: half of `draft_width` if the other half was measured to be expensive."""
-        full, cost = self._options.draft_width, estimates.growth
-        half = max(1, full // 2)
-        return half if cost.known and cost(full) > self._EXPENSIVE * cost(half) else full
+        """Nodes that a growth step evaluates: `draft_width`, halved while the other half is expensive."""
+        width, cost, expensive = self._options.draft_width, estimates.growth, self._EXPENSIVE
+        while cost.known and width >= 2 * _MIN_WIDTH and cost(width) > expensive * cost(width // 2):
+            width, expensive = width // 2, self._STEEP
+        return width
 
     def decide(self, view: SequenceView) -> Decision:
         return self.decide_together([view])[0]

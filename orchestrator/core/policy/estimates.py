@@ -3,8 +3,9 @@
 import math
 from dataclasses import dataclass, field
 
+from orchestrator.core.policy.mean import Mean
 from orchestrator.core.policy.turn_taking import TurnTaking
-from orchestrator.core.policy.width_cost import Mean, ScaledCost, WidthCost
+from orchestrator.core.policy.width_cost import ScaledCost, WidthCost
 from protocol.speculation.calibration import Calibration
 
 

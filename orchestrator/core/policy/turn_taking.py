@@ -7,7 +7,8 @@ target down. In turns it grows only while the target waits for it.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from orchestrator.core.policy.width_cost import Mean, WidthCost
+from orchestrator.core.policy.mean import Mean
+from orchestrator.core.policy.width_cost import WidthCost
 
 _FIRST_ROUNDS = 32
 """Rounds before the first try of the other mode."""

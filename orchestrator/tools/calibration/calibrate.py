@@ -7,7 +7,14 @@ from pathlib import Path
 
 from orchestrator.core.options import Options
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.device_profiles import DeviceProfile, DeviceTimes, ForwardTime, PrefillRate, SlowDown
+from orchestrator.machine.device_profiles import (
+    ContextCost,
+    DeviceProfile,
+    DeviceTimes,
+    ForwardTime,
+    PrefillRate,
+    SlowDown,
+)
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.drafts.stateful_draft import STATEFUL, not_measurable
@@ -80,7 +87,10 @@ def device_times(times: Times, source: str, weights: int | None = None) -> Devic
         for width, seconds in sorted(times.steps.items())
     )
     rate = PrefillRate(tokens_per_second=round(times.prefill_rate, 1), source=source)
-    return DeviceTimes(prefill=rate, steps=steps, weights=weights)
+    context = None
+    if times.context_seconds is not None:
+        context = ContextCost(milliseconds_per_1000_tokens=round(1e6 * times.context_seconds, 4), source=source)
+    return DeviceTimes(prefill=rate, steps=steps, weights=weights, context=context)
 
 
 def slow_down_of(factor: float, source: str) -> SlowDown:
@@ -140,8 +150,15 @@ def _device(times: DeviceTimes) -> list[str]:
         f"    {{ width = {step.width}, milliseconds = {step.milliseconds}, source = {_text(step.source)} }},"
         for step in times.steps
     ]
-    weights = [] if times.weights is None else [f"weights = {times.weights}"]
-    return [*weights, f"prefill = {{ {rate} }}", "steps = [", *steps, "]"]
+    lines = [] if times.weights is None else [f"weights = {times.weights}"]
+    lines += [f"prefill = {{ {rate} }}", f'shape = "{times.shape}"', "steps = [", *steps, "]"]
+    if (context := times.context) is not None:
+        time = f"milliseconds_per_1000_tokens = {context.milliseconds_per_1000_tokens}"
+        queries = f"vector_queries = {context.vector_queries}"
+        lines.append(f"context = {{ {time}, {queries}, source = {_text(context.source)} }}")
+    if (sequence := times.sequence) is not None:
+        lines.append(f"sequence = {{ milliseconds = {sequence.milliseconds}, source = {_text(sequence.source)} }}")
+    return lines
 
 
 def _text(value: str) -> str:

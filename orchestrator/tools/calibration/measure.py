@@ -6,16 +6,20 @@ from dataclasses import dataclass
 from statistics import median
 
 from orchestrator.tools.calibration.worker_harness import WorkerHarness
-from orchestrator.tools.calibration.worker_load import GrowthLoad, RandomSequences, VerifyLoad
+from orchestrator.tools.calibration.worker_load import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Grow, Hello, Prefilled, Stop, Verdict
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
+_GPU_WIDTHS = (*range(1, 18), 24, 32)
+"""A GPU's kernels change at some widths, so no line between two measured ones gives the others."""
 _WARM_UP = 3
 """Unmeasured forwards of each width: kernels are compiled in them."""
 _TARGET_OVERLAP_WIDTH, _DRAFT_OVERLAP_WIDTH = 8, 8
 """Widths with overlap."""
 _PROMPT_TOKENS = 512
+_LONG_CONTEXT, _LONG_PREFILL_SECONDS = 2048, 5.0
+"""Tokens of the long context, fewer if their prefill would take longer than this."""
 
 OnCalibrationProgress = Callable[[str], None]
 
@@ -28,6 +32,13 @@ class Times:
     """Tokens a second."""
     steps: dict[int, float]
     """Seconds by width."""
+    context_seconds: float | None = None
+    """Seconds that each token of the context adds to a forward of one token; None if that was not measured."""
+
+
+def widths(hello: Hello) -> tuple[int, ...]:
+    """The widths to measure on the worker's device."""
+    return _GPU_WIDTHS if "gpu" in hello.device else WIDTHS
 
 
 def target_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
@@ -37,7 +48,7 @@ def target_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnC
     rate = median(_target_rates(harness, sequences))
     verifying = _verifying(harness, sequences)
     steps: dict[int, float] = {}
-    for width in WIDTHS:
+    for width in widths(hello):
         notice(f"target, {width} tokens")
         taken = []
         for _ in range(_WARM_UP + samples):
@@ -46,7 +57,28 @@ def target_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnC
                 verifying = _verifying(harness, sequences)
             taken.append(_verify(harness, verifying, width))
         steps[width] = median(taken[_WARM_UP:])
-    return Times(rate, steps)
+    harness.send("target", Stop(verifying.start.sequence))
+    notice("target, a long context")
+    return Times(rate, steps, _context_seconds(harness, sequences, rate, samples))
+
+
+def _context_seconds(harness: WorkerHarness, sequences: RandomSequences, rate: float, samples: int) -> float | None:
+    """Forwards of one token behind a short and a long context, in turns, so that a change of the clock meets both.
+
+    None if the model's context is too short to tell them apart.
+    """
+    tokens = min(_LONG_CONTEXT, sequences.context // 2, round(rate * _LONG_PREFILL_SECONDS))
+    if tokens < 4 * PROMPT_TOKENS:
+        return None
+    both = [_verifying(harness, sequences, length) for length in (PROMPT_TOKENS, tokens)]
+    taken: list[list[float]] = [[], []]
+    for _ in range(_WARM_UP + samples):
+        for verifying, times in zip(both, taken, strict=True):
+            times.append(_verify(harness, verifying, 1))
+    for verifying in both:
+        harness.send("target", Stop(verifying.start.sequence))
+    short, long = (median(times[_WARM_UP:]) for times in taken)
+    return max(0.0, long - short) / (tokens - PROMPT_TOKENS)
 
 
 def draft_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
@@ -55,7 +87,7 @@ def draft_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnCa
     notice("draft, prompts")
     rate = median(_draft_rates(harness, sequences))
     steps: dict[int, float] = {}
-    for width in WIDTHS:
+    for width in widths(hello):
         notice(f"draft, {width} tokens")
         taken: list[float] = []
         growing = GrowthLoad(sequences, width)
@@ -123,9 +155,9 @@ def _verify(harness: WorkerHarness, verifying: VerifyLoad, width: int) -> float:
     return verdict.seconds
 
 
-def _verifying(harness: WorkerHarness, sequences: RandomSequences) -> VerifyLoad:
-    """A new sequence whose prompt the target has prefilled."""
-    verifying = VerifyLoad(sequences)
+def _verifying(harness: WorkerHarness, sequences: RandomSequences, tokens: int = PROMPT_TOKENS) -> VerifyLoad:
+    """A new sequence whose prompt of `tokens` tokens the target has prefilled."""
+    verifying = VerifyLoad(sequences, tokens)
     harness.send("target", verifying.start)
     harness.await_message(Prefilled)
     return verifying

@@ -45,11 +45,12 @@ class RandomSequences:
 class VerifyLoad:
     """One sequence at a target that verifies chains of random tokens."""
 
-    def __init__(self, sequences: RandomSequences) -> None:
+    def __init__(self, sequences: RandomSequences, tokens: int = PROMPT_TOKENS) -> None:
+        """`tokens`: of the prompt."""
         self._questions = sequences
-        self.start = sequences.start(PROMPT_TOKENS)
+        self.start = sequences.start(tokens)
         self._root, self._last = self.start.root, self.start.tokens[-1]
-        self._round, self._position = 0, PROMPT_TOKENS - 1
+        self._round, self._position = 0, tokens - 1
         self._asked: Verify | None = None
 
     def has_room(self, width: int) -> bool:

@@ -25,9 +25,9 @@ class DecodingTime:
     seconds: float
 
 
-def plain_decoding(devices: Devices, tokens: int) -> DecodingTime:
-    """Plain decoding without messages."""
-    return DecodingTime(tokens, tokens, tokens * devices.target.forward(1))
+def plain_decoding(devices: Devices, first: int, tokens: int) -> DecodingTime:
+    """Plain decoding without messages, from absolute position `first` on."""
+    return DecodingTime(tokens, tokens, sum(devices.target.forward(1, first - 1 + done) for done in range(tokens)))
 
 
 def turn_taking(
@@ -42,7 +42,7 @@ def turn_taking(
         accepted = 0
         while accepted < drafted and agrees(request, first + done + accepted):
             accepted += 1
-        seconds += _round(devices, drafted, behind)
+        seconds += _round(devices, first - 1 + done, drafted, behind)
         # If all tokens are accepted, the draft has not evaluated its last token yet.
         behind = 2 if accepted == drafted else 1
         done += accepted + 1
@@ -66,8 +66,10 @@ def _guessed(language: Language, request: int, position: int) -> bool:
     return list(best.tokens) == [language.token(request, position)]
 
 
-def _round(devices: Devices, drafted: int, behind: int) -> float:
+def _round(devices: Devices, context: int, drafted: int, behind: int) -> float:
+    """Seconds of a round behind `context` tokens."""
     if drafted == 0:
-        return devices.target.forward(1)
+        return devices.target.forward(1, context)
     draft = devices.baseline_draft
-    return draft.forward(behind) + (drafted - 1) * draft.forward(1) + devices.target.forward(1 + drafted)
+    alone = draft.forward(behind, context) + (drafted - 1) * draft.forward(1, context)
+    return alone + devices.target.forward(1 + drafted, context)

@@ -23,7 +23,7 @@ class ModelledDraft:
     """Serves its sequences in turns, one growth step or prefill chunk at a time."""
 
     def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT) -> None:
-        self.hello: Hello = modelled_hello("draft", context)
+        self.hello: Hello = modelled_hello("draft", context, pace)
         self._language = language
         self._pace = pace
         self._calibrations = {"greedy": Calibration(), "sampled": Calibration()}
@@ -139,11 +139,12 @@ class _DraftedSequence:
             return None
         if self._backlog > _CATCH_UP:
             tokens = min(CHUNK, self._backlog)
+            seconds = pace.prefill(tokens, self._held)
             self._held += tokens
             self._backlog -= tokens
-            return Work((), pace.prefill(tokens))
+            return Work((), seconds)
         evaluated = self._backlog + len(step.nodes)
-        seconds = pace.forward(evaluated)
+        seconds = pace.forward(evaluated, self._held)
         self._held += self._backlog
         self._backlog = 0
         fresh = self._growth.expand(step, [self._candidates(node, step.limit) for node in step.nodes])

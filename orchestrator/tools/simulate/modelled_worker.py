@@ -12,6 +12,7 @@ from orchestrator.tools.simulate.language import VOCABULARY
 from orchestrator.tools.simulate.virtual_clock import VirtualClock, WireDirection
 from protocol.messages.base import Role
 from protocol.messages.worker import FromWorker, Grow, Hello, ToWorker, Verdict
+from protocol.worker.pacing import DevicePace, Pacer
 
 CHUNK = 512
 """Prompt tokens of one prefill forward; messages are handled between forwards."""
@@ -50,7 +51,8 @@ class ModelledWorker(Protocol):
         ...
 
 
-def modelled_hello(role: Role, context: int = CONTEXT) -> Hello:
+def modelled_hello(role: Role, context: int = CONTEXT, pace: DevicePace | None = None) -> Hello:
+    """With the costs that a worker of this pace measures."""
     return Hello(
         role=role,
         engine="modelled",
@@ -61,6 +63,7 @@ def modelled_hello(role: Role, context: int = CONTEXT) -> Hello:
         tokenizer_fingerprint="",
         device="none",
         pid=1,
+        costs=Pacer(pace).costs(),
     )
 
 

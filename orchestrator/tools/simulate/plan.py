@@ -82,7 +82,11 @@ def predict(scenario: Scenario) -> list[Prediction]:
 
 def plain(scenario: Scenario) -> Prediction:
     """mlx-lm without a draft."""
-    return _prediction(PLAIN_NAME, [plain_decoding(scenario.devices, tokens) for _, tokens in scenario.work()])
+    decoded = [
+        plain_decoding(scenario.devices, len(scenario.language.prompt(request)), tokens)
+        for request, tokens in scenario.work()
+    ]
+    return _prediction(PLAIN_NAME, decoded)
 
 
 def baseline_prediction(scenario: Scenario) -> list[Prediction]:

@@ -21,7 +21,7 @@ from protocol.messages.worker import (
     Verify,
 )
 from protocol.speculation.token_tree import node_id
-from protocol.worker.pacing import DevicePace
+from protocol.worker.pacing import DevicePace, ForwardPart
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class ModelledTarget:
     """Verifies at once; between verifications it prefills prompts chunk by chunk, in turns."""
 
     def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT) -> None:
-        self.hello: Hello = modelled_hello("target", context)
+        self.hello: Hello = modelled_hello("target", context, pace)
         self._language = language
         self._pace = pace
         self._sequences: dict[SequenceId, _ServedSequence] = {}
@@ -71,7 +71,7 @@ class ModelledTarget:
         served = self._sequences.pop(id)
         self._sequences[id] = served
         tokens = min(CHUNK, served.unread)
-        seconds = self._pace.prefill(tokens)
+        seconds = self._pace.prefill(tokens, served.position - served.unread)
         served.unread -= tokens
         served.prefill_seconds += seconds
         return Work(() if served.unread else (_prefilled(served),), seconds)
@@ -94,7 +94,8 @@ class ModelledTarget:
         """One forward over all trees; faults and repeated verdicts need none."""
         settled = {verify.sequence: self._without_forward(verify) for verify in trees}
         pending = [verify for verify in trees if settled[verify.sequence] is None]
-        seconds = self._pace.forward(sum(len(verify.tokens) for verify in pending)) if pending else 0.0
+        parts = [ForwardPart(len(verify.tokens), verify.position) for verify in pending]
+        seconds = self._pace.joint(parts) if parts else 0.0
         known = [reply for replies in settled.values() if replies is not None for reply in replies]
         verdicts = [self._verdict(self._sequences[verify.sequence], verify, seconds) for verify in pending]
         return Work((*known, *verdicts), seconds)

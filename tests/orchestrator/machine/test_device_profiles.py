@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.machine.apple_silicon import mac_names
 from orchestrator.machine.device_profiles import load_profile, profile_names
+from orchestrator.machine.recommended_pairs import pairs
 from protocol.errors import InputError
+from protocol.worker.pacing import ForwardPart
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -19,6 +22,7 @@ def test_slow_motion_multiplies_every_time(name: str):
         device, slow = (getattr(profile, part).pace() for profile in (there, here))
         for tokens in (1, 2, 7, 16, 40):
             assert slow.forward(tokens) == pytest.approx(4 * device.forward(tokens))
+        assert slow.joint([ForwardPart(2, 3000)] * 3) == pytest.approx(4 * device.joint([ForwardPart(2, 3000)] * 3))
         assert slow.prefill(512) == pytest.approx(4 * device.prefill(512))
 
 
@@ -34,3 +38,13 @@ def test_the_path_of_a_file_may_have_the_sign(tmp_path: Path):
 
     assert load_profile(str(path)).slow_motion == 1.0
     assert load_profile(f"{path}@3").slow_motion == 3.0
+
+
+@pytest.mark.parametrize("name", [name for name in mac_names() if "bf16" not in name])
+def test_the_pair_of_a_mac_s_profile_is_one_that_is_recommended(name: str):
+    """So that `--pair NAME` runs what the profile predicts."""
+    pair = next(pair for key, pair in pairs().items() if name.endswith(key))
+    profile = load_profile(name)
+
+    assert profile.target.weights == pytest.approx(pair.target.weights(on_processor=False), rel=0.02)
+    assert profile.draft.weights == pytest.approx(pair.draft.weights(on_processor=False), rel=0.02)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -9,7 +10,7 @@ from draft_worker.worker import DraftWorker
 from orchestrator.cli.app import cli
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile
 from orchestrator.tools.calibration.calibrate import device_times, slow_down_of, to_toml
-from orchestrator.tools.calibration.measure import WIDTHS, Times
+from orchestrator.tools.calibration.measure import WIDTHS, Times, widths
 from orchestrator.tools.calibration.worker_load import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
 from protocol.messages.worker import Grow, Hello, Prefilled, Stop, Verdict
 from target_worker.engine import TargetEngine
@@ -74,8 +75,15 @@ def test_growth_of_a_sequence_that_was_given_up_counts_for_nothing():
     assert not growing.heard(first.sequence, 10_000)
 
 
+def test_a_gpu_is_measured_at_every_width_at_which_its_kernels_may_change():
+    on_gpu = widths(msgspec.structs.replace(_hello(VOCABULARY), device="gpu (Apple M4)"))
+
+    assert set(range(1, 18)) <= set(on_gpu)
+    assert widths(_hello(VOCABULARY)) == WIDTHS
+
+
 def test_what_is_written_is_what_is_read():
-    times = Times(prefill_rate=812.34, steps={1: 0.0213, 8: 0.036})
+    times = Times(prefill_rate=812.34, steps={1: 0.0213, 8: 0.036}, context_seconds=4.5e-7)
     profile = DeviceProfile(
         name="this-machine",
         description='An "M9"\\ with a tab\t and — dashes',
@@ -86,8 +94,11 @@ def test_what_is_written_is_what_is_read():
     )
 
     read = parse_profile(to_toml(profile), "mine.toml")
+    mac = load_profile("m3-pro-qwen3-4b")
 
     assert read == profile
+    assert parse_profile(to_toml(mac), "mac.toml") == mac
+    assert read.target.pace().context_seconds == pytest.approx(4.5e-7)
     assert read.both_busy.factor == 1.123
     assert read.target.pace().forward(8) == pytest.approx(0.036)
 
@@ -100,6 +111,7 @@ def test_this_machine_is_measured_and_the_profile_says_on_what_and_when(tmp_path
     assert result.exit_code == 0
     assert str(path) in result.stdout
     profile = load_profile(str(path))
+    assert profile.target.context is not None
     for device in (profile.target, profile.draft, profile.draft_on_target_device):
         assert [step.width for step in device.steps] == list(WIDTHS)
         assert all(step.source.startswith("measured on ") and step.source[-10:-6].isdigit() for step in device.steps)

@@ -41,8 +41,9 @@ from tests.support.processes import until
 
 STAMP = Stamp(epoch=7, incarnation=3)
 NODES = (NodeId(1), NodeId(2))
+HELLO = Hello("draft", "mlx", "m", "llama", 32, 64, "t", "cpu", 1, costs=((1, 0.02), (5, 0.03)))
 MESSAGES: list[tuple[Any, Any]] = [
-    (Hello("draft", "mlx", "m", "llama", 32, 64, "t", "cpu", 1), FromWorker),
+    (HELLO, FromWorker),
     (Prefilled(SequenceId(1), 0, 5, 0.5), FromWorker),
     (Grow(SequenceId(1), 2, NODES, (3, 4), (0.5, 0.25), 2, 0.1), FromWorker),
     (Verdict(SequenceId(1), 2, NODES, 9, 0.1), FromWorker),
@@ -135,6 +136,15 @@ OUT_OF_BOUNDS: dict[str, tuple[Any, Any]] = {
         body(Grow(SequenceId(1), 0, (NodeId(1),), (2,), (1.0,), 1, 0.1)) | {"tokens": [2, 3]},
         FromWorker,
     ),
+    "more costs than a worker measures": (
+        body(HELLO) | {"costs": [[width, 0.1] for width in range(1, 66)]},
+        FromWorker,
+    ),
+    "costs of widths that do not rise": (body(HELLO) | {"costs": [[5, 0.1], [5, 0.1]]}, FromWorker),
+    "a cost of no tokens": (body(HELLO) | {"costs": [[0, 0.1]]}, FromWorker),
+    "a forward that costs nothing": (body(HELLO) | {"costs": [[1, 0.0]]}, FromWorker),
+    "an endless forward": (body(HELLO) | {"costs": [[1, float("inf")]]}, FromWorker),
+    "a cost that is no number": (body(HELLO) | {"costs": [[1, float("nan")]]}, FromWorker),
     "an endless time": (body(Prefilled(SequenceId(1), 0, 1, 0.1)) | {"seconds": float("inf")}, FromWorker),
     "a negative time": (body(Prefilled(SequenceId(1), 0, 1, 0.1)) | {"seconds": -0.1}, FromWorker),
     "a token beyond 31 bits": (body(Verdict(SequenceId(1), 0, (), 1, 0.1)) | {"bonus": 1 << 31}, FromWorker),

@@ -13,13 +13,14 @@ from draft_worker.worker import DraftWorker
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.options import StrategyName
 from orchestrator.core.request_stats import RequestStats
+from orchestrator.machine.apple_silicon import mac_names, mac_plain_speed
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile, profile_names, worker_pace
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Hello, Paced, Prefilled, Start, Verdict, Verify
-from protocol.worker.pacing import DevicePace, Pacer, sleep_precisely
+from protocol.worker.pacing import DevicePace, ForwardPart, Pacer, sleep_precisely
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.conftest import Reference
@@ -84,6 +85,31 @@ def test_noise_in_the_last_two_points_never_makes_wide_forwards_free():
     assert falling.forward(1000) == 0.004
 
 
+def test_a_point_of_a_stepped_device_holds_down_to_the_point_before_it():
+    stepped = DevicePace(steps=((1, 0.02), (5, 0.03), (10, 0.05)), shape="steps", prefill_rate=1.0)
+
+    assert [stepped.forward(width) for width in (1, 2, 5, 6, 10)] == [0.02, 0.03, 0.03, 0.05, 0.05]
+    assert stepped.forward(15) == pytest.approx(0.07)
+
+
+def test_a_context_costs_its_kv_once_a_query_in_the_vector_kernel_and_else_once_a_block():
+    """So a forward of nine tokens can be faster than one of eight."""
+    long = msgspec.structs.replace(_PACE, context_seconds=1e-6, vector_queries=8)
+
+    extra = [long.forward(width, 10_000) - long.forward(width) for width in (1, 8, 9, 32, 33)]
+    assert extra == pytest.approx([0.01, 0.08, 0.01, 0.01, 0.02])
+    assert long.forward(9, 10_000) < long.forward(8, 10_000)
+    assert long.prefill(512, 10_000) == pytest.approx(0.512 + 16 * 0.01)
+
+
+def test_sequences_share_the_products_of_a_forward_but_not_the_attention():
+    shared = msgspec.structs.replace(_PACE, context_seconds=1e-6, vector_queries=4, sequence_seconds=0.002)
+
+    seconds = shared.joint([ForwardPart(3, 1000), ForwardPart(5, 2000)])
+
+    assert seconds == pytest.approx(_PACE.forward(8) + 3 * 0.001 + 0.002 + 0.002)
+
+
 def test_the_slow_down_holds_for_every_time():
     slow = msgspec.structs.replace(_PACE, slow_down=1.25)
 
@@ -105,7 +131,7 @@ def test_a_forward_never_ends_before_the_device_would_nor_before_its_real_work(t
     began = time()
     time.spend(worked)
 
-    pacer.forward(began, tokens)
+    pacer.forward(began, [ForwardPart(tokens)])
 
     assert time() - began == pytest.approx(max(worked, _PACE.forward(tokens)), abs=1e-9)
 
@@ -116,7 +142,7 @@ def test_a_forward_overruns_exactly_when_its_work_takes_longer(works: list[float
     for worked in works:
         began = time()
         time.spend(worked)
-        pacer.forward(began, 1)
+        pacer.forward(began, [ForwardPart(1)])
 
     paced = pacer.take()
 
@@ -129,7 +155,7 @@ def test_a_late_wake_up_is_no_overrun_and_is_reported():
     time = _Time()
     pacer = Pacer(_PACE, time, lambda seconds: time.spend(seconds + 0.003))
 
-    pacer.forward(time(), 1)
+    pacer.forward(time(), [ForwardPart(1)])
 
     paced = pacer.take()
     assert paced is not None
@@ -139,8 +165,8 @@ def test_a_late_wake_up_is_no_overrun_and_is_reported():
 
 def test_each_figure_is_reported_once():
     pacer, time = _pacer()
-    pacer.forward(time(), 1)
-    pacer.prefill(time(), 100)
+    pacer.forward(time(), [ForwardPart(1)])
+    pacer.prefill(time(), 100, 0)
 
     first, second = pacer.take(), pacer.take()
 
@@ -152,8 +178,8 @@ def test_each_figure_is_reported_once():
 def test_without_a_pace_there_is_no_sleep_and_no_report():
     pacer, time = _pacer(None)
 
-    pacer.forward(time(), 8)
-    pacer.prefill(time(), 8)
+    pacer.forward(time(), [ForwardPart(8)])
+    pacer.prefill(time(), 8, 0)
 
     assert time() == 100.0
     assert pacer.take() is None
@@ -187,6 +213,19 @@ def test_a_paced_target_reports_the_device_s_seconds_and_its_own_tokens():
     assert theirs.seconds == pytest.approx(_PACE.forward(3))
     assert theirs.paced is not None
     assert (theirs.paced.forwards, theirs.paced.overruns) == (1, 0)
+
+
+def test_the_hello_of_a_paced_worker_states_the_device_s_costs_and_not_this_machine_s():
+    pacer, time = _pacer()
+    measured = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1, costs=((1, 7.0),))
+    target = TargetWorker(TargetEngine(tree_model()), time, measured, pacer)
+    draft = DraftWorker(PacedEngine(FakeEngine(), pacer, time), time, pacer=pacer)
+
+    for worker in (target, draft):
+        costs = worker.hello().costs
+        assert [width for width, _ in costs] == list(range(1, 18))
+        assert [seconds for _, seconds in costs] == pytest.approx([_PACE.forward(width) for width, _ in costs])
+    assert TargetWorker(TargetEngine(tree_model()), time, measured).hello().costs == ((1, 7.0),)
 
 
 def test_a_paced_prefill_is_reported_with_its_chunks():
@@ -248,6 +287,35 @@ def test_every_shipped_profile_is_sound_and_names_its_sources(name: str):
         milliseconds = [step.milliseconds for step in times.steps]
         assert milliseconds == sorted(milliseconds)
         assert all(len(step.source) > 5 for step in times.steps)
+
+
+@pytest.mark.parametrize("name", mac_names())
+def test_a_mac_s_profile_has_the_quoted_speed_of_plain_decoding(name: str):
+    profile, (quoted, context) = load_profile(name), mac_plain_speed(name)
+    target = profile.target.pace()
+
+    assert 1 / target.forward(1, context) == pytest.approx(quoted, rel=0.005)
+    assert target.forward(1, context + 1000) > target.forward(1, context)
+    assert target.joint([ForwardPart(1)] * 2) > target.forward(2)
+    assert profile.target.weights is not None
+    described = (profile.target, profile.draft, profile.draft_on_target_device)
+    sources = [step.source for times in described for step in times.steps]
+    assert all(source.startswith(("measured", "claimed", "assumed", "derived", "by the")) for source in sources)
+
+
+def test_the_kernels_of_the_macs_have_the_measured_costs():
+    """M3 Max, 5120 x 17408 (mlx PR 3863); M5 Max, a whole model of 70B (mlx PR 3791), in milliseconds."""
+    m3 = load_profile("m3-max-llama3.1-8b").target
+    assert m3.weights is not None
+    products = m3.weights / 400e6
+    beside = m3.pace().forward(1) * 1000 - products
+    ratios = [(1000 * m3.pace().forward(width) - beside) / products for width in (1, 2, 4, 6, 8, 9, 13, 32)]
+    m5 = load_profile("m5-max-llama3.3-70b").target.pace()
+
+    assert ratios == pytest.approx([1.0, 1.0, 1.28, 2.04, 2.50, 3.14, 3.94, 3.98], rel=0.02)
+    assert [1000 * m5.forward(width, 400) for width in (1, 3, 5, 8, 12)] == pytest.approx(
+        [75.9, 84.8, 112.7, 170.8, 241.5], rel=0.12
+    )
 
 
 def test_the_shipped_profiles_have_the_published_times():

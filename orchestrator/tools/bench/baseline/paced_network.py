@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from protocol.messages.worker import Paced
-from protocol.worker.pacing import DevicePace, Pacer
+from protocol.worker.pacing import DevicePace, ForwardPart, Pacer
 
 
 class _Call(NamedTuple):
     pacer: Pacer
     began: float
-    tokens: int
+    part: ForwardPart
     logits: Any
 
 
@@ -37,14 +37,14 @@ class PacedDevice:
         if self._pending is not None:
             call, self._pending = self._pending, None
             mx.eval(call.logits)
-            call.pacer.forward(call.began, call.tokens)
+            call.pacer.forward(call.began, (call.part,))
 
     def call(self, network: Any, pacer: Pacer, tokens: mx.array, **keywords: Any) -> mx.array:
         self.settle()
-        began = time.perf_counter()
+        began, part = time.perf_counter(), ForwardPart(tokens.size, _context(keywords.get("cache")))
         logits = network(tokens, **keywords)
         mx.async_eval(logits)
-        self._pending = _Call(pacer, began, tokens.size, logits)
+        self._pending = _Call(pacer, began, part, logits)
         return logits
 
     def take(self) -> Paced:
@@ -66,3 +66,8 @@ class PacedNetwork:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
+
+
+def _context(cache: Any) -> int:
+    """Tokens in mlx-lm's cache, which has an entry for each layer."""
+    return int(getattr(cache[0], "offset", 0)) if cache else 0

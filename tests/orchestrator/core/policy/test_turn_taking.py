@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.core.commands import SendMessage
 from orchestrator.core.options import Options
 from orchestrator.core.policy.turn_taking import MeasuredRound, TurnTaking
 from orchestrator.core.policy.width_cost import WidthCost
@@ -82,24 +83,25 @@ def test_on_one_gpu_turns_are_faster_than_growth_beside_the_target(accept: float
     assert adaptive < 0.93 * beside
 
 
-def test_a_resting_draft_is_asked_for_each_step():
-    asked = [
-        command.message
-        for _, _, commands in decoded(ONE_GPU, 0.6).history
+def requests(simulation: Simulation) -> list[tuple[float, Extend]]:
+    """When the draft was asked for steps."""
+    return [
+        (now, command.message)
+        for now, _, commands in simulation.history
         for command in commands
-        if isinstance(getattr(command, "message", None), Extend)
+        if isinstance(command, SendMessage) and isinstance(command.message, Extend)
     ]
+
+
+def test_a_resting_draft_is_asked_for_each_step_once():
+    asked = [extend for _, extend in requests(decoded(ONE_GPU, 0.6))]
 
     assert len({(extend.round, extend.steps) for extend in asked}) == len(asked) > 20
 
 
 def test_on_two_devices_nobody_is_asked_after_the_try():
     apart = decoded(replace(ONE_GPU, slow_down=1.05), 0.6)
-    asked = [
-        now
-        for now, _, commands in apart.history
-        if any(isinstance(getattr(command, "message", None), Extend) for command in commands)
-    ]
+    asked = requests(apart)
 
     assert len(asked) <= 12
-    assert all(now < 0.5 * apart.now for now in asked)
+    assert all(now < 0.5 * apart.now for now, _ in asked)

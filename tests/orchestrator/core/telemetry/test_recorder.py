@@ -148,13 +148,13 @@ def test_an_ended_request_is_reported_once_with_its_statistics():
     assert simulation.frame(after=simulation.recorder.serial).ended == ()
 
 
-def test_plain_decoding_has_no_estimate_before_the_first_measurement():
+def test_plain_decoding_is_estimated_by_what_the_target_measured_while_it_loaded():
     simulation = WatchedSimulation()
     simulation.submit(1, max_tokens=5)
     selected = simulation.frame().selected
     assert selected is not None
 
-    assert selected.plain_step_seconds is None
+    assert selected.plain_step_seconds == pytest.approx(0.011)
 
 
 def test_the_latest_request_is_selected_unless_another_one_is_wanted():

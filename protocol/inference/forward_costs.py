@@ -1,0 +1,92 @@
+"""Warms a model's forwards and measures what they cost by width. Knows no messages.
+
+A GPU compiles and loads kernels at their first use, and switches kernels at some widths: the first forwards of a width
+would tilt what the orchestrator learns, and no line through a few widths gives the others.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from protocol.inference.slots import PREFIX
+from protocol.inference.tree_sequence import TreeSequence
+
+log = logging.getLogger(__name__)
+
+Cost = tuple[int, float]
+"""Tokens and seconds of a forward."""
+WIDTHS = (1, 2, 5, 6, 10, 11, 8, 9, 4, 12, 13, 17, 3, 7, 14, 15, 16)
+"""In the order of their use if the time is short: on both sides of the widths where MLX's kernels for few rows change
+(mlx/backend/metal/quantized.cpp, qmv_wide and get_qmv_batch_limit), then the rest."""
+_FEWEST = 5
+"""Measured widths below which the others can't be told from them."""
+_PREFIX_TOKENS = 32
+_LEAST_SECONDS = 1e-6
+
+
+class _Model(Protocol):
+    context: int
+
+    def sequence(self) -> TreeSequence: ...
+
+
+def costs_at_load(model: _Model, loading: float) -> tuple[Cost, ...]:
+    """The costs of a model that took `loading` seconds to load, measured for a second and a quarter of that time.
+
+    Nothing on a processor: its costs have no steps, its first forwards are as fast as later ones, and the widths of one
+    measurement would take as long as a start. Nothing if the device fails: the worker can serve all the same.
+    """
+    if mx.default_device() == mx.Device(mx.cpu):
+        return ()
+    try:
+        return measured_costs(model, time.perf_counter, 1.0 + loading / 4)
+    except RuntimeError as error:
+        log.warning("the costs of forwards are not measured: %s", error)
+        return ()
+
+
+def measured_costs(model: _Model, clock: Callable[[], float], budget: float) -> tuple[Cost, ...]:
+    """The cost of a forward over a token tree, by rising width; nothing if `budget` seconds allow too few widths.
+
+    Each width is warmed as a chain and as a tree and then measured once; the best of two counts where time is left.
+    """
+    if model.context < _PREFIX_TOKENS + max(WIDTHS):
+        return ()
+    end = clock() + budget
+    sequence = model.sequence()
+    sequence.prefill([0] * _PREFIX_TOKENS)
+    costs: dict[int, float] = {}
+
+    def forward(parents: Sequence[int]) -> float:
+        first = sequence.next_row
+        rows = [parent if parent == PREFIX else first + parent for parent in parents]
+        began = clock()
+        mx.eval(sequence.evaluate([0] * len(rows), rows))
+        seconds = clock() - began
+        sequence.truncate(_PREFIX_TOKENS)
+        return max(seconds, _LEAST_SECONDS)
+
+    for width in WIDTHS:
+        if clock() >= end:
+            break
+        forward(_chain(width))
+        forward(_tree(width))
+        costs[width] = forward(_tree(width))
+    for width in costs:
+        if clock() >= end:
+            break
+        costs[width] = min(costs[width], forward(_tree(width)))
+    return tuple(sorted(costs.items())) if len(costs) >= _FEWEST else ()
+
+
+def _chain(width: int) -> list[int]:
+    """Parents of `width` rows, counted from the first of them."""
+    return [PREFIX, *range(width - 1)]
+
+
+def _tree(width: int) -> list[int]:
+    """The same for a root with two children, each of which has two, and so on."""
+    return [PREFIX, *((row - 1) // 2 for row in range(1, width))]

@@ -1,0 +1,144 @@
+"""What a forward costs by its width: the worker's measurements, corrected by observations."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.events import Request, WorkerUp
+from orchestrator.core.machine import Machine
+from orchestrator.core.options import Options
+from orchestrator.core.policy.expected_rate import best_count
+from orchestrator.core.policy.width_cost import WidthCost
+from orchestrator.tools.simulate.modelled_worker import modelled_hello
+from protocol.messages.sampling import Sampling
+from protocol.worker.pacing import DevicePace
+from tests.support.scripted_simulation import DRAFT, TARGET
+
+WIDTHS = range(1, 18)
+
+
+def passes(width: int) -> float:
+    """Seconds on a GPU whose kernels read the weights once for up to five rows, and more than twelve rows otherwise."""
+    return 0.020 * (1.0 + 0.4 * ((width - 1) // 5) if width <= 12 else 2.5)
+
+
+def measured(device: Callable[[int], float] = passes) -> WidthCost:
+    return WidthCost([(width, device(width)) for width in WIDTHS])
+
+
+def test_measured_costs_are_believed_before_anything_is_observed():
+    cost = measured()
+
+    assert cost.known
+    assert [cost(width) for width in WIDTHS] == pytest.approx([passes(width) for width in WIDTHS])
+
+
+@pytest.mark.parametrize("observed", [(1,), (4,), (1, 5)])
+def test_a_slower_machine_scales_every_width(observed: tuple[int, ...]):
+    cost = measured()
+    for _ in range(20):
+        for width in observed:
+            cost.observe(width, 1.7 * passes(width))
+
+    assert [cost(width) for width in WIDTHS] == pytest.approx([1.7 * passes(width) for width in WIDTHS], rel=0.02)
+
+
+def test_a_longer_context_adds_to_every_width_what_it_adds_to_the_observed_ones():
+    cost, context = measured(), 0.015
+    for _ in range(60):
+        for width in (1, 5, 10):
+            cost.observe(width, passes(width) + context)
+
+    assert [cost(width) for width in (3, 6, 9, 12)] == pytest.approx(
+        [passes(width) + context for width in (3, 6, 9, 12)], rel=0.06
+    )
+
+
+def test_a_width_that_costs_less_than_a_narrower_one_is_found():
+    """With long contexts an attention kernel for many rows can be faster than the one for few rows."""
+    cost = measured()
+    for _ in range(40):
+        cost.observe(8, 0.040)
+        cost.observe(9, 0.032)
+
+    assert cost(9) < 0.9 * cost(8)
+
+
+@pytest.mark.parametrize(("paths", "nodes"), [([0.5] * 4 + [0.1] * 12, 4), ([0.7] * 9 + [0.3] * 7, 9)])
+def test_the_rule_stops_at_the_corners(paths: list[float], nodes: int):
+    """The root and 4 or 9 nodes: one more node costs another pass over the weights."""
+    assert best_count(paths, measured(), 0.001).nodes == nodes
+
+
+def test_an_unmeasured_width_costs_what_the_next_wider_one_does():
+    cost = WidthCost([(1, 0.02), (5, 0.03), (6, 0.04), (12, 0.05)])
+
+    assert [cost(width) for width in (2, 5, 6, 7, 12)] == pytest.approx([0.03, 0.03, 0.04, 0.05, 0.05])
+    assert cost(23) == pytest.approx(0.05 + 11 * 0.03 / 11)
+
+
+def test_noise_and_one_cold_forward_do_not_hide_the_steps():
+    cost, source = measured(), random.Random(5)
+    cost.observe(1, 0.4)
+    for _ in range(300):
+        width = source.choice([1, 4, 5, 9, 10])
+        cost.observe(width, passes(width) * source.uniform(0.9, 1.1))
+
+    assert cost(6) > 1.2 * cost(5)
+    assert cost(11) > 1.15 * cost(10)
+    assert [cost(width) for width in (4, 5, 9, 10)] == pytest.approx(
+        [passes(width) for width in (4, 5, 9, 10)], rel=0.05
+    )
+
+
+@given(
+    costs=st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=20),
+    seen=st.lists(st.tuples(st.integers(1, 1025), st.floats(0.0, 1e6)), max_size=60),
+)
+def test_whatever_a_worker_claims_costs_are_finite_and_not_negative(costs: list[float], seen: list[tuple[int, float]]):
+    cost = WidthCost([(1 + 3 * index, seconds) for index, seconds in enumerate(costs)])
+    for width, seconds in seen:
+        cost.observe(width, seconds)
+
+    assert all(0.0 <= cost(width) < 1e12 for width in (1, 2, 5, 17, 33, 1025))
+
+
+def test_a_worker_that_measured_replaces_what_its_predecessor_showed():
+    cost = measured()
+    for _ in range(50):
+        cost.observe(5, 0.5)
+
+    cost.expect(())
+    continued = cost(5)
+    cost.expect([(1, 0.010), (17, 0.012)])
+
+    assert continued > 0.4
+    assert cost(5) == pytest.approx(0.012)
+
+
+def test_requests_begin_with_the_costs_in_the_hellos_of_both_workers():
+    machine = Machine(Options())
+    drafted = DevicePace(steps=((1, 0.004), (16, 0.012)), prefill_rate=4000.0)
+    bring_up(machine, TARGET, drafted)
+
+    estimates = machine.drafts.estimates(Request((1, 2), Sampling(), 5))
+
+    assert [estimates.target(width) for width in WIDTHS] == pytest.approx([TARGET.forward(width) for width in WIDTHS])
+    assert estimates.growth(16) == pytest.approx(drafted.forward(16))
+
+
+def test_a_second_target_brings_its_own_costs():
+    machine = Machine(Options())
+    bring_up(machine, TARGET, DRAFT)
+    bring_up(machine, DevicePace(steps=((1, 0.5),), prefill_rate=1.0), DRAFT)
+
+    assert machine.drafts.estimates(Request((1, 2), Sampling(temperature=1.0), 5)).target(4) == pytest.approx(0.5)
+
+
+def bring_up(machine: Machine, target: DevicePace, draft: DevicePace) -> None:
+    incarnation = len(machine.workers())
+    machine.step(WorkerUp(incarnation, modelled_hello("target", pace=target)), 0.0)
+    machine.step(WorkerUp(incarnation + 1, modelled_hello("draft", pace=draft)), 0.0)

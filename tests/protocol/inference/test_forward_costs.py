@@ -1,0 +1,104 @@
+"""Costs by width are measured while a model loads: warm, as trees, within a time."""
+
+from collections import Counter
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from protocol.inference import forward_costs
+from protocol.inference.forward_costs import WIDTHS, costs_at_load, measured_costs
+from tests.support.models.tiny_models import tree_model
+
+
+class _Device:
+    """A model and a clock: a forward takes as many seconds as it has tokens, and ten more at its kernel's first use."""
+
+    context = 512
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.used: Counter[tuple[int, bool]] = Counter()
+        self.next_row = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sequence(self) -> Any:
+        return self
+
+    def prefill(self, tokens: list[int]) -> None:
+        self.now += len(tokens)
+
+    def truncate(self, length: int) -> None:
+        assert length == 32
+
+    def evaluate(self, tokens: list[int], parents: list[int]) -> mx.array:
+        kernel = len(tokens), parents == [-1, *range(self.next_row, self.next_row + len(tokens) - 1)]
+        self.now += len(tokens) + (0 if self.used[kernel] else 10)
+        self.used[kernel] += 1
+        self.next_row += len(tokens)
+        return mx.zeros(1)
+
+
+def test_every_width_is_measured_warm_as_a_chain_and_as_a_tree():
+    device = _Device()
+
+    costs = measured_costs(device, device.clock, 1e6)
+
+    assert costs == tuple((width, float(width)) for width in range(1, 18))
+    assert all(device.used[width, True] and device.used[width, False] for width in range(3, 18))
+
+
+def test_a_slow_model_is_measured_on_both_sides_of_the_steps_first():
+    device = _Device()
+
+    costs = measured_costs(device, device.clock, 32 + 160.0)
+
+    assert [width for width, _ in costs] == [1, 2, 5, 6, 10, 11]
+    assert device.now < 32 + 160 + 3 * 11 + 20
+
+
+def test_too_few_widths_are_no_measurement():
+    device = _Device()
+
+    assert measured_costs(device, device.clock, 40.0) == ()
+
+
+def test_a_context_too_short_for_the_widest_forward_is_not_measured():
+    assert measured_costs(tree_model(max_position_embeddings=32), lambda: 0.0, 1.0) == ()
+
+
+def test_a_real_model_is_measured_and_its_sequences_are_not_touched():
+    model = tree_model()
+    sequence = model.sequence()
+    before = sequence.evaluate([5, 9, 2], [-1, 0, 0])
+    mx.eval(before)
+
+    costs = measured_costs(model, iter(range(10_000)).__next__, 1e6)
+
+    again = model.sequence().evaluate([5, 9, 2], [-1, 0, 0])
+    assert sorted(width for width, _ in costs) == sorted(WIDTHS)
+    assert mx.array_equal(before, again)
+
+
+def test_a_processor_spends_no_time_on_it(monkeypatch: pytest.MonkeyPatch):
+    device = _Device()
+
+    assert costs_at_load(device, 3.0) == ()
+    assert not device.used
+
+    monkeypatch.setattr(forward_costs.mx, "default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr(forward_costs.time, "perf_counter", device.clock)
+    assert len(costs_at_load(device, 4e6)) == len(WIDTHS)
+
+
+def test_a_device_that_fails_while_it_is_measured_still_serves(monkeypatch: pytest.MonkeyPatch):
+    def fail(tokens: list[int]) -> None:
+        raise RuntimeError("[METAL] Command buffer execution failed")
+
+    device = _Device()
+    monkeypatch.setattr(device, "prefill", fail)
+    monkeypatch.setattr(forward_costs.mx, "default_device", lambda: mx.Device(mx.gpu))
+
+    assert costs_at_load(device, 1.0) == ()
