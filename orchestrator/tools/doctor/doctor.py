@@ -8,9 +8,9 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -18,8 +18,11 @@ from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.downloads.default_target import VARIABLE, default_pair_state
 from orchestrator.machine.hardware import MlxDevice
+from orchestrator.machine.metal_wheel import macos_version, metal_wheel_target
 from orchestrator.machine.network import own_host
 from orchestrator.runtime.session import sessions_home, stale_sessions
+from orchestrator.tools.doctor.finding import Finding
+from orchestrator.tools.doctor.metal_kernels import metal_kernels
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import PipelineError
 from protocol.kv.segments import free_shared_memory, stale_segments
@@ -27,18 +30,8 @@ from protocol.messages.base import Role
 
 _GIB = 1 << 30
 _REINSTALL = "delete .venv and start bin/launch-pipeline again"
+_NOT_FOR_ALL = "another terminal program, or a launchd agent, may be refused without a word"
 _ROLES: tuple[Role, ...] = ("target", "draft")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    """warn: works, but slower or with less; fail: a pipeline can't run."""
-    text: str
-    next_step: str | None = None
 
 
 def examine() -> list[Finding]:
@@ -46,6 +39,7 @@ def examine() -> list[Finding]:
     return [
         *(python(), packages(), mlx(machine_facts.mlx_device())),
         *_linux_processor(),
+        *_kernels(),
         *(cores(), memory(machine_facts.memory_bytes()), shared_memory(free_shared_memory())),
         *(temporary_folder(), leftovers(), local_network(own_host()), default_pair(), demo_pair()),
         *neural_engine(),
@@ -154,8 +148,9 @@ def leftovers() -> Finding:
 
 
 def local_network(own: str | None, system: str = sys.platform, reach: Callable[[], None] | None = None) -> Finding:
-    """Whether this program can reach other machines. macOS asks the user for each program, and hides the network from
-    a program without permission; `reach` (default: a multicast datagram) raises OSError then."""
+    """Whether this program can reach other machines. macOS asks the user for each program, except for what runs in
+    Terminal or over SSH (Apple's technote TN3179), and hides the network from a program without permission; `reach`
+    (default: a multicast datagram) raises OSError then."""
     if own is None:
         return Finding("local network", "ok", "none: workers of other machines can't come, all else works")
     if system != "darwin":
@@ -167,9 +162,10 @@ def local_network(own: str | None, system: str = sys.platform, reach: Callable[[
             "local network",
             "warn",
             f"this machine is {own} there, but this program can't reach it ({error.strerror})",
-            "System Settings > Privacy & Security > Local Network: allow the terminal and Python, then start again",
+            "System Settings > Privacy & Security > Local Network: allow the terminal program and Python, then start "
+            "again; in Terminal and over SSH no permission is needed",
         )
-    return Finding("local network", "ok", f"this machine is {own} there, and may speak to others")
+    return Finding("local network", "ok", f"this machine is {own} there, and may speak to others; {_NOT_FOR_ALL}")
 
 
 def _multicast() -> None:
@@ -227,6 +223,12 @@ def _linux_processor() -> list[Finding]:
     if not machine_facts.computes_on_processor():
         return []
     return [openblas(machine_facts.openblas()), compiler(machine_facts.has_compiler())]
+
+
+def _kernels() -> list[Finding]:
+    if sys.platform != "darwin":
+        return []
+    return [metal_kernels(macos_version(), metal_wheel_target(), machine_facts.installed_version("mlx-metal"))]
 
 
 def _unmet(lines: Iterable[str]) -> Iterator[str]:
