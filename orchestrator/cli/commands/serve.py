@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import opened, target_folder
 from orchestrator.cli.sampling_options import server_defaults, server_options
@@ -34,6 +35,7 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 @click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this machine that clients use.")
 @click.option("--allow-origin", multiple=True, metavar="URL", help="A web page that may ask, from a browser.")
 @pipeline_options
+@stays_awake
 def serve(**options: Any) -> None:
     """Serve the pipeline to programs that speak OpenAI's or Anthropic's API: editors, agents, chat pages.
 
