@@ -29,7 +29,7 @@ from protocol.kv.segments import free_shared_memory, stale_segments
 from protocol.messages.base import Role
 
 _GIB = 1 << 30
-_REINSTALL = "delete .venv and start bin/launch-pipeline again"
+_CHECKOUT = Path(__file__).parents[3]
 _NOT_FOR_ALL = "another terminal program, or a launchd agent, may be refused without a word"
 _ROLES: tuple[Role, ...] = ("target", "draft")
 
@@ -51,6 +51,13 @@ def to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     return [asdict(finding) for finding in findings]
 
 
+def reinstall(folder: Path = _CHECKOUT) -> str:
+    """The next step if something of the installation is missing. `folder`: where the packages are."""
+    if (folder / "bin" / "launch-pipeline").is_file():
+        return f"delete {folder}/.venv and start bin/launch-pipeline again; if that is not enough, clone it again"
+    return "install launch-pipeline again with the program that installed it (uv, pipx, pip or brew)"
+
+
 def python() -> Finding:
     version = platform.python_version()
     if sys.platform == "darwin" and platform.machine() != "arm64":
@@ -62,16 +69,16 @@ def packages() -> Finding:
     try:
         lines = importlib.metadata.requires("launch-pipeline") or []
     except importlib.metadata.PackageNotFoundError:
-        return Finding("packages", "fail", "launch-pipeline itself is not installed", _REINSTALL)
+        return Finding("packages", "fail", "launch-pipeline itself is not installed", reinstall())
     unmet = list(_unmet(lines))
     if unmet:
-        return Finding("packages", "fail", "; ".join(unmet), _REINSTALL)
+        return Finding("packages", "fail", "; ".join(unmet), reinstall())
     return Finding("packages", "ok", "all installed")
 
 
 def mlx(answer: MlxDevice | str) -> Finding:
     if isinstance(answer, str):
-        return Finding("MLX", "fail", f"can't be used: {answer}", _REINSTALL)
+        return Finding("MLX", "fail", f"can't be used: {answer}", reinstall())
     return Finding("MLX", "ok", f"{answer.version} on the {answer.kind.upper()} ({answer.name})")
 
 
@@ -187,10 +194,10 @@ def demo_pair() -> Finding:
         broken = [folder for folder in folders if not weights_are_whole(folder / "model.safetensors")]
         same = len({tokenizer_fingerprint(folder) for folder in folders}) == 1
     except PipelineError as error:
-        return Finding("demo pair", "fail", str(error), "clone the repository again")
+        return Finding("demo pair", "fail", str(error), reinstall())
     if broken or not same:
         text = f"{broken[0]} has broken weights" if broken else "the two tokenizers differ"
-        return Finding("demo pair", "fail", text, "clone the repository again")
+        return Finding("demo pair", "fail", text, reinstall())
     return Finding("demo pair", "ok", "target and draft are complete and share a tokenizer")
 
 

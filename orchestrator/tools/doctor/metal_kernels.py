@@ -10,7 +10,7 @@ the matrix units of the M5 (ml-explore/mlx issue 3821)."""
 def metal_kernels(system: str, built_for: int | None, mlx: str | None) -> Finding:
     """`system`: the version of macOS, empty if unknown. `built_for`: the major version that the installed wheel names.
 
-    `mlx`: the installed version of mlx-metal.
+    `mlx`: the installed version of mlx and mlx-metal, which are always the same.
     """
     major = system.partition(".")[0]
     if built_for is None or not major.isdecimal():
@@ -22,6 +22,6 @@ def metal_kernels(system: str, built_for: int | None, mlx: str | None) -> Findin
         "Metal kernels",
         "warn",
         f"built for macOS {built_for}, and this is macOS {system}: the build for macOS {best} has faster kernels",
-        f"SYSTEM_VERSION_COMPAT=0 python -m pip install --force-reinstall --no-deps mlx-metal=={mlx} "
+        f"SYSTEM_VERSION_COMPAT=0 python -m pip install --force-reinstall --no-deps mlx=={mlx} mlx-metal=={mlx} "
         "(with uv: uv pip install --reinstall --no-deps ...), with the Python that runs launch-pipeline",
     )

@@ -15,7 +15,7 @@ def test_a_build_for_an_older_macos_is_told_with_the_next_step():
     assert finding.status == "warn"
     assert "built for macOS 15, and this is macOS 26.1" in finding.text
     assert "SYSTEM_VERSION_COMPAT=0" in (finding.next_step or "")
-    assert "mlx-metal==0.32.4" in (finding.next_step or "")
+    assert "mlx==0.32.4 mlx-metal==0.32.4" in (finding.next_step or "")
 
 
 @pytest.mark.parametrize(("system", "built_for"), [("26.1", 26), ("15.6.1", 15), ("14.7", 14), ("27.0", 26)])

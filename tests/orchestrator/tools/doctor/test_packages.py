@@ -1,12 +1,13 @@
 """What `doctor` says of the installed packages: it asks for those that this Python and this system need."""
 
 import importlib.metadata
+from pathlib import Path
 
 import pytest
 from packaging import markers
 
 from orchestrator.machine import hardware
-from orchestrator.tools.doctor.doctor import packages
+from orchestrator.tools.doctor.doctor import packages, reinstall
 
 _COREML = "coremltools>=9.0; python_version < '3.14' and (sys_platform == 'darwin' or platform_machine == 'x86_64')"
 
@@ -30,3 +31,11 @@ def test_a_package_that_is_too_old_is_named_with_the_bound(monkeypatch: pytest.M
     monkeypatch.setattr(hardware, "installed_version", lambda _: "8.1")
 
     assert packages().text == "click is 8.1 and must be >=8.2"
+
+
+def test_the_next_step_fits_the_way_of_installation(tmp_path: Path):
+    assert "install launch-pipeline again with" in reinstall(tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "launch-pipeline").touch()
+
+    assert reinstall(tmp_path).startswith(f"delete {tmp_path}/.venv")
