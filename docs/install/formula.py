@@ -88,22 +88,29 @@ def wheels(pin: Pin, index: Index) -> dict[str, Wheel]:
     return best
 
 
-def formula(version: str, chosen: Mapping[str, Mapping[str, Wheel]], sha256: str | None) -> str:
-    """The text. `chosen`: wheels of each package by system. `sha256`: of the released wheel; None before a release."""
+def released(file: Path) -> Wheel:
+    """Where the index will have the file. It keeps each under the BLAKE2b hash of its content, 32 bytes long."""
+    content = file.read_bytes()
+    place = hashlib.blake2b(content, digest_size=32).hexdigest()
+    url = f"https://files.pythonhosted.org/packages/{place[:2]}/{place[2:4]}/{place[4:]}/{file.name}"
+    return Wheel(url, hashlib.sha256(content).hexdigest())
+
+
+def formula(version: str, chosen: Mapping[str, Mapping[str, Wheel]], own: Wheel | None) -> str:
+    """The text. `chosen`: wheels of each package by system. `own`: the released wheel; None before a release."""
     common = {name: next(iter(each.values())) for name, each in chosen.items() if len(set(each.values())) == 1}
     special = {
         system: {name: each[system] for name, each in chosen.items() if name not in common} for system in SYSTEMS
     }
-    own = f"launch_pipeline-{version}-py3-none-any.whl"
     python = f"python@{PYTHON[0]}.{PYTHON[1]}"
     lines = [
         "# Written by docs/install/formula.py from requirements.lock.",
         "class LaunchPipeline < Formula",
         '  desc "Speculative decoding with draft and target at work at the same time"',
         '  homepage "https://pypi.org/project/launch-pipeline/"',
-        f'  url "https://files.pythonhosted.org/packages/py3/l/launch-pipeline/{own}", using: :nounzip',
+        f'  url "{own.url}", using: :nounzip' if own else "  # The release workflow adds the wheel's url and sha256.",
         f'  version "{version}"',
-        f'  sha256 "{sha256}"' if sha256 else "  # The release workflow adds the wheel's sha256.",
+        *([f'  sha256 "{own.sha256}"'] if own else []),
         '  license all_of: ["MIT", "Apache-2.0"]',
         "",
         "  depends_on arch: :arm64",
@@ -193,8 +200,8 @@ def main(arguments: list[str]) -> str:
     wheel: Path | None = parser.parse_args(arguments).wheel
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = pins((ROOT / "requirements.lock").read_text(), project)
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest() if wheel else None
-    return formula(project["version"], {pin.name: wheels(pin, _ask) for pin in needed}, digest)
+    own = released(wheel) if wheel else None
+    return formula(project["version"], {pin.name: wheels(pin, _ask) for pin in needed}, own)
 
 
 if __name__ == "__main__":

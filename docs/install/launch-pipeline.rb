@@ -2,9 +2,8 @@
 class LaunchPipeline < Formula
   desc "Speculative decoding with draft and target at work at the same time"
   homepage "https://pypi.org/project/launch-pipeline/"
-  url "https://files.pythonhosted.org/packages/py3/l/launch-pipeline/launch_pipeline-0.1.0-py3-none-any.whl", using: :nounzip
+  # The release workflow adds the wheel's url and sha256.
   version "0.1.0"
-  # The release workflow adds the wheel's sha256.
   license all_of: ["MIT", "Apache-2.0"]
 
   depends_on arch: :arm64

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -74,14 +75,27 @@ def test_a_mac_gets_what_the_package_needs_and_nothing_of_development():
 def test_each_macos_gets_the_newest_wheel_that_fits():
     chosen = {pin.name: formula.wheels(pin, _INDEX.__getitem__) for pin in formula.pins(_LOCK, _PROJECT)}
 
-    text = formula.formula("1.2", chosen, "a" * 64)
+    text = formula.formula("1.2", chosen, formula.Wheel("https://index/own.whl", "a" * 64))
 
     systems = {
         system: re.findall(r'sha256 "(.)', block) for system, block in re.findall(r"on_(\w+)(.*?)\n  end", text, re.S)
     }
     assert systems == {"sonoma": ["4"], "sequoia": ["4"], "tahoe": ["5"]}
     assert re.findall(r'^  (?:  )?sha256 "(.)', text, re.MULTILINE)[:2] == ["a", "3"]
-    assert "launch_pipeline-1.2-py3-none-any.whl" in text
+    assert 'url "https://index/own.whl", using: :nounzip\n  version "1.2"' in text
+
+
+def test_a_released_wheel_is_where_the_index_keeps_such_content(tmp_path: Path):
+    """The content that hashes to a known address: PyPI's addresses of other files have been compared with this rule."""
+    file = tmp_path / "own-1.0-py3-none-any.whl"
+    file.write_bytes(b"")
+
+    wheel = formula.released(file)
+
+    # BLAKE2b-256 and SHA-256 of nothing.
+    place = "0e/57/51c026e543b2e8ab2eb06099daa1d1e5df47778f7787faab45cdf12fe3a8"
+    assert wheel.url == f"https://files.pythonhosted.org/packages/{place}/own-1.0-py3-none-any.whl"
+    assert wheel.sha256 == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
 def test_a_package_without_a_wheel_for_a_mac_is_named():
