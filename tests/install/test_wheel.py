@@ -25,10 +25,16 @@ _PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 
 def _call(*command: object, **environment: str) -> str:
-    """Standard output. Settings of this process's own environment would hide what an installation lacks."""
+    """Standard output. This process's environment and folder would hide what an installation lacks."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     done = subprocess.run(
-        [str(word) for word in command], env={**kept, **environment}, capture_output=True, text=True, check=False
+        [str(word) for word in command],
+        env={**kept, **environment},
+        # `python -m` looks for modules in the current folder first: the checkout must not be it.
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout
