@@ -25,6 +25,7 @@ from orchestrator.cli.commands.pairs import pairs_command
 from orchestrator.cli.commands.plan import plan
 from orchestrator.cli.commands.profile import profile
 from orchestrator.cli.commands.serve import serve
+from orchestrator.cli.commands.service import service
 from orchestrator.cli.commands.start import serve_workers, start, workers
 from orchestrator.cli.configuration import default_map, origin, read_environment
 from protocol.errors import InputError, PipelineError
@@ -34,7 +35,7 @@ _INTERRUPTED = 130
 _FAILED = 1
 _COMMANDS = (
     *(attach, bench, calibrate, chat, completion, config, convert, doctor, drill, generate, pairs_command, plan),
-    *(profile, serve, serve_workers, start, target_rank, workers),
+    *(profile, serve, serve_workers, service, start, target_rank, workers),
 )
 
 

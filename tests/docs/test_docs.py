@@ -96,7 +96,11 @@ def test_every_option_in_code_is_one_of_some_command(page: Path):
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_every_command_in_code_exists_and_has_its_options(page: Path):
     for name, arguments in re.findall(r"launch-pipeline ([a-z][a-z-]*)([^|&#\n]*)", "\n".join(code(page))):
-        assert mentioned_options(arguments) <= options(name), name
+        own, _, passed_on = arguments.partition(" -- ")
+        assert mentioned_options(own) <= options(name), name
+        if passed_on:
+            assert name == "service"
+            assert mentioned_options(passed_on) <= options("serve"), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))

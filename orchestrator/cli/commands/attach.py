@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import draft_engine_option
 from orchestrator.cli.pipelines import target_folder
 from orchestrator.machine.drafts.converted_draft import converted_draft
@@ -50,6 +51,7 @@ _PAUSE_SECONDS = 0.5
 )
 @click.option("--name", help="Name of this machine in the other's lists.  [default: its host name]")
 @click.option("--discover", is_flag=True, help="Look for the address on the local network; the key must be known.")
+@stays_awake
 def attach(role: Role, server: str | None, name: str | None, discover: bool, **options: Any) -> None:
     """Lend a worker of this machine to a pipeline on another one, until Ctrl-C.
 
@@ -79,6 +81,7 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, **o
 @click.option("--hosts", "file", metavar="FILE", required=True, help="The hosts file, the same on every host.")
 @click.option("--rank", type=click.IntRange(min=1), required=True, help="Which of its hosts this is; the first is 0.")
 @click.option("--target", metavar="MODEL", help="The same as at rank 0. Default: the default target.")
+@stays_awake
 def target_rank(file: str, rank: int, target: str | None) -> None:
     """Serve a target that is bigger than one machine, as one of its ranks, until Ctrl-C.
 

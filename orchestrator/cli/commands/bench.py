@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import (
     draft_option,
     pace_option,
@@ -101,6 +102,7 @@ _REPEATS = 3
 @click.option("--micro", is_flag=True, help="Instead: what single steps of the workers take, each alone.")
 @click.option("--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Also write a PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@stays_awake
 def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: int, **options: Any) -> None:
     """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
 

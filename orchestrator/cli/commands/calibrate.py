@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import draft_engine_option, draft_option, pair_option, target_option
 from orchestrator.cli.pipelines import target_folder
 from orchestrator.machine.calibration_file import calibration_file
@@ -27,6 +28,7 @@ from protocol.errors import InputError
     type=click.Path(path_type=Path, dir_okay=False),
     help="Profile to write. Default: this user's own, for --this-mac.",
 )
+@stays_awake
 def calibrate(out: Path | None, **options: Any) -> None:
     """Measure what this machine takes for a pair of models, and write a device profile.
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.machine.downloads.default_target import VARIABLE
 from orchestrator.tools.drill.outcome import DrillName, DrillOutcome
 
@@ -29,6 +30,7 @@ _SENTENCES_SHOWN = 5
 @click.option("--hours", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Of each simulated seed.")
 @click.option("--seed", type=click.IntRange(min=0), help="Equal seeds give equal faults.  [default: a fresh one]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@stays_awake
 def drill(
     names: tuple[DrillName, ...],
     count: int | None,

@@ -9,6 +9,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import given_only, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.tools.bench.prompts import read_prompts
@@ -37,6 +38,7 @@ _OWN = ("temperature", "max_tokens", "seed", "overhead")
 @click.option("--overhead", type=click.IntRange(min=1), metavar="GROUPS", help="Measure what tracing costs, instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @pipeline_options
+@stays_awake
 def profile(prompt: str | None, out: Path, as_json: bool, **options: Any) -> None:
     """Show where the time goes while PROMPT (default: a piece of Python) is continued.
 

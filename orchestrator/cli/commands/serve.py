@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import opened, target_folder
 from orchestrator.cli.sampling_options import server_defaults, server_options
@@ -26,6 +27,12 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
     show_envvar=True,
     help="What clients must show. Default: one that is made and printed.",
 )
+@click.option(
+    "--api-key-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file that holds the key, which other programs can't see there.",
+)
 @click.option("--no-api-key", is_flag=True, help="Accept every program of this machine; only on loopback.")
 @click.option("--model-name", multiple=True, help="What clients call the model; may be given several times.")
 @server_options
@@ -34,6 +41,7 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 @click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this machine that clients use.")
 @click.option("--allow-origin", multiple=True, metavar="URL", help="A web page that may ask, from a browser.")
 @pipeline_options
+@stays_awake
 def serve(**options: Any) -> None:
     """Serve the pipeline to programs that speak OpenAI's or Anthropic's API: editors, agents, chat pages.
 
@@ -58,7 +66,8 @@ def serve(**options: Any) -> None:
 def _settings(options: dict[str, Any], defaults: dict[str, Any]) -> tuple[ServerSettings, int, bool]:
     """Takes the server's options out of `options`: settings, the port, and whether the key was made here."""
     host, port = options.pop("host"), options.pop("port")
-    key, made = _key(options.pop("api_key"), options.pop("no_api_key"), host)
+    key = _given_key(options.pop("api_key"), options.pop("api_key_file"))
+    key, made = _key(key, options.pop("no_api_key"), host)
     settings = ServerSettings(
         key=key,
         names=_names(options.pop("model_name"), options["target"]),
@@ -69,6 +78,19 @@ def _settings(options: dict[str, Any], defaults: dict[str, Any]) -> tuple[Server
         defaults=defaults,
     )
     return settings, port, made
+
+
+def _given_key(key: str | None, file: Path | None) -> str | None:
+    """The user's key. Raises InputError for two of them, and for a file that can't be read."""
+    if file is None:
+        return key
+    if key is not None:
+        raise InputError("--api-key-file and an API key (option, environment or configuration) exclude each other.")
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no text"
+        raise InputError(f"{file} can't be read ({reason}): put the key alone into it.") from error
 
 
 def _key(given: str | None, none: bool, host: str) -> tuple[str | None, bool]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.api.owner import Owner, listening_pipelines, the_pipeline
+from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import pipeline_options, target_engine_option, without_effect
 from orchestrator.cli.pipelines import started
 from orchestrator.cli.report import print_whole
@@ -35,6 +36,7 @@ _PID = click.option("--pid", type=int, help="Which pipeline, if several run: its
 @target_engine_option
 @_announce_option
 @pipeline_options
+@stays_awake
 def start(**options: Any) -> None:
     """Start a pipeline and keep it running for clients until Ctrl-C.
 
@@ -51,6 +53,7 @@ def start(**options: Any) -> None:
 @target_engine_option
 @_announce_option
 @pipeline_options
+@stays_awake
 def serve_workers(**options: Any) -> None:
     """Start a pipeline that workers of other machines may join, and print the line they join by.
 

@@ -29,6 +29,9 @@ _END_SECONDS = 5.0
 _QUIET = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_PROGRESS_BAR": "off", "NO_COLOR": "1"}
 _PATIENCE = {"PIP_RETRIES": "1", "UV_HTTP_RETRIES": "1"}
 """Unless the user has other values: a start without a network should not take long."""
+_TRUE_VERSION = {"SYSTEM_VERSION_COMPAT": "0"}
+"""macOS 26 calls itself 16.0 to a Python that was built for an older one (CPython issue 135675), unless told not to.
+The installer would then choose a wheel for an older macOS."""
 _WRONG_HASH = ("do not match the hashes", "hash mismatch")
 _FULL = ("no space left on device", "os error 28")
 
@@ -73,7 +76,7 @@ def run_installer(command: Sequence[str], folder: Path, on_bytes: Callable[[int]
     temporary = folder / "temporary"
     temporary.mkdir(exist_ok=True)
     # The installers write what comes to the folder for temporary files first.
-    environment = {**_PATIENCE, **os.environ, **_QUIET, "TMPDIR": str(temporary)}
+    environment = {**_PATIENCE, **os.environ, **_QUIET, **_TRUE_VERSION, "TMPDIR": str(temporary)}
     with (folder / "words").open("w+b") as words:
         # A group of its own: pip starts another one for another interpreter, and both must end.
         process = subprocess.Popen(

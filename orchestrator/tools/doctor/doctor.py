@@ -8,9 +8,9 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -18,27 +18,20 @@ from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.downloads.default_target import VARIABLE, default_pair_state
 from orchestrator.machine.hardware import MlxDevice
+from orchestrator.machine.metal_wheel import macos_version, metal_wheel_target
 from orchestrator.machine.network import own_host
 from orchestrator.runtime.session import sessions_home, stale_sessions
+from orchestrator.tools.doctor.finding import Finding
+from orchestrator.tools.doctor.metal_kernels import metal_kernels
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import PipelineError
 from protocol.kv.segments import free_shared_memory, stale_segments
 from protocol.messages.base import Role
 
 _GIB = 1 << 30
-_REINSTALL = "delete .venv and start bin/launch-pipeline again"
+_CHECKOUT = Path(__file__).parents[3]
+_NOT_FOR_ALL = "another terminal program, or a launchd agent, may be refused without a word"
 _ROLES: tuple[Role, ...] = ("target", "draft")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    """warn: works, but slower or with less; fail: a pipeline can't run."""
-    text: str
-    next_step: str | None = None
 
 
 def examine() -> list[Finding]:
@@ -46,6 +39,7 @@ def examine() -> list[Finding]:
     return [
         *(python(), packages(), mlx(machine_facts.mlx_device())),
         *_linux_processor(),
+        *_kernels(),
         *(cores(), memory(machine_facts.memory_bytes()), shared_memory(free_shared_memory())),
         *(temporary_folder(), leftovers(), local_network(own_host()), default_pair(), demo_pair()),
         *neural_engine(),
@@ -55,6 +49,13 @@ def examine() -> list[Finding]:
 def to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """The findings as JSON values, in order."""
     return [asdict(finding) for finding in findings]
+
+
+def reinstall(folder: Path = _CHECKOUT) -> str:
+    """The next step if something of the installation is missing. `folder`: where the packages are."""
+    if (folder / "bin" / "launch-pipeline").is_file():
+        return f"delete {folder}/.venv and start bin/launch-pipeline again; if that is not enough, clone it again"
+    return "install launch-pipeline again with the program that installed it (uv, pipx, pip or brew)"
 
 
 def python() -> Finding:
@@ -68,16 +69,16 @@ def packages() -> Finding:
     try:
         lines = importlib.metadata.requires("launch-pipeline") or []
     except importlib.metadata.PackageNotFoundError:
-        return Finding("packages", "fail", "launch-pipeline itself is not installed", _REINSTALL)
+        return Finding("packages", "fail", "launch-pipeline itself is not installed", reinstall())
     unmet = list(_unmet(lines))
     if unmet:
-        return Finding("packages", "fail", "; ".join(unmet), _REINSTALL)
+        return Finding("packages", "fail", "; ".join(unmet), reinstall())
     return Finding("packages", "ok", "all installed")
 
 
 def mlx(answer: MlxDevice | str) -> Finding:
     if isinstance(answer, str):
-        return Finding("MLX", "fail", f"can't be used: {answer}", _REINSTALL)
+        return Finding("MLX", "fail", f"can't be used: {answer}", reinstall())
     return Finding("MLX", "ok", f"{answer.version} on the {answer.kind.upper()} ({answer.name})")
 
 
@@ -154,8 +155,9 @@ def leftovers() -> Finding:
 
 
 def local_network(own: str | None, system: str = sys.platform, reach: Callable[[], None] | None = None) -> Finding:
-    """Whether this program can reach other machines. macOS asks the user for each program, and hides the network from
-    a program without permission; `reach` (default: a multicast datagram) raises OSError then."""
+    """Whether this program can reach other machines. macOS asks the user for each program, except for what runs in
+    Terminal or over SSH (Apple's technote TN3179), and hides the network from a program without permission; `reach`
+    (default: a multicast datagram) raises OSError then."""
     if own is None:
         return Finding("local network", "ok", "none: workers of other machines can't come, all else works")
     if system != "darwin":
@@ -167,9 +169,10 @@ def local_network(own: str | None, system: str = sys.platform, reach: Callable[[
             "local network",
             "warn",
             f"this machine is {own} there, but this program can't reach it ({error.strerror})",
-            "System Settings > Privacy & Security > Local Network: allow the terminal and Python, then start again",
+            "System Settings > Privacy & Security > Local Network: allow the terminal program and Python, then start "
+            "again; in Terminal and over SSH no permission is needed",
         )
-    return Finding("local network", "ok", f"this machine is {own} there, and may speak to others")
+    return Finding("local network", "ok", f"this machine is {own} there, and may speak to others; {_NOT_FOR_ALL}")
 
 
 def _multicast() -> None:
@@ -191,10 +194,10 @@ def demo_pair() -> Finding:
         broken = [folder for folder in folders if not weights_are_whole(folder / "model.safetensors")]
         same = len({tokenizer_fingerprint(folder) for folder in folders}) == 1
     except PipelineError as error:
-        return Finding("demo pair", "fail", str(error), "clone the repository again")
+        return Finding("demo pair", "fail", str(error), reinstall())
     if broken or not same:
         text = f"{broken[0]} has broken weights" if broken else "the two tokenizers differ"
-        return Finding("demo pair", "fail", text, "clone the repository again")
+        return Finding("demo pair", "fail", text, reinstall())
     return Finding("demo pair", "ok", "target and draft are complete and share a tokenizer")
 
 
@@ -227,6 +230,12 @@ def _linux_processor() -> list[Finding]:
     if not machine_facts.computes_on_processor():
         return []
     return [openblas(machine_facts.openblas()), compiler(machine_facts.has_compiler())]
+
+
+def _kernels() -> list[Finding]:
+    if sys.platform != "darwin":
+        return []
+    return [metal_kernels(macos_version(), metal_wheel_target(), machine_facts.installed_version("mlx-metal"))]
 
 
 def _unmet(lines: Iterable[str]) -> Iterator[str]:

@@ -7,8 +7,8 @@ from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import place_of
 from orchestrator.machine.drafts.shipped_drafts import default_draft
 from orchestrator.machine.progress import OnProgress, silent
-from orchestrator.tools.doctor.doctor import Finding
 from orchestrator.tools.doctor.examination import EXAMINER, PREDICTS, StageOutcome, examine
+from orchestrator.tools.doctor.finding import Finding
 from protocol.contracts.examination import Agreed, Placed, Predicted, RuntimeName, Timed
 from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, record
 

@@ -55,6 +55,16 @@ def test_the_environment_has_the_pinned_package_and_none_of_ours(offered: Offer)
     assert max(sizes) > 0
 
 
+def test_the_installer_is_told_the_true_version_of_macos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Otherwise it may take MLX's kernels for an older one; what the user has set does not change that."""
+    monkeypatch.setenv("SYSTEM_VERSION_COMPAT", "1")
+    installer = ["/bin/sh", "-c", f'echo "$SYSTEM_VERSION_COMPAT" > "{tmp_path}/told"']
+
+    package_index.run_installer(installer, tmp_path, _ignore)
+
+    assert (tmp_path / "told").read_text() == "0\n"
+
+
 def test_the_second_use_installs_nothing(offered: Offer):
     first = environment("tool", _PINS, _ignore)
 

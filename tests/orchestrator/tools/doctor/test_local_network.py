@@ -16,10 +16,14 @@ def test_on_macos_a_program_that_may_not_is_told_what_to_allow():
 
     assert finding.status == "warn"
     assert "Local Network" in (finding.next_step or "")
+    assert "in Terminal and over SSH no permission is needed" in (finding.next_step or "")
 
 
-def test_on_macos_a_program_that_may_is_fine():
-    assert local_network("192.168.1.5", "darwin", lambda: None).status == "ok"
+def test_on_macos_a_program_that_may_is_fine_and_warned_of_others():
+    finding = local_network("192.168.1.5", "darwin", lambda: None)
+
+    assert finding.status == "ok"
+    assert "launchd agent, may be refused" in finding.text
 
 
 def test_other_systems_are_not_queried():

@@ -22,8 +22,8 @@ from draft_worker.coreml.toolchain import toolchain
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.drafts import draft_choice as choosing
 from orchestrator.machine.drafts.draft_choice import draft_choice, place_of, weigh
-from orchestrator.tools.doctor.doctor import Finding
 from orchestrator.tools.doctor.examination import StageOutcome, examine
+from orchestrator.tools.doctor.finding import Finding
 from orchestrator.tools.doctor.neural_engine import examined, judge
 from protocol.contracts.examination import Agreed, ExaminationOrder, Placed, Predicted, Stage, Timed, Units, Written
 from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, record, recorded

@@ -1,0 +1,168 @@
+"""Laws of `launch-pipeline service`: options are checked before, keys stay private, and status tells how to use it."""
+
+import json
+import os
+import plistlib
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from orchestrator.cli.app import cli
+from orchestrator.cli.commands import service as module
+from orchestrator.tools.service.launchd import LaunchAgent
+from orchestrator.tools.service.start_command import kept_environment, protected_folder, start_command
+from protocol.errors import InputError, PipelineError
+from tests.support.service_programs import fake_launchctl, fake_systemctl, told
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Linux user with a home folder and a systemd of their own."""
+    program = fake_systemctl(tmp_path / "fake")
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("XDG_CONFIG_HOME", "LAUNCH_PIPELINE_API_KEY", "LAUNCH_PIPELINE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(module.service_manager, "__defaults__", ("linux",))
+    return program
+
+
+def _run(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["service", *words], standalone_mode=False, catch_exceptions=True)
+
+
+def _said(*words: str) -> dict:
+    command, *rest = words
+    result = _run(command, "--json", *rest)
+    if result.exception is not None:
+        raise result.exception
+    return json.loads(result.output)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_a_service_is_installed_told_of_and_removed(systemctl: Path, tmp_path: Path):
+    assert _said("status")["installed"] is False
+
+    state = _said("install", "--", "--port", "8123", "--pair", "demo")
+
+    assert (state["running"], state["process"], state["address"]) == (True, 4242, "http://127.0.0.1:8123/v1")
+    assert state["arguments"][-4:] == ["--port", "8123", "--pair", "demo"]
+    assert _said("status") == state
+    assert _said("remove") == {"removed": True}
+    assert _files(tmp_path / "home") == []
+
+
+def test_the_key_is_in_a_file_of_the_user_alone_and_nowhere_else(systemctl: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LAUNCH_PIPELINE_API_KEY", "secret-of-mine")
+
+    state = _said("install")
+
+    key = Path(state["key_file"])
+    assert key.read_text() == "secret-of-mine\n"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert state["arguments"][-2:] == ["--api-key-file", str(key)]
+    assert "secret-of-mine" not in Path(state["definition"]).read_text()
+
+
+def test_a_key_that_clients_have_outlives_a_new_installation(systemctl: Path):
+    first = Path(_said("install")["key_file"]).read_text()
+
+    assert len(first) > 20
+    assert Path(_said("install", "--", "--port", "9000")["key_file"]).read_text() == first
+
+
+def test_a_key_of_the_configuration_stays_there(systemctl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "settings.toml"
+    file.write_text('[serve]\napi-key = "of-the-configuration"\nport = 8200\n')
+    monkeypatch.setenv("LAUNCH_PIPELINE_CONFIG", str(file))
+
+    state = _said("install")
+
+    assert state["arguments"][:3] == ["--config", str(file), "serve"]
+    assert (state["key_file"], state["address"]) == ("", "http://127.0.0.1:8200/v1")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--api-key", "on-the-line"], "can't be one"),
+        (["--port", "0"], "a port that stays the same"),
+        (["--no-such-option"], "No such option"),
+        (["--draft", "a\nb"], "line breaks"),
+    ],
+)
+def test_options_that_a_service_can_not_have_install_nothing(
+    systemctl: Path, tmp_path: Path, options: list[str], words: str
+):
+    result = _run("install", "--", *options)
+
+    assert words in str(result.exception)
+    assert _files(tmp_path / "home") == []
+
+
+def test_without_a_session_nothing_is_written(systemctl: Path, tmp_path: Path):
+    (systemctl.parent / "no-bus").touch()
+
+    assert isinstance(_run("install").exception, PipelineError)
+    assert _files(tmp_path / "home") == []
+
+
+def test_on_a_mac_a_launch_agent_is_loaded(systemctl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = fake_launchctl(tmp_path / "mac")
+    agent = LaunchAgent(tmp_path / "home", str(program), user=501)
+    monkeypatch.setattr(module, "service_manager", lambda: agent)
+
+    state = _said("install", "--", "--port", "8123")
+
+    assert told(program)[-2].startswith("bootstrap gui/501 ")
+    assert plistlib.loads((tmp_path / "mac" / "loaded").read_bytes())["ProgramArguments"][-2:] == ["--port", "8123"]
+    assert state["log"].endswith("Library/Logs/launch-pipeline/serve.log")
+    assert _said("remove") == {"removed": True}
+    assert _files(tmp_path / "home") == []
+
+
+def test_other_systems_have_no_services():
+    with pytest.raises(PipelineError, match="no services on sunos5"):
+        module.service_manager("sunos5")
+
+
+def test_the_start_command_is_what_the_user_started(tmp_path: Path):
+    installed = tmp_path / "launch-pipeline"
+    installed.write_text("#!/bin/sh\n")
+    installed.chmod(0o755)
+
+    assert start_command(str(installed)) == (str(installed),)
+    assert start_command("/checkout/bin/.start.py") == ("/checkout/bin/launch-pipeline",)
+    assert start_command("/usr/bin/pytest") == (sys.executable, "-m", "orchestrator.cli.entry")
+
+
+def test_keys_and_other_programs_variables_are_not_kept():
+    variables = {"PATH": "/bin", "HF_TOKEN": "t", "LAUNCH_PIPELINE_API_KEY": "k", "LAUNCH_PIPELINE_SERVE_API_KEY": "k"}
+    variables |= {"LAUNCH_PIPELINE_DRAFT": "d", "OTHER": "o"}
+
+    assert kept_environment(variables) == {"PATH": "/bin", "LAUNCH_PIPELINE_DRAFT": "d"}
+
+
+def test_folders_that_macos_closes_to_agents_are_known(tmp_path: Path):
+    closed = str(tmp_path / "Documents" / "checkout")
+
+    assert protected_folder(("/opt/bin/launch-pipeline", closed), tmp_path) == closed
+    assert protected_folder((str(tmp_path / "code"),), tmp_path) == ""
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_key_file_that_can_not_be_read_is_named(tmp_path: Path, content: bytes | None):
+    file = tmp_path / "key"
+    if content is not None:
+        file.write_bytes(content)
+    result = CliRunner().invoke(cli, ["serve", "--api-key-file", str(file)], standalone_mode=False)
+
+    assert isinstance(result.exception, InputError)
+    assert "put the key alone into it" in str(result.exception)

@@ -1,0 +1,111 @@
+"""Laws of idle sleep: on a Mac one program holds it off exactly as long as the work lasts.
+
+A stand-in for caffeinate writes its options and waits, as caffeinate does with -w.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.app import cli
+from orchestrator.machine.idle_sleep import without_idle_sleep
+
+_LONG = ("attach", "bench", "calibrate", "drill", "profile", "serve", "serve-workers", "start", "target-rank")
+
+
+@pytest.fixture
+def caffeinate(tmp_path: Path) -> Path:
+    program = tmp_path / "caffeinate"
+    program.write_text(
+        f"""#!/bin/sh
+echo "$$ $*" >> "{tmp_path}/log.new"; mv "{tmp_path}/log.new" "{tmp_path}/log"
+while kill -0 "$3" 2>/dev/null; do sleep 0.05; done
+"""
+    )
+    program.chmod(0o755)
+    return program
+
+
+def _told(program: Path) -> list[str]:
+    """Its process id and its options, once it runs."""
+    log = program.parent / "log"
+    wait_until(log.exists)
+    return log.read_text().split()
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_idle_sleep_is_held_off_until_the_work_ends(caffeinate: Path):
+    with without_idle_sleep("darwin", str(caffeinate)) as note:
+        number, *options = _told(caffeinate)
+        assert note == ""
+        assert options == ["-i", "-w", str(os.getpid())]
+        assert _runs(int(number))
+
+    assert not _runs(int(number))
+
+
+def test_a_failure_of_the_work_ends_it_too(caffeinate: Path):
+    def fail() -> None:
+        with without_idle_sleep("darwin", str(caffeinate)):
+            _told(caffeinate)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not _runs(int(_told(caffeinate)[0]))
+
+
+def test_nothing_is_left_of_a_process_that_was_killed(caffeinate: Path):
+    work = f"""
+import time
+from orchestrator.machine.idle_sleep import without_idle_sleep
+with without_idle_sleep("darwin", {str(caffeinate)!r}):
+    time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", work])
+    number = int(_told(caffeinate)[0])
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+    wait_until(lambda: not _runs(number))
+
+
+def test_work_goes_on_without_the_program(tmp_path: Path):
+    with without_idle_sleep("darwin", str(tmp_path / "absent")) as note:
+        assert "may fall asleep" in note
+        assert "No such file" in note
+
+
+def test_other_systems_start_nothing(caffeinate: Path):
+    with without_idle_sleep("linux", str(caffeinate)) as note:
+        time.sleep(0.1)
+
+    assert note == ""
+    assert not (caffeinate.parent / "log").exists()
+
+
+@pytest.mark.parametrize("name", _LONG)
+def test_commands_that_take_long_keep_a_mac_awake(name: str):
+    callback = cli.commands[name].callback
+
+    assert getattr(callback, "stays_awake", False)
