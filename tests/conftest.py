@@ -1,7 +1,6 @@
 """What several test modules share: what the target alone says, and shared memory that a test leaves to nobody."""
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from hypothesis import settings
 
 from orchestrator import Pipeline, Result, SamplingParams
 from protocol.kv.segments import unlink_segment
+from protocol.paths import SEGMENTS_VARIABLE
 
 # The settings of whoever runs the tests are none of theirs.
 os.environ["LAUNCH_PIPELINE_CONFIG"] = os.devnull
@@ -39,8 +39,7 @@ def reference() -> Iterator[Reference]:
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a registry of shared memory of the test's own; whatever the test leaves is unlinked."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    yield tmp_path
-    for entry in tmp_path.glob("*-segments/lp-*"):
+    monkeypatch.setenv(SEGMENTS_VARIABLE, str(tmp_path / "segments"))
+    yield tmp_path / "segments"
+    for entry in (tmp_path / "segments").glob("lp-*"):
         unlink_segment(entry.name)

@@ -3,6 +3,7 @@
 The real work is always done; the rest of the device's time is slept. Clock and sleep are arguments.
 """
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -10,8 +11,9 @@ import msgspec
 
 from protocol.messages.worker import Paced
 
-_SPIN_SECONDS = 2e-4
-"""Time to spin after a sleep: longer than the usual delay of a wake-up (0.1 ms at the median on Linux)."""
+_SPIN_SECONDS = 1.5e-3 if sys.platform == "darwin" else 2e-4
+"""Time to spin after a sleep: longer than the usual delay of a wake-up. It is 0.1 ms at the median on Linux; macOS may
+delay a timer of t by min(t / 8, 1 ms) (XNU, osfmk/arm/arm_timer.c, and timer_call_slop in timer_call.c)."""
 
 
 class DevicePace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -277,18 +277,17 @@ def test_a_missing_segment_is_a_segment_error():
 
 def test_names_are_short_private_and_mode_0600(registry: Path):
     name, memory = create_segment(4096)
-    (folder,) = registry.glob("*-segments")
 
     assert len("/" + name) <= 30
-    assert folder.stat().st_mode & 0o777 == 0o700
+    assert registry.stat().st_mode & 0o777 == 0o700
     assert len(memory) >= 4096
     if Path("/dev/shm").is_dir():
         assert (Path("/dev/shm") / name).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_registry_that_others_can_write_is_refused(registry: Path):
-    (registry / f"launch-pipeline-{os.getuid()}-segments").mkdir()
-    (registry / f"launch-pipeline-{os.getuid()}-segments").chmod(0o777)
+    registry.mkdir()
+    registry.chmod(0o777)
 
     with pytest.raises(SegmentError, match="not a private folder"):
         create()
@@ -297,7 +296,7 @@ def test_a_registry_that_others_can_write_is_refused(registry: Path):
 
 
 def test_a_file_in_the_registrys_place_is_refused(registry: Path):
-    (registry / f"launch-pipeline-{os.getuid()}-segments").touch()
+    registry.touch()
 
     with pytest.raises(SegmentError, match="not a private folder"):
         create()
@@ -360,11 +359,11 @@ def test_a_killed_creator_leaks_nothing_after_a_sweep():
 
 
 def test_a_creator_killed_between_entry_and_segment_leaves_nothing(registry: Path):
-    creator = child("from protocol.kv import segments as r; r._register('lp-' + '0' * 20, os.getpid())")
+    creator = child("from protocol.kv import segment_registry as r; r.register('lp-' + '0' * 20, os.getpid())")
     assert creator.wait(timeout=60) == 0
 
     assert sweep() == ["lp-" + "0" * 20]
-    assert list(registry.glob("*-segments/*")) == []
+    assert list(registry.glob("*")) == []
 
 
 def test_an_owner_that_ends_removes_all_its_segments(registry: Path):
@@ -377,14 +376,14 @@ def test_an_owner_that_ends_removes_all_its_segments(registry: Path):
     unlink_owned()
 
     assert not exists(mine.name)
-    assert [entry.name for entry in registry.glob("*-segments/*")] == [name]
+    assert [entry.name for entry in registry.glob("*")] == [name]
     others.communicate("")
 
 
-def test_reserved_memory_is_not_reserved_again(registry: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("protocol.kv.segments._LINUX_MEMORY", registry)
+def test_reserved_memory_is_not_reserved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("protocol.kv.segments.SHARED_MEMORY", tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100 << 20))
-    with (registry / "lp-untouched").open("wb") as file:
+    with (tmp_path / "lp-untouched").open("wb") as file:
         file.truncate(64 << 20)
 
     assert free_shared_memory() == 36 << 20
@@ -392,7 +391,7 @@ def test_reserved_memory_is_not_reserved_again(registry: Path, monkeypatch: pyte
 
 def test_a_process_id_used_again_is_another_process(registry: Path):
     arena = create()
-    (entry,) = registry.glob("*-segments/lp-*")
+    (entry,) = registry.glob("lp-*")
     entry.write_text(f'{{"pid": {os.getpid()}, "started": "long ago"}}')
 
     assert stale_segments() == [arena.name]
@@ -400,16 +399,15 @@ def test_a_process_id_used_again_is_another_process(registry: Path):
 
 def test_a_sweep_with_nothing_to_do_makes_no_folder(registry: Path):
     assert sweep() == []
-    assert list(registry.iterdir()) == []
+    assert not registry.exists()
 
 
 def test_other_files_in_the_registry_are_kept(registry: Path):
     create()
-    (folder,) = registry.glob("*-segments")
-    (folder / "notes.txt").write_text("mine")
+    (registry / "notes.txt").write_text("mine")
 
     assert sweep() == []
-    assert (folder / "notes.txt").exists()
+    assert (registry / "notes.txt").exists()
 
 
 def test_a_process_has_one_start_time_until_it_ends():
