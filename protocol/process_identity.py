@@ -1,4 +1,4 @@
-"""Start times of processes, which identify them: process ids are reused. Knows Linux's /proc, macOS's libproc and ps."""
+"""Start times of processes, which identify them: ids are reused. Knows Linux's /proc, macOS's libproc, and ps."""
 
 import calendar
 import ctypes

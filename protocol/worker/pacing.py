@@ -11,9 +11,14 @@ import msgspec
 
 from protocol.messages.worker import Paced
 
-_SPIN_SECONDS = 1.5e-3 if sys.platform == "darwin" else 2e-4
-"""Time to spin after a sleep: longer than the usual delay of a wake-up. It is 0.1 ms at the median on Linux; macOS may
-delay a timer of t by min(t / 8, 1 ms) (XNU, osfmk/arm/arm_timer.c, and timer_call_slop in timer_call.c)."""
+
+def spin_seconds(system: str) -> float:
+    """Time to spin after a sleep: longer than the usual delay of a wake-up. It is 0.1 ms at the median on Linux; macOS
+    may delay a timer of t by min(t / 8, 1 ms) (XNU, osfmk/arm/arm_timer.c, and timer_call_slop in timer_call.c)."""
+    return 1.5e-3 if system == "darwin" else 2e-4
+
+
+_SPIN_SECONDS = spin_seconds(sys.platform)
 
 
 class DevicePace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -69,11 +69,13 @@ class DraftArenas:
 
     def __init__(self) -> None:
         self.warnings = 0
-        """Arenas that the draft could not adopt."""
+        """Arenas that the draft could not adopt, or did not survive adopting."""
         self._present: dict[SequenceId, KvReference] = {}
         """Arenas of the present incarnation."""
         self._adoptable: dict[SequenceId, KvReference] = {}
         """Arenas of earlier incarnations, not adopted yet."""
+        self._unanswered: set[SequenceId] = set()
+        """Sequences whose arena the present incarnation was told to adopt, and has not answered for."""
         self._names: set[str] = set()
         """Names of all arenas that were offered and not unlinked."""
 
@@ -84,9 +86,14 @@ class DraftArenas:
             self._present[offer.sequence] = KvReference(offer.name, offer.tokens)
 
     def draft_down(self) -> list[Command]:
-        """Keep the arenas of live sequences. Returns commands that unlink the others."""
-        self._adoptable |= self._present
-        self._present = {}
+        """Keep the arenas of live sequences. Returns commands that unlink the others.
+
+        An arena that the draft was adopting may have ended it, so no incarnation adopts that one again.
+        """
+        self.warnings += len(self._unanswered)
+        kept = {sequence: arena for sequence, arena in self._present.items() if sequence not in self._unanswered}
+        self._adoptable |= kept
+        self._present, self._unanswered = {}, set()
         used = {reference.name for reference in self._adoptable.values()}
         unused = sorted(self._names - used)
         self._names &= used
@@ -97,10 +104,12 @@ class DraftArenas:
         reference = self._adoptable.pop(sequence, None)
         if reference is not None:
             self._present[sequence] = reference
+            self._unanswered.add(sequence)
         return reference
 
     def note_adoption(self, message: Prefilled) -> None:
         """The draft has answered an adoption. An arena that it could not adopt is unlinked when the draft is gone."""
+        self._unanswered.discard(message.sequence)
         if message.warning:
             self.warnings += 1
             self._present.pop(message.sequence, None)
@@ -111,6 +120,7 @@ class DraftArenas:
         return self.draft_down()
 
     def sequence_ended(self, sequence: SequenceId) -> None:
+        self._unanswered.discard(sequence)
         self._present.pop(sequence, None)
         self._adoptable.pop(sequence, None)
 

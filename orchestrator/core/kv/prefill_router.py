@@ -22,7 +22,7 @@ class PrefillRouter:
 
     def __init__(self, options: Options) -> None:
         self.warnings = 0
-        """Arenas that a target could not adopt."""
+        """Arenas that a target could not adopt, or did not survive adopting."""
         self._arenas = ArenaIndex(options.arena_memory << 20)
         self._costs = PrefillCosts(options.prefill)
         self._worker_up = False
@@ -69,6 +69,12 @@ class PrefillRouter:
         if sequence.adopting.name == sequence.prefilled_arena:
             self._costs.worker_usable = False
         return [*commands, *_release(self._arenas.drop(sequence.adopting.name))]
+
+    def target_down(self) -> list[Command]:
+        """The target is gone. An arena that it was adopting may have ended it, so no target adopts that one again."""
+        names = sorted(self._arenas.being_adopted())
+        self.warnings += len(names)
+        return [Release(released) for name in names for released in self._arenas.drop(name)]
 
     def worker_up(self) -> None:
         self._worker_up = self._costs.worker_usable = True

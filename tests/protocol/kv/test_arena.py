@@ -1,5 +1,6 @@
 """Laws of the KV arena: adopted rows equal the committed rows, and no crash leaks memory."""
 
+import errno
 import os
 import signal
 import struct
@@ -9,12 +10,12 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
-from protocol import process_identity
+from protocol.kv import segments
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import (
     HEADER_BYTES,
@@ -33,8 +34,8 @@ from protocol.kv.segments import (
     stale_segments,
     sweep,
     unlink_owned,
+    unlink_segment,
 )
-from protocol.process_identity import start_time
 from tests.support.paths import ROOT
 
 LAYOUT = ArenaLayout(layers=3, kv_heads=2, capacity=600, head_size=8, dtype=ElementType.FLOAT16)
@@ -310,6 +311,33 @@ def test_more_memory_than_there_is_is_refused_before_it_is_taken(monkeypatch: py
     assert stale_segments() == []
 
 
+def test_an_attach_that_the_system_refuses_is_a_segment_error(monkeypatch: pytest.MonkeyPatch):
+    arena = create()
+
+    def refused(*_: object) -> NoReturn:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("protocol.kv.segments.mmap.mmap", refused)
+
+    with pytest.raises(SegmentError, match=r"can't be opened \(Invalid argument\)"):
+        Arena.attach(arena.name)
+
+
+def test_memory_that_can_not_be_unlinked_is_no_error(registry: Path, monkeypatch: pytest.MonkeyPatch):
+    name, memory = create_segment(4096)
+    memory.close()
+    unlink = segments._posixshmem.shm_unlink
+
+    def refused(_: str) -> NoReturn:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(segments._posixshmem, "shm_unlink", refused)
+    unlink_segment(name)
+    unlink("/" + name)
+
+    assert list(registry.glob("*")) == []
+
+
 def test_closing_waits_for_views_in_use():
     arena = filled(5)
     view = arena.keys[:, :, :5]
@@ -408,29 +436,3 @@ def test_other_files_in_the_registry_are_kept(registry: Path):
 
     assert sweep() == []
     assert (registry / "notes.txt").exists()
-
-
-def test_a_process_has_one_start_time_until_it_ends():
-    process = child("input()")
-    first, second = start_time(process.pid), start_time(process.pid)
-    process.kill()
-    process.wait(timeout=60)
-
-    assert first == second is not None
-    assert start_time(process.pid) is None
-
-
-def test_a_zombie_process_has_ended():
-    process = child("input()")
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-
-    assert start_time(process.pid) is None
-    process.communicate()
-
-
-def test_both_checks_find_this_process_alive():
-    if Path("/bin/ps").exists():
-        assert process_identity._from_ps(os.getpid()) == process_identity._from_ps(os.getpid()) is not None
-        assert process_identity._from_ps(2**22 + 1) is None
-    assert start_time(os.getpid()) is not None
