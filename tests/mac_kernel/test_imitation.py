@@ -88,8 +88,9 @@ LAWS = {
     # Limits
     "256 descriptors and no hard limit": ("print(resource.getrlimit(resource.RLIMIT_NOFILE))", "(256, -1)"),
     "10,240 descriptors at most": (
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (10240, -1)); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
-        "try: resource.setrlimit(resource.RLIMIT_NOFILE, (10241, -1))\n"
+        "files = resource.RLIMIT_NOFILE\n"
+        "resource.setrlimit(files, (10240, -1)); print(resource.getrlimit(files)[0])\n"
+        "try: resource.setrlimit(files, (10241, -1))\n"
         "except (OSError, ValueError): print('refused')",
         "10240\nrefused",
     ),
