@@ -20,7 +20,8 @@ from tests.support.paths import ROOT
 _HERE = Path(__file__).parent
 _TEMPORARY_FOLDER_LENGTH = len("/var/folders/zz/zyxvpxvq6csfxvn_n0000000000000/T")
 """What `getconf DARWIN_USER_TEMP_DIR` gives, without the last slash (confstr(3))."""
-_UNUSED_SECONDS = 3 * 24 * 3600
+_DAY_SECONDS = 24 * 3600
+_KEPT_DAYS = 3
 _XDG = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
 
@@ -73,13 +74,28 @@ class Mac:
         command = [sys.executable, *arguments]
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=dict(self.environment), **options)
 
+    def start(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
+        """As `run`, without waiting; its standard streams are pipes."""
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen([sys.executable, *arguments], text=True, cwd=ROOT, env=dict(self.environment), **pipes)
+
+    def let_days_pass(self, days: float) -> None:
+        """As if nobody had used the files of the temporary folder for so long."""
+        then = time.time() - days * _DAY_SECONDS
+        for file in self.temporary.rglob("*"):
+            os.utime(file, (then, then), follow_symlinks=False)
+
     def clean_temporary_folder(self) -> list[str]:
         """Remove files that nobody used for three days, as dirhelper does daily; their names.
 
         Only regular files: Apple's system_cmds, dirhelper.c, clean_directory and clean_files_older_than.
         """
-        before = time.time() - _UNUSED_SECONDS
-        old = [file for file in self.temporary.rglob("*") if file.is_file() and _last_use(file) < before]
+        before = time.time() - _KEPT_DAYS * _DAY_SECONDS
+        old = [
+            file
+            for file in self.temporary.rglob("*")
+            if file.is_file() and not file.is_symlink() and _last_use(file) < before
+        ]
         for file in old:
             file.unlink()
         return [file.name for file in old]
@@ -93,7 +109,7 @@ def imitated_mac() -> Iterator[Mac]:
 
 
 def _last_use(file: Path) -> float:
-    status = file.stat()
+    status = file.lstat()
     return max(status.st_atime, status.st_mtime)
 
 
