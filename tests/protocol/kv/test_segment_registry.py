@@ -52,6 +52,7 @@ def exists(name: str) -> bool:
 def test_the_list_is_in_no_temporary_folder(monkeypatch: pytest.MonkeyPatch):
     """macOS removes files there that nobody used for three days: dirhelper.c in Apple's system_cmds."""
     monkeypatch.delenv(SEGMENTS_VARIABLE, raising=False)
+    monkeypatch.setenv("HOME", "/Users/somebody")
     folder = segments_folder()
 
     assert not folder.is_relative_to(tempfile.gettempdir())

@@ -42,19 +42,20 @@ def test_a_life_that_ends_before_it_offers_anything_leaves_what_it_took_over():
     arenas.add(offer(ONE, A), live=True)
     arenas.draft_down()
     arenas.adopt(ONE)
-    arenas.note_adoption(Prefilled(ONE, 3, 2, 0.0, 40, ""))
 
     assert arenas.draft_down() == []
     assert arenas.adopt(ONE) == KvReference(A, 40)
 
 
-def test_an_arena_that_a_life_did_not_survive_adopting_is_not_adopted_again():
+def test_an_arena_that_two_lives_did_not_survive_adopting_is_not_adopted_again():
     arenas = DraftArenas()
     arenas.add(offer(ONE, A), live=True)
     arenas.add(offer(TWO, B), live=True)
     arenas.draft_down()
     arenas.adopt(ONE)
 
+    assert arenas.draft_down() == []
+    assert arenas.adopt(ONE) == KvReference(A, 40)
     assert arenas.draft_down() == [Release(A)]
     assert arenas.adopt(ONE) is None
     assert arenas.adopt(TWO) == KvReference(B, 40)
