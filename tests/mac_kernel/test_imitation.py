@@ -92,6 +92,10 @@ LAWS = {
         "except (OSError, ValueError): print('refused')",
         "10240\nrefused",
     ),
+    "a hard limit that was lowered": (
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 4096)); print(resource.getrlimit(resource.RLIMIT_NOFILE))",
+        "(2048, 4096)",
+    ),
     "the 257th descriptor is refused": (
         "print(error(lambda: [os.open('/dev/null', 0) for _ in range(257)]))",
         "EMFILE",

@@ -54,7 +54,9 @@ int getrlimit(__rlimit_resource_t resource, struct rlimit *answer)
 
     NEXT(getrlimit);
     result = next_getrlimit(resource, answer);
-    if (imitated && resource == RLIMIT_NOFILE && !result) answer->rlim_max = RLIM_INFINITY;
+    /* Unless the program itself has lowered it, as mlx-lm does. */
+    if (imitated && resource == RLIMIT_NOFILE && !result && answer->rlim_max >= OPEN_FILES)
+        answer->rlim_max = RLIM_INFINITY;
     return result;
 }
 
