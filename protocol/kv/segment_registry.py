@@ -61,7 +61,7 @@ def stale() -> list[str]:
     """Names of entries whose owner has ended."""
     folder = segments_folder()
     _require_private(folder)
-    # On macOS without libproc `start_time` runs a process, and most segments have the same owner.
+    # Most segments have the same owner.
     started = cache(start_time)
     return sorted(entry.name for entry in _entries(folder) if not _owner_lives(entry, started))
 
