@@ -10,12 +10,14 @@ import zmq
 from orchestrator.runtime.loop import Orchestrator
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
+from protocol.descriptors import raise_descriptor_limit
 from protocol.errors import PipelineError
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise_descriptor_limit()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     set_quality_of_service(QualityOfService.USER_INTERACTIVE)
     setup = OrchestratorSetup.from_arguments()

@@ -4,6 +4,11 @@ import os
 import sys
 from pathlib import Path
 
+SHARED_MEMORY = Path("/dev") / "shm"
+"""Where Linux shows shared memory as files; macOS shows it nowhere."""
+SEGMENTS_VARIABLE = "LAUNCH_PIPELINE_SEGMENTS"
+"""Another folder for the list of shared memory; `drill` and the tests set it."""
+
 
 def cache_folder() -> Path:
     """This user's cache folder, by the system's convention. It need not exist yet."""
@@ -17,6 +22,21 @@ def keys_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "launch-pipeline" / "keys"
     return _by_convention("XDG_CONFIG_HOME", ".config") / "keys"
+
+
+def segments_folder() -> Path:
+    """The folder that lists this user's shared memory. It need not exist yet.
+
+    Not in a temporary folder: macOS removes what nobody used there for three days (confstr(3), and dirhelper.c in
+    Apple's system_cmds), systemd after ten (tmpfiles.d(5)). Where shared memory is a folder, the list is beside it,
+    and both last until the machine restarts.
+    """
+    given = os.environ.get(SEGMENTS_VARIABLE)
+    if given:
+        return Path(given)
+    if SHARED_MEMORY.is_dir():
+        return SHARED_MEMORY / f"launch-pipeline-{os.getuid()}-segments"
+    return Path.home() / "Library" / "Application Support" / "launch-pipeline" / "segments"
 
 
 def config_file() -> Path:

@@ -1,7 +1,38 @@
-"""Start times of processes, which identify them: process ids are reused. Knows Linux's /proc and macOS's ps."""
+"""Start times of processes, which identify them: ids are reused. Knows Linux's /proc, macOS's libproc, and ps."""
 
+import calendar
+import ctypes
+import errno
 import subprocess
+import time
 from pathlib import Path
+
+_PROC_PIDTBSDINFO = 3
+_NAME_BYTES = 16
+
+
+class BsdInfo(ctypes.Structure):
+    """macOS's struct proc_bsdinfo (XNU, bsd/sys/proc_info.h)."""
+
+    _fields_ = (
+        ("flags", ctypes.c_uint32),
+        ("status", ctypes.c_uint32),
+        ("exit_status", ctypes.c_uint32),
+        ("pid", ctypes.c_uint32),
+        ("parent", ctypes.c_uint32),
+        ("users_and_groups", ctypes.c_uint32 * 6),
+        ("reserved", ctypes.c_uint32),
+        ("command", ctypes.c_char * _NAME_BYTES),
+        ("name", ctypes.c_char * (2 * _NAME_BYTES)),
+        ("files", ctypes.c_uint32),
+        ("group", ctypes.c_uint32),
+        ("job_control", ctypes.c_uint32),
+        ("terminal", ctypes.c_uint32),
+        ("terminal_group", ctypes.c_uint32),
+        ("nice", ctypes.c_int32),
+        ("start_seconds", ctypes.c_uint64),
+        ("start_microseconds", ctypes.c_uint64),
+    )
 
 
 def start_time(pid: int) -> str | None:
@@ -9,7 +40,10 @@ def start_time(pid: int) -> str | None:
 
     A killed process that its parent has not yet collected counts as ended.
     """
-    return _from_proc(pid) if Path("/proc/self/stat").exists() else _from_ps(pid)
+    if Path("/proc/self/stat").exists():
+        return _from_proc(pid)
+    library = ctypes.CDLL(None, use_errno=True)
+    return _from_libproc(pid, library) if hasattr(library, "proc_pidinfo") else _from_ps(pid)
 
 
 def _from_proc(pid: int) -> str | None:
@@ -23,9 +57,26 @@ def _from_proc(pid: int) -> str | None:
     return None if state in "ZX" else rest[18]
 
 
+def _from_libproc(pid: int, library: ctypes.CDLL) -> str | None:
+    """In seconds since 1970, as `_from_ps`. `proc_pidinfo` finds no zombies, and returns 0 for an error
+    (XNU, libproc.c and proc_info.c)."""
+    info = BsdInfo()
+    size = ctypes.sizeof(info)
+    library.proc_pidinfo.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int)
+    if library.proc_pidinfo(pid, _PROC_PIDTBSDINFO, 0, ctypes.byref(info), size) == size:
+        return str(info.start_seconds)
+    return None if ctypes.get_errno() == errno.ESRCH else _from_ps(pid)
+
+
 def _from_ps(pid: int) -> str | None:
+    """In seconds since 1970. ps shows local time, which is another one after a journey."""
     out = subprocess.run(
-        ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, env={"LC_ALL": "C"}
+        ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)],
+        capture_output=True,
+        text=True,
+        env={"LC_ALL": "C", "TZ": "UTC"},
     )
     state, _, started = out.stdout.strip().partition(" ")
-    return None if out.returncode or not started or state.startswith("Z") else started.strip()
+    if out.returncode or not started or state.startswith("Z"):
+        return None
+    return str(calendar.timegm(time.strptime(started.strip(), "%a %b %d %H:%M:%S %Y")))

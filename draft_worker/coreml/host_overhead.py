@@ -49,7 +49,7 @@ _SEED = 5
 
 
 def main() -> int:
-    if sys.platform == "linux":
+    if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
     compute_on_processor()
     figures = [*choices(), *calls(), *allocations()]

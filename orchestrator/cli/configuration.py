@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from orchestrator.machine.downloads.default_target import VARIABLE
 from protocol.errors import InputError
+from protocol.paths import SEGMENTS_VARIABLE
 
 _PREFIX = "LAUNCH_PIPELINE"
 _NEVER = ("help", "version", "config")
@@ -72,11 +73,8 @@ def origin(context: click.Context, option: click.Parameter) -> str:
 def unread_variables(group: click.Group) -> list[str]:
     """Environment variables with our prefix that no option reads."""
     read = {name for _, command in commands(group) for option in command.params for name in _variables(option)}
-    return sorted(
-        name
-        for name in os.environ
-        if name.startswith(f"{_PREFIX}_") and name not in read | {f"{_PREFIX}_CONFIG", VARIABLE}
-    )
+    read |= {f"{_PREFIX}_CONFIG", VARIABLE, SEGMENTS_VARIABLE}
+    return sorted(name for name in os.environ if name.startswith(f"{_PREFIX}_") and name not in read)
 
 
 def _group_map(group: click.Group, content: Mapping[str, Any], inherited: OptionDefaults, where: str) -> OptionDefaults:

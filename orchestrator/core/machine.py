@@ -152,7 +152,7 @@ class Machine:
                 for sequence in self._running():
                     sequence.lose_target()
                 self.scheduler.lose_target()
-                return []
+                return self.prefills.target_down()
 
     def _start(self, sequence: Sequence, now: float) -> list[Command]:
         """Start a sequence on the target, if one is up, and on the drafts that are in use."""

@@ -15,7 +15,9 @@ from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings, loopback
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
+from protocol.descriptors import raise_descriptor_limit
 from protocol.errors import InputError
+from protocol.transport.ports import require_unused
 
 _CONNECTIONS = 512
 _GRACE_SECONDS = 2
@@ -23,6 +25,7 @@ _GRACE_SECONDS = 2
 
 
 def run(pipeline: Pipeline, folder: Path, settings: ServerSettings, listener: socket.socket, made: bool) -> None:
+    raise_descriptor_limit()
     codec = TextCodec(folder)
     backend = PipelineBackend(pipeline)
     api = Server(backend, codec, ChatTemplate(folder, codec), settings)
@@ -91,6 +94,7 @@ def bound(host: str, port: int) -> socket.socket:
     """A listening socket. Raises InputError if this machine has no such address, or another program uses it."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        require_unused(str(address[0]), port)
         # asyncio sets TCP_NODELAY only on sockets whose protocol is TCP; socket.create_server does not set it.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:

@@ -82,7 +82,7 @@ def partition(cores: Sequence[int]) -> dict[Role, tuple[int, ...]]:
 
 def usable_cores() -> tuple[int, ...]:
     """Logical cores this process may use; the threads of one physical core are neighbours."""
-    if sys.platform == "linux":
+    if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0), key=lambda core: (_first_sibling(core), core)))
     return tuple(range(os.cpu_count() or 1))
 

@@ -17,6 +17,7 @@ from protocol.messages.remote import KvBlock
 from protocol.security.guard import ZAP_DOMAIN, Guard
 from protocol.security.keys import KeyPair
 from protocol.transport.codec import MAX_FRAME, Stamp, decode, encode
+from protocol.transport.ports import require_unused
 from protocol.transport.sockets import checked_endpoint, configured_socket
 
 _MAX_FRAMES = 256
@@ -143,6 +144,8 @@ def _listening(context: zmq.Context[Any], address: str, keys: KeyPair | None, li
     file = _socket_file(address)
     if file is not None:
         _require_free(file)
+    if where is not None:
+        require_unused(where.host, where.port)
     router = configured_socket(context.socket(zmq.ROUTER), where, limit)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     if where is not None:

@@ -4,6 +4,7 @@ The real work is always done; the rest of the device's time is slept. Clock and 
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -13,13 +14,20 @@ import msgspec
 
 from protocol.messages.worker import Paced
 
-_SPIN_SECONDS = 2e-4
-"""Time to spin after a sleep: longer than the usual delay of a wake-up (0.1 ms at the median on Linux)."""
 _QUERY_BLOCK = 32
 """Queries of one block of MLX's attention kernel for many queries (steel_attention.metal)."""
 StepShape = Literal["line", "steps"]
 MEASURED_WIDTHS = range(1, 18)
 """Tokens of the forwards that a worker measures when it loads its model."""
+
+
+def spin_seconds(system: str) -> float:
+    """Time to spin after a sleep: longer than the usual delay of a wake-up. It is 0.1 ms at the median on Linux; macOS
+    may delay a timer of t by min(t / 8, 1 ms) (XNU, osfmk/arm/arm_timer.c, and timer_call_slop in timer_call.c)."""
+    return 1.5e-3 if system == "darwin" else 2e-4
+
+
+_SPIN_SECONDS = spin_seconds(sys.platform)
 
 
 class ForwardPart(NamedTuple):

@@ -14,6 +14,7 @@ import msgspec
 import zmq
 
 from protocol.contracts.target_hosts import TargetHosts
+from protocol.descriptors import raise_descriptor_limit
 from protocol.errors import PipelineError
 from protocol.messages.base import Role, plain
 from protocol.messages.worker import Fault, Ping, Pong, Shutdown, ToWorker
@@ -81,6 +82,7 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if setup.life is not None:
         die_with_parent(setup.life)
+    raise_descriptor_limit()
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)
     set_quality_of_service(QualityOfService.USER_INTERACTIVE)

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled, Reroot, Start
+from protocol.paths import segments_folder
 from protocol.speculation.token_tree import TokenTree, node_id
 from tests.conftest import Reference
 from tests.support.models.coreml_programs import DEMO_CONTEXT, converted_demo
@@ -135,7 +135,7 @@ def test_acceptance_and_hits_are_those_of_the_mlx_draft(reference: Reference, te
 def saved_by_the_draft(name: str) -> int:
     """The most tokens that an arena of this pipeline's draft holds: of as many slots as the converted model."""
     owner, most = members(name)["orchestrator"], 0
-    for entry in Path(tempfile.gettempdir()).glob(f"launch-pipeline-{os.getuid()}-segments/lp-*"):
+    for entry in segments_folder().glob("lp-*"):
         with suppress(ArenaError, SegmentError, OSError):
             arena = Arena.attach(entry.name)
             if json.loads(entry.read_bytes())["pid"] == owner and arena.layout.capacity == DEMO_CONTEXT:

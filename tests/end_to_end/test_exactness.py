@@ -4,13 +4,17 @@ import asyncio
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from msgspec.structs import replace
 
 from orchestrator import AsyncClient, Client, Pipeline, SamplingParams
+from orchestrator.machine.checkpoints import demo_model
 from orchestrator.text.tokenizer import TextCodec
 from tests.conftest import Reference
+from tests.support.models.float32_demo import default_target_in_float32, float32_demo
 from tests.support.paths import DEMO_TARGET
 
 STRATEGIES = {
@@ -249,3 +253,19 @@ def test_leaving_a_loop_early_cancels_and_does_not_disturb_the_next(pipeline: Pi
             client.close()
 
     assert asyncio.run(leave_and_ask_again()).tokens == reference(PROMPTS[1], params).tokens
+
+
+def test_the_demo_target_in_32_bits_says_the_same(tmp_path: Path, reference: Reference):
+    """It stands in for the demo target on Metal."""
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=24)
+    with Pipeline(strategy="ar", target=str(float32_demo(tmp_path / "demo"))) as pipeline:
+        assert pipeline.generate(PROMPTS[0], params).tokens == reference(PROMPTS[0], params).tokens
+
+
+def test_it_can_be_the_default_target(tmp_path: Path):
+    with default_target_in_float32(tmp_path):
+        weights = mx.load(str(demo_model("target") / "model.safetensors"))
+
+    assert isinstance(weights, dict)
+    assert {array.dtype for array in weights.values()} == {mx.float32}
+    assert demo_model("target") == DEMO_TARGET

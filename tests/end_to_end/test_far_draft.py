@@ -1,7 +1,10 @@
 """A draft that seems far away: its messages arrive late and in order, and no token changes."""
 
+import tempfile
 import time
+from collections.abc import Iterator
 
+import pytest
 import zmq
 
 from orchestrator import Pipeline, SamplingParams
@@ -24,8 +27,15 @@ def heard(hub, count):
     return arrived
 
 
-def test_only_the_far_worker_is_late_and_its_order_is_kept(tmp_path):
-    context, address = zmq.Context(), f"ipc://{tmp_path}/hub"
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Of a socket whose path is short enough for macOS: its temporary folder is not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield f"ipc://{folder}/hub"
+
+
+def test_only_the_far_worker_is_late_and_its_order_is_kept(address):
+    context = zmq.Context()
     hub = DelayedHub(context, address, FromWorker, EmulatedLink(delay=DELAY, loss=0.2), lambda stamp: stamp == FAR)
     near, far = (Link(context, address, stamp, ToWorker) for stamp in (NEAR, FAR))
     try:
@@ -44,8 +54,8 @@ def test_only_the_far_worker_is_late_and_its_order_is_kept(tmp_path):
         context.term()
 
 
-def test_a_far_worker_hears_late_too(tmp_path):
-    context, address = zmq.Context(), f"ipc://{tmp_path}/hub"
+def test_a_far_worker_hears_late_too(address):
+    context = zmq.Context()
     hub = DelayedHub(context, address, FromWorker, EmulatedLink(delay=DELAY), lambda stamp: stamp == FAR)
     far = Link(context, address, FAR, ToWorker)
     try:

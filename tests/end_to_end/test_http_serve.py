@@ -210,4 +210,4 @@ def test_a_port_that_is_taken_is_named():
 
         refused = CliRunner().invoke(cli, ["serve", "--port", port])
 
-    assert f"port {port} (Address already in use)" in str(refused.exception)
+    assert f"Another program already answers at 127.0.0.1, port {port}" in str(refused.exception)

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,8 @@ from orchestrator.core.options import Options
 from orchestrator.runtime.session import Session
 from protocol.errors import InputError
 from protocol.kv.arena import Arena
-from protocol.kv.segments import stale_segments
+from protocol.kv.segments import SegmentError, open_segment, stale_segments
+from protocol.paths import segments_folder
 from tests.conftest import Reference
 from tests.support.processes import mark, members, remains, until
 
@@ -40,8 +40,16 @@ def pipeline() -> Iterator[Pipeline]:
 def arenas(pipeline: Pipeline) -> list[str]:
     """Names of the shared memory that this pipeline's orchestrator owns."""
     owner = members(mark(pipeline))["orchestrator"]
-    entries = Path(tempfile.gettempdir()).glob(f"launch-pipeline-{os.getuid()}-segments/lp-*")
+    entries = segments_folder().glob("lp-*")
     return sorted(entry.name for entry in entries if json.loads(entry.read_bytes())["pid"] == owner)
+
+
+def exists(name: str) -> bool:
+    try:
+        open_segment(name).close()
+    except SegmentError:
+        return False
+    return True
 
 
 def shoot_target(pipeline: Pipeline, asked: tuple[int, ...], params: SamplingParams) -> Result:
@@ -178,7 +186,7 @@ def test_what_a_killed_orchestrator_leaves_is_gone_at_the_next_start():
         session = Session.create()
 
         assert not set(left) & set(stale_segments())
-        assert not [name for name in left if (Path("/dev/shm") / name).exists()]
+        assert not [name for name in left if exists(name)]
         session.remove()
 
 

@@ -80,11 +80,15 @@ class DraftArenas:
 
     def __init__(self) -> None:
         self.warnings = 0
-        """Arenas that the draft could not adopt."""
+        """Arenas that the draft could not adopt, or did not survive adopting twice."""
         self._present: dict[SequenceId, KvReference] = {}
         """Arenas of the present incarnation."""
         self._adoptable: dict[SequenceId, KvReference] = {}
         """Arenas of earlier incarnations, not adopted yet."""
+        self._unanswered: set[SequenceId] = set()
+        """Sequences whose arena the present incarnation was told to adopt, and has not answered for."""
+        self._suspected: set[str] = set()
+        """Arenas whose adoption an incarnation did not survive."""
         self._names: set[str] = set()
         """Names of all arenas that were offered and not unlinked."""
 
@@ -95,9 +99,15 @@ class DraftArenas:
             self._present[offer.sequence] = KvReference(offer.name, offer.tokens)
 
     def draft_down(self) -> list[Command]:
-        """Keep the arenas of live sequences. Returns commands that unlink the others."""
-        self._adoptable |= self._present
-        self._present = {}
+        """Keep the arenas of live sequences. Returns commands that unlink the others.
+
+        An arena that two incarnations did not survive adopting is adopted by no third one.
+        """
+        given_up = {id for id in self._unanswered if id in self._present and self._present[id].name in self._suspected}
+        self._suspected |= {self._present[id].name for id in self._unanswered if id in self._present}
+        self.warnings += len(given_up)
+        self._adoptable |= {id: arena for id, arena in self._present.items() if id not in given_up}
+        self._present, self._unanswered = {}, set()
         used = {reference.name for reference in self._adoptable.values()}
         unused = sorted(self._names - used)
         self._names &= used
@@ -108,10 +118,14 @@ class DraftArenas:
         reference = self._adoptable.pop(sequence, None)
         if reference is not None:
             self._present[sequence] = reference
+            self._unanswered.add(sequence)
         return reference
 
     def note_adoption(self, message: Prefilled) -> None:
         """The draft has answered an adoption. An arena that it could not adopt is unlinked when the draft is gone."""
+        self._unanswered.discard(message.sequence)
+        if message.sequence in self._present:
+            self._suspected.discard(self._present[message.sequence].name)
         if message.warning:
             self.warnings += 1
             self._present.pop(message.sequence, None)
@@ -122,6 +136,7 @@ class DraftArenas:
         return self.draft_down()
 
     def sequence_ended(self, sequence: SequenceId) -> None:
+        self._unanswered.discard(sequence)
         self._present.pop(sequence, None)
         self._adoptable.pop(sequence, None)
 

@@ -97,6 +97,10 @@ class ArenaIndex:
         self._pinned.pop(sequence, None)
         return self._evict()
 
+    def being_adopted(self) -> set[str]:
+        """Names of the arenas in Starts that the target has not answered."""
+        return set(self._pinned.values())
+
     def sequence_ended(self, sequence: SequenceId) -> list[str]:
         """Other sequences may take over the sequence's arena. Returns names to unlink."""
         for arena in self._of(sequence):
@@ -132,7 +136,7 @@ class ArenaIndex:
     def _evict(self) -> list[str]:
         """Evict arenas whose tokens another arena holds, and beyond the limit the least recently used ones."""
         removed: list[str] = []
-        pinned = set(self._pinned.values())
+        pinned = self.being_adopted()
         by_age = sorted(
             (arena for arena in self._arenas.values() if arena.name not in pinned), key=lambda arena: arena.last_use
         )

@@ -22,8 +22,10 @@ class PrefillRouter:
 
     def __init__(self, options: Options) -> None:
         self.warnings = 0
-        """Arenas that a target could not adopt."""
+        """Arenas that a target could not adopt, or did not survive adopting twice."""
         self._arenas = ArenaIndex(options.arena_memory << 20)
+        self._suspected: set[str] = set()
+        """Arenas whose adoption a target did not survive."""
         self._costs = PrefillCosts(options.prefill)
         self._worker_up = False
         self._delegated: dict[SequenceId, Sequence] = {}
@@ -61,6 +63,8 @@ class PrefillRouter:
         self._costs.observe_target(message.tokens, message.adopted, message.seconds)
         sequence.stats.adopted += message.adopted
         commands = _release(self._arenas.unpin(sequence.id))
+        if sequence.adopting is not None:
+            self._suspected.discard(sequence.adopting.name)
         if not message.warning:
             return commands
         self.warnings += 1
@@ -69,6 +73,15 @@ class PrefillRouter:
         if sequence.adopting.name == sequence.prefilled_arena:
             self._costs.worker_usable = False
         return [*commands, *_release(self._arenas.drop(sequence.adopting.name))]
+
+    def target_down(self) -> list[Command]:
+        """The target is gone. An arena that two targets did not survive adopting is adopted by no third one: after
+        three deaths the pipeline would end."""
+        adopting = self._arenas.being_adopted()
+        names = sorted(adopting & self._suspected)
+        self._suspected = (self._suspected | adopting) - set(names)
+        self.warnings += len(names)
+        return [Release(released) for name in names for released in self._arenas.drop(name)]
 
     def worker_up(self) -> None:
         self._worker_up = self._costs.worker_usable = True

@@ -27,6 +27,7 @@ from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import PipelineError
 from protocol.kv.segments import free_shared_memory, stale_segments
 from protocol.messages.base import Role
+from protocol.paths import segments_folder
 
 _GIB = 1 << 30
 _CHECKOUT = Path(__file__).parents[3]
@@ -131,8 +132,8 @@ def shared_memory(free: int | None) -> Finding:
 
 
 def temporary_folder() -> Finding:
-    """Sockets live under a short path, and the registry of shared memory in the temporary folder."""
-    for folder in (sessions_home().parent, Path(tempfile.gettempdir())):
+    """Sockets live under a short path, and shared memory is listed in a folder of its own."""
+    for folder in (sessions_home().parent, _nearest(segments_folder()), Path(tempfile.gettempdir())):
         try:
             with tempfile.TemporaryFile(dir=folder):
                 free = shutil.disk_usage(folder).free
@@ -141,6 +142,11 @@ def temporary_folder() -> Finding:
                 "temporary folder", "fail", f"{folder}: {error.strerror}", f"make {folder} writable, or free some space"
             )
     return Finding("temporary folder", "ok", f"{folder}, {free / _GIB:.0f} GiB free")
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the first above it that exists."""
+    return next(above for above in (folder, *folder.parents) if above.exists())
 
 
 def leftovers() -> Finding:

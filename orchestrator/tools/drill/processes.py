@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from orchestrator.runtime.session import sessions_home
 from protocol.kv.segments import stale_segments
+from protocol.paths import SEGMENTS_VARIABLE
 
 T = TypeVar("T")
 
@@ -89,14 +90,12 @@ def own_registry() -> Iterator[Path]:
 
     So other pipelines of this user neither remove the segments that a drill leaves nor add to them.
     """
-    before, variable = tempfile.tempdir, os.environ.get("TMPDIR")
+    before = os.environ.get(SEGMENTS_VARIABLE)
     with tempfile.TemporaryDirectory(prefix="drill-") as folder:
-        tempfile.tempdir = os.environ["TMPDIR"] = folder
+        os.environ[SEGMENTS_VARIABLE] = str(Path(folder) / "segments")
         try:
-            yield Path(folder)
+            yield Path(folder) / "segments"
         finally:
-            tempfile.tempdir = before
-            if variable is None:
-                del os.environ["TMPDIR"]
-            else:
-                os.environ["TMPDIR"] = variable
+            del os.environ[SEGMENTS_VARIABLE]
+            if before is not None:
+                os.environ[SEGMENTS_VARIABLE] = before

@@ -69,7 +69,8 @@ def test_an_offer_states_its_tokens_size_and_seconds():
     offer = offered(worker(), asked())
 
     assert (offer.sequence, offer.tokens, offer.seconds) == (1, 89, 3.0)
-    assert offer.size == len(open_segment(offer.name)) >= 89 * 2 * 2 * 2 * 8 * 4
+    # macOS rounds shared memory up to pages of 16 KiB.
+    assert len(open_segment(offer.name)) >= offer.size >= 89 * 2 * 2 * 2 * 8 * 4
 
 
 def test_prompts_are_prefilled_one_after_the_other_in_chunks():
@@ -106,7 +107,7 @@ def test_a_stopped_prefill_leaves_no_arena(registry: Any):
     reader = worker()
     list(reader.handle(asked()))
     list(reader.work())
-    (entry,) = registry.glob("*-segments/*")
+    (entry,) = registry.glob("*")
 
     list(reader.handle(Stop(SequenceId(1))))
 

@@ -164,6 +164,24 @@ def test_a_target_may_die_at_any_moment(events):
     assert exact(simulation)
 
 
+def test_an_arena_that_two_targets_did_not_survive_adopting_is_not_adopted_again():
+    simulation = KvSimulation()
+    simulation.submit(1, 60, prompt=PROMPT)
+    simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 20)
+    for starts in (2, 3, 4):
+        simulation.kill("target")
+        simulation.start("target")
+        simulation.run_while(lambda starts=starts: len(simulation.sent(Start)) < starts)
+    _, one, two, after = (start.adopt for start in simulation.sent(Start))
+
+    assert one is not None
+    assert one == two
+    assert after is None
+    assert simulation.released == [one.name]
+    assert simulation.machine.prefills.warnings == 1
+    assert exact(simulation)
+
+
 def test_a_later_request_adopts_the_longest_common_prefix():
     simulation = KvSimulation()
     simulation.serve(1, 20)

@@ -1,5 +1,6 @@
 """Laws of the KV arena: adopted rows equal the committed rows, and no crash leaks memory."""
 
+import errno
 import os
 import signal
 import struct
@@ -9,12 +10,12 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
-from protocol import process_identity
+from protocol.kv import segments
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import (
     HEADER_BYTES,
@@ -33,8 +34,8 @@ from protocol.kv.segments import (
     stale_segments,
     sweep,
     unlink_owned,
+    unlink_segment,
 )
-from protocol.process_identity import start_time
 from tests.support.paths import ROOT
 
 LAYOUT = ArenaLayout(layers=3, kv_heads=2, capacity=600, head_size=8, dtype=ElementType.FLOAT16)
@@ -277,18 +278,17 @@ def test_a_missing_segment_is_a_segment_error():
 
 def test_names_are_short_private_and_mode_0600(registry: Path):
     name, memory = create_segment(4096)
-    (folder,) = registry.glob("*-segments")
 
     assert len("/" + name) <= 30
-    assert folder.stat().st_mode & 0o777 == 0o700
+    assert registry.stat().st_mode & 0o777 == 0o700
     assert len(memory) >= 4096
     if Path("/dev/shm").is_dir():
         assert (Path("/dev/shm") / name).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_registry_that_others_can_write_is_refused(registry: Path):
-    (registry / f"launch-pipeline-{os.getuid()}-segments").mkdir()
-    (registry / f"launch-pipeline-{os.getuid()}-segments").chmod(0o777)
+    registry.mkdir()
+    registry.chmod(0o777)
 
     with pytest.raises(SegmentError, match="not a private folder"):
         create()
@@ -297,7 +297,7 @@ def test_a_registry_that_others_can_write_is_refused(registry: Path):
 
 
 def test_a_file_in_the_registrys_place_is_refused(registry: Path):
-    (registry / f"launch-pipeline-{os.getuid()}-segments").touch()
+    registry.touch()
 
     with pytest.raises(SegmentError, match="not a private folder"):
         create()
@@ -309,6 +309,33 @@ def test_more_memory_than_there_is_is_refused_before_it_is_taken(monkeypatch: py
     with pytest.raises(SegmentError, match=r"2 MiB .* are needed and 1 MiB are free"):
         create_segment(2 << 20)
     assert stale_segments() == []
+
+
+def test_an_attach_that_the_system_refuses_is_a_segment_error(monkeypatch: pytest.MonkeyPatch):
+    arena = create()
+
+    def refused(*_: object) -> NoReturn:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("protocol.kv.segments.mmap.mmap", refused)
+
+    with pytest.raises(SegmentError, match=r"can't be opened \(Invalid argument\)"):
+        Arena.attach(arena.name)
+
+
+def test_memory_that_can_not_be_unlinked_is_no_error(registry: Path, monkeypatch: pytest.MonkeyPatch):
+    name, memory = create_segment(4096)
+    memory.close()
+    unlink = segments._posixshmem.shm_unlink
+
+    def refused(_: str) -> NoReturn:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(segments._posixshmem, "shm_unlink", refused)
+    unlink_segment(name)
+    unlink("/" + name)
+
+    assert list(registry.glob("*")) == []
 
 
 def test_closing_waits_for_views_in_use():
@@ -360,11 +387,11 @@ def test_a_killed_creator_leaks_nothing_after_a_sweep():
 
 
 def test_a_creator_killed_between_entry_and_segment_leaves_nothing(registry: Path):
-    creator = child("from protocol.kv import segments as r; r._register('lp-' + '0' * 20, os.getpid())")
+    creator = child("from protocol.kv import segment_registry as r; r.register('lp-' + '0' * 20, os.getpid())")
     assert creator.wait(timeout=60) == 0
 
     assert sweep() == ["lp-" + "0" * 20]
-    assert list(registry.glob("*-segments/*")) == []
+    assert list(registry.glob("*")) == []
 
 
 def test_an_owner_that_ends_removes_all_its_segments(registry: Path):
@@ -377,14 +404,14 @@ def test_an_owner_that_ends_removes_all_its_segments(registry: Path):
     unlink_owned()
 
     assert not exists(mine.name)
-    assert [entry.name for entry in registry.glob("*-segments/*")] == [name]
+    assert [entry.name for entry in registry.glob("*")] == [name]
     others.communicate("")
 
 
-def test_reserved_memory_is_not_reserved_again(registry: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("protocol.kv.segments._LINUX_MEMORY", registry)
+def test_reserved_memory_is_not_reserved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("protocol.kv.segments.SHARED_MEMORY", tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100 << 20))
-    with (registry / "lp-untouched").open("wb") as file:
+    with (tmp_path / "lp-untouched").open("wb") as file:
         file.truncate(64 << 20)
 
     assert free_shared_memory() == 36 << 20
@@ -392,7 +419,7 @@ def test_reserved_memory_is_not_reserved_again(registry: Path, monkeypatch: pyte
 
 def test_a_process_id_used_again_is_another_process(registry: Path):
     arena = create()
-    (entry,) = registry.glob("*-segments/lp-*")
+    (entry,) = registry.glob("lp-*")
     entry.write_text(f'{{"pid": {os.getpid()}, "started": "long ago"}}')
 
     assert stale_segments() == [arena.name]
@@ -400,39 +427,12 @@ def test_a_process_id_used_again_is_another_process(registry: Path):
 
 def test_a_sweep_with_nothing_to_do_makes_no_folder(registry: Path):
     assert sweep() == []
-    assert list(registry.iterdir()) == []
+    assert not registry.exists()
 
 
 def test_other_files_in_the_registry_are_kept(registry: Path):
     create()
-    (folder,) = registry.glob("*-segments")
-    (folder / "notes.txt").write_text("mine")
+    (registry / "notes.txt").write_text("mine")
 
     assert sweep() == []
-    assert (folder / "notes.txt").exists()
-
-
-def test_a_process_has_one_start_time_until_it_ends():
-    process = child("input()")
-    first, second = start_time(process.pid), start_time(process.pid)
-    process.kill()
-    process.wait(timeout=60)
-
-    assert first == second is not None
-    assert start_time(process.pid) is None
-
-
-def test_a_zombie_process_has_ended():
-    process = child("input()")
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-
-    assert start_time(process.pid) is None
-    process.communicate()
-
-
-def test_both_checks_find_this_process_alive():
-    if Path("/bin/ps").exists():
-        assert process_identity._from_ps(os.getpid()) == process_identity._from_ps(os.getpid()) is not None
-        assert process_identity._from_ps(2**22 + 1) is None
-    assert start_time(os.getpid()) is not None
+    assert (registry / "notes.txt").exists()

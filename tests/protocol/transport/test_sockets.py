@@ -356,10 +356,9 @@ def test_an_address_in_use_is_refused_and_left_alone(ends: Ends):
     assert [arrival.message for arrival in ends.arrivals(1)] == [Pong(4.0)]
 
 
-def test_a_port_in_use_is_refused():
+def test_a_port_that_a_program_has_bound_and_does_not_listen_at_is_refused():
     with socket.socket() as occupant, zmq.Context[Any]() as context:
         occupant.bind(("127.0.0.1", 0))
-        occupant.listen()
         with pytest.raises(InputError, match=r"Cannot listen on .* \(Address already in use\): choose another address"):
             Hub(context, f"tcp://127.0.0.1:{occupant.getsockname()[1]}", FromWorker)
 

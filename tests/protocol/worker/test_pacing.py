@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Hello, Paced, Prefilled, Start, Verdict, Verify
+from protocol.worker import pacing
 from protocol.worker.pacing import DevicePace, ForwardPart, Pacer, sleep_precisely
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
@@ -47,6 +49,19 @@ steps = [{ width = 1, milliseconds = 2, source = "s" }]
 """
 
 
+@pytest.mark.parametrize("seconds", [0.0004, 0.002, 0.0085, 0.05])
+def test_a_sleep_ends_in_time_where_timers_are_late_as_on_a_mac(monkeypatch: pytest.MonkeyPatch, seconds: float):
+    """By min(t / 8, 1 ms): XNU, osfmk/kern/timer_call.c, timer_call_slop."""
+    time = _Time()
+    sleeping = SimpleNamespace(perf_counter=time.tick, sleep=lambda slept: time.spend(slept + min(slept / 8, 1e-3)))
+    monkeypatch.setattr(pacing, "time", sleeping)
+    monkeypatch.setattr(pacing, "_SPIN_SECONDS", pacing.spin_seconds("darwin"))
+
+    sleep_precisely(seconds)
+
+    assert time.now - 100.0 == pytest.approx(seconds, abs=1e-5)
+
+
 class _Time:
     """A clock that only `sleep` and `spend` advance."""
 
@@ -58,6 +73,11 @@ class _Time:
 
     def spend(self, seconds: float) -> None:
         self.now += seconds
+
+    def tick(self) -> float:
+        """The time, which asking takes."""
+        self.now += 1e-6
+        return self.now
 
 
 def _pacer(pace: DevicePace | None = _PACE) -> tuple[Pacer, _Time]:

@@ -47,6 +47,21 @@ def test_a_life_that_ends_before_it_offers_anything_leaves_what_it_took_over():
     assert arenas.adopt(ONE) == KvReference(A, 40)
 
 
+def test_an_arena_that_two_lives_did_not_survive_adopting_is_not_adopted_again():
+    arenas = DraftArenas()
+    arenas.add(offer(ONE, A), live=True)
+    arenas.add(offer(TWO, B), live=True)
+    arenas.draft_down()
+    arenas.adopt(ONE)
+
+    assert arenas.draft_down() == []
+    assert arenas.adopt(ONE) == KvReference(A, 40)
+    assert arenas.draft_down() == [Release(A)]
+    assert arenas.adopt(ONE) is None
+    assert arenas.adopt(TWO) == KvReference(B, 40)
+    assert arenas.warnings == 1
+
+
 def test_arenas_of_sequences_that_are_over_go_with_the_draft():
     arenas = DraftArenas()
     arenas.add(offer(ONE, A), live=True)

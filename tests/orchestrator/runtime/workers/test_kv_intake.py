@@ -51,7 +51,7 @@ def sent(attempt: Prefill) -> list[Shipment]:
 
 
 def segments(registry: Any) -> list[str]:
-    return [entry.name for entry in registry.glob("*-segments/lp-*")]
+    return [entry.name for entry in registry.glob("lp-*")]
 
 
 def test_the_target_adopts_what_another_machine_prefilled():

@@ -1,0 +1,20 @@
+"""How many files, sockets and mappings a process may have open. Knows no sockets."""
+
+import resource
+from contextlib import suppress
+
+_WANTED = 10_240
+"""macOS's OPEN_MAX (bsd/sys/syslimits.h), which it accepts at most (setrlimit(2), Compatibility)."""
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process and its children open 10,240 files, or as many as the hard limit allows.
+
+    A terminal of macOS starts programs with 256: fewer than the connections of a server, or a worker's mapped arenas.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        # Some containers refuse; then the old limit holds.
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
