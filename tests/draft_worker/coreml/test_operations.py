@@ -149,7 +149,7 @@ def test_a_reciprocal_root_is_what_coremltools_computes():
 def test_attention_weighs_values_by_masked_scores(kind: Any):
     query, key, value = numbers((1, 2, 3, 4)), numbers((1, 2, 5, 4), seed=1), numbers((1, 2, 5, 4), seed=2)
     seen = numbers((1, 1, 3, 5), seed=3) > -0.5
-    mask = seen if kind is np.bool_ else np.where(seen, 0, -1e4).astype(np.float32)
+    mask: Any = seen if kind is np.bool_ else np.where(seen, 0, -1e4).astype(np.float32)
 
     got = OPERATIONS["scaled_dot_product_attention"].bind({})(*map(mx.array, (query, key, value, mask)))
 
