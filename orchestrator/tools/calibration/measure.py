@@ -1,7 +1,7 @@
 """Times of forwards and prefills in real worker processes, without and with overlap. Medians in seconds."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -13,7 +13,7 @@ from protocol.messages.worker import Grow, Hello, Prefilled, Stop, Verdict
 WIDTHS = (1, 2, 4, 8, 16, 32)
 _WARM_UP = 3
 """Unmeasured forwards of each width: kernels are compiled in them."""
-_TARGET_OVERLAP_WIDTH, _DRAFT_OVERLAP_WIDTH = 8, 8
+TARGET_OVERLAP_WIDTH, DRAFT_OVERLAP_WIDTH = 8, 8
 """Widths with overlap."""
 _PROMPT_TOKENS = 512
 
@@ -30,14 +30,20 @@ class Times:
     """Seconds by width."""
 
 
-def target_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
+def target_alone(
+    harness: WorkerHarness,
+    hello: Hello,
+    samples: int,
+    notice: OnCalibrationProgress,
+    widths: Sequence[int] = WIDTHS,
+) -> Times:
     """`samples` forwards of each width."""
     sequences = RandomSequences(hello)
     notice("target, prompts")
     rate = median(_target_rates(harness, sequences))
     verifying = _verifying(harness, sequences)
     steps: dict[int, float] = {}
-    for width in WIDTHS:
+    for width in widths:
         notice(f"target, {width} tokens")
         taken = []
         for _ in range(_WARM_UP + samples):
@@ -49,13 +55,19 @@ def target_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnC
     return Times(rate, steps)
 
 
-def draft_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
+def draft_alone(
+    harness: WorkerHarness,
+    hello: Hello,
+    samples: int,
+    notice: OnCalibrationProgress,
+    widths: Sequence[int] = WIDTHS,
+) -> Times:
     """`samples` growth steps of each width."""
     sequences = RandomSequences(hello)
     notice("draft, prompts")
     rate = median(_draft_rates(harness, sequences))
     steps: dict[int, float] = {}
-    for width in WIDTHS:
+    for width in widths:
         notice(f"draft, {width} tokens")
         taken: list[float] = []
         growing = GrowthLoad(sequences, width)
@@ -83,19 +95,19 @@ def slow_down(
     `hellos` and `alone` are the target's and the draft's. Never below 1.
     """
     notice("both at once")
-    together = _overlapping(harness, hellos, samples)
-    widths = _TARGET_OVERLAP_WIDTH, _DRAFT_OVERLAP_WIDTH
+    together = overlapping(harness, hellos, samples)
+    widths = TARGET_OVERLAP_WIDTH, DRAFT_OVERLAP_WIDTH
     ratios = [both / times.steps[width] for both, times, width in zip(together, alone, widths, strict=True)]
     return max(1.0, *ratios)
 
 
-def _overlapping(harness: WorkerHarness, hellos: tuple[Hello, Hello], samples: int) -> tuple[float, float]:
+def overlapping(harness: WorkerHarness, hellos: tuple[Hello, Hello], samples: int) -> tuple[float, float]:
     """Seconds of a verification and of a growth step while both workers are always busy."""
     sequences = RandomSequences(hellos[0], seed=1)
     verifying = _verifying(harness, sequences)
-    growing = GrowthLoad(RandomSequences(hellos[1], seed=1), _DRAFT_OVERLAP_WIDTH)
+    growing = GrowthLoad(RandomSequences(hellos[1], seed=1), DRAFT_OVERLAP_WIDTH)
     _begin(harness, growing)
-    harness.send("target", verifying.ask(_TARGET_OVERLAP_WIDTH))
+    harness.send("target", verifying.ask(TARGET_OVERLAP_WIDTH))
     verified: list[float] = []
     grown: list[float] = []
     while min(len(verified), len(grown)) < _WARM_UP + samples:
@@ -103,11 +115,11 @@ def _overlapping(harness: WorkerHarness, hellos: tuple[Hello, Hello], samples: i
             case Verdict() as verdict:
                 verified.append(verdict.seconds)
                 verifying.heard(verdict)
-                if not verifying.has_room(_TARGET_OVERLAP_WIDTH):
+                if not verifying.has_room(TARGET_OVERLAP_WIDTH):
                     verifying = _verifying(harness, sequences)
-                harness.send("target", verifying.ask(_TARGET_OVERLAP_WIDTH))
+                harness.send("target", verifying.ask(TARGET_OVERLAP_WIDTH))
             case Grow() as grow:
-                if grow.evaluated == _DRAFT_OVERLAP_WIDTH:
+                if grow.evaluated == DRAFT_OVERLAP_WIDTH:
                     grown.append(grow.seconds)
                 if growing.heard(grow.sequence, len(grow.tokens)):
                     _begin(harness, growing)

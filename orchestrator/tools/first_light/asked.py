@@ -1,0 +1,22 @@
+"""What a stage is given: the settings, and whom it tells what it does."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from orchestrator.tools.first_light.settings import LightSettings
+
+OnNotice: TypeAlias = Callable[[str], None]
+
+
+class Asked(NamedTuple):
+    """The argument of every `measure`."""
+
+    settings: LightSettings
+    notice: OnNotice
+    """Called with what the stage does now."""
+    power: int | None = None
+    """See `StageOrder`."""
+
+    def sized(self, short: int, full: int) -> int:
+        """How many of something is measured."""
+        return short if self.settings.short else full

@@ -1,0 +1,140 @@
+"""Runs one stage in a process of its own, which may crash, hang, or be ended by Ctrl-C. Prints nothing."""
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO, NamedTuple
+
+import msgspec
+
+from orchestrator.tools.first_light.findings import StageReport
+from orchestrator.tools.first_light.settings import LightSettings, StageOrder
+from orchestrator.tools.first_light.stage_process import Answer, Broken, Found, Notice
+from orchestrator.tools.first_light.stages import Stage
+
+PROGRAM = (sys.executable, "-m", "orchestrator.tools.first_light.stage_process")
+_ENDING_SECONDS = 10.0
+"""In which an interrupted stage ends the processes that it started."""
+_TICK_SECONDS = 0.5
+_LOG_BYTES = 200_000
+"""The end of a stage's output that is kept."""
+
+
+class RanStage(NamedTuple):
+    report: StageReport
+    log: str
+
+
+class Observer(NamedTuple):
+    """Called with what a stage does now, and several times a second with the seconds so far."""
+
+    notice: Callable[[str], None] = lambda _: None
+    tick: Callable[[float], None] = lambda _: None
+
+
+def run_stage(
+    stage: Stage,
+    settings: LightSettings,
+    seconds: float,
+    observer: Observer = Observer(),  # noqa: B008 - immutable
+    *,
+    power: int | None = None,
+    program: Sequence[str] = PROGRAM,
+) -> RanStage:
+    """The report of one stage; it is ended after `seconds`. No failure is raised; KeyboardInterrupt ends it at once.
+
+    `power`: a descriptor that the process may read. `program`: a test's replacement for the process.
+    """
+    began = time.monotonic()
+    life, theirs = socket.socketpair()
+    with life, theirs, tempfile.TemporaryFile() as words:
+        order = StageOrder(stage=stage.name, settings=settings, life=theirs.fileno(), power=power)
+        inherited = [theirs.fileno(), *([] if power is None else [power])]
+        process = subprocess.Popen(
+            [*program, msgspec.json.encode(order).decode()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            pass_fds=inherited,
+            # Ctrl-C at the terminal reaches this process alone, which then ends the stage in order.
+            start_new_session=True,
+        )
+        try:
+            answer, late = _read(process, began, seconds, observer)
+        finally:
+            _end(process)
+        found = _report(stage, answer, late, process.returncode, seconds)
+        return RanStage(msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 1)), _tail(words))
+
+
+def _report(stage: Stage, answer: Found | Broken | None, late: bool, code: int, seconds: float) -> StageReport:
+    if isinstance(answer, Found):
+        return StageReport(stage=stage.name, title=stage.title, status="done", findings=answer.findings)
+    if isinstance(answer, Broken):
+        reason = answer.text
+    elif late:
+        reason = f"it was not done within {seconds / 60:.1f} minutes and was ended"
+    else:
+        reason = f"its process ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+    return StageReport(stage=stage.name, title=stage.title, status="failed", reason=reason)
+
+
+def _read(
+    process: subprocess.Popen[bytes], began: float, seconds: float, observer: Observer
+) -> tuple[Found | Broken | None, bool]:
+    """The stage's last word, and whether its time was up before."""
+    assert process.stdout is not None
+    pending = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while (passed := time.monotonic() - began) < seconds:
+            observer.tick(passed)
+            if not selector.select(_TICK_SECONDS):
+                continue
+            piece = os.read(process.stdout.fileno(), 1 << 16)
+            if not piece:
+                return None, False
+            *lines, pending = (pending + piece).split(b"\n")
+            for answer in map(_answer, lines):
+                if not isinstance(answer, Notice):
+                    return answer, False
+                observer.notice(answer.text)
+    return None, True
+
+
+def _answer(line: bytes) -> Answer:
+    try:
+        return msgspec.json.decode(line, type=Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Broken(f"its process said what is no answer: {line[:80]!r}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let it end by itself, or as by Ctrl-C; kill it if it does not."""
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)
+            return
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_ENDING_SECONDS)
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _tail(words: IO[bytes]) -> str:
+    size = words.seek(0, os.SEEK_END)
+    words.seek(max(0, size - _LOG_BYTES))
+    return words.read().decode(errors="replace")
