@@ -74,6 +74,7 @@ def first_light(
     launch-pipeline first-light --minutes 15 --skip second-bench
     launch-pipeline first-light --only neural-engine
     """
+    from orchestrator.tools.bench.prompts import shipped_prompts
     from orchestrator.tools.first_light.folder import LightFolder
     from orchestrator.tools.first_light.identity import identity
     from orchestrator.tools.first_light.redaction import Redactor
@@ -84,7 +85,9 @@ def first_light(
     choice = Choice(minutes, only, skip)
     began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     wanted = [] if only else [name for name in stage_names() if name not in skip]
-    folder = LightFolder.of(out or Path(_FOLDER), identity(settings), began, Redactor.of_this_machine(), wanted)
+    folder = LightFolder.of(
+        out or Path(_FOLDER), identity(settings), began, Redactor.of_this_machine(shipped_prompts()), wanted
+    )
     _tell_begin(folder, quiet=as_json)
     try:
         with _Screen(quiet=as_json) as screen:

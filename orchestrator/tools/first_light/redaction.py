@@ -21,8 +21,11 @@ _ORDINARY = frozenset(
 """Names that many machines and users have, and words of our own reports."""
 _FEWEST = 2
 """Letters of a name."""
+_SHORTEST_PROMPT = 12
+"""Characters: a shorter one says nothing of anybody."""
+_BREAK = r"(?:\\+[nrt]|[\\\s\"'])+"
 _PATH = re.compile(
-    r"(?<![\w.:/~])~?(?:/(?![/\s])[^/\n\"'<>|:;,()\[\]]*[^/\s\"'<>|:;,()\[\]](?=/))*"
+    r"(?<![\w.:/~])(?:~[\w.-]*)?(?:/(?![/\s])[^/\n\"'<>|:;,()\[\]]*[^/\s\"'<>|:;,()\[\]](?=/))*"
     r"/(?![/\s])([^/\s\"'<>|:;,()\[\]]+)/?"
 )
 """An absolute path, or one below the home folder; its last part is the group. Spaces are parts of a folder's name."""
@@ -30,6 +33,8 @@ _KEYS = re.compile(
     r"\b(?:sk|hf|pk|ghp|gho|xox[a-z])[-_][\w-]{8,}|\blp1:\S+|(?i:\bbearer )\S+|"
     r"\b[0-9a-fA-F]{32,}\b|(?<![\w/])[A-Za-z0-9+/_-]{40,}={0,2}"
 )
+_ESCAPES = re.compile(r"(\\[nrt\"'])")
+"""In JSON and in Python's own form of a text the letter of an escape is not the beginning of a word."""
 _MAIL = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")
 _HARDWARE = re.compile(r"\b[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}\b")
 _LOCAL_HOST = re.compile(r"\b[\w-]+\.(?:local|lan|home|internal|fritz\.box)\b")
@@ -44,9 +49,9 @@ class Redactor:
     def __init__(self, names: Iterable[str] = (), homes: Iterable[str] = (), prompts: Iterable[str] = ()) -> None:
         """`names`: of users and hosts. `homes`: their folders. `prompts`: texts that nobody else should read."""
         wanted = {name for name in names if len(name) >= _FEWEST and name.lower() not in _ORDINARY}
-        self._names = _any_of(wanted, whole=True)
+        self._names = _any_name(wanted)
         self._homes = [home for home in sorted(set(homes), key=len, reverse=True) if len(home) > 1]
-        self._prompts = _any_of({form for prompt in prompts for form in _forms(prompt)}, whole=False)
+        self._prompts = _any_prompt(prompts)
 
     @classmethod
     def of_this_machine(cls, prompts: Iterable[str] = ()) -> "Redactor":
@@ -58,6 +63,9 @@ class Redactor:
         text = self._prompts.sub(PROMPT, text) if self._prompts else text
         for home in self._homes:
             text = text.replace(home, "~")
+        return "".join(map(self._piece, _ESCAPES.split(text)))
+
+    def _piece(self, text: str) -> str:
         text = _MAIL.sub(ADDRESS, _KEYS.sub(KEY, _PATH.sub(r"\1", text)))
         text = _INTERNET.sub(_address, _HARDWARE.sub(ADDRESS, _LOCAL_HOST.sub(NAME, text)))
         return self._names.sub(NAME, text) if self._names else text
@@ -75,19 +83,20 @@ class Redactor:
                 return value
 
 
-def _any_of(words: Iterable[str], whole: bool) -> re.Pattern[str] | None:
-    """Any of these, the longest first; `whole`: not inside of a longer word."""
-    found = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
-    if not found:
-        return None
-    return re.compile(rf"(?<![^\W_])(?:{found})(?![^\W_])" if whole else found, re.IGNORECASE if whole else 0)
+def _any_name(names: Iterable[str]) -> re.Pattern[str] | None:
+    """Any of these, the longest first, in any case, not inside of a longer word."""
+    found = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    return re.compile(rf"(?<![^\W_])(?:{found})(?![^\W_])", re.IGNORECASE) if found else None
 
 
-def _forms(prompt: str) -> Iterable[str]:
-    """A prompt as it is, and as JSON and Python show it."""
-    if len(prompt) < _FEWEST:
-        return ()
-    return {prompt, repr(prompt)[1:-1], prompt.replace("\n", "\\n").replace('"', '\\"')}
+def _any_prompt(prompts: Iterable[str]) -> re.Pattern[str] | None:
+    """Any of these, also with its breaks and quotes escaped, once or more often."""
+    found = "|".join(
+        _BREAK.join(re.escape(part) for part in re.split(r"[\s\"'\\]+", prompt) if part)
+        for prompt in sorted(prompts, key=len, reverse=True)
+        if len(prompt) >= _SHORTEST_PROMPT
+    )
+    return re.compile(found) if found else None
 
 
 def _address(found: re.Match[str]) -> str:

@@ -4,6 +4,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -64,8 +65,7 @@ def _check(finding: Finding) -> Check:
 
 def _durations(begun: dict[str, float], ended: float) -> Iterator[Value]:
     """Compiling and loading included: the first load of a function compiles it for the device."""
-    moments = [*begun.values(), ended]
-    for words, begin, end in zip(begun, moments, moments[1:], strict=True):
+    for words, (begin, end) in zip(begun, pairwise([*begun.values(), ended]), strict=True):
         yield Value(f"{words}, loading and compiling included", end - begin, "s")
 
 
