@@ -48,7 +48,8 @@ def examine(model: TreeModel, order: ForwardOrder, clock: Callable[[], float]) -
     """Everything that the order asks for."""
     sequence = model.sequence()
     first = sequence.evaluate((0,), (PREFIX,))
-    yield Loaded(str(mx.default_device()), str(first.dtype).removeprefix("mlx.core."))
+    device = "GPU" if mx.default_device() == mx.Device(mx.gpu) else "processor"
+    yield Loaded(device, str(first.dtype).removeprefix("mlx.core."))
     if order.compared:
         expected = _rows(model, order, 1, "chain")
         for width in order.compared:

@@ -34,6 +34,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", forbid_unknown_fields=Tr
     """The model is ready."""
 
     device: str
+    """GPU or processor."""
     activations: str
     """Element type of the logits."""
 

@@ -58,11 +58,18 @@ def _state(stage: StageReport) -> str:
 
 
 def _result(stage: StageReport) -> str:
-    """One line: the reason, what is wrong, or the first number."""
-    wrong = [check for check in stage.findings.checks if check.status == "fail"]
+    """One line: the reason, what is wrong, or the first of this machine's numbers, or of its checks."""
+    checks = stage.findings.checks
+    wrong = [check for check in checks if check.status == "fail"]
+    own = [value for value in stage.findings.values if value.origin != "reported"]
     if stage.reason or wrong:
         return stage.reason or f"{wrong[0].name}: {wrong[0].text}"
-    return next((f"{value.name}: {_number(value.value)} {value.unit}" for value in stage.findings.values), "")
+    if own:
+        return f"{own[0].name}: {_number(own[0].value)} {own[0].unit}"
+    if len(checks) == 1:
+        return checks[0].text
+    warnings = sum(check.status == "warn" for check in checks)
+    return f"{len(checks)} checks, {warnings} warnings" if checks else ""
 
 
 def _values(values: Sequence[Value]) -> str:
@@ -77,8 +84,13 @@ def _table(table: Table) -> str:
 
 
 def _grid(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    shown = list(rows)
+    words = [bool(shown) and all(isinstance(row[place], str) for row in shown) for place in range(len(columns))]
+    head = "".join(
+        f'<th class="text">{escape(column)}</th>' if text else f"<th>{escape(column)}</th>"
+        for column, text in zip(columns, words, strict=True)
+    )
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in shown)
     return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
 
 

@@ -48,7 +48,7 @@ def measure(asked: Asked) -> Findings:
 
 def report_tables(precision: Precision, reports: Sequence[ForwardReport]) -> list[Table]:
     """Logits by width, and milliseconds by width with a column for each context."""
-    kind = ", ".join(f"{one.activations} on {one.device}" for one in reports if isinstance(one, Loaded))
+    kind = ", ".join(f"{one.activations} on the {one.device}" for one in reports if isinstance(one, Loaded))
     logits: list[tuple[Cell, ...]] = [
         (one.width, one.difference, one.flips, one.positions, one.gap, one.shape)
         for one in reports
