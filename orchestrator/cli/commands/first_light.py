@@ -77,6 +77,7 @@ def first_light(
     from orchestrator.tools.bench.prompts import shipped_prompts
     from orchestrator.tools.first_light.folder import LightFolder
     from orchestrator.tools.first_light.identity import identity
+    from orchestrator.tools.first_light.power_meter import ask_for_rights
     from orchestrator.tools.first_light.redaction import Redactor
     from orchestrator.tools.first_light.run import Choice, run
     from orchestrator.tools.first_light.settings import LightSettings
@@ -89,6 +90,9 @@ def first_light(
         out or Path(_FOLDER), identity(settings), began, Redactor.of_this_machine(shipped_prompts()), wanted
     )
     _tell_begin(folder, quiet=as_json)
+    if energy and sys.platform == "darwin" and "energy" not in folder.done():
+        # Before anything is drawn that would hide the question.
+        ask_for_rights()
     try:
         with _Screen(quiet=as_json) as screen:
             report = run(folder, settings, choice, screen, run_one=_runner())
@@ -174,10 +178,11 @@ class _Screen:
         if self._task is not None:
             self._progress.remove_task(self._task)
             self._task = None
-        took = "before" if known else f"{report.seconds:.0f} s" if report.seconds else ""
+        took = ", before" if known else f", {report.seconds:.0f} s" if report.seconds else ""
         wrong = "" if report.good or report.status == "failed" else " [red]found something wrong[/]"
         reason = f": {escape(report.reason)}" if report.reason else ""
-        self._console.print(f"{_MARKS[report.status]} {escape(report.title)} {took}{reason}{wrong}")
+        line = f"{_MARKS[report.status]} {escape(report.title)}{took}{reason}{wrong}"
+        self._console.print(line, soft_wrap=True, highlight=False)
 
     def _notice(self, words: str) -> None:
         self._words = words

@@ -16,10 +16,10 @@ INTERVAL_MILLISECONDS = 500
 _SAMPLES = 1200
 """After ten minutes it ends by itself: a process of this user can't end one of an administrator."""
 COMMAND = (
-    *("sudo", "powermetrics", "--samplers", "cpu_power,gpu_power,ane_power"),
+    *("sudo", "-n", "powermetrics", "--samplers", "cpu_power,gpu_power,ane_power"),
     *("-i", str(INTERVAL_MILLISECONDS), "-n", str(_SAMPLES), "-b", "0", "-f", "plist"),
 )
-"""Options of powermetrics(1). sudo asks for the password itself, on the terminal."""
+"""Options of powermetrics(1). sudo asks nothing here: see `ask_for_rights`."""
 SETTLING_SECONDS = 1.5 * INTERVAL_MILLISECONDS / 1e3
 """After which the samples of a stretch of time have arrived."""
 
@@ -32,9 +32,17 @@ class PowerMeter(Protocol):
         ...
 
 
+def ask_for_rights() -> None:
+    """Let sudo ask the user for the password, on the terminal. It remembers the answer for some minutes."""
+    subprocess.run(["sudo", "-v"])  # noqa: S607 - wherever this system has it
+
+
 @contextmanager
 def powermetrics() -> Iterator[int]:
-    """A descriptor with the output of powermetrics. sudo asks at the terminal, so this runs where there is one."""
+    """A descriptor with the output of powermetrics; it ends at once where `ask_for_rights` was refused.
+
+    sudo remembers its answer for the terminal, so this runs in the process that has it.
+    """
     process = subprocess.Popen(COMMAND, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
@@ -54,7 +62,7 @@ class Powermetrics:
         threading.Thread(target=self._read, daemon=True, name="power").start()
 
     def ready(self, seconds: float) -> bool:
-        """Whether a sample comes within this time: the user may have to type a password."""
+        """Whether a sample comes within this time."""
         return self._first.wait(seconds) and bool(self.samples)
 
     def between(self, begin: float, end: float) -> dict[str, float]:

@@ -80,7 +80,8 @@ def run(
             screen.began(stage, left)
             ran = run_one(stage, settings, min(60 * stage.limit, left), screen.observer(stage))
             results[stage.name] = folder.save(ran.report, ran.log)
-        screen.ended(results[stage.name], False)
+        if not choice.leaves_out(stage):
+            screen.ended(results[stage.name], False)
         write(folder, ordered, results)
     return write(folder, ordered, results)
 

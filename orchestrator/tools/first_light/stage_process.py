@@ -62,7 +62,7 @@ def main() -> int:
     # Libraries may print to standard output, which is for answers alone.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    _end_with(order.life)
+    end_with_parent(order.life)
 
     def answer(what: Answer) -> None:
         answers.write(msgspec.json.encode(what) + b"\n")
@@ -93,7 +93,7 @@ def measurements(name: str) -> Measurements:
     return module
 
 
-def _end_with(life: int) -> None:
+def end_with_parent(life: int) -> None:
     """End like after Ctrl-C, cleaning up, when the parent is gone."""
 
     def watch() -> None:

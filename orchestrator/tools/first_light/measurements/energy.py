@@ -14,7 +14,7 @@ from orchestrator.tools.first_light.power_meter import SETTLING_SECONDS, PowerMe
 from protocol.errors import PipelineError
 
 _STRATEGIES = ("ar", "adaptive")
-_PASSWORD_SECONDS = 60.0
+_FIRST_SAMPLE_SECONDS = 15.0
 _NOTE = (
     "Energy of the machine's parts while the request ran, divided by its tokens; above idle: without what the parts "
     "take while nothing is generated. powermetrics estimates; it compares strategies on one machine, not machines."
@@ -59,9 +59,9 @@ def _meter(power: int | None, notice: OnNotice) -> tuple[PowerMeter, Callable[[]
         return counter, counter.mark
     if power is None:
         raise PipelineError("powermetrics was not started: give --energy at a terminal.")
-    notice("waiting for powermetrics; sudo may ask for your password")
+    notice("waiting for powermetrics")
     meter = Powermetrics(power)
-    if not meter.ready(_PASSWORD_SECONDS):
+    if not meter.ready(_FIRST_SAMPLE_SECONDS):
         raise PipelineError("powermetrics gave no sample: sudo was refused, or this system states no energy.")
     return meter, time.monotonic
 

@@ -28,14 +28,14 @@ _NOTE = (
 def measure(asked: Asked) -> Findings:
     ours = plan()
     models = ours.models()
-    texts = encoded(prompts(models, asked.sized(2, 6)), ours)
+    gpu = computes_on_gpu()
+    texts = encoded(prompts(models, asked.sized(2, 6 if gpu else 4)), ours)
     tasks = [
-        GenerationTask(tokens, asked.sized(16, 96), temperature, seed)
+        GenerationTask(tokens, asked.sized(16, 96 if gpu else 48), temperature, seed)
         for temperature in _TEMPERATURES
         for seed, tokens in enumerate(texts)
     ]
     rows: list[tuple[str, str, float, int, int, int, int | None]] = []
-    gpu = computes_on_gpu()
     for precision in (STORED, FLOAT32) if gpu else (STORED,):
         with _target(models, precision) as chosen:
             expected = _generated(AUTOREGRESSIVE, chosen, tasks, f"{precision}: ar", asked.notice)

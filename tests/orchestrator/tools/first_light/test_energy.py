@@ -6,13 +6,19 @@ The samples are made up. Their keys are those that graelo/pumas (src/parser/plis
 
 import os
 import plistlib
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.energy import PlistStream, PowerSample, counted, energy_between, parsed
+from orchestrator.tools.first_light.measurements import energy
 from orchestrator.tools.first_light.needs import RAPL
 from orchestrator.tools.first_light.power_meter import COMMAND, Powermetrics, ProcessorCounter
+from orchestrator.tools.first_light.settings import LightSettings
+from protocol.errors import PipelineError
 
 ENERGY = {"cpu_energy": 1500, "gpu_energy": 4000, "ane_energy": 250, "clusters": [], "package_energy": 5750}
 POWER = {"cpu_power": 3000.0, "gpu_power": 8000.0, "ane_power": 500.0, "combined_power": 11500.0}
@@ -95,5 +101,64 @@ def test_a_refused_password_is_told_at_once():
 def test_the_command_has_options_of_the_manual_and_ends_by_itself():
     options = [word for word in COMMAND if word.startswith("-")]
 
-    assert options == ["--samplers", "-i", "-n", "-b", "-f"]
-    assert int(COMMAND[COMMAND.index("-n") + 1]) > 0
+    assert options == ["-n", "--samplers", "-i", "-n", "-b", "-f"]
+    assert int(COMMAND[COMMAND.index("-b") - 1]) > 0
+
+
+class Talker:
+    """A pipeline and a contender in one: 10 tokens in a twentieth of a second."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __enter__(self) -> "Talker":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def generate(self, task: object) -> SimpleNamespace:
+        time.sleep(0.05)
+        return SimpleNamespace(tokens=range(10))
+
+
+def test_joules_a_token_are_what_the_meter_says_while_tokens_were_generated(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(energy, "Pipeline", Talker)
+    monkeypatch.setattr(energy, "PipelineContender", Talker)
+    monkeypatch.setattr(energy, "SETTLING_SECONDS", 0.2)
+    reading, writing = os.pipe()
+    ended = threading.Event()
+
+    def ten_watts() -> None:
+        last = time.monotonic()
+        while not ended.wait(0.05):
+            passed, last = time.monotonic() - last, time.monotonic()
+            processor = {"cpu_power": 2000.0, "gpu_power": 8000.0}
+            one = {"elapsed_ns": int(1e9 * passed), "processor": processor}
+            os.write(writing, plistlib.dumps(one) + b"\0")
+
+    thread = threading.Thread(target=ten_watts)
+    thread.start()
+    try:
+        found = energy.measure(Asked(LightSettings(short=True), lambda _: None, reading))
+    finally:
+        ended.set()
+        thread.join()
+        os.close(writing)
+    idle = {value.name: value.value for value in found.values}
+    plain, adaptive = found.tables[0].rows
+
+    assert (plain[0], adaptive[0]) == ("ar", "adaptive")
+    # The ends of a stretch lie inside of samples that came a little late.
+    assert idle["idle, gpu"] == pytest.approx(8.0, rel=0.3)
+    _, tokens, speed, joules, _, parts = plain
+    assert isinstance(tokens, int)
+    assert isinstance(speed, float)
+    assert tokens >= 10
+    assert joules == pytest.approx(10.0 / speed, rel=0.3)
+    assert str(parts).startswith("cpu ")
+
+
+def test_without_powermetrics_on_a_mac_the_reason_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.platform", "darwin")
+
+    with pytest.raises(PipelineError, match="at a terminal"):
+        energy.measure(Asked(LightSettings(short=True, energy=True), lambda _: None))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -69,3 +70,27 @@ def test_an_interrupt_ends_the_stage_at_once():
         ran("waits", observer=Observer(notice=lambda _: timer.start()))
     assert time.monotonic() - began < 20
     assert not running()
+
+
+def test_a_stage_whose_parent_is_gone_ends_and_tidies_up():
+    ours, theirs = socket.socketpair()
+    program = (
+        "import sys, time\n"
+        "from orchestrator.tools.first_light.stage_process import end_with_parent\n"
+        "end_with_parent(int(sys.argv[1]))\n"
+        "try:\n    print('waiting', flush=True)\n    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n    print('tidied')\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(theirs.fileno())],
+        pass_fds=(theirs.fileno(),),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    theirs.close()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    ours.close()
+    output, _ = process.communicate(timeout=60)
+
+    assert output == "tidied\n"
