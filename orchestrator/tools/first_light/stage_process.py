@@ -58,6 +58,8 @@ class Measurements(Protocol):
 
 
 def main() -> int:
+    # A shell starts background commands with the interrupt ignored, which children inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     order = msgspec.json.decode(sys.argv[1], type=StageOrder)
     # Libraries may print to standard output, which is for answers alone.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
