@@ -1,12 +1,16 @@
 """Our strategies against mlx-lm's own decoding, with the default pair."""
 
+from dataclasses import replace
+
+from orchestrator.machine.drafts.draft_choice import draft_choice
+from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.results.figures import BenchRow, best_of_each_line, rows
 from orchestrator.tools.bench.trials import run
 from orchestrator.tools.first_light.asked import Asked, OnNotice
 from orchestrator.tools.first_light.findings import Cell, Check, Findings, Table
 from orchestrator.tools.first_light.measurements.texts import plan, prompts
-from orchestrator.tools.first_light.needs import computes_on_gpu
+from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
 
 _COLUMNS = (
     *("contender", "temperature", "tokens/s", "ratio to mlx-lm plain", "ratio to mlx-lm speculative", "tokens a round"),
@@ -28,6 +32,10 @@ def measure(asked: Asked) -> Findings:
 def compared(ours: BenchPlan, texts: int, notice: OnNotice) -> Findings:
     """Every contender of the plan with so many prompts."""
     models = ours.models()
+    told = [models.note]
+    if has_neural_engine() and "adaptive" in ours.strategies:
+        ours, note = with_core_ml_draft(ours, models)
+        told.append(note)
     notice("loading models")
     measurements, order = run(
         ours,
@@ -39,10 +47,22 @@ def compared(ours: BenchPlan, texts: int, notice: OnNotice) -> Findings:
     )
     found = rows(measurements, order)
     table = tuple(map(_row, best_of_each_line(found)))
-    notes = (models.note,) if models.note else ()
     return Findings(
-        tables=(Table("Tokens a second", _COLUMNS, table, _NOTE),), checks=tuple(map(_check, found)), notes=notes
+        tables=(Table("Tokens a second", _COLUMNS, table, _NOTE),),
+        checks=tuple(map(_check, found)),
+        notes=tuple(filter(None, told)),
     )
+
+
+def with_core_ml_draft(ours: BenchPlan, models: BenchModels) -> tuple[BenchPlan, str]:
+    """The plan with a line whose draft runs in Core ML, or the plan as it is and why it has none.
+
+    A draft that failed its examination would be run by MLX: its line would be another's under a wrong name.
+    """
+    choice = draft_choice("coreml", str(models.draft))
+    if choice.engine == "coreml":
+        return replace(ours, core_ml_draft=True), ""
+    return ours, f"A draft in Core ML: not here. {choice.note}"
 
 
 def _row(row: BenchRow) -> tuple[Cell, ...]:

@@ -2,9 +2,7 @@
 
 import resource
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import msgspec
 
@@ -29,21 +27,16 @@ def measure(asked: Asked) -> Findings:
 def examination(asked: Asked, runtime: RuntimeName, examiner: Sequence[str]) -> Findings:
     """The findings of every stage of the examination. The verdict is kept for `--draft-engine coreml`."""
     folder = converted_draft(str(plan().models().draft), lambda report: asked.notice(report.stage))
-    stages: dict[str, float] = {}
-
-    def begun(words: str) -> None:
-        stages[words] = time.monotonic()
-        asked.notice(words)
-
-    outcomes = examine(folder, runtime, examiner=examiner, predicts=asked.sized(30, PREDICTS), on_stage=begun)
-    ended = time.monotonic()
+    predicts = asked.sized(30, PREDICTS)
+    outcomes = examine(folder, runtime, examiner=examiner, predicts=predicts, on_stage=asked.notice)
     found, verdict = judge(outcomes, place_of(folder), rehearsal=runtime == "executor")
-    if runtime == "coreml":
+    if runtime == "coreml" and verdict is not None:
         record(verdict)
+    told = "none: the failure may not come again" if verdict is None else f"{verdict.choice}: {verdict.reason}"
     return Findings(
-        values=(*_durations(stages, ended), _peak_memory()),
+        values=(_peak_memory(),),
         tables=tuple(report_tables(outcomes)),
-        checks=(*map(_check, found), Check("verdict", "ok", f"{verdict.choice}: {verdict.reason}")),
+        checks=(*map(_check, found), Check("verdict", "ok", told)),
     )
 
 
@@ -61,12 +54,6 @@ def _check(finding: Finding) -> Check:
     """A Neural Engine that does not suit is no defect: the pipeline then drafts with MLX."""
     status = "warn" if finding.status == "fail" else finding.status
     return Check(finding.name, status, finding.text, finding.next_step)
-
-
-def _durations(begun: dict[str, float], ended: float) -> Iterator[Value]:
-    """Compiling and loading included: the first load of a function compiles it for the device."""
-    for words, (begin, end) in zip(begun, pairwise([*begun.values(), ended]), strict=True):
-        yield Value(f"{words}, loading and compiling included", end - begin, "s")
 
 
 def _peak_memory() -> Value:
