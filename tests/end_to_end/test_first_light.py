@@ -16,7 +16,7 @@ from orchestrator.machine.device_profiles import load_profile
 from orchestrator.tools.first_light.findings import LightReport
 from orchestrator.tools.first_light.stages import stage_names
 from tests.support.paths import ROOT
-from tests.support.processes import members
+from tests.support.processes import until
 
 USER = "zquux"
 SECONDS = 240
@@ -42,6 +42,12 @@ def command(home: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
+def running(home: Path) -> list[str]:
+    """Lines of processes that were started with this home folder, whichever program they run."""
+    listing = subprocess.run(["ps", "axeww"], capture_output=True, text=True, check=True)
+    return [line for line in listing.stdout.splitlines() if f"HOME={home}" in line]
+
+
 def wait_for(file: Path) -> None:
     deadline = time.monotonic() + SECONDS
     while not file.exists():
@@ -55,19 +61,21 @@ def test_a_stopped_short_form_goes_on_and_finds_nothing_wrong_and_names_nobody(h
     stopped = command(home)
     wait_for(light / "stages" / "energy.json")
     time.sleep(0.5)
+    assert running(home)
     stopped.send_signal(signal.SIGINT)
     _, words = stopped.communicate(timeout=SECONDS)
     before = (light / "stages" / "machine.json").read_bytes()
 
     assert stopped.returncode == 130
     assert "the same command goes on with the others" in words
-    assert not members(str(home))
+    until(lambda: not running(home))
 
     whole = command(home)
     output, words = whole.communicate(timeout=SECONDS)
     report = msgspec.json.decode((light / "report.json").read_bytes(), type=LightReport)
     states = {stage.stage: stage.status for stage in report.stages}
 
+    assert not running(home)
     assert whole.returncode == 0, (output, words, [stage for stage in report.stages if not stage.good])
     assert "Going on with first-light" in words
     assert list(states) == stage_names()
