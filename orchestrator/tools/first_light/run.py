@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.tools.first_light.findings import LightReport, StageReport
+from orchestrator.tools.first_light.findings import LightReport, StageReport, Status
 from orchestrator.tools.first_light.folder import LightFolder
 from orchestrator.tools.first_light.needs import lacking
 from orchestrator.tools.first_light.page import page
@@ -103,5 +103,5 @@ def _unfit(stage: Stage, settings: LightSettings, choice: Choice, seconds_left: 
     return ""
 
 
-def _absent(stage: Stage, status: str, reason: str) -> StageReport:
-    return StageReport(stage=stage.name, title=stage.title, status=status, reason=reason)  # pyright: ignore[reportArgumentType]
+def _absent(stage: Stage, status: Status, reason: str) -> StageReport:
+    return StageReport(stage=stage.name, title=stage.title, status=status, reason=reason)

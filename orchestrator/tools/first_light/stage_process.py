@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import warnings
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -91,7 +91,7 @@ def main() -> int:
 def measurements(name: str) -> Measurements:
     """The module that carries out the stage `name`."""
     stage = next(stage for stage in STAGES if stage.name == name)
-    module: Measurements = importlib.import_module(f"orchestrator.tools.first_light.measurements.{stage.module}")  # pyright: ignore[reportAssignmentType]
+    module: Any = importlib.import_module(f"orchestrator.tools.first_light.measurements.{stage.module}")
     return module
 
 

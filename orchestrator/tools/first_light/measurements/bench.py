@@ -9,7 +9,7 @@ from orchestrator.tools.bench.results.figures import BenchRow, best_of_each_line
 from orchestrator.tools.bench.trials import run
 from orchestrator.tools.first_light.asked import Asked, OnNotice
 from orchestrator.tools.first_light.findings import Cell, Check, Findings, Table
-from orchestrator.tools.first_light.measurements.texts import plan, prompts
+from orchestrator.tools.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
 
 _COLUMNS = (
@@ -32,7 +32,7 @@ def measure(asked: Asked) -> Findings:
 def compared(ours: BenchPlan, texts: int, notice: OnNotice) -> Findings:
     """Every contender of the plan with so many prompts."""
     models = ours.models()
-    told = [models.note]
+    told = [*measured_pair(models)]
     if has_neural_engine() and "adaptive" in ours.strategies:
         ours, note = with_core_ml_draft(ours, models)
         told.append(note)

@@ -13,7 +13,7 @@ from orchestrator.tools.bench.trials import encoded
 from orchestrator.tools.first_light.asked import Asked, OnNotice
 from orchestrator.tools.first_light.findings import Check, Findings, Table
 from orchestrator.tools.first_light.forwards import float32_copy
-from orchestrator.tools.first_light.measurements.texts import plan, prompts
+from orchestrator.tools.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.tools.first_light.needs import computes_on_gpu
 
 STORED, FLOAT32 = "as stored", "float32"
@@ -23,6 +23,7 @@ _NOTE = (
     "Plain decoding (ar) is the reference. as stored: the weights and the element type of the model's files; on a "
     "processor MLX computes in float32 either way. A text that differs once is another text from there on."
 )
+_ONE_PRECISION = "float32 beside the stored weights: not here, this processor computes in float32."
 
 
 def measure(asked: Asked) -> Findings:
@@ -45,7 +46,7 @@ def measure(asked: Asked) -> Findings:
     return Findings(
         tables=(Table("Texts that differ from plain decoding", _COLUMNS, tuple(rows), _NOTE),),
         checks=tuple(_checks(rows, gpu)),
-        notes=() if gpu else ("float32 beside the stored weights: not here, this processor computes in float32.",),
+        notes=(*measured_pair(models), *(() if gpu else (_ONE_PRECISION,))),
     )
 
 

@@ -7,7 +7,7 @@ from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.tools.calibration.calibrate import OVERLAP_WIDTHS, both_at_once
 from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.findings import Findings, Table, Value
-from orchestrator.tools.first_light.measurements.texts import plan
+from orchestrator.tools.first_light.measurements.texts import measured_pair, plan
 from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
 from orchestrator.tools.first_light.overlap import Overlap
 from protocol.contracts.engines import DraftEngineName
@@ -37,7 +37,7 @@ def measure(asked: Asked) -> Findings:
         values += _values(overlap, where)
         tables.append(_table(overlap, where))
     here = [] if has_neural_engine() else ["GPU and Neural Engine: not here, no Neural Engine with Core ML."]
-    return Findings(values=(*values, *_OTHERS), tables=tuple(tables), notes=tuple(here))
+    return Findings(values=(*values, *_OTHERS), tables=tuple(tables), notes=(*measured_pair(models), *here))
 
 
 def _drafts(folder: Path) -> Iterator[tuple[DraftEngineName, Path, str]]:

@@ -1,15 +1,18 @@
-"""The texts that stages let the target continue: the bench's shipped prompts, which nobody's own."""
+"""The texts that stages let the target continue: the bench's shipped prompts, never a user's."""
+
+from typing import Any
 
 from orchestrator.api.chat_prompts import own_template
+from orchestrator.machine.downloads.default_target import model_name
 from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt, read_prompts
 from orchestrator.tools.bench.trials import encoded
 
 
-def plan(**changes: object) -> BenchPlan:
+def plan(**changes: Any) -> BenchPlan:
     """A comparison of the default pair, or as `changes` say."""
-    options = {
+    options: dict[str, Any] = {
         "target": None,
         "draft": None,
         "strategies": "ar,adaptive",
@@ -19,7 +22,13 @@ def plan(**changes: object) -> BenchPlan:
         "max_tokens": 48,
         "random_draft": False,
     }
-    return BenchPlan.of(**(options | changes))  # pyright: ignore[reportArgumentType]
+    return BenchPlan.of(**(options | changes))
+
+
+def measured_pair(models: BenchModels) -> tuple[str, ...]:
+    """Notes that say which models a stage measured."""
+    names = f"Target {model_name(models.target)}, draft {model_name(models.draft)}."
+    return (names, models.note) if models.note else (names,)
 
 
 def prompts(models: BenchModels, count: int) -> list[BenchPrompt]:

@@ -11,11 +11,12 @@ from orchestrator.machine.drafts.draft_choice import DraftChoice
 from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.findings import Check, Findings, LightReport, StageReport, Table, Value
-from orchestrator.tools.first_light.measurements import bench, neural_engine
+from orchestrator.tools.first_light.measurements import bench, neural_engine, widths
 from orchestrator.tools.first_light.measurements.texts import plan
 from orchestrator.tools.first_light.overlap import Overlap, efficiency
 from orchestrator.tools.first_light.page import page
 from orchestrator.tools.first_light.settings import LightSettings
+from protocol.contracts.forward_examination import Compared
 from protocol.contracts.neural_engine import ExaminedSystem
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
@@ -80,6 +81,17 @@ def test_a_draft_that_core_ml_can_not_run_is_no_line_of_the_bench(monkeypatch: p
     ours, note = bench.with_core_ml_draft(plan(), models)
 
     assert (ours.core_ml_draft, note) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("flips", "gap", "gpu", "status"),
+    [(0, None, True, "ok"), (2, 0.01, True, "warn"), (2, 0.01, False, "fail"), (1, 0.9, True, "fail")],
+)
+def test_only_a_near_tie_may_fall_otherwise_and_only_on_a_gpu(flips: int, gap: float | None, gpu: bool, status: str):
+    found = widths.check("stored", [Compared(5, "chain", 100, 0.2, flips, gap)], gpu)
+
+    assert found.status == status
+    assert f"{flips} of 100" in found.text
 
 
 # The page --------------------------------------------------------------------------------------------
