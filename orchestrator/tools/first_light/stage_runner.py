@@ -30,6 +30,8 @@ _LOG_BYTES = 200_000
 class RanStage(NamedTuple):
     report: StageReport
     log: str
+    late: bool = False
+    """Its time was up."""
 
 
 class Observer(NamedTuple):
@@ -71,7 +73,8 @@ def run_stage(
         finally:
             _end(process)
         found = _report(stage, answer, late, process.returncode, seconds)
-        return RanStage(msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 1)), _tail(words))
+        report = msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 1))
+        return RanStage(report, _tail(words), late)
 
 
 def _report(stage: Stage, answer: Found | Broken | None, late: bool, code: int, seconds: float) -> StageReport:

@@ -21,9 +21,9 @@ a defect. Assumed: the largest of millions of rounding errors in 16 bits."""
 def measure(asked: Asked) -> Findings:
     ours = plan()
     models = ours.models()
-    tokens = text(models, ours, _PROMPT + asked.sized(40, 256))
-    widths = _FEW_WIDTHS if asked.settings.short else _EVERY_WIDTH
     gpu = computes_on_gpu()
+    tokens = text(models, ours, _PROMPT + asked.sized(40, 256 if gpu else 96))
+    widths = _FEW_WIDTHS if asked.settings.short else _EVERY_WIDTH
     tables: list[Table] = []
     checks: list[Check] = []
     precisions: tuple[Precision, ...] = ("stored", "float32") if gpu and not asked.settings.short else ("stored",)
@@ -37,7 +37,7 @@ def measure(asked: Asked) -> Findings:
             compared=widths,
             timed=widths,
             contexts=(64,) if asked.settings.short else (64, 512, 2048) if not gpu else (64, 512, 2048, 6144),
-            samples=asked.sized(2, 8),
+            samples=asked.sized(2, 8 if gpu else 4),
         )
         for report in examined(order):
             reports.append(report)

@@ -25,18 +25,23 @@ IDENTITY = Identity(program="p 1", code="c1", machine=("chip",), options=("short
 class Runner:
     """Runs stages on a clock of its own: each takes its estimate, unless a test says otherwise."""
 
-    def __init__(self, *, minutes: float | None = None, interrupted: str = "", failing: str = "") -> None:
+    def __init__(
+        self, *, minutes: float | None = None, interrupted: str = "", failing: str = "", late: str = ""
+    ) -> None:
         self.now = 0.0
         self.ran: list[tuple[str, float]] = []
         self._minutes = minutes
         self._interrupted = interrupted
         self._failing = failing
+        self._late = late
 
     def __call__(self, stage: Stage, settings: LightSettings, seconds: float, observer: Observer, /) -> RanStage:
         if stage.name == self._interrupted:
             raise KeyboardInterrupt
         self.ran.append((stage.name, seconds))
         self.now += 60 * (stage.minutes if self._minutes is None else self._minutes)
+        if stage.name == self._late:
+            return RanStage(StageReport(stage=stage.name, title="", status="failed", reason="it was late"), "", True)
         if stage.name == self._failing:
             return RanStage(StageReport(stage=stage.name, title="", status="failed", reason="it broke"), "last words")
         found = Findings(values=(Value("seven", 7.0),))
@@ -143,6 +148,16 @@ def test_a_stage_that_no_longer_fits_is_skipped_and_told_and_measured_by_the_nex
     assert report.stages[2].reason == "it needs about 10 minutes, and 5.0 were left"
     light(opened(tmp_path), again)
     assert again.names == ["three"]
+
+
+def test_a_stage_that_the_end_of_the_run_ended_is_measured_by_the_next_start_and_a_hanging_one_is_not(tmp_path):
+    ended = light(opened(tmp_path), Runner(late="two"), Choice(25))
+    again = Runner(late="two")
+    hung = light(opened(tmp_path), again, HOUR)
+
+    assert (ended.stages[1].status, ended.stages[1].reason) == ("skipped", "the 25 minutes of this run were over")
+    assert again.names == ["two", "three"]
+    assert (hung.stages[1].status, hung.stages[1].reason) == ("failed", "it was late")
 
 
 def test_no_stage_gets_more_time_than_is_left(tmp_path):

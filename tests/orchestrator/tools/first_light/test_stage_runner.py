@@ -30,7 +30,7 @@ def running() -> str:
 
 def test_what_a_stage_finds_is_its_report_and_what_it_says_is_heard():
     heard: list[str] = []
-    report, _ = ran("good", observer=Observer(heard.append))
+    report = ran("good", observer=Observer(heard.append)).report
 
     assert report.status == "done"
     assert report.findings.values == (Value("seven", 7.0),)
@@ -47,7 +47,7 @@ def test_what_a_stage_finds_is_its_report_and_what_it_says_is_heard():
     ],
 )
 def test_a_stage_that_breaks_is_told_with_the_reason(name: str, reason: str):
-    report, _ = ran(name)
+    report = ran(name).report
 
     assert (report.status, report.reason) == ("failed", reason)
 
@@ -55,7 +55,7 @@ def test_a_stage_that_breaks_is_told_with_the_reason(name: str, reason: str):
 def test_a_stage_that_hangs_is_ended_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stage_runner, "_ENDING_SECONDS", 0.2)
     began = time.monotonic()
-    report, _ = ran("hangs", seconds=0.5)
+    report = ran("hangs", seconds=0.5).report
 
     assert report.status == "failed"
     assert "not done within" in report.reason
