@@ -134,7 +134,7 @@ def _tell_begin(folder: Any, quiet: bool) -> None:
 
 
 def _tell_end(path: Path, archive: Path, report: "LightReport") -> None:
-    click.echo(f"Page:   {path / 'index.html'}\nReport: {path / 'report.json'}\nTo send: {archive}")
+    click.echo(f"Page:   {path / 'index.html'}\nReport: {path / 'report.json'}\nTo send: {_shown(archive)}")
     wrong = [stage for stage in report.stages if not stage.good]
     if wrong:
         click.echo(f"Something is wrong in: {', '.join(stage.stage for stage in wrong)}. The page says what.")
@@ -142,6 +142,11 @@ def _tell_end(path: Path, archive: Path, report: "LightReport") -> None:
         "Next: look at the page, then open an issue in this project's repository with the form `First light`, and "
         "attach the zip. It has no prompts, names or paths."
     )
+
+
+def _shown(file: Path) -> Path:
+    """As short as it can be typed here."""
+    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
 
 
 class _Screen:
@@ -167,7 +172,7 @@ class _Screen:
 
     def began(self, stage: "Stage", seconds_left: float) -> None:
         self._left, self._words = seconds_left, "starting"
-        self._task = self._progress.add_task(escape(stage.title), now="starting")
+        self._task = self._progress.add_task(stage.name, now="starting")
 
     def observer(self, stage: "Stage") -> "Observer":
         from orchestrator.tools.first_light.stage_runner import Observer
@@ -191,5 +196,5 @@ class _Screen:
     def _tick(self, passed: float) -> None:
         if self._task is None:
             return
-        left = f"at most {max(0.0, self._left - passed) / 60:.0f} min left in all" if passed else ""
+        left = f"at most {max(0.0, self._left - passed) / 60:.0f} min left" if passed else ""
         self._progress.update(self._task, now=escape(f"{self._words}  {left}"))

@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,8 @@ from protocol.errors import InputError
 
 REPORT, PAGE, _IDENTITY = "report.json", "index.html", "run.json"
 _STAGES, _LOGS = "stages", "logs"
+_ARCHIVED = Path("first-light")
+"""The folder in the archive: the user's own name for it may name somebody."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,11 +116,12 @@ class LightFolder:
 
     def archive(self) -> Path:
         """The folder as one file beside it, for an issue. A zip names no user, as a tar would."""
-        packed = self.path.with_name(f"{self.path.name}.zip")
-        unfinished = packed.with_suffix(".zip.new")
+        whole = self.path.resolve()
+        packed = whole.with_name(f"{whole.name}.zip")
+        unfinished = whole.with_name(f"{whole.name}.zip.new")
         with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
             for file in sorted(path for path in self.path.rglob("*") if path.is_file()):
-                archive.write(file, Path(self.path.name) / file.relative_to(self.path))
+                archive.write(file, _ARCHIVED / file.relative_to(self.path))
         return unfinished.replace(packed)
 
     def _write(self, name: str, text: str) -> None:
@@ -134,10 +138,8 @@ def _json(value: msgspec.Struct) -> str:
 
 def _candidates(path: Path) -> Iterator[Path]:
     yield path
-    number = 2
-    while True:
-        yield path.with_name(f"{path.name}-{number}")
-        number += 1
+    whole = path.resolve()
+    yield from (whole.with_name(f"{whole.name}-{number}") for number in count(2))
 
 
 def _run(folder: Path) -> _Run | None:
