@@ -21,11 +21,13 @@ _ORDINARY = frozenset(
 """Names that many machines and users have, and words of our own reports."""
 _FEWEST = 2
 """Letters of a name."""
+_OUR_WORDS = ("stage", "status", "origin")
+"""Fields with words of ours alone, which a user may be called too."""
 _SHORTEST_PROMPT = 12
 """Characters: a shorter one says nothing of anybody."""
 _BREAK = r"(?:\\+[nrt]|[\\\s\"'])+"
 _PATH = re.compile(
-    r"(?<![\w.:/~])(?:~[\w.-]*)?(?:/(?![/\s])[^/\n\"'<>|:;,()\[\]]*[^/\s\"'<>|:;,()\[\]](?=/))*"
+    r"(?:\bfile://|(?<![\w./~]))(?:~[\w.-]*)?(?:/(?![/\s])[^/\n\"'<>|:;,()\[\]]*[^/\s\"'<>|:;,()\[\]](?=/))*"
     r"/(?![/\s])([^/\s\"'<>|:;,()\[\]]+)/?"
 )
 """An absolute path, or one below the home folder; its last part is the group. Spaces are parts of a folder's name."""
@@ -71,12 +73,12 @@ class Redactor:
         return self._names.sub(NAME, text) if self._names else text
 
     def values(self, value: Any) -> Any:
-        """Plain data with every text in it redacted; keys are our own field names and stay."""
+        """Plain data with every text in it redacted; keys are our own field names and stay, as do words of ours."""
         match value:
             case str():
                 return self.text(value)
             case dict():
-                return {key: self.values(each) for key, each in value.items()}
+                return {key: each if key in _OUR_WORDS else self.values(each) for key, each in value.items()}
             case list() | tuple():
                 return [self.values(each) for each in value]
             case _:

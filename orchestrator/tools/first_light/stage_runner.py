@@ -68,10 +68,12 @@ def run_stage(
             # Ctrl-C at the terminal reaches this process alone, which then ends the stage in order.
             start_new_session=True,
         )
+        patience = 0.0
         try:
             answer, late = _read(process, began, seconds, observer)
+            patience = 0.0 if answer is None else _ENDING_SECONDS
         finally:
-            _end(process)
+            _end(process, patience)
         found = _report(stage, answer, late, process.returncode, seconds)
         report = msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 1))
         return RanStage(report, _tail(words), late)
@@ -119,25 +121,27 @@ def _answer(line: bytes) -> Answer:
         return Broken(f"its process said what is no answer: {line[:80]!r}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let it end by itself, or as by Ctrl-C; kill it if it does not."""
+def _end(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Let it end by itself within `patience` seconds, then as by Ctrl-C; kill what is left of it and its group."""
     try:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(0.2)
+            process.wait(patience)
             return
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_ENDING_SECONDS)
     finally:
-        if process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         if process.stdout is not None:
             process.stdout.close()
 
 
 def _tail(words: IO[bytes]) -> str:
+    """Whole lines: half a name would not be known as one."""
     size = words.seek(0, os.SEEK_END)
     words.seek(max(0, size - _LOG_BYTES))
+    if size > _LOG_BYTES:
+        words.readline()
     return words.read().decode(errors="replace")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.tools.first_light.findings import Findings, StageReport, Value
 from orchestrator.tools.first_light.folder import Identity, LightFolder
 from orchestrator.tools.first_light.redaction import Redactor
 from orchestrator.tools.first_light.run import Choice, run
@@ -22,6 +23,8 @@ REDACTOR = Redactor((USER, FULL_NAME, "Zebulon", "Quux", HOST, "Zebs-MacBook-Air
 PLANTED = (
     f"{HOME}/My Models/diary/qwen-4bit",
     f"~{USER}/models/x",
+    "PATH=/srv/private/bin:/srv/private/lib",
+    "file:///srv/private/notes.txt",
     "/Volumes/Backup Disk/private/weights.safetensors",
     "/private/var/folders/ab/c0ffee/T/lp-1-abcd/worker.log",
     f"{USER}@{HOST}",
@@ -111,6 +114,21 @@ def test_a_word_of_our_reports_or_a_letter_is_no_name():
 
 def test_a_name_is_found_whole_in_any_case_and_not_inside_of_words():
     assert Redactor(("Al",)).text("AL's total: al_draft, calm") == "[name]'s total: [name]_draft, calm"
+
+
+def test_a_user_may_be_called_like_a_word_of_ours(tmp_path: Path):
+    folder = LightFolder.of(
+        tmp_path / "light",
+        Identity(program="p", code="c", machine=(), options=()),
+        "now",
+        Redactor(("done", "tells", "measured")),
+        [],
+    )
+    found = Findings(values=(Value("done", 1.0, "", "measured"),))
+    shown = folder.save(StageReport(stage="tells", title="", status="done", findings=found), "")
+
+    assert (shown.stage, shown.status) == ("tells", "done")
+    assert shown.findings.values == (Value("[name]", 1.0, "", "measured"),)
 
 
 def test_redacting_twice_changes_nothing_more():

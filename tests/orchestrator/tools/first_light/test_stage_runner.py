@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -50,6 +51,14 @@ def test_a_stage_that_breaks_is_told_with_the_reason(name: str, reason: str):
     report = ran(name).report
 
     assert (report.status, report.reason) == ("failed", reason)
+
+
+def test_only_whole_lines_of_a_long_log_are_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stage_runner, "_LOG_BYTES", 30)
+    with tempfile.TemporaryFile() as words:
+        words.write(b"the folder of zquux/secret\nthe last line\n")
+
+        assert stage_runner._tail(words) == "the last line\n"
 
 
 def test_a_stage_that_hangs_is_ended_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch):
