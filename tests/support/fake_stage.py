@@ -10,13 +10,13 @@ import msgspec
 
 from orchestrator.tools.first_light.findings import Attachment, Check, Findings, Table, Value
 from orchestrator.tools.first_light.settings import StageOrder
-from orchestrator.tools.first_light.stage_process import Broken, Found, Notice
+from orchestrator.tools.first_light.stage_process import Broken, Found, Notice, SoFar
 
 SECRETS = Path(os.environ.get("FAKE_SECRETS", os.devnull))
 """A file with one text a line, all of which it tells everywhere."""
 
 
-def answer(what: Notice | Found | Broken) -> None:
+def answer(what: Notice | SoFar | Found | Broken) -> None:
     print(msgspec.json.encode(what).decode(), flush=True)
 
 
@@ -43,6 +43,10 @@ def main() -> None:
             time.sleep(600)
         case "babbles":
             print("Loading the model ...", flush=True)
+        case "fails late":
+            answer(SoFar(Findings(notes=("one",))))
+            answer(SoFar(Findings(notes=("one", "two"))))
+            answer(Broken("the compiler has had enough"))
         case "fails":
             answer(Broken("the compiler has had enough"))
         case "quits":

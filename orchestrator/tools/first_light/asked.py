@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+from orchestrator.tools.first_light.findings import Findings
 from orchestrator.tools.first_light.settings import LightSettings
 
 OnNotice: TypeAlias = Callable[[str], None]
+OnFindings: TypeAlias = Callable[[Findings], None]
 
 
 class Asked(NamedTuple):
@@ -14,6 +16,8 @@ class Asked(NamedTuple):
     settings: LightSettings
     notice: OnNotice
     """Called with what the stage does now."""
+    so_far: OnFindings = lambda _: None
+    """Called with what is found so far, which is kept if the stage does not come to its end."""
     power: int | None = None
     """See `StageOrder`."""
 

@@ -34,6 +34,12 @@ class Notice(msgspec.Struct, frozen=True, tag="notice", forbid_unknown_fields=Tr
     text: str
 
 
+class SoFar(msgspec.Struct, frozen=True, tag="so far", forbid_unknown_fields=True):
+    """What the stage has found until now."""
+
+    findings: Findings
+
+
 class Found(msgspec.Struct, frozen=True, tag="found", forbid_unknown_fields=True):
     """The stage is done."""
 
@@ -46,7 +52,7 @@ class Broken(msgspec.Struct, frozen=True, tag="broken", forbid_unknown_fields=Tr
     text: str
 
 
-Answer: TypeAlias = Notice | Found | Broken
+Answer: TypeAlias = Notice | SoFar | Found | Broken
 
 
 class Measurements(Protocol):
@@ -75,7 +81,9 @@ def main() -> int:
     if order.settings.short:
         os.environ[VARIABLE] = "demo"
     try:
-        asked = Asked(order.settings, lambda text: answer(Notice(text)), order.power)
+        asked = Asked(
+            order.settings, lambda text: answer(Notice(text)), lambda found: answer(SoFar(found)), order.power
+        )
         answer(Found(measurements(order.stage).measure(asked)))
     except KeyboardInterrupt:
         return _INTERRUPTED

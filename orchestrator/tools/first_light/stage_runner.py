@@ -14,9 +14,9 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from orchestrator.tools.first_light.findings import StageReport
+from orchestrator.tools.first_light.findings import Findings, StageReport
 from orchestrator.tools.first_light.settings import LightSettings, StageOrder
-from orchestrator.tools.first_light.stage_process import Answer, Broken, Found, Notice
+from orchestrator.tools.first_light.stage_process import Answer, Broken, Found, Notice, SoFar
 from orchestrator.tools.first_light.stages import Stage
 
 PROGRAM = (sys.executable, "-m", "orchestrator.tools.first_light.stage_process")
@@ -32,6 +32,15 @@ class RanStage(NamedTuple):
     log: str
     late: bool = False
     """Its time was up."""
+
+
+class _Heard(NamedTuple):
+    """What a stage's process said."""
+
+    answer: Found | Broken | None
+    """Its last word; None if it had none."""
+    so_far: Findings
+    late: bool = False
 
 
 class Observer(NamedTuple):
@@ -70,33 +79,31 @@ def run_stage(
         )
         patience = 0.0
         try:
-            answer, late = _read(process, began, seconds, observer)
-            patience = 0.0 if answer is None else _ENDING_SECONDS
+            heard = _read(process, began, seconds, observer)
+            patience = 0.0 if heard.answer is None else _ENDING_SECONDS
         finally:
             _end(process, patience)
-        found = _report(stage, answer, late, process.returncode, seconds)
+        found = _report(stage, heard, process.returncode, seconds)
         report = msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 1))
-        return RanStage(report, _tail(words), late)
+        return RanStage(report, _tail(words), heard.late)
 
 
-def _report(stage: Stage, answer: Found | Broken | None, late: bool, code: int, seconds: float) -> StageReport:
-    if isinstance(answer, Found):
-        return StageReport(stage=stage.name, title=stage.title, status="done", findings=answer.findings)
-    if isinstance(answer, Broken):
-        reason = answer.text
-    elif late:
+def _report(stage: Stage, heard: _Heard, code: int, seconds: float) -> StageReport:
+    if isinstance(heard.answer, Found):
+        return StageReport(stage=stage.name, title=stage.title, status="done", findings=heard.answer.findings)
+    if isinstance(heard.answer, Broken):
+        reason = heard.answer.text
+    elif heard.late:
         reason = f"it was not done within {seconds / 60:.1f} minutes and was ended"
     else:
         reason = f"its process ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
-    return StageReport(stage=stage.name, title=stage.title, status="failed", reason=reason)
+    return StageReport(stage=stage.name, title=stage.title, status="failed", reason=reason, findings=heard.so_far)
 
 
-def _read(
-    process: subprocess.Popen[bytes], began: float, seconds: float, observer: Observer
-) -> tuple[Found | Broken | None, bool]:
-    """The stage's last word, and whether its time was up before."""
+def _read(process: subprocess.Popen[bytes], began: float, seconds: float, observer: Observer) -> _Heard:
+    """Until the stage's last word, its end, or the end of its time."""
     assert process.stdout is not None
-    pending = b""
+    pending, found = b"", Findings()
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while (passed := time.monotonic() - began) < seconds:
@@ -105,13 +112,17 @@ def _read(
                 continue
             piece = os.read(process.stdout.fileno(), 1 << 16)
             if not piece:
-                return None, False
+                return _Heard(None, found)
             *lines, pending = (pending + piece).split(b"\n")
             for answer in map(_answer, lines):
-                if not isinstance(answer, Notice):
-                    return answer, False
-                observer.notice(answer.text)
-    return None, True
+                match answer:
+                    case Notice(text):
+                        observer.notice(text)
+                    case SoFar(found):
+                        pass
+                    case Found() | Broken():
+                        return _Heard(answer, found)
+    return _Heard(None, found, late=True)
 
 
 def _answer(line: bytes) -> Answer:

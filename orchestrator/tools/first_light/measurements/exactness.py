@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from typing import TypeAlias
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.policy.strategies import STRATEGIES
@@ -23,6 +24,7 @@ _NOTE = (
     "Plain decoding (ar) is the reference. as stored: the weights and the element type of the model's files; on a "
     "processor MLX computes in float32 either way. A text that differs once is another text from there on."
 )
+_Row: TypeAlias = tuple[str, str, float, int, int, int, int | None]
 _ONE_PRECISION = "float32 beside the stored weights: not here, this processor computes in float32."
 
 
@@ -36,18 +38,15 @@ def measure(asked: Asked) -> Findings:
         for temperature in _TEMPERATURES
         for seed, tokens in enumerate(texts)
     ]
-    rows: list[tuple[str, str, float, int, int, int, int | None]] = []
+    rows: list[_Row] = []
     for precision in (STORED, FLOAT32) if gpu else (STORED,):
         with _target(models, precision) as chosen:
             expected = _generated(AUTOREGRESSIVE, chosen, tasks, f"{precision}: ar", asked.notice)
             for strategy in (name for name in STRATEGIES if name != AUTOREGRESSIVE):
                 got = _generated(strategy, chosen, tasks, f"{precision}: {strategy}", asked.notice)
                 rows += [(precision, strategy, *row) for row in compared(tasks, expected, got)]
-    return Findings(
-        tables=(Table("Texts that differ from plain decoding", _COLUMNS, tuple(rows), _NOTE),),
-        checks=tuple(_checks(rows, gpu)),
-        notes=(*measured_pair(models), *(() if gpu else (_ONE_PRECISION,))),
-    )
+                asked.so_far(_findings(models, rows, gpu))
+    return _findings(models, rows, gpu)
 
 
 def compared(
@@ -73,7 +72,15 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return next((index for index in range(same) if one[index] != other[index]), same)
 
 
-def _checks(rows: Sequence[tuple[str, str, float, int, int, int, int | None]], gpu: bool) -> Iterator[Check]:
+def _findings(models: BenchModels, rows: Sequence[_Row], gpu: bool) -> Findings:
+    return Findings(
+        tables=(Table("Texts that differ from plain decoding", _COLUMNS, tuple(rows), _NOTE),),
+        checks=tuple(_checks(rows, gpu)),
+        notes=(*measured_pair(models), *(() if gpu else (_ONE_PRECISION,))),
+    )
+
+
+def _checks(rows: Sequence[_Row], gpu: bool) -> Iterator[Check]:
     """On a processor every token is the target's own; on a GPU a near-tie may fall otherwise, which is told."""
     for precision in dict.fromkeys(row[0] for row in rows):
         texts = sum(row[3] for row in rows if row[0] == precision)

@@ -36,6 +36,7 @@ def measure(asked: Asked) -> Findings:
         overlap = Overlap(*(1e3 * seconds for seconds in times))
         values += _values(overlap, where)
         tables.append(_table(overlap, where))
+        asked.so_far(Findings(values=tuple(values), tables=tuple(tables)))
     here = [] if has_neural_engine() else ["GPU and Neural Engine: not here, no Neural Engine with Core ML."]
     return Findings(values=(*values, *_OTHERS), tables=tuple(tables), notes=(*measured_pair(models), *here))
 

@@ -36,10 +36,15 @@ def measure(asked: Asked) -> Findings:
             for length in fitting:
                 asked.notice(f"{_NAMES[engine]}, {length} tokens")
                 times[engine][length] = _first_token(pipeline, state.vocabulary, length, asked.sized(1, 5))
+        asked.so_far(_findings(times))
+    return _findings(times)
+
+
+def _findings(times: dict[PrefillEngineName, dict[int, float]]) -> Findings:
     rows: list[tuple[Cell, ...]] = [
-        (length, *(1e3 * times[engine][length] for engine in engines)) for length in times["none"]
+        (length, *(1e3 * seconds[length] for seconds in times.values())) for length in times["none"]
     ]
-    columns = ("prompt tokens", *(f"{_NAMES[engine]}, ms" for engine in engines))
+    columns = ("prompt tokens", *(f"{_NAMES[engine]}, ms" for engine in times))
     here = [] if has_neural_engine() else ["Core ML: not here, no Neural Engine with Core ML."]
     return Findings(
         values=tuple(_crossover(times)),

@@ -42,6 +42,7 @@ def measure(asked: Asked) -> Findings:
         for report in examined(order):
             reports.append(report)
             asked.notice(_words(precision, report))
+            asked.so_far(Findings(tables=(*tables, *report_tables(precision, reports)), notes=measured_pair(models)))
         tables += report_tables(precision, reports)
         checks.append(check(precision, reports, gpu))
     return Findings(tables=tuple(tables), checks=tuple(checks), notes=measured_pair(models))

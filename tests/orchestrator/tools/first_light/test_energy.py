@@ -138,7 +138,7 @@ def test_joules_a_token_are_what_the_meter_says_while_tokens_were_generated(monk
     thread = threading.Thread(target=ten_watts)
     thread.start()
     try:
-        found = energy.measure(Asked(LightSettings(short=True), lambda _: None, reading))
+        found = energy.measure(Asked(LightSettings(short=True), lambda _: None, power=reading))
     finally:
         ended.set()
         thread.join()

@@ -53,6 +53,12 @@ def test_a_stage_that_breaks_is_told_with_the_reason(name: str, reason: str):
     assert (report.status, report.reason) == ("failed", reason)
 
 
+def test_what_a_stage_had_found_before_it_broke_is_kept():
+    report = ran("fails late").report
+
+    assert (report.status, report.findings.notes) == ("failed", ("one", "two"))
+
+
 def test_only_whole_lines_of_a_long_log_are_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stage_runner, "_LOG_BYTES", 30)
     with tempfile.TemporaryFile() as words:
