@@ -13,6 +13,7 @@ from orchestrator.tools.first_light.overlap import Overlap
 from protocol.contracts.engines import DraftEngineName
 
 _COLUMNS = ("step", "alone, ms", "beside the other, ms", "slow-down")
+_CORE_ML = "Core ML decides where it runs the draft; the stage neural-engine tells whether it is the Neural Engine."
 _OTHERS = (
     Value(
         "speed-up of a pair of steps, GPU and Neural Engine",
@@ -37,14 +38,14 @@ def measure(asked: Asked) -> Findings:
         values += _values(overlap, where)
         tables.append(_table(overlap, where))
         asked.so_far(Findings(values=tuple(values), tables=tuple(tables)))
-    here = [] if has_neural_engine() else ["GPU and Neural Engine: not here, no Neural Engine with Core ML."]
+    here = [_CORE_ML] if has_neural_engine() else ["GPU and Neural Engine: not here, no Neural Engine with Core ML."]
     return Findings(values=(*values, *_OTHERS), tables=tuple(tables), notes=(*measured_pair(models), *here))
 
 
 def _drafts(folder: Path) -> Iterator[tuple[DraftEngineName, Path, str]]:
     """Engine, what it runs, and where both compute."""
     if has_neural_engine():
-        yield "coreml", converted_draft(str(folder)), "target on the GPU, draft on the Neural Engine"
+        yield "coreml", converted_draft(str(folder)), "target on the GPU, draft in Core ML"
     yield "mlx", folder, "both on the GPU" if computes_on_gpu() else "each on its own cores"
 
 
