@@ -7,7 +7,7 @@ from orchestrator.tools.first_light.findings import Check, Findings, LightReport
 from orchestrator.tools.first_light.folder import REPORT, Identity, LightFolder
 from orchestrator.tools.first_light.measurements.exactness import first_difference
 from orchestrator.tools.first_light.measurements.prefill import crossover
-from orchestrator.tools.first_light.needs import lacking
+from orchestrator.tools.first_light.needs import has_neural_engine, lacking
 from orchestrator.tools.first_light.redaction import Redactor
 from orchestrator.tools.first_light.run import Choice, run
 from orchestrator.tools.first_light.settings import LightSettings
@@ -209,6 +209,23 @@ def test_what_a_machine_lacks_is_never_measured_on_it(monkeypatch: pytest.Monkey
 
     assert needing["neural-engine"] == "no Neural Engine with Core ML"
     assert needing["energy"] == "no --energy was given, which needs an administrator's rights"
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "version", "there"),
+    [
+        ("darwin", "arm64", "9.0", True),
+        ("darwin", "x86_64", "9.0", False),
+        ("darwin", "arm64", None, False),
+        ("linux", "arm64", "9.0", False),
+    ],
+)
+def test_a_neural_engine_is_looked_for_on_apple_silicon_with_core_ml(monkeypatch, system, processor, version, there):
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr("platform.machine", lambda: processor)
+    monkeypatch.setattr("orchestrator.machine.hardware.installed_version", lambda _: version)
+
+    assert has_neural_engine() is there
 
 
 def test_the_first_difference_of_two_texts():
