@@ -27,13 +27,13 @@ _SHORTEST_PROMPT = 12
 """Characters: a shorter one says nothing of anybody."""
 _BREAK = r"(?:\\+[nrt]|[\\\s\"'])+"
 _PATH = re.compile(
-    r"(?:\bfile://|(?<![\w./~]))(?:~[\w.-]*)?(?:/(?![/\s])[^/\n\"'<>|:;,()\[\]]*[^/\s\"'<>|:;,()\[\]](?=/))*"
+    r"(?:\bfile://|(?<![\w./~]))(?:~[\w.-]*)?(?:/(?![/\s])[^/~\n\"'<>|:;,()\[\]]*[^/~\s\"'<>|:;,()\[\]](?=/))*"
     r"/(?![/\s])([^/\s\"'<>|:;,()\[\]]+)/?"
 )
 """An absolute path, or one below the home folder; its last part is the group. Spaces are parts of a folder's name."""
 _KEYS = re.compile(
     r"\b(?:sk|hf|pk|ghp|gho|xox[a-z])[-_][\w-]{8,}|\blp1:\S+|(?i:\bbearer )\S+|"
-    r"\b[0-9a-fA-F]{32,}\b|(?<![\w/])[A-Za-z0-9+/_-]{40,}={0,2}"
+    r"\b[0-9a-fA-F]{32,}\b|(?<![\w/])(?=[\w+/-]*[A-Za-z0-9+/]{24})[A-Za-z0-9+/_-]{40,}={0,2}"
 )
 _ESCAPES = re.compile(r"(\\[nrt\"'])")
 """In JSON and in Python's own form of a text the letter of an escape is not the beginning of a word."""

@@ -35,6 +35,7 @@ PLANTED = (
     "a4:83:e7:12:34:56",
     "lp1:10.0.0.7:5571:Abc{def}ghi",
     "sk-proj-0123456789abcdef",
+    "Zx9Qw8Er7Ty6Ui5Op4As3Df2Gh1Jk0Lz_Xc9-Vb8Nm7",
     "hf_abcdefghijklmnopqrstuv",
     "Authorization: Bearer abc.def.ghi",
     "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
@@ -43,7 +44,19 @@ PLANTED = (
 )
 FORBIDDEN = (
     *(USER, "Zebulon", "Quux", "MacBook-Air", "/Users", "My Models", "diary", "Backup Disk", "private", "c0ffee"),
-    *("ottilie", "192.168", "10.0.0.7", "fe80", "a4:83", "lp1:", "sk-proj", "hf_abc", "abc.def.ghi", "9f86d081"),
+    *(
+        "ottilie",
+        "192.168",
+        "10.0.0.7",
+        "fe80",
+        "a4:83",
+        "lp1:",
+        "sk-proj",
+        "hf_abc",
+        "abc.def.ghi",
+        "9f86d081",
+        "Zx9Qw8",
+    ),
     *("sister", "Ottilie"),
 )
 
@@ -104,6 +117,12 @@ def test_what_names_nobody_stays(harmless: str):
 
 def test_a_model_is_told_by_the_last_part_of_its_path():
     assert REDACTOR.text(f"AMD: {HOME}/a b/target_x and /srv/models/draft_y (mlx)") == "AMD: target_x and draft_y (mlx)"
+
+
+def test_models_in_the_home_folder_keep_their_long_names():
+    draft = "SmolLM2-135M-Instruct-b179c9523d0e-draft-0123456789ab"
+
+    assert REDACTOR.text(f"{HOME}/.cache/m/SmolLM2-b179 and {HOME}/.cache/d/{draft}") == f"SmolLM2-b179 and {draft}"
 
 
 def test_a_word_of_our_reports_or_a_letter_is_no_name():
