@@ -10,11 +10,11 @@ from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.findings import Cell, Findings, Table, Value
 from orchestrator.tools.first_light.measurements.texts import plan
-from orchestrator.tools.first_light.needs import has_neural_engine
+from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
 from protocol.contracts.engines import NO_DRAFT, PrefillEngineName
 
 _NAMES: dict[PrefillEngineName, str] = {"none": "the target itself", "mlx": "MLX process", "coreml": "Core ML"}
-_LENGTHS, _SHORT = (64, 128, 256, 512, 1024, 2048), (64, 128)
+_LENGTHS, _ON_A_PROCESSOR, _SHORT = (64, 128, 256, 512, 1024, 2048), (64, 256, 512), (64, 128)
 _NOTE = (
     "Milliseconds from the request to the first token at the client; random prompts, none of which shares a beginning "
     "with another. A prompt that is too short for the prefill process is read by the target itself."
@@ -23,6 +23,8 @@ _NOTE = (
 
 def measure(asked: Asked) -> Findings:
     target = str(plan().models().target)
+    gpu = computes_on_gpu()
+    lengths = _LENGTHS if gpu else _ON_A_PROCESSOR
     engines: tuple[PrefillEngineName, ...] = ("none", "mlx", "coreml") if has_neural_engine() else ("none", "mlx")
     times: dict[PrefillEngineName, dict[int, float]] = {}
     for engine in engines:
@@ -30,12 +32,14 @@ def measure(asked: Asked) -> Findings:
         with Pipeline(target, draft_engine=NO_DRAFT, strategy="ar", prefill_engine=engine) as pipeline:
             state = pipeline.state()
             fitting = [
-                length for length in (_SHORT if asked.settings.short else _LENGTHS) if length + 2 <= state.context
+                length for length in (_SHORT if asked.settings.short else lengths) if length + 2 <= state.context
             ]
             times[engine] = {}
             for length in fitting:
                 asked.notice(f"{_NAMES[engine]}, {length} tokens")
-                times[engine][length] = _first_token(pipeline, state.vocabulary, length, asked.sized(1, 5))
+                times[engine][length] = _first_token(
+                    pipeline, state.vocabulary, length, asked.sized(1, 5 if gpu else 2)
+                )
         asked.so_far(_findings(times))
     return _findings(times)
 
