@@ -20,6 +20,7 @@ from orchestrator.cli.commands.config import config
 from orchestrator.cli.commands.convert import convert
 from orchestrator.cli.commands.doctor import doctor
 from orchestrator.cli.commands.drill import drill
+from orchestrator.cli.commands.first_light import first_light
 from orchestrator.cli.commands.generate import generate
 from orchestrator.cli.commands.pairs import pairs_command
 from orchestrator.cli.commands.plan import plan
@@ -34,8 +35,8 @@ from protocol.paths import config_file
 _INTERRUPTED = 130
 _FAILED = 1
 _COMMANDS = (
-    *(attach, bench, calibrate, chat, completion, config, convert, doctor, drill, generate, pairs_command, plan),
-    *(profile, serve, serve_workers, service, start, target_rank, workers),
+    *(attach, bench, calibrate, chat, completion, config, convert, doctor, drill, first_light, generate),
+    *(pairs_command, plan, profile, serve, serve_workers, service, start, target_rank, workers),
 )
 
 

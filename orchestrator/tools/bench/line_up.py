@@ -5,7 +5,14 @@ from typing import Any, NamedTuple
 
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.tools.bench.models import BenchModels
-from orchestrator.tools.bench.names import AUTOREGRESSIVE, LOOKUP, RANDOM_DRAFT, WITHOUT_LOOKUP, remote_name
+from orchestrator.tools.bench.names import (
+    AUTOREGRESSIVE,
+    CORE_ML_DRAFT,
+    LOOKUP,
+    RANDOM_DRAFT,
+    WITHOUT_LOOKUP,
+    remote_name,
+)
 from orchestrator.tools.bench.plan import CHAINS, BenchPlan
 from protocol.contracts.engines import DraftEngineName
 from protocol.messages.base import Verification
@@ -45,6 +52,8 @@ def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
         # A pipeline of its own: the estimates of the two verification rules must not mix.
         counts = _chain_lengths(plan, strategy)
         yield PipelineEntry(f"{strategy} rejection", strategy, verification="rejection", draft_tokens=counts)
+    if plan.core_ml_draft:
+        yield PipelineEntry(CORE_ML_DRAFT, "adaptive", "coreml")
     if set(plan.strategies) != {AUTOREGRESSIVE}:
         yield from _controls(plan)
 

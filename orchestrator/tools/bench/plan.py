@@ -45,6 +45,8 @@ class BenchPlan:
     max_tokens: int
     random_draft: bool = True
     """Also a pipeline with a random draft."""
+    core_ml_draft: bool = False
+    """Also a pipeline whose draft runs in Core ML, converted on its first use."""
     same_model: bool = False
     """The target is its own draft."""
     verification: Verification = "coupled"

@@ -49,6 +49,11 @@ def read_prompts(path: Path | None, limit: int | None, *, chat: bool = False) ->
     return prompts
 
 
+def shipped_prompts() -> list[str]:
+    """The texts of all shipped prompts."""
+    return [prompt.text for chat in (False, True) for prompt in read_prompts(None, None, chat=chat)]
+
+
 def _in_turn(prompts: Sequence[BenchPrompt]) -> Iterator[BenchPrompt]:
     """The first prompt of each category, then the second of each, and so on."""
     groups: dict[str, list[BenchPrompt]] = {}

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.core.options import Options
 from orchestrator.machine import hardware as machine_facts
@@ -21,7 +22,16 @@ from orchestrator.machine.drafts.stateful_draft import STATEFUL, not_measurable
 from orchestrator.machine.progress import silent
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.tools.calibration.measure import OnCalibrationProgress, Times, draft_alone, slow_down, target_alone
+from orchestrator.tools.calibration.measure import (
+    DRAFT_OVERLAP_WIDTH,
+    TARGET_OVERLAP_WIDTH,
+    OnCalibrationProgress,
+    Times,
+    draft_alone,
+    overlapping,
+    slow_down,
+    target_alone,
+)
 from orchestrator.tools.calibration.worker_harness import WorkerHarness
 from orchestrator.tools.pairs import weights_in
 from protocol.contracts.engines import DraftEngineName, draft_model
@@ -29,6 +39,17 @@ from protocol.errors import InputError
 from protocol.messages.base import Role
 
 Cores = Mapping[Role, tuple[int, ...]]
+OVERLAP_WIDTHS = TARGET_OVERLAP_WIDTH, DRAFT_OVERLAP_WIDTH
+"""Tokens of the target's and of the draft's steps in `both_at_once`."""
+
+
+class OverlapTimes(NamedTuple):
+    """Seconds of one step."""
+
+    target_alone: float
+    draft_alone: float
+    target_beside: float
+    draft_beside: float
 
 
 def calibrate(
@@ -78,6 +99,24 @@ def forward_times(target: Path, draft: Path, *, samples: int, notice: OnCalibrat
             "target": target_alone(harness, harness.start("target"), samples, notice),
             "draft": draft_alone(harness, harness.start("draft"), samples, notice),
         }
+
+
+def both_at_once(
+    target: Path, draft: Path, engine: DraftEngineName, *, samples: int, notice: OnCalibrationProgress
+) -> OverlapTimes:
+    """A verification and a growth step of `OVERLAP_WIDTHS` tokens: each worker alone, then both always busy.
+
+    `draft`: what `engine` runs, a model's folder or a converted one. Raises PipelineError if a worker fails.
+    """
+    notice("loading models")
+    with _harness(str(target), str(draft), engine, machine_facts.partition_cores()) as harness:
+        hellos = harness.start("target"), harness.start("draft")
+        (verified,), (grown,) = (
+            measured(harness, hello, samples, notice, (width,)).steps.values()
+            for measured, hello, width in zip((target_alone, draft_alone), hellos, OVERLAP_WIDTHS, strict=True)
+        )
+        notice("both at once")
+        return OverlapTimes(verified, grown, *overlapping(harness, hellos, samples))
 
 
 def device_times(times: Times, source: str, weights: int | None = None) -> DeviceTimes:

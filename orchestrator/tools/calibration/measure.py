@@ -1,7 +1,7 @@
 """Times of forwards and prefills in real worker processes, without and with overlap. Medians in seconds."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -15,7 +15,7 @@ _GPU_WIDTHS = (*range(1, 18), 24, 32)
 """A GPU's kernels change at some widths, so no line between two measured ones gives the others."""
 _WARM_UP = 3
 """Unmeasured forwards of each width: kernels are compiled in them."""
-_TARGET_OVERLAP_WIDTH, _DRAFT_OVERLAP_WIDTH = 8, 8
+TARGET_OVERLAP_WIDTH, DRAFT_OVERLAP_WIDTH = 8, 8
 """Widths with overlap."""
 _PROMPT_TOKENS = 512
 _LONG_CONTEXT, _LONG_PREFILL_SECONDS = 2048, 5.0
@@ -36,19 +36,25 @@ class Times:
     """Seconds that each token of the context adds to a forward of one token; None if that was not measured."""
 
 
-def widths(hello: Hello) -> tuple[int, ...]:
+def device_widths(hello: Hello) -> tuple[int, ...]:
     """The widths to measure on the worker's device."""
     return _GPU_WIDTHS if "gpu" in hello.device else WIDTHS
 
 
-def target_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
-    """`samples` forwards of each width."""
+def target_alone(
+    harness: WorkerHarness,
+    hello: Hello,
+    samples: int,
+    notice: OnCalibrationProgress,
+    widths: Sequence[int] = (),
+) -> Times:
+    """`samples` forwards of each width; of those that fit the device if none is given."""
     sequences = RandomSequences(hello)
     notice("target, prompts")
     rate = median(_target_rates(harness, sequences))
     verifying = _verifying(harness, sequences)
     steps: dict[int, float] = {}
-    for width in widths(hello):
+    for width in widths or device_widths(hello):
         notice(f"target, {width} tokens")
         taken = []
         for _ in range(_WARM_UP + samples):
@@ -81,13 +87,19 @@ def _context_seconds(harness: WorkerHarness, sequences: RandomSequences, rate: f
     return max(0.0, long - short) / (tokens - PROMPT_TOKENS)
 
 
-def draft_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
-    """`samples` growth steps of each width."""
+def draft_alone(
+    harness: WorkerHarness,
+    hello: Hello,
+    samples: int,
+    notice: OnCalibrationProgress,
+    widths: Sequence[int] = (),
+) -> Times:
+    """`samples` growth steps of each width; of those that fit the device if none is given."""
     sequences = RandomSequences(hello)
     notice("draft, prompts")
     rate = median(_draft_rates(harness, sequences))
     steps: dict[int, float] = {}
-    for width in widths(hello):
+    for width in widths or device_widths(hello):
         notice(f"draft, {width} tokens")
         taken: list[float] = []
         growing = GrowthLoad(sequences, width)
@@ -115,19 +127,19 @@ def slow_down(
     `hellos` and `alone` are the target's and the draft's. Never below 1.
     """
     notice("both at once")
-    together = _overlapping(harness, hellos, samples)
-    widths = _TARGET_OVERLAP_WIDTH, _DRAFT_OVERLAP_WIDTH
+    together = overlapping(harness, hellos, samples)
+    widths = TARGET_OVERLAP_WIDTH, DRAFT_OVERLAP_WIDTH
     ratios = [both / times.steps[width] for both, times, width in zip(together, alone, widths, strict=True)]
     return max(1.0, *ratios)
 
 
-def _overlapping(harness: WorkerHarness, hellos: tuple[Hello, Hello], samples: int) -> tuple[float, float]:
+def overlapping(harness: WorkerHarness, hellos: tuple[Hello, Hello], samples: int) -> tuple[float, float]:
     """Seconds of a verification and of a growth step while both workers are always busy."""
     sequences = RandomSequences(hellos[0], seed=1)
     verifying = _verifying(harness, sequences)
-    growing = GrowthLoad(RandomSequences(hellos[1], seed=1), _DRAFT_OVERLAP_WIDTH)
+    growing = GrowthLoad(RandomSequences(hellos[1], seed=1), DRAFT_OVERLAP_WIDTH)
     _begin(harness, growing)
-    harness.send("target", verifying.ask(_TARGET_OVERLAP_WIDTH))
+    harness.send("target", verifying.ask(TARGET_OVERLAP_WIDTH))
     verified: list[float] = []
     grown: list[float] = []
     while min(len(verified), len(grown)) < _WARM_UP + samples:
@@ -135,11 +147,11 @@ def _overlapping(harness: WorkerHarness, hellos: tuple[Hello, Hello], samples: i
             case Verdict() as verdict:
                 verified.append(verdict.seconds)
                 verifying.heard(verdict)
-                if not verifying.has_room(_TARGET_OVERLAP_WIDTH):
+                if not verifying.has_room(TARGET_OVERLAP_WIDTH):
                     verifying = _verifying(harness, sequences)
-                harness.send("target", verifying.ask(_TARGET_OVERLAP_WIDTH))
+                harness.send("target", verifying.ask(TARGET_OVERLAP_WIDTH))
             case Grow() as grow:
-                if grow.evaluated == _DRAFT_OVERLAP_WIDTH:
+                if grow.evaluated == DRAFT_OVERLAP_WIDTH:
                     grown.append(grow.seconds)
                 if growing.heard(grow.sequence, len(grow.tokens)):
                     _begin(harness, growing)

@@ -40,7 +40,7 @@ def test_a_figure_above_its_limit_is_marked():
 
 def test_a_process_that_fails_is_reported_in_a_sentence():
     with pytest.raises(PipelineError, match=r"draft_worker.no_such_program failed; its last line: .*No module named"):
-        measured(["draft_worker.no_such_program"])
+        measured([["draft_worker.no_such_program"]])
 
 
 def test_the_cost_of_telemetry_is_measured():

@@ -16,7 +16,18 @@ import pytest
 from orchestrator.cli.app import cli
 from orchestrator.machine.idle_sleep import without_idle_sleep
 
-_LONG = ("attach", "bench", "calibrate", "drill", "profile", "serve", "serve-workers", "start", "target-rank")
+_LONG = (
+    "attach",
+    "bench",
+    "calibrate",
+    "drill",
+    "first-light",
+    "profile",
+    "serve",
+    "serve-workers",
+    "start",
+    "target-rank",
+)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from draft_worker.worker import DraftWorker
 from orchestrator.cli.app import cli
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile
 from orchestrator.tools.calibration.calibrate import device_times, slow_down_of, to_toml
-from orchestrator.tools.calibration.measure import WIDTHS, Times, widths
+from orchestrator.tools.calibration.measure import WIDTHS, Times, device_widths
 from orchestrator.tools.calibration.worker_load import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
 from protocol.messages.worker import Grow, Hello, Prefilled, Stop, Verdict
 from target_worker.engine import TargetEngine
@@ -76,10 +76,10 @@ def test_growth_of_a_sequence_that_was_given_up_counts_for_nothing():
 
 
 def test_a_gpu_is_measured_at_every_width_at_which_its_kernels_may_change():
-    on_gpu = widths(msgspec.structs.replace(_hello(VOCABULARY), device="gpu (Apple M4)"))
+    on_gpu = device_widths(msgspec.structs.replace(_hello(VOCABULARY), device="gpu (Apple M4)"))
 
     assert set(range(1, 18)) <= set(on_gpu)
-    assert widths(_hello(VOCABULARY)) == WIDTHS
+    assert device_widths(_hello(VOCABULARY)) == WIDTHS
 
 
 def test_what_is_written_is_what_is_read():

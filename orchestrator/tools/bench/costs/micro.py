@@ -20,11 +20,10 @@ from protocol.contracts.figure import Figure
 from protocol.errors import PipelineError
 from protocol.messages.base import Role
 
-_PROGRAMS = (
-    "draft_worker.coreml.host_overhead",
-    "orchestrator.tools.bench.costs.micro_adoption",
-    "orchestrator.tools.bench.costs.micro_telemetry",
-)
+ADOPTION = "orchestrator.tools.bench.costs.micro_adoption"
+HOST = (("draft_worker.coreml.host_overhead",), ("orchestrator.tools.bench.costs.micro_telemetry",))
+"""Programs that time what the host does beside the devices."""
+_PROGRAMS = (HOST[0], (ADOPTION,), HOST[1])
 _STREAM = "orchestrator.tools.bench.costs.micro_bandwidth"
 _TIMEOUT_SECONDS = 600.0
 _FORWARD_NOTE = """\
@@ -34,10 +33,10 @@ times; off: the largest distance from it. read: weights that a forward of one to
 dot product through memory on the same cores. share: read, divided by the time at width 1, as a share of stream."""
 
 
-def measured(programs: Sequence[str] = _PROGRAMS) -> list[Figure]:
-    """Raises PipelineError if a process fails."""
+def measured(programs: Sequence[Sequence[str]] = _PROGRAMS) -> list[Figure]:
+    """The figures of these programs, each with its arguments. Raises PipelineError if a process fails."""
     # The limits are stated for one core, which is what a draft worker has on a small machine.
-    return [figure for program in programs for figure in _run([program], worker_environment("draft", (0,)))]
+    return [figure for program in programs for figure in _run(program, worker_environment("draft", (0,)))]
 
 
 def measured_forwards(

@@ -1,5 +1,6 @@
 """Laws of a bench's line-up: the models, which pipelines there are, and under which names."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,12 @@ def test_only_a_comparison_counts_in_the_time_of_the_device(workload: list[str])
 
     assert result.exit_code == 2
     assert "leave the @ out" in result.output
+
+
+def test_a_draft_in_core_ml_is_a_line_of_its_own_if_it_is_asked_for():
+    with_it = replace(plan("ar,adaptive"), core_ml_draft=True)
+    (line,) = (entry for entry in entries(with_it) if entry not in list(entries(plan("ar,adaptive"))))
+
+    assert line.line == "adaptive, Core ML draft"
+    assert line.keywords(PAIR)["draft_engine"] == "coreml"
+    assert line.keywords(PAIR)["strategy"] == "adaptive"

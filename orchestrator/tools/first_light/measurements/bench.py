@@ -1,0 +1,90 @@
+"""Our strategies against mlx-lm's own decoding, with the default pair."""
+
+from dataclasses import replace
+
+from orchestrator.machine.drafts.draft_choice import draft_choice
+from orchestrator.tools.bench.models import BenchModels
+from orchestrator.tools.bench.plan import BenchPlan
+from orchestrator.tools.bench.results.figures import BenchRow, best_of_each_line, rows
+from orchestrator.tools.bench.trials import run
+from orchestrator.tools.first_light.asked import Asked, OnNotice
+from orchestrator.tools.first_light.findings import Cell, Check, Findings, Table
+from orchestrator.tools.first_light.measurements.texts import measured_pair, plan, prompts
+from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
+
+_COLUMNS = (
+    *("contender", "temperature", "tokens/s", "ratio to mlx-lm plain", "ratio to mlx-lm speculative", "tokens a round"),
+    *("acceptance, %", "first token, ms", "texts", "differing"),
+)
+_NOTE = (
+    "Medians over prompts; one contender computes at a time. mlx-lm speculative: its best number of draft tokens. "
+    "differing: texts that are not the reference's, see `launch-pipeline bench --help`."
+)
+
+
+def measure(asked: Asked) -> Findings:
+    if asked.settings.short:
+        # One strategy brings no controls, each of which would be a pipeline more.
+        return compared(plan(strategies="ar", draft_tokens="2", max_tokens=12), 1, asked.notice)
+    return compared(plan(temperature=(0.0, 0.8)), 4, asked.notice)
+
+
+def compared(ours: BenchPlan, texts: int, notice: OnNotice) -> Findings:
+    """Every contender of the plan with so many prompts."""
+    models = ours.models()
+    told = [*measured_pair(models)]
+    if has_neural_engine() and "adaptive" in ours.strategies:
+        ours, note = with_core_ml_draft(ours, models)
+        told.append(note)
+    notice("loading models")
+    measurements, order = run(
+        ours,
+        prompts(models, texts),
+        lambda name: notice(f"{name}, loading"),
+        lambda _: None,
+        notice,
+        lambda *_: None,
+        notice,
+    )
+    found = rows(measurements, order)
+    table = tuple(map(_row, best_of_each_line(found)))
+    return Findings(
+        tables=(Table("Tokens a second", _COLUMNS, table, _NOTE),),
+        checks=tuple(map(_check, found)),
+        notes=tuple(filter(None, told)),
+    )
+
+
+def with_core_ml_draft(ours: BenchPlan, models: BenchModels) -> tuple[BenchPlan, str]:
+    """The plan with a line whose draft runs in Core ML, or the plan as it is and why it has none.
+
+    A draft that failed its examination would be run by MLX: its line would be another's under a wrong name.
+    """
+    choice = draft_choice("coreml", str(models.draft))
+    if choice.engine == "coreml":
+        return replace(ours, core_ml_draft=True), ""
+    return ours, f"A draft in Core ML: not here. {choice.note}"
+
+
+def _row(row: BenchRow) -> tuple[Cell, ...]:
+    return (
+        row.contender,
+        row.temperature,
+        row.tokens_per_second,
+        row.over_plain,
+        row.over_speculative,
+        row.tokens_per_round,
+        None if row.acceptance_rate is None else 100 * row.acceptance_rate,
+        None if row.time_to_first_token is None else 1e3 * row.time_to_first_token,
+        row.generations,
+        row.deviating,
+    )
+
+
+def _check(row: BenchRow) -> Check:
+    name = f"{row.contender}, temperature {row.temperature:g}"
+    if row.exact:
+        return Check(name, "ok", f"{row.checked} texts compared, all equal")
+    # On a GPU a near-tie may fall otherwise, in mlx-lm's own decoding too.
+    status = "warn" if computes_on_gpu() else "fail"
+    return Check(name, status, f"{row.deviating} of {row.checked} texts differ from the reference")

@@ -1,0 +1,82 @@
+"""Draft and target at the same time: what each loses, and what is won over taking turns."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.machine.drafts.converted_draft import converted_draft
+from orchestrator.tools.calibration.calibrate import OVERLAP_WIDTHS, both_at_once
+from orchestrator.tools.first_light.asked import Asked
+from orchestrator.tools.first_light.findings import Findings, Table, Value
+from orchestrator.tools.first_light.measurements.texts import measured_pair, plan
+from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
+from orchestrator.tools.first_light.overlap import Overlap
+from protocol.contracts.engines import DraftEngineName
+
+_COLUMNS = ("step", "alone, ms", "beside the other, ms", "slow-down")
+_CORE_ML = "Core ML decides where it runs the draft; the stage neural-engine tells whether it is the Neural Engine."
+_OTHERS = (
+    Value(
+        "speed-up of a pair of steps, GPU and Neural Engine",
+        1.32,
+        "×",
+        "reported",
+        "M4: 22.1 ms in turns, 16.8 at once",
+    ),
+    Value("overlap efficiency, GPU and Neural Engine", 73, "%", "reported", "M4, the same"),
+    Value("the GPU's loss beside a busy Neural Engine, from", 3, "%", "reported", "M5 Pro"),
+    Value("the GPU's loss beside a busy Neural Engine, to", 18, "%", "reported", "larql, pull request 312"),
+)
+
+
+def measure(asked: Asked) -> Findings:
+    models = plan().models()
+    values: list[Value] = []
+    tables: list[Table] = []
+    for engine, draft, where in _drafts(models.draft):
+        times = both_at_once(models.target, draft, engine, samples=asked.sized(2, 30), notice=asked.notice)
+        overlap = Overlap(*(1e3 * seconds for seconds in times))
+        values += _values(overlap, where)
+        tables.append(_table(overlap, where))
+        asked.so_far(Findings(values=tuple(values), tables=tuple(tables)))
+    here = [_CORE_ML] if has_neural_engine() else ["GPU and Neural Engine: not here, no Neural Engine with Core ML."]
+    return Findings(values=(*values, *_OTHERS), tables=tuple(tables), notes=(*measured_pair(models), *here))
+
+
+def _drafts(folder: Path) -> Iterator[tuple[DraftEngineName, Path, str]]:
+    """Engine, what it runs, and where both compute."""
+    if has_neural_engine():
+        yield "coreml", converted_draft(str(folder)), "target on the GPU, draft in Core ML"
+    yield "mlx", folder, "both on the GPU" if computes_on_gpu() else "each on its own cores"
+
+
+def _values(overlap: Overlap, where: str) -> Iterator[Value]:
+    yield Value(
+        f"speed-up of a pair of steps, {where}",
+        overlap.pair_speed_up,
+        "×",
+        "computed",
+        "(target alone + draft alone) / time of one step of each, begun together",
+    )
+    yield Value(
+        f"overlap efficiency, {where}",
+        100 * overlap.efficiency,
+        "%",
+        "computed",
+        "(target alone + draft alone - together) / the shorter one",
+    )
+    yield Value(
+        f"work a second over taking turns, {where}",
+        overlap.gain,
+        "×",
+        "computed",
+        "1 / the target's slow-down + 1 / the draft's; 2 if neither loses anything",
+    )
+
+
+def _table(overlap: Overlap, where: str) -> Table:
+    target, draft = (f"{width} tokens" for width in OVERLAP_WIDTHS)
+    rows = (
+        (f"target, {target}", overlap.target_alone, overlap.target_beside, overlap.target_slow_down),
+        (f"draft, {draft}", overlap.draft_alone, overlap.draft_beside, overlap.draft_slow_down),
+    )
+    return Table(where.capitalize(), _COLUMNS, rows, "Medians; beside: while the other works without pause.")

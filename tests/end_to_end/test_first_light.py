@@ -1,0 +1,116 @@
+"""The whole of `first-light` in its short form, with real processes: it runs, it can be stopped, it names nobody."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orchestrator.machine.device_profiles import load_profile
+from orchestrator.tools.first_light.findings import LightReport
+from orchestrator.tools.first_light.stages import stage_names
+from tests.support.paths import ROOT
+from tests.support.processes import until
+
+USER = "zquux"
+SECONDS = 240
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home folder whose path and whose user must not be told."""
+    folder = tmp_path / "homes of people" / USER
+    folder.mkdir(parents=True)
+    return folder
+
+
+def command(home: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.cli.app", "first-light", "--short", *options],
+        cwd=home,
+        env={**os.environ, "HOME": str(home), "USER": USER, "LOGNAME": USER, "XDG_CACHE_HOME": "", "COLUMNS": "200"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def running(home: Path) -> list[str]:
+    """Lines of processes that were started with this home folder, whichever program they run."""
+    listing = subprocess.run(["ps", "axeww"], capture_output=True, text=True, check=True)
+    return [line for line in listing.stdout.splitlines() if f"HOME={home}" in line]
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file} was not written"
+        time.sleep(0.02)
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_a_stopped_short_form_goes_on_and_finds_nothing_wrong_and_names_nobody(home: Path):
+    light = home / "first-light"
+    stopped = command(home)
+    wait_for(light / "stages" / "energy.json")
+    time.sleep(0.5)
+    assert running(home)
+    stopped.send_signal(signal.SIGINT)
+    _, words = stopped.communicate(timeout=SECONDS)
+    before = (light / "stages" / "machine.json").read_bytes()
+
+    assert stopped.returncode == 130
+    assert "the same command goes on with the others" in words
+    until(lambda: not running(home))
+
+    whole = command(home)
+    output, words = whole.communicate(timeout=SECONDS)
+    report = msgspec.json.decode((light / "report.json").read_bytes(), type=LightReport)
+    states = {stage.stage: stage.status for stage in report.stages}
+
+    assert not running(home)
+    assert whole.returncode == 0, (output, words, [stage for stage in report.stages if not stage.good])
+    assert "Going on with first-light" in words
+    assert list(states) == stage_names()
+    assert set(states.values()) <= {"done", "not here"}
+    assert all(states[name] == "done" for name in ("machine", "exactness", "widths", "hand-off", "overlap", "profile"))
+    assert all(states[name] == "done" for name in ("prefill", "drills", "bench"))
+    assert (light / "stages" / "machine.json").read_bytes() == before
+    assert load_profile(str(light / "profile.toml")).target.steps
+    _require_nobody_named(light, str(home))
+
+
+def _require_nobody_named(light: Path, home: str) -> None:
+    with zipfile.ZipFile(light.with_name("first-light.zip")) as archive:
+        texts = {f"zip: {name}": archive.read(name) for name in archive.namelist()}
+    files = {str(path): path.read_bytes() for path in light.rglob("*") if path.is_file()}
+    assert len(texts) == len(files)
+    for name, content in {**texts, **files}.items():
+        for secret in (USER, "homes of people", home, str(ROOT), sys.prefix):
+            assert secret.encode() not in content, (name, secret)
+
+
+def test_one_stage_prints_its_report_as_json(home: Path):
+    process = command(home, "--only", "machine", "--json", "--out", "there")
+    output, words = process.communicate(timeout=SECONDS)
+    stages = json.loads(output)["stages"]
+
+    assert (process.returncode, words) == (0, "")
+    assert [stage["stage"] for stage in stages if stage["status"] == "done"] == ["machine"]
+    assert (home / "there" / "index.html").is_file()
+    assert (home / "there.zip").is_file()
+
+
+def test_a_stage_that_does_not_exist_is_refused(home: Path):
+    process = command(home, "--only", "moon")
+    _, words = process.communicate(timeout=SECONDS)
+
+    assert process.returncode == 2
+    assert "moon" in words

@@ -1,0 +1,66 @@
+"""A stage's process that finds what it knows by heart, and crashes, hangs or babbles where the stage's name says so."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.tools.first_light.findings import Attachment, Check, Findings, Table, Value
+from orchestrator.tools.first_light.settings import StageOrder
+from orchestrator.tools.first_light.stage_process import Broken, Found, Notice, SoFar
+
+SECRETS = Path(os.environ.get("FAKE_SECRETS", os.devnull))
+"""A file with one text a line, all of which it tells everywhere."""
+
+
+def answer(what: Notice | SoFar | Found | Broken) -> None:
+    print(msgspec.json.encode(what).decode(), flush=True)
+
+
+def telling(text: str) -> Findings:
+    return Findings(
+        values=(Value(text, 1.0, text, "reported", text),),
+        tables=(Table(text, (text,), ((text,), (2.5,)), text),),
+        checks=(Check(text, "warn", text, text),),
+        notes=(text,),
+        attachments=(Attachment("extra.toml", f"text = {text!r}\n"),),
+    )
+
+
+def main() -> None:
+    order = msgspec.json.decode(sys.argv[-1], type=StageOrder)
+    answer(Notice(f"{order.stage} has begun"))
+    match order.stage:
+        case "crashes":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "hangs":
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            time.sleep(600)
+        case "waits":
+            time.sleep(600)
+        case "babbles":
+            print("Loading the model ...", flush=True)
+        case "fails late":
+            answer(SoFar(Findings(notes=("one",))))
+            answer(SoFar(Findings(notes=("one", "two"))))
+            answer(Broken("the compiler has had enough"))
+        case "fails":
+            answer(Broken("the compiler has had enough"))
+        case "quits":
+            sys.exit(3)
+        case "tells":
+            text = SECRETS.read_text()
+            print(text, file=sys.stderr)
+            answer(Notice(text))
+            answer(Found(telling(text)))
+        case "fails telling":
+            answer(Broken(SECRETS.read_text()))
+        case _:
+            answer(Found(Findings(values=(Value("seven", 7.0),))))
+
+
+if __name__ == "__main__":
+    main()
