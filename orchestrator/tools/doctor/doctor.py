@@ -8,15 +8,16 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from packaging.requirements import Requirement
 
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.downloads.default_target import VARIABLE, default_pair_state
+from orchestrator.machine.finding import Finding
 from orchestrator.machine.hardware import MlxDevice
 from orchestrator.machine.network import own_host
 from orchestrator.runtime.session import sessions_home, stale_sessions
@@ -28,17 +29,6 @@ from protocol.messages.base import Role
 _GIB = 1 << 30
 _REINSTALL = "delete .venv and start bin/launch-pipeline again"
 _ROLES: tuple[Role, ...] = ("target", "draft")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    """warn: works, but slower or with less; fail: a pipeline can't run."""
-    text: str
-    next_step: str | None = None
 
 
 def examine() -> list[Finding]:
