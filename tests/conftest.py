@@ -1,6 +1,7 @@
 """What several test modules share: what the target alone says, and shared memory that a test leaves to nobody."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,12 +10,17 @@ import pytest
 from hypothesis import settings
 
 from orchestrator import Pipeline, Result, SamplingParams
+from orchestrator.machine.drafts import draft_choice
 from protocol.kv.segments import unlink_segment
 
 # The settings of whoever runs the tests are none of theirs.
 os.environ["LAUNCH_PIPELINE_CONFIG"] = os.devnull
 # No test fetches the default target, nor do the processes that it starts.
 os.environ["LAUNCH_PIPELINE_DEFAULT_TARGET"] = "demo"
+if sys.platform == "darwin":
+    # A background conversion in every pipeline of a test would slow all of them down; its own tests ask for it.
+    os.environ["LAUNCH_PIPELINE_DRAFT_ENGINE"] = "mlx"
+    draft_choice.neural_engine = lambda: None
 # A slow machine fails no test: pytest-timeout ends one that hangs.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")

@@ -368,7 +368,7 @@ def test_a_draft_that_was_never_compared_has_not_lost():
     simulation = compared(mute, remote_draft(0.9, at=0.5))
 
     assert simulation.machine.drafts.statuses()[SECOND] == "standby"
-    assert {(decided.winner, decided.loser) for decided in decisions(simulation)} == {(4, FIRST)}
+    assert all(SECOND not in (decided.winner, decided.loser) for decided in decisions(simulation))
 
 
 def test_no_request_is_refused_because_of_a_draft_that_the_pipeline_chose_itself():

@@ -21,7 +21,7 @@ from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.drafts import draft_choice as choosing
-from orchestrator.machine.drafts.draft_choice import draft_choice, place_of, weigh
+from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, place_of, weigh
 from orchestrator.machine.finding import Finding
 from orchestrator.machine.neural_engine.examination import Limits, StageOutcome, examine
 from orchestrator.machine.neural_engine.judgement import judge
@@ -337,7 +337,7 @@ def test_a_converted_folder_falls_back_to_the_model_that_it_was_made_from():
 def test_without_a_failure_core_ml_is_used(choice: str | None):
     verdict = None if choice is None else EngineVerdict(place=PLACE, choice="coreml", reason="fine")
 
-    assert weigh("coreml", converted_demo(), str(converted_demo()), verdict) == ("coreml", converted_demo(), "")
+    assert weigh("coreml", converted_demo(), str(converted_demo()), verdict) == DraftChoice("coreml", converted_demo())
 
 
 def test_a_mac_reads_the_verdict_and_others_have_nothing_to_read(monkeypatch: pytest.MonkeyPatch):
