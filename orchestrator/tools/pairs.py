@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.machine.checkpoints import cached, weight_bytes
 from orchestrator.machine.device_profiles import DeviceProfile
-from orchestrator.machine.memory_estimate import KV_BYTES, fitting, weight_bytes
+from orchestrator.machine.memory_estimate import KV_BYTES, fitting
 from orchestrator.machine.recommended_pairs import PROCESSOR_BITS, Pair
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.plan import Scenario, plain, simulated

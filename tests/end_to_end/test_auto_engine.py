@@ -136,7 +136,7 @@ def test_the_draft_is_converted_and_examined_while_mlx_drafts(home: Path, told: 
     with opened(told, examiner=executor) as pipeline:
         assert pipeline.generate(PROMPT, SHORT).tokens == reference(PROMPT, SHORT).tokens
         package = automatic(pipeline).package
-        until(lambda: told.texts("told"), seconds=60)
+        until(lambda: told.texts("told"), seconds=240)
     told_of = " ".join(told.texts("progress"))
     verdict = recorded(place_of(package))
 

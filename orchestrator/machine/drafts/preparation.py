@@ -15,10 +15,11 @@ from typing import TypeAlias
 import msgspec
 
 from orchestrator.machine.cache_entries import UnwritableCache
+from orchestrator.machine.checkpoints import weight_bytes
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
 from orchestrator.machine.hardware import installed_version, memory_bytes
-from orchestrator.machine.memory_estimate import fitting, weight_bytes
+from orchestrator.machine.memory_estimate import fitting
 from orchestrator.machine.neural_engine.examination import examine
 from orchestrator.machine.neural_engine.judgement import judge
 from protocol.contracts.conversion import Progress

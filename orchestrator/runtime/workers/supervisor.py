@@ -50,7 +50,7 @@ class Child:
 
     @property
     def role(self) -> Role:
-        return "draft" if self.seat == "second draft" else self.seat
+        return _role(self.seat)
 
 
 @dataclass(slots=True)
@@ -96,10 +96,10 @@ class Supervisor:
     def start(self, seat: Seat) -> Child:
         """Start a worker with a new incarnation."""
         incarnation = self.next_incarnation()
-        role: Role = "draft" if seat == "second draft" else seat
+        role = _role(seat)
         log = f"{role}-{incarnation}"
         process, life = launch(
-            self._command(seat), self._worker_setup(seat, role), self._session.log(log), self._environment(role)
+            self._command(seat), self._worker_setup(seat), self._session.log(log), self._environment(role)
         )
         self.children[seat] = Child(seat, incarnation, process, life, log)
         return self.children[seat]
@@ -203,7 +203,8 @@ class Supervisor:
             return worker_command("draft")
         return (self._setup.draft_command if seat == "draft" else ()) or worker_command(seat)
 
-    def _worker_setup(self, seat: Seat, role: Role) -> WorkerSetup:
+    def _worker_setup(self, seat: Seat) -> WorkerSetup:
+        role = _role(seat)
         return WorkerSetup(
             address=self._session.worker_address,
             epoch=self._epoch,
@@ -252,6 +253,10 @@ def _shares(setup: OrchestratorSetup) -> Mapping[Role, tuple[int, ...]]:
     """Local ranks get no cores of their own: on one core, each collective would cost a time slice."""
     hosts = setup.target_hosts
     return {} if hosts is not None and hosts.local else partition_cores()
+
+
+def _role(seat: Seat) -> Role:
+    return "draft" if seat == "second draft" else seat
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
