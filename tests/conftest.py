@@ -1,6 +1,7 @@
 """What several test modules share: what the target alone says, and shared memory that a test leaves to nobody."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from orchestrator import Pipeline, Result, SamplingParams
+from orchestrator.machine.drafts import draft_choice
 from protocol.kv.segments import unlink_segment
 from protocol.paths import SEGMENTS_VARIABLE
 from tests.support.models.float32_demo import default_target_in_float32
@@ -17,6 +19,10 @@ from tests.support.models.float32_demo import default_target_in_float32
 os.environ["LAUNCH_PIPELINE_CONFIG"] = os.devnull
 # No test fetches the default target, nor do the processes that it starts.
 os.environ["LAUNCH_PIPELINE_DEFAULT_TARGET"] = "demo"
+if sys.platform == "darwin":
+    # A background conversion in every pipeline of a test would slow all of them down; its own tests ask for it.
+    os.environ["LAUNCH_PIPELINE_DRAFT_ENGINE"] = "mlx"
+    draft_choice.neural_engine = lambda: None
 # A slow machine fails no test: pytest-timeout ends one that hangs.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")

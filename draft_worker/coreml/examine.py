@@ -7,7 +7,7 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -30,6 +30,8 @@ from protocol.contracts.examination import (
     Broken,
     ExaminationOrder,
     ExaminationReport,
+    Loaded,
+    Loading,
     Placed,
     Predicted,
     Timed,
@@ -56,7 +58,8 @@ def main(open_core_ml: OpenRuntime | None = None) -> int:
             output.write(msgspec.json.encode(report).decode() + "\n")
             output.flush()
     except (PipelineError, RuntimeError, ValueError, OSError) as error:
-        output.write(msgspec.json.encode(Broken(f"{type(error).__name__}: {error}"[:2000])).decode() + "\n")
+        broken = Broken(f"{type(error).__name__}: {error}"[:2000], lasting=not isinstance(error, OSError))
+        output.write(msgspec.json.encode(broken).decode() + "\n")
         return 1
     return 0
 
@@ -72,14 +75,24 @@ def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[Ex
     if order.stage == "plan":
         yield from _placed(converted.folder, order)
         return
+    yield Loading(None)
     executing = order.runtime == "executor"
     runtime = ExecutorRuntime(converted) if executing else open_core_ml(converted, order.units)
+    yield from load(runtime, converted.package.widths, time.perf_counter)
     with np.load(order.golden) as golden:
         expected = {width: golden[_name(width)] for width in converted.package.widths}
-    # Core ML may read the buffers of these calls later, so they live until the process ends.
     repeatable = calls(converted, runtime)
     yield from compare(answers(repeatable), expected)
     yield from soak(repeatable, order.predicts, time.perf_counter)
+
+
+def load(runtime: Runtime, widths: Sequence[int], clock: Callable[[], float]) -> Iterator[Loading | Loaded]:
+    """Load the functions one by one, with a report before and after each."""
+    for width in widths:
+        yield Loading(width)
+        began = clock()
+        runtime.load(width)
+        yield Loaded(width, clock() - began)
 
 
 def calls(converted: Converted, runtime: Runtime) -> "dict[int, RepeatableCall]":
@@ -120,10 +133,11 @@ def soak(calls: "dict[int, RepeatableCall]", predicts: int, clock: Callable[[], 
             yield Timed(width, median(seconds) * 1e3)
 
 
-def placements(folder: Path) -> Iterator[Placed]:
+def placements(folder: Path) -> Iterator[Loading | Placed]:
     """The device that Core ML plans for each operation, one report per function of a converted model. Needs a Mac."""
     coremltools = toolchain().coremltools
     kinds: Any = import_module("coremltools.models.compute_plan")
+    yield Loading(None)
     # Load the plan from the compiled model: an .mlpackage crashes the process (coremltools issue 2757).
     plan = kinds.MLComputePlan.load_from_path(
         path=str(compiled(folder)), compute_units=coremltools.ComputeUnit.CPU_AND_NE
@@ -165,7 +179,7 @@ def _memory(converted: Converted, runtime: Runtime) -> KvMemory:
     return HostMemory(np.zeros(converted.package.cache_shape, np.float32))
 
 
-def _placed(folder: Path, order: ExaminationOrder) -> Iterator[Placed]:
+def _placed(folder: Path, order: ExaminationOrder) -> Iterator[Loading | Placed]:
     """Only Core ML has several devices."""
     if order.runtime == "coreml":
         yield from placements(folder)
@@ -195,7 +209,7 @@ def _placement(name: str, function: Any, plan: Any) -> Placed:
 def _core_ml(converted: Converted, units: Units) -> Runtime:
     from draft_worker.coreml.runtime.apple import CoreMlRuntime
 
-    return CoreMlRuntime(converted, units)
+    return CoreMlRuntime(converted, units, widths=())
 
 
 def _named(logits: dict[int, Single]) -> dict[str, Any]:

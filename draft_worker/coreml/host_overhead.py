@@ -137,6 +137,9 @@ class _ConstantRuntime:
         for index, rows in enumerate(package.outputs):
             self._outputs[f"logits_{index}"] = np.zeros((1, 1, width, rows), np.float32)
 
+    def load(self, width: int) -> None:
+        """There is nothing to load."""
+
     def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
         return self._outputs
 

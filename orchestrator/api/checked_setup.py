@@ -3,6 +3,7 @@
 import socket
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,19 +15,20 @@ from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.device_profiles import load_profile
 from orchestrator.machine.drafts.converted_draft import converted_draft
+from orchestrator.machine.drafts.draft_choice import DraftChoice
 from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.known_servers import host_port
 from orchestrator.machine.progress import OnProgress
 from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
-from protocol.contracts.engines import NO_DRAFT
+from protocol.contracts.engines import AUTO, NO_DRAFT
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
 from protocol.kv.segments import free_shared_memory
 from protocol.paths import keys_folder
 from protocol.security.addresses import tcp_address
 
-_DEFAULTS = msgspec.structs.asdict(Options()) | {"draft_engine": "mlx", "prefill_engine": "none", "draft_command": ()}
+_DEFAULTS = msgspec.structs.asdict(Options()) | {"draft_engine": AUTO, "prefill_engine": "none", "draft_command": ()}
 """Of the keywords that may have no effect; of others None."""
 
 
@@ -48,6 +50,10 @@ def checked_setup(
     pair = pair_for(target, others["draft_engine"], draft, on_progress, own=bool(others["draft_command"]))
     folder, choice = pair.target, pair.draft
     note = choice.note if STRATEGIES[options.strategy].drafts else ""
+    measured = pace is not None or others["draft_link"] is not None or others["trace"]
+    if choice.auto is not None and (measured or others["draft_command"]):
+        # A second draft would change what is measured, and a program of the user's own has no engine.
+        choice = DraftChoice("mlx", Path(choice.auto.checkpoint))
     if choice.engine == NO_DRAFT and listen is None:
         options = msgspec.structs.replace(options, strategy="ar")
     prefill = others["prefill_engine"]
@@ -61,6 +67,7 @@ def checked_setup(
         options=options,
         listening=None if listen is None else _listening(listen),
         pace=None if pace is None else load_profile(pace),
+        auto=choice.auto if STRATEGIES[options.strategy].drafts else None,
         **{**others, "draft_engine": choice.engine},
     )
     return setup, " ".join(filter(None, (pair.note, note)))

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,8 +17,9 @@ from orchestrator.api.owner import Owner
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.runtime.link_emulation import EmulatedLink
+from orchestrator.runtime.notices import Notice, received
 from orchestrator.runtime.session import Session
-from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName
+from protocol.contracts.engines import AUTO, DraftEngineName, PrefillEngineName, TargetEngineName
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.client import Inquire, PipelineState, ToClient
@@ -43,6 +45,7 @@ class Pipeline(Client):
     `trace`: a folder that every process writes its spans to at the end, for `orchestrator.tools.profile`.
     `on_progress` is called while a model is fetched or converted, which happens once, in the constructor.
     `on_wait` is called several times a second while models load, with the seconds so far.
+    `on_notice` is called, in a thread of its own, with what is to be told about the draft while the pipeline runs.
     All others are the fields of `Options`.
 
     Raises InputError for what can't work, PipelineError if starting fails.
@@ -54,7 +57,7 @@ class Pipeline(Client):
         draft: str | None = None,
         *,
         target_engine: TargetEngineName = "mlx",
-        draft_engine: DraftEngineName = "mlx",
+        draft_engine: DraftEngineName = AUTO,
         prefill_engine: PrefillEngineName = "none",
         address: str | None = None,
         listen: str | None = None,
@@ -67,6 +70,7 @@ class Pipeline(Client):
         draft_link: EmulatedLink | None = None,
         trace: str = "",
         on_wait: Callable[[float], None] = lambda _: None,
+        on_notice: Callable[[Notice], None] | None = None,
         **options: Any,
     ) -> None:
         checked = checked_options(options)
@@ -79,6 +83,8 @@ class Pipeline(Client):
             target, draft, target_hosts, listen, pace, affordable(checked), on_progress, **others
         )
         self._on_wait = on_wait
+        self._on_notice = on_notice
+        self._listener: threading.Thread | None = None
         self._session: Session | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._life: socket.socket | None = None
@@ -110,6 +116,7 @@ class Pipeline(Client):
         self._process = self._session = None
         try:
             if self._life is not None:
+                self._stop_listening(self._life)
                 self._life.close()
             if process is not None:
                 _end(process)
@@ -154,6 +161,20 @@ class Pipeline(Client):
                 start_new_session=True,
             )
 
+        if self._on_notice is not None and setup.auto is not None:
+            self._listener = threading.Thread(
+                target=_pass_on, args=(self._life, self._on_notice), daemon=True, name="notices"
+            )
+            self._listener.start()
+
+    def _stop_listening(self, life: socket.socket) -> None:
+        """The orchestrator reads end of file too, and ends."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            with suppress(OSError):
+                life.shutdown(socket.SHUT_RDWR)
+            listener.join()
+
     def _await_ready(self, session: Session) -> PipelineState:
         began = time.monotonic()
         link = Link(self._context, self.address, STAMP, ToClient)
@@ -185,6 +206,11 @@ class Pipeline(Client):
         words = session.last_words("orchestrator") or "none"
         unknown = f"The orchestrator ended unexpectedly; start it again. Its last words: {words}"
         return session.failure() or PipelineError(unknown)
+
+
+def _pass_on(life: socket.socket, on_notice: Callable[[Notice], None]) -> None:
+    for notice in received(life):
+        on_notice(notice)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -17,7 +17,7 @@ from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.device_profiles import profile_names
 from orchestrator.machine.recommended_pairs import pairs, usable_pair
-from protocol.contracts.engines import NO_DRAFT, PrefillEngineName, TargetEngineName, draft_model, offered_engines
+from protocol.contracts.engines import AUTO, NO_DRAFT, PrefillEngineName, TargetEngineName, draft_model, offered_engines
 
 Command: TypeAlias = Callable[..., Any]
 Decorator: TypeAlias = Callable[[Command], Command]
@@ -64,7 +64,8 @@ def draft_engine_option(*parameters: str, optional: bool = False, with_model: bo
 
     `optional`: also no draft at all. `with_model`: only engines that draft with a model.
     """
-    words = {
+    automatic = {} if with_model else {AUTO: "mlx, and on Apple silicon the faster of mlx and coreml"}
+    words = automatic | {
         name: engine.help for name, engine in offered_engines().items() if engine.model != "none" or not with_model
     }
     if optional:
@@ -73,7 +74,7 @@ def draft_engine_option(*parameters: str, optional: bool = False, with_model: bo
         "--draft-engine",
         *parameters,
         type=click.Choice(list(words)),
-        default="mlx",
+        default="mlx" if with_model else AUTO,
         show_default=True,
         help="; ".join(f"{name}: {word}" for name, word in words.items()) + ".",
     )
@@ -90,7 +91,7 @@ def pair_option(command: Command) -> Command:
         elif pair is not None:
             models = usable_pair(pair)
             values = {"target": models.target.id, "draft": models.draft.id}
-        if draft_model(options.get("draft_engine", "mlx")) == "none":
+        if draft_model(options.get("draft_engine", AUTO)) == "none":
             values.pop("draft", None)
         return command(*arguments, **filled_in(options, "pair", values))
 

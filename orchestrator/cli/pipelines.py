@@ -1,6 +1,6 @@
 """A pipeline from the options of a command, with what its start tells the user on stderr."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,19 @@ from rich.console import Console
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.notices import Notices
 from orchestrator.cli.options import given_only
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.downloads.default_target import default_target
+from orchestrator.runtime.notices import Notice
 
 
 class Starting:
     """Context of a pipeline, which shows on stderr that models are loading."""
 
-    def __init__(self, pipeline: Pipeline, quiet: bool) -> None:
+    def __init__(self, pipeline: Pipeline, notices: Notices, quiet: bool) -> None:
         self._pipeline = pipeline
+        self._notices = notices
         self._quiet = quiet
         self._stack = ExitStack()
 
@@ -30,19 +33,27 @@ class Starting:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+        self._notices.close()
 
 
-def opened(options: Mapping[str, Any], notes: Sequence[str] = (), *, quiet: bool) -> Pipeline:
+def opened(
+    options: Mapping[str, Any],
+    notes: Sequence[str] = (),
+    *,
+    quiet: bool,
+    on_notice: Callable[[Notice], None] | None = None,
+) -> Pipeline:
     """A pipeline that is not started yet; models may be fetched for it. `notes` are printed once it is valid."""
     with ConversionBar(quiet) as bar:
-        pipeline = Pipeline(on_progress=bar, **given_only(options))
+        pipeline = Pipeline(on_progress=bar, on_notice=on_notice, **given_only(options))
     print_notes([pipeline.note, *notes])
     return pipeline
 
 
-def started(options: Mapping[str, Any], notes: Sequence[str] = (), *, quiet: bool) -> Starting:
-    """The context of a pipeline that starts when it is entered."""
-    return Starting(opened(options, notes, quiet=quiet), quiet)
+def started(options: Mapping[str, Any], notes: Sequence[str] = (), *, quiet: bool, at_once: bool = False) -> Starting:
+    """The context of a pipeline that starts when it is entered. `at_once`: nothing else is printed while it runs."""
+    notices = Notices(at_once=at_once, quiet=quiet)
+    return Starting(opened(options, notes, quiet=quiet, on_notice=notices), notices, quiet)
 
 
 def target_folder(name: str | None, *, quiet: bool) -> Path:

@@ -73,4 +73,16 @@ class Release:
     name: str
 
 
-Command: TypeAlias = SendMessage | Emit | Finish | Reject | Replace | Dismiss | Release
+@dataclass(frozen=True, slots=True)
+class TrialDecided:
+    """Two drafts were compared, and it is decided which one is active. Both go on; the runtime may end the loser."""
+
+    winner: int
+    loser: int
+    """Incarnations."""
+    winner_rate: float
+    loser_rate: float
+    """Tokens a second: measured with the draft that was active in the last trial, and inferred for the other one."""
+
+
+Command: TypeAlias = SendMessage | Emit | Finish | Reject | Replace | Dismiss | Release | TrialDecided

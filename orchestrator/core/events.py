@@ -47,6 +47,8 @@ class WorkerUp:
     hello: Hello
     remote: bool = False
     """The worker runs on another machine: no request is refused because of it."""
+    chosen: bool = True
+    """The user chose it. No request is refused because of a draft that the pipeline itself chose."""
 
 
 @dataclass(frozen=True, slots=True)

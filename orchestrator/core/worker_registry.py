@@ -13,6 +13,7 @@ class _Worker:
     incarnation: int
     hello: Hello
     remote: bool
+    chosen: bool
     last_message_at: float
 
 
@@ -33,7 +34,7 @@ class WorkerRegistry:
     def chosen_draft(self) -> Hello | None:
         """The only draft, if the user chose it; None if it runs on another machine or there are several."""
         drafts = self._of("draft")
-        return drafts[0].hello if len(drafts) == 1 and not drafts[0].remote else None
+        return drafts[0].hello if len(drafts) == 1 and drafts[0].chosen and not drafts[0].remote else None
 
     def workers(self) -> list[tuple[int, Hello, bool]]:
         """Each worker that is up: its incarnation, its Hello, and whether it runs on another machine."""
@@ -52,7 +53,9 @@ class WorkerRegistry:
         role = event.hello.role
         if role != "draft":
             self._workers = {key: worker for key, worker in self._workers.items() if key[0] != role}
-        self._workers[role, event.incarnation] = _Worker(event.incarnation, event.hello, event.remote, now)
+        self._workers[role, event.incarnation] = _Worker(
+            event.incarnation, event.hello, event.remote, event.chosen, now
+        )
         self._note_target()
 
     def remove(self, event: WorkerDown) -> bool:

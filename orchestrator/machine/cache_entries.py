@@ -11,6 +11,10 @@ from protocol.errors import InputError
 _STAMP = "complete"
 
 
+class UnwritableCache(InputError):
+    """The cache folder can't be written. It says nothing about the model."""
+
+
 def made_once(place: Path, make: Callable[[Path], None]) -> Path:
     """The folder `place`; if it is absent, `make` fills a temporary folder beside it, which is then renamed.
 
@@ -80,9 +84,9 @@ def _made_in_place(place: Path, make: Callable[[Path], None]) -> None:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _unwritable(place: Path, error: OSError) -> InputError:
+def _unwritable(place: Path, error: OSError) -> UnwritableCache:
     words = error.strerror or type(error).__name__
-    return InputError(
+    return UnwritableCache(
         f"The cache folder {place.parent} can't be written ({words}): make room or check its permissions, or let "
         "XDG_CACHE_HOME name another folder on Linux."
     )

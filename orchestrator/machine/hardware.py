@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from protocol.contracts.examination import RuntimeName
 from protocol.messages.base import Role
 
 _OPENBLAS = [
@@ -141,6 +142,11 @@ def chip() -> str:
     lines = info.read_text().splitlines() if info.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, os.uname().machine)
+
+
+def neural_engine() -> RuntimeName | None:
+    """The runtime that reaches this machine's Neural Engine; None where there is none."""
+    return "coreml" if sys.platform == "darwin" and os.uname().machine == "arm64" else None
 
 
 def system_build() -> str:

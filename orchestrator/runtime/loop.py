@@ -12,16 +12,27 @@ from pathlib import Path
 import structlog
 import zmq
 
-from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Release, Replace, SendMessage
-from orchestrator.core.events import Event, Tick, WorkerDown, WorkerUp
+from orchestrator.core.commands import (
+    Command,
+    Dismiss,
+    Emit,
+    Finish,
+    Reject,
+    Release,
+    Replace,
+    SendMessage,
+    TrialDecided,
+)
+from orchestrator.core.events import Event, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
 from orchestrator.core.telemetry.subscribers import Subscribers
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
+from orchestrator.runtime.draft_engine import DraftEngine
 from orchestrator.runtime.journal import Journal
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.local import WorkerEventOrError
+from orchestrator.runtime.workers.local import DraftLost, WorkerEventOrError, WorkerRetired
 from orchestrator.runtime.workers.pool import WorkerPool
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError, blame_of
@@ -55,6 +66,10 @@ class Orchestrator:
         self._workers = WorkerPool(context, setup, self._epoch, self._machine.strategy.drafts)
         self._trace = self._workers.trace
         self._poller = zmq.Poller()
+        drafting = setup.auto is not None and "draft" in self._workers.roles
+        self._draft_engine = (
+            DraftEngine(setup, self._session, self._workers.local, self._poller, time.monotonic()) if drafting else None
+        )
         self._hellos: dict[Role, Hello] = {}
         self._serving: dict[Role, int] = {}
         """The incarnation that a message to a role goes to."""
@@ -88,7 +103,11 @@ class Orchestrator:
         ready = {source for source, _ in self._poller.poll(self._timeout())}
         self._trace.woke()
         self._handle_all(self._workers.receive(ready))
+        if self._draft_engine is not None:
+            self._draft_engine.receive(ready)
         for event in self._clients.receive():
+            if self._draft_engine is not None and isinstance(event, Submitted):
+                self._draft_engine.submitted(len(event.request.tokens))
             self._step(event)
         if self._setup.life in ready:
             self._stopping = True
@@ -97,6 +116,7 @@ class Orchestrator:
     def _timeout(self) -> int:
         """Milliseconds until something is due."""
         due = [self._machine.deadline(), self._workers.deadline(), self._subscribers.deadline(), self._next_ping]
+        due += [] if self._draft_engine is None else [self._draft_engine.deadline()]
         wait = self._workers.timeout(min(at for at in due if at is not None) - time.monotonic())
         # Rounded up, so that a poll never ends just before the deadline.
         return max(0, int(wait * 1000) + 1)
@@ -107,6 +127,8 @@ class Orchestrator:
         if deadline is not None and now >= deadline:
             self._step(Tick())
         self._handle_all(self._workers.handle_due(now))
+        if self._draft_engine is not None:
+            self._draft_engine.handle_due(now)
         if self._subscribers.active:
             self._clients.send_telemetry(now)
         if now >= self._next_ping:
@@ -147,6 +169,9 @@ class Orchestrator:
                 self._handle_all(self._workers.dismiss(role, incarnation, text))
             case Release(name):
                 unlink_segment(name)
+            case TrialDecided() as decided:
+                if self._draft_engine is not None:
+                    self._draft_engine.trial_decided(decided)
 
     # Workers ----------------------------------------------------------------------------------
 
@@ -163,7 +188,15 @@ class Orchestrator:
                 self._up[incarnation] = hello.role
                 self._serving[hello.role] = incarnation
                 self._step(event)
+                if self._draft_engine is not None:
+                    self._draft_engine.draft_up(incarnation, hello)
                 self._became_ready()
+            case WorkerRetired(incarnation):
+                # It was ended on purpose, so it does not count as lost.
+                self._up.pop(incarnation, None)
+            case DraftLost(seat, reason):
+                if self._draft_engine is not None:
+                    self._draft_engine.draft_lost(seat, reason)
             case WorkerDown(role, incarnation):
                 self._lost += self._up.pop(incarnation, None) is not None
                 if self._serving.get(role) == incarnation:
@@ -200,6 +233,8 @@ class Orchestrator:
             self._was_ready = True
             self._workers.settled()
             self._clients.notify_inquirers()
+            if self._draft_engine is not None:
+                self._draft_engine.pipeline_ready()
 
     def _fail(self, error: PipelineError) -> None:
         """The pipeline has failed: refuse all requests, and report the reason."""
@@ -212,7 +247,11 @@ class Orchestrator:
     def _close(self) -> None:
         stopped = PipelineError("The pipeline was stopped during this request: start it, then send the request again.")
         self._clients.refuse_all(stopped)
+        if self._draft_engine is not None:
+            self._draft_engine.begin_stop()
         self._workers.stop()
+        if self._draft_engine is not None:
+            self._draft_engine.stop()
         unlink_owned()
         self._clients.close()
         self._journal.close()

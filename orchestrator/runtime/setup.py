@@ -6,8 +6,10 @@ import msgspec
 
 from orchestrator.core.options import Options
 from orchestrator.machine.device_profiles import DeviceProfile
+from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName, draft_model
+from protocol.contracts.neural_engine import EngineChoice
 from protocol.contracts.target_hosts import TargetHosts
 
 
@@ -52,12 +54,20 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Emulate this link between orchestrator and draft."""
     pace: DeviceProfile | None = None
     """Pace the workers to this device profile."""
+    auto: AutoDraft | None = None
+    """The engine of the draft is chosen while the pipeline runs; `draft_engine` is the one that it begins with."""
     trace: str = ""
     """Folder to which every process writes its spans at its end; empty records none."""
 
     def __post_init__(self) -> None:
         """Raises InputError for an unknown draft engine."""
         draft_model(self.draft_engine)
+
+    @property
+    def second_draft(self) -> tuple[EngineChoice, str]:
+        """Engine and model folder of the draft that is not begun with, if the engine is chosen while it runs."""
+        assert self.auto is not None
+        return ("mlx", self.auto.checkpoint) if self.draft_engine == "coreml" else ("coreml", str(self.auto.package))
 
     @classmethod
     def from_arguments(cls) -> "OrchestratorSetup":

@@ -6,16 +6,15 @@ from pathlib import Path
 
 from orchestrator.machine.checkpoints import cached, weight_bytes
 from orchestrator.machine.device_profiles import DeviceProfile
+from orchestrator.machine.memory_estimate import KV_BYTES, fitting
 from orchestrator.machine.recommended_pairs import PROCESSOR_BITS, Pair
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.plan import Scenario, plain, simulated
 from orchestrator.tools.simulate.sweep import with_draft_step, with_target_step
+from protocol.contracts.conversion import Choices
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 
-_USABLE = 0.75
-"""Share of the memory that a pair may use: about what macOS gives the GPU."""
-_KV_BYTES = 1 << 30
-"""For the KV of some thousand tokens, and the processes."""
+_FP16_BYTES = 2
 _TOKENS = 128
 _MAX_RATIO = 20.0
 """Of the weights to those of the calibrated model: beyond it the time of a forward is not proportional to them."""
@@ -31,14 +30,23 @@ class Forecast:
     adaptive: float
 
 
-def memory(pair: Pair, on_processor: bool) -> float:
-    """Bytes that the pair needs, estimated."""
-    return pair.target.weights(on_processor) + pair.draft.weights(on_processor) + _KV_BYTES
+def memory(pair: Pair, on_processor: bool, core_ml: bool = False) -> float:
+    """Bytes that the pair needs, estimated. `core_ml`: while the draft is also loaded for the Neural Engine.
+
+    Core ML has the weights in fp16, once for every loaded function (coremltools issue 2351). The draft is in MLX too,
+    until a trial has shown which of the two is faster.
+    """
+    return _weights(pair, on_processor, core_ml) + KV_BYTES
 
 
-def fits(pair: Pair, on_processor: bool, available: int) -> bool:
+def fits(pair: Pair, on_processor: bool, available: int, core_ml: bool = False) -> bool:
     """`available`: the machine's memory in bytes."""
-    return memory(pair, on_processor) <= _USABLE * available
+    return fitting(_weights(pair, on_processor, core_ml), available)
+
+
+def _weights(pair: Pair, on_processor: bool, core_ml: bool) -> float:
+    package = pair.draft.parameters * 1e9 * _FP16_BYTES * len(Choices().widths) if core_ml else 0.0
+    return pair.target.weights(on_processor) + pair.draft.weights(on_processor) + package
 
 
 def tokenizers(pair: Pair) -> tuple[bool, bool]:

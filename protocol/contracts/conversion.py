@@ -41,6 +41,8 @@ class Facts(msgspec.Struct, frozen=True):
 
     source: str
     """Folder or id of the model that was converted."""
+    widths: tuple[int, ...] = ()
+    """Each has a function of its own."""
     format: int = FORMAT
 
 

@@ -18,7 +18,7 @@ import msgspec
 from protocol.errors import InputError
 
 DraftEngineName: TypeAlias = str
-"""A key of `draft_engines`, or NO_DRAFT."""
+"""A key of `draft_engines`, NO_DRAFT, or AUTO until the engine is chosen."""
 NO_DRAFT = "none"
 """The orchestrator starts no draft worker."""
 
@@ -27,6 +27,9 @@ TargetEngineName = Literal["mlx", "none"]
 
 PrefillEngineName = Literal["none", "mlx", "coreml", "guest"]
 """The engine of the prefill worker; guest: a prefill worker of another machine, which sees the prompts."""
+
+AUTO: DraftEngineName = "auto"
+"""MLX, and on Apple silicon the faster of MLX and Core ML, which the pipeline finds out while it runs."""
 
 DraftModel: TypeAlias = Literal["checkpoint", "package", "stateful", "none"]
 """The model of an engine: a checkpoint's folder, a Core ML package converted from it, one of another's making that
@@ -59,12 +62,16 @@ def offered_engines() -> dict[DraftEngineName, EngineDeclaration]:
 def draft_engine(name: DraftEngineName) -> EngineDeclaration:
     """Raises InputError, which names the choices, if no engine has this name."""
     if name not in draft_engines():
-        raise InputError(f"There is no draft engine called {name!r}: choose {', '.join(offered_engines())} or none.")
+        raise InputError(
+            f"There is no draft engine called {name!r}: choose {AUTO}, {', '.join(offered_engines())} or none."
+        )
     return draft_engines()[name]
 
 
 def draft_model(name: DraftEngineName) -> DraftModel:
     """The kind of model of engine `name`, "none" for NO_DRAFT. Raises InputError as `draft_engine` does."""
+    if name == AUTO:
+        return "checkpoint"
     return "none" if name == NO_DRAFT else draft_engine(name).model
 
 

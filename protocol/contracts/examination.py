@@ -26,6 +26,20 @@ class ExaminationOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     predicts: int = 300
 
 
+class Loading(msgspec.Struct, frozen=True, tag="loading", forbid_unknown_fields=True):
+    """Something begins to load. A device's compiler may be silent for many minutes until the next report."""
+
+    width: int | None
+    """The function; None: the whole package."""
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded", forbid_unknown_fields=True):
+    """The function of this width is loaded."""
+
+    width: int
+    seconds: float
+
+
 class Agreed(msgspec.Struct, frozen=True, tag="agreed", forbid_unknown_fields=True):
     """How the device's logits compare with the executor's."""
 
@@ -73,7 +87,9 @@ class Broken(msgspec.Struct, frozen=True, tag="broken", forbid_unknown_fields=Tr
     """The stage has failed, with a sentence that says why."""
 
     text: str
+    lasting: bool = True
+    """The cause is the model or the system, so that the stage would fail again; not a full disk, for example."""
 
 
-ExaminationReport: TypeAlias = Agreed | Predicted | Timed | Placed | Written | Broken
+ExaminationReport: TypeAlias = Loading | Loaded | Agreed | Predicted | Timed | Placed | Written | Broken
 """One JSON object a line of the process's standard output."""

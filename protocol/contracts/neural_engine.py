@@ -26,16 +26,29 @@ class ExaminedSystem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The build of the operating system."""
     chip: str
     package: str
-    """See `package_fingerprint`."""
+    """`package_fingerprint` of a converted model; of a trial or a refused conversion the key of the conversion."""
+    target: str = ""
+    """`model_fingerprint` of the target beside which engines were compared; empty if the device alone was examined."""
+
+
+class EngineRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tokens a second beside one target, measured or inferred in a trial."""
+
+    coreml: float
+    mlx: float
 
 
 class EngineVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The outcome of an examination."""
+    """The outcome of an examination, or of a trial beside a target."""
 
     place: ExaminedSystem
     choice: EngineChoice
     reason: str
     """One sentence without a full stop."""
+    rates: EngineRates | None = None
+    """Of a trial."""
+    model: str = ""
+    """Name of the draft, for the user."""
 
 
 def package_fingerprint(folder: Path) -> str:
@@ -75,6 +88,18 @@ def record(verdict: EngineVerdict) -> Path:
     draft.write_bytes(msgspec.json.encode(verdict))
     draft.replace(file)
     return file
+
+
+def all_recorded() -> list[EngineVerdict]:
+    """Every readable outcome, the latest last."""
+    files = sorted((cache_folder() / "neural-engine").glob("*.json"), key=lambda file: file.stat().st_mtime)
+    found = []
+    for file in files:
+        try:
+            found.append(msgspec.json.decode(file.read_bytes(), type=EngineVerdict))
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return found
 
 
 def _file(place: ExaminedSystem) -> Path:

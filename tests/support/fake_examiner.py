@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 import msgspec
 
@@ -11,6 +12,7 @@ from protocol.contracts.examination import (
     Broken,
     ExaminationOrder,
     ExaminationReport,
+    Loading,
     Placed,
     Predicted,
     Timed,
@@ -25,6 +27,9 @@ def say(report: ExaminationReport) -> None:
 
 
 def predict(order: ExaminationOrder) -> None:
+    if BEHAVIOUR == "compiling" and order.units == "CPU_AND_NE":
+        say(Loading(8))
+        time.sleep(1.0)
     say(Agreed(8, 0.01, 1.0))
     if order.units == "CPU_AND_NE":
         misbehave()
@@ -38,6 +43,11 @@ def misbehave() -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         case "hanging":
             signal.pause()
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "full":
+            say(Broken("OSError: No space left on device", lasting=False))
+            sys.exit(1)
         case "babbling":
             print("Loading the model ...", flush=True)
         case "raising":

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.package import MODEL
 from draft_worker.coreml.runtime.interface import DeviceState
+from draft_worker.coreml.runtime.lent_arrays import lend
 from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.examination import Units
 from protocol.contracts.neural_engine import package_fingerprint
@@ -19,26 +20,37 @@ _CACHE = "kv"
 
 
 class CoreMlRuntime:
-    """A package compiled for this machine. The first load may take a minute; later loads are fast."""
+    """A package compiled for this machine. The first load of a function may take minutes; later loads are fast.
+
+    Every function is loaded before the first call. A function that is loaded in the middle of a request would stop the
+    worker for as long as the Neural Engine's compiler needs, because coremltools loads with the GIL held.
+    """
 
     name = "coreml"
 
-    def __init__(self, converted: Converted, units: Units = "CPU_AND_NE") -> None:
+    def __init__(self, converted: Converted, units: Units = "CPU_AND_NE", widths: Sequence[int] | None = None) -> None:
+        """`widths`: the functions that are loaded now; None for all."""
         # The Neural Engine is a preference: Core ML moves unsupported operations to the CPU without a message.
-        coremltools, package = toolchain().coremltools, converted.package
-        compiled_path = str(compiled(converted.folder))
+        self._package = converted.package
+        self._units: Units = units
+        self._path = str(compiled(converted.folder))
         self.device = f"Core ML, {'Neural Engine preferred' if units == 'CPU_AND_NE' else 'processor only'}"
-        self._models: dict[int, Any] = {
-            width: coremltools.models.CompiledMLModel(
-                path=compiled_path,
-                compute_units=coremltools.ComputeUnit[units],
-                function_name=package.function(width),
+        self._models: dict[int, Any] = {}
+        for width in self._package.widths if widths is None else widths:
+            self.load(width)
+
+    def load(self, width: int) -> None:
+        if width not in self._models:
+            coremltools = toolchain().coremltools
+            self._models[width] = coremltools.models.CompiledMLModel(
+                path=self._path,
+                compute_units=coremltools.ComputeUnit[self._units],
+                function_name=self._package.function(width),
             )
-            for width in package.widths
-        }
 
     def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
         held = state.state if isinstance(state, CoreMlState) else None
+        lend(inputs.values())
         return self._models[width].predict(data=inputs, state=held)
 
     def make_state(self) -> "CoreMlState":

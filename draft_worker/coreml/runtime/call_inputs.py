@@ -1,7 +1,7 @@
 """The inputs that the host computes for a call: embeddings, rotations and mask, in buffers filled in place.
 
-Core ML may read its inputs after a call has returned, so the buffers live as long as the model. They are fp32, because
-coremltools converts fp16 inputs to fp32.
+All sequences share them: a call is over before the next one begins, and Core ML may read its inputs after a call has
+returned (`lent_arrays`). They are fp32, because coremltools converts fp16 inputs to fp32.
 """
 
 from collections.abc import Sequence

@@ -47,6 +47,9 @@ class CoreAiRuntime:
         except (RuntimeError, KeyError, OSError) as error:
             raise InputError(f"Core AI can't load {converted.folder} ({error}): use --draft-engine mlx.") from error
 
+    def load(self, width: int) -> None:
+        """Every function is loaded with the model."""
+
     def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
         # An NDArray copies its data, so the call holds no buffer of the caller.
         given = {name: self._library.NDArray(np.ascontiguousarray(value, np.float16)) for name, value in inputs.items()}

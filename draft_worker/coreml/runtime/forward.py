@@ -38,7 +38,8 @@ class PackageForward:
         rows = [memory.slots.row(number) for number in numbers]
         data = inputs.place([row.token for row in rows], [row.position for row in rows])
         memory.slots.fill_mask(numbers, data["mask"][0, 0])
-        outputs = self._runtime.predict(inputs.width, {**data, **memory.inputs(numbers, inputs.width)}, memory.state)
+        given = memory.inputs(numbers, inputs.width, data)
+        outputs = self._runtime.predict(inputs.width, given, memory.state)
         memory.store(numbers, outputs)
         begin = 0
         for index, size in enumerate(self._outputs):

@@ -23,8 +23,12 @@ class Runtime(Protocol):
     device: str
     """A description of the device for the user."""
 
+    def load(self, width: int) -> None:
+        """Load the function for `width`, unless it is loaded. May take minutes, when the device compiles it."""
+        ...
+
     def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
-        """Call the function for `width`. The runtime may read `inputs` until it ends: the caller keeps them."""
+        """Call the function for `width`. The runtime may read `inputs` until it ends: the caller reuses its arrays."""
         ...
 
     def make_state(self) -> DeviceState:

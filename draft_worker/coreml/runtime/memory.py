@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import numpy as np
-
 from draft_worker.coreml.arrays import Array, Single
 from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.interface import DeviceState, Runtime
@@ -38,8 +36,11 @@ class KvMemory(Protocol):
         """Prepare for new rows that a call of this width will write."""
         ...
 
-    def inputs(self, numbers: Sequence[int], width: int) -> Mapping[str, Array]:
-        """The other inputs of a call that evaluates these rows, beyond tokens, positions and mask."""
+    def inputs(self, numbers: Sequence[int], width: int, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
+        """All inputs of a call that evaluates these rows: the `buffers` of its function, completed, and the cache.
+
+        No array is made for a call, because the runtime may read its inputs later (`lent_arrays`).
+        """
         ...
 
     def store(self, numbers: Sequence[int], outputs: Mapping[str, Array]) -> None:
@@ -54,8 +55,7 @@ class KvMemory(Protocol):
 class HostMemory:
     """An array in the package's layout, which is an input of every call.
 
-    It is fp32, because coremltools would copy an fp16 input to fp32 at every call. The caller keeps it as long as the
-    runtime: Core ML may release an input on its own thread, and that must not be the last reference.
+    It is fp32, because coremltools would copy an fp16 input to fp32 at every call.
     """
 
     def __init__(self, cache: Single) -> None:
@@ -74,8 +74,8 @@ class HostMemory:
     def make_room(self, width: int) -> None:
         """Slots are reused one by one."""
 
-    def inputs(self, numbers: Sequence[int], width: int) -> Mapping[str, Array]:
-        return {"kv": self._cache}
+    def inputs(self, numbers: Sequence[int], width: int, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {**buffers, "kv": self._cache}
 
     def store(self, numbers: Sequence[int], outputs: Mapping[str, Array]) -> None:
         self._cache[:, :, self.slots.slots_of(numbers)] = outputs["kv_new"][:, :, : len(numbers)]
@@ -93,9 +93,6 @@ class DeviceMemory:
         self._state = runtime.make_state()
         self.slots: TreeSlots = self._fixed
         self.state: DeviceState | None = self._state
-        shape = package.shape
-        self._begin = np.zeros(4, np.int32)
-        self._end = np.array([2 * shape.layers, shape.key_heads, 0, shape.head], np.int32)
         self.size = math.prod(package.cache_shape) * _STATE_BYTES
 
     @property
@@ -110,10 +107,10 @@ class DeviceMemory:
             cache[:, :, : len(sources)] = cache[:, :, sources]
             self._state.write(cache)
 
-    def inputs(self, numbers: Sequence[int], width: int) -> Mapping[str, Array]:
+    def inputs(self, numbers: Sequence[int], width: int, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
         first = self._fixed.slots_of(numbers)[0]
-        self._begin[2], self._end[2] = first, first + width
-        return {"begin": self._begin, "end": self._end}
+        buffers["begin"][2], buffers["end"][2] = first, first + width
+        return buffers
 
     def store(self, numbers: Sequence[int], outputs: Mapping[str, Array]) -> None:
         """The call has already written the state."""

@@ -49,6 +49,9 @@ class ExecutorRuntime:
         self._package = converted.package
         self._executor = Executor(converted.file, precision)
 
+    def load(self, width: int) -> None:
+        self._executor.function(self._package.function(width))
+
     def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
         function = self._executor.function(self._package.function(width))
         registers = state.registers if isinstance(state, ExecutorState) else None

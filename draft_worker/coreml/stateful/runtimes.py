@@ -7,9 +7,13 @@ from typing import Any, Protocol
 
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.runtime.executor import Executor, Precision
+from draft_worker.coreml.runtime.lent_arrays import lend
 from draft_worker.coreml.stateful.package import StatefulPackage
 from draft_worker.coreml.toolchain import toolchain
 from protocol.errors import InputError
+
+_SPARE = 64
+"""There is a view for every length of the mask."""
 
 
 class StatefulRuntime(Protocol):
@@ -51,6 +55,7 @@ class CoreMlStates:
         return self._model.make_state()
 
     def predict(self, inputs: Mapping[str, Array], state: Any) -> Mapping[str, Array]:
+        lend(inputs.values(), spare=_SPARE)
         return self._model.predict(data=inputs, state=state)
 
 

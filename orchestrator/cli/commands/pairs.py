@@ -10,7 +10,7 @@ from rich.table import Table
 from orchestrator.machine.calibration_file import calibration_file
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile
 from orchestrator.machine.downloads.default_target import default_pair_state
-from orchestrator.machine.hardware import computes_on_processor, memory_bytes
+from orchestrator.machine.hardware import computes_on_processor, memory_bytes, neural_engine
 from orchestrator.machine.local_models import LocalModel, local_models
 from orchestrator.machine.recommended_pairs import Pair, pairs
 from orchestrator.tools.pairs import fits, forecast, memory, tokenizers
@@ -68,6 +68,8 @@ def _facts(pair: Pair, profile: DeviceProfile | None, on_processor: bool, availa
         "draft": pair.draft.id,
         "bytes": round(memory(pair, on_processor)),
         "fits": fitting,
+        "bytes_with_core_ml": round(memory(pair, on_processor, core_ml=True)),
+        "fits_with_core_ml": fits(pair, on_processor, available, core_ml=True),
         "tokenizers_match": match,
         "tokenizers_checked": checked,
         "refused": pair.refused or None,
@@ -109,6 +111,9 @@ def _table(rows: dict[str, dict[str, Any]], available: int) -> Table:
         table.add_column(title, overflow="fold")
     for name, facts in rows.items():
         size = f"{facts['bytes'] / _GIB:.1f} GiB, {'fits' if facts['fits'] else '[red]too big[/]'}"
+        if neural_engine() is not None:
+            fit = "fits" if facts["fits_with_core_ml"] else "too big"
+            size += f" (with Core ML {facts['bytes_with_core_ml'] / _GIB:.1f}, {fit})"
         match = "match" if facts["tokenizers_match"] else "[red]differ[/]"
         how = "checked" if facts["tokenizers_checked"] else "by family"
         speed = facts["tokens_per_second"]

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.idle_sleep import stays_awake
+from orchestrator.cli.notices import Notices
 from orchestrator.cli.options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import opened, target_folder
 from orchestrator.cli.sampling_options import server_defaults, server_options
@@ -60,7 +61,8 @@ def serve(**options: Any) -> None:
     from orchestrator.http.run import bound, run
 
     with bound(settings.hosts[0], port) as listener:
-        run(opened(options, notes, quiet=False), folder, settings, listener, made)
+        notices = Notices(at_once=True)
+        run(opened(options, notes, quiet=False, on_notice=notices), folder, settings, listener, made)
 
 
 def _settings(options: dict[str, Any], defaults: dict[str, Any]) -> tuple[ServerSettings, int, bool]:

@@ -121,7 +121,7 @@ def _keep_running(options: dict[str, Any]) -> None:
     announce, listens = options.pop("announce"), options["listen"] is not None
     if announce and not listens:
         raise InputError("--announce says where workers may come: add --listen HOST:PORT.")
-    with started(options, without_effect(options), quiet=False) as pipeline, ExitStack() as stack:
+    with started(options, without_effect(options), quiet=False, at_once=True) as pipeline, ExitStack() as stack:
         # The address ends its line, so that it can be copied as it is.
         click.echo(f"Ready at {pipeline.address}")
         click.echo(f"Ctrl-C ends it. In Python: orchestrator.Client({pipeline.address!r})")

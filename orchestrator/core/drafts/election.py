@@ -5,7 +5,7 @@ The outcome changes speed, never tokens.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 MAX_DRAFTS = 16
 _GAIN = 1.05
@@ -16,6 +16,15 @@ _LONGEST_PAUSE = 8192
 """Rounds until a draft that lost a trial gets the next one, since texts and links change. Doubled after each loss."""
 
 DraftStatus = Literal["active", "on trial", "standby"]
+
+
+class Decision(NamedTuple):
+    """The end of the comparison of two drafts: of one trial, or of two with exchanged roles."""
+
+    winner: int
+    loser: int
+    ratio: float
+    """Decoding speed with the winner relative to the loser. Below 1 if the loser was faster, but not by 5%."""
 
 
 @dataclass(slots=True)
@@ -98,8 +107,11 @@ class Election:
         self._rounds += 1
         self._begin_trial()
 
-    def trial_ended(self, ratio: float) -> None:
-        """With the draft on trial, decoding is `ratio` times as fast as with the active one."""
+    def trial_ended(self, ratio: float) -> Decision | None:
+        """With the draft on trial, decoding is `ratio` times as fast as with the active one.
+
+        Returns which of the two is active from now on, or None if a second trial with exchanged roles follows.
+        """
         assert self.active is not None
         assert self.on_trial is not None
         incumbent, challenger = self._candidates[self.active], self._candidates[self.on_trial]
@@ -114,10 +126,13 @@ class Election:
         challenger.rating = ratio * (incumbent.rating or 1.0)
         if change:
             self.active, self.on_trial = self.on_trial, self.active
-        if self._first_ratio is None:
-            self._postpone_trial(incumbent if change else challenger)
-            self.on_trial = None
-            self._begin_trial()
+        if self._first_ratio is not None:
+            return None
+        self._postpone_trial(incumbent if change else challenger)
+        decision = Decision(self.active, self.on_trial, ratio if change else 1.0 / max(1e-9, ratio))
+        self.on_trial = None
+        self._begin_trial()
+        return decision
 
     def _status(self, id: int) -> DraftStatus:
         if id == self.active:

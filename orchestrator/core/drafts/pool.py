@@ -292,14 +292,16 @@ class DraftPool:
         """After a round: replace a silent draft, end a trial that has an outcome, begin one that is due."""
         assert self._active is not None
         before = self._active, self._election.on_trial
-        outcome = None if self._trial is None else self._trial.outcome(self._election.contested)
+        trial = self._trial
+        outcome = None if trial is None else trial.outcome(self._election.contested)
         self._election.round_committed()
+        decided: list[Command] = []
         if self._silent(self._drafts[self._active], sequence, now):
             self._election.active_failed()
-        elif outcome is not None:
-            self._election.trial_ended(outcome)
+        elif trial is not None and outcome is not None:
+            decided = trial.decided(self._election.trial_ended(outcome))
         after = self._election.active, self._election.on_trial
-        return [] if before == after else self._apply_election(now)
+        return decided if before == after else [*self._apply_election(now), *decided]
 
     def _silent(self, draft: _Draft, sequence: Sequence, now: float) -> bool:
         if draft.late_since is None:

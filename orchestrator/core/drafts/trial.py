@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from orchestrator.core.commands import Command, TrialDecided
+from orchestrator.core.drafts.election import Decision
 from orchestrator.core.policy.decision import Strategy, VerifyNodes
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
@@ -79,9 +81,24 @@ class Trial:
 
         `contested`: another draft waits for its trial, so a draft that can't be compared yet ends its trial with 0.
         """
-        if self._trial_rate.rounds >= _ROUNDS:
+        if self.compared:
             return self._trial_rate.per_second / max(1e-9, self._active_rate.per_second)
         return 0.0 if contested and self._rounds >= _MAX_ROUNDS else None
+
+    @property
+    def compared(self) -> bool:
+        """The outcome rests on enough rounds of both drafts."""
+        return self._trial_rate.rounds >= _ROUNDS
+
+    def decided(self, decision: Decision | None) -> list[Command]:
+        """The command that tells of the `decision` by which this trial ended the comparison, if it did."""
+        if decision is None or not self.compared:
+            return []
+        winner, loser, ratio = decision
+        measured = self._active_rate.per_second
+        if self.incarnation == loser:
+            return [TrialDecided(winner, loser, measured, measured / ratio)]
+        return [TrialDecided(winner, loser, measured * ratio, measured)]
 
     def growth_merged(self, sequence: Sequence, now: float, single: bool) -> None:
         """Growth of the draft on trial was merged; `single`: there is no other request."""

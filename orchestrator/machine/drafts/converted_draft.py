@@ -1,6 +1,7 @@
 """The folder of a draft for Core ML: a converted one, or a model that is converted on its first use."""
 
 import importlib.metadata
+import shutil
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
@@ -28,11 +29,28 @@ def converted_draft(name: str, on_progress: OnProgress = silent) -> Path:
     if is_converted(folder := Path(name).expanduser()):
         return _checked(folder.resolve())
     source = resolve(name, "draft", on_progress)
-    place = cache_folder() / "converted" / _key(source)
+    place = conversion_of(source)
     with exclusive(place):
         if not is_converted(place):
+            _sweep(place)
             _convert(source, place, on_progress)
     return _checked(place)
+
+
+def conversion_of(source: Path) -> Path:
+    """The folder in this user's cache where a conversion of the model in `source` is kept, once it is made."""
+    version = importlib.metadata.version("launch-pipeline")
+    key = sha256(f"{FORMAT} {version} {model_fingerprint(source)}".encode()).hexdigest()[:32]
+    return cache_folder() / "converted" / key
+
+
+def loaded_bytes(folder: Path) -> int:
+    """Memory that the converted model in `folder` takes when it is loaded, estimated from its files.
+
+    Every loaded function has its own copy of the weights (coremltools issue 2351).
+    """
+    weights = sum(file.stat().st_size for file in (folder / FOLDER_MODEL).rglob("weight.bin"))
+    return weights * len(_facts(folder).widths) + (folder / "host.safetensors").stat().st_size
 
 
 def is_converted(folder: Path) -> bool:
@@ -56,9 +74,10 @@ def _convert(source: Path, place: Path, on_progress: OnProgress) -> None:
                 on_progress(msgspec.structs.replace(report, stage=f"converting for Core ML: {report.stage}"))
 
 
-def _key(source: Path) -> str:
-    version = importlib.metadata.version("launch-pipeline")
-    return sha256(f"{FORMAT} {version} {model_fingerprint(source)}".encode()).hexdigest()[:32]
+def _sweep(place: Path) -> None:
+    """Remove what conversions left that were killed. The lock of `place` is ours, so none is at work there."""
+    for unfinished in place.parent.glob(f".{place.name}-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _checked(folder: Path) -> Path:

@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.machine.checkpoints import resolve
-from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, source_of
+from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
+from orchestrator.machine.drafts.converted_draft import conversion_of, converted_draft, is_converted, source_of
 from orchestrator.machine.drafts.shipped_drafts import default_draft, shipped_draft
 from orchestrator.machine.drafts.stateful_draft import STATEFUL, is_package, stateful_draft
-from orchestrator.machine.hardware import chip, system_build
+from orchestrator.machine.hardware import neural_engine
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.machine.recommended_pairs import draft_beside
-from protocol.contracts.engines import NO_DRAFT, DraftEngineName, draft_model, offered_engines
-from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, recorded
+from protocol.contracts.engines import AUTO, NO_DRAFT, DraftEngineName, draft_model, offered_engines
+from protocol.contracts.neural_engine import EngineVerdict, recorded
+
+_FIRST: DraftEngineName = "mlx"
+"""The engine that AUTO begins with."""
 
 
 class DraftChoice(NamedTuple):
@@ -24,6 +28,8 @@ class DraftChoice(NamedTuple):
     """None: no model of its own, so that the target's tokenizer is the draft's."""
     note: str = ""
     """One line for the user if this differs from the given options."""
+    auto: AutoDraft | None = None
+    """The pipeline may change the engine while it runs."""
 
 
 def draft_for(
@@ -37,13 +43,15 @@ def draft_for(
     """
     if draft_model(engine) == "none":
         return DraftChoice(engine, None)
+    if name is None:
+        shipped = shipped_draft(resolve(target, "target", on_progress))
+        name = None if shipped is None else str(shipped)
     if name is not None:
-        return draft_choice(engine, name, on_progress)
-    shipped = shipped_draft(resolve(target, "target", on_progress))
-    if shipped is not None:
-        return draft_choice(engine, str(shipped), on_progress)
+        choice = draft_choice(engine, name, on_progress)
+        automatic = engine == AUTO and choice.engine == _FIRST and not own
+        return _automatic(choice, resolve(target, "target", on_progress)) if automatic else choice
     if own:
-        return DraftChoice(engine, None)
+        return DraftChoice(_FIRST if engine == AUTO else engine, None)
     return DraftChoice(
         NO_DRAFT,
         None,
@@ -55,8 +63,11 @@ def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgr
     """The engine and the folder of the draft `name`; converts the model if the engine needs a package.
 
     Without a name it is the default draft, or no model if the engine needs none. A package of another's making has an
-    engine of its own. Raises InputError for an unknown engine and for a draft that is not available.
+    engine of its own. AUTO is the engine that fits the folder: Core ML for a converted model, MLX for a checkpoint.
+    Raises InputError for an unknown engine and for a draft that is not available.
     """
+    if engine == AUTO:
+        engine = "coreml" if name is not None and is_converted(Path(name).expanduser()) else _FIRST
     model, note = draft_model(engine), ""
     if name is not None and model != "none" and is_package(name):
         return DraftChoice(STATEFUL, stateful_draft(name))
@@ -71,7 +82,7 @@ def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgr
         examined = engine == "coreml" and sys.platform == "darwin"
         verdict = recorded(place_of(folder)) if examined else None
         choice = weigh(engine, folder, name, verdict)
-        return choice._replace(note=" ".join(filter(None, (note, choice.note))))
+        return choice._replace(note=_told(note, choice.note))
     return DraftChoice(engine, resolve(name, "draft", on_progress), note)
 
 
@@ -87,9 +98,23 @@ def weigh(engine: DraftEngineName, folder: Path, name: str, verdict: EngineVerdi
     return DraftChoice("mlx", source, note)
 
 
-def place_of(folder: Path) -> ExaminedSystem:
-    """What a verdict that is found now on this machine is about: system, chip and converted model."""
-    return ExaminedSystem(system_build(), chip(), package_fingerprint(folder))
+def _automatic(choice: DraftChoice, target: Path) -> DraftChoice:
+    """The engine that was found faster for this draft beside this target; MLX until that is known."""
+    runtime = neural_engine()
+    if runtime is None or choice.folder is None:
+        return choice
+    auto = AutoDraft.on_this_machine(choice.folder, target, runtime)
+    verdict = auto.verdict()
+    if verdict is None:
+        return choice._replace(auto=auto)
+    if verdict.choice == "mlx":
+        return choice._replace(note=_told(choice.note, f"The draft runs in MLX ({verdict.reason})."))
+    note = _told(choice.note, f"The draft runs on the Neural Engine ({verdict.reason}).")
+    return DraftChoice("coreml", conversion_of(choice.folder), note, auto)
+
+
+def _told(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
 
 
 def _fitting(target: str) -> Iterator[str]:

@@ -22,6 +22,9 @@ def weights_on_gpu(setup: OrchestratorSetup) -> dict[Role, int]:
         folders["target"] = setup.target
     if not setup.draft_command and draft_model(setup.draft_engine) == "checkpoint":
         folders["draft"] = setup.draft or setup.target
+    elif setup.auto is not None:
+        # MLX drafts if Core ML fails.
+        folders["draft"] = setup.auto.checkpoint
     if setup.prefill_engine == "mlx":
         folders["prefill"] = setup.prefill or setup.target
     found: dict[Role, int] = {role: weight_bytes(Path(folder)) for role, folder in folders.items()}

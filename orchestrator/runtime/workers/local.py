@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.tracing import Recording, Trace
-from orchestrator.runtime.workers.supervisor import Child, Death, Supervisor
+from orchestrator.runtime.workers.supervisor import Child, Death, Seat, Supervisor
 from protocol.errors import InputError, PipelineError
 from protocol.messages.base import Message, Role
 from protocol.messages.remote import WorkerEntry
@@ -24,8 +25,24 @@ from protocol.transport.hub import Arrival, Hub
 
 log = structlog.get_logger()
 
+
+@dataclass(frozen=True, slots=True)
+class WorkerRetired:
+    """A local worker that was no longer needed has ended."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLost:
+    """A local draft has ended and is not started again; the engine of the draft is chosen while the pipeline runs."""
+
+    seat: Seat
+    reason: str
+
+
 WorkerEvent: TypeAlias = WorkerUp | WorkerDown | Arrived
-WorkerEventOrError: TypeAlias = WorkerEvent | PipelineError
+WorkerEventOrError: TypeAlias = WorkerEvent | WorkerRetired | DraftLost | PipelineError
 """An event, or the reason why the pipeline has failed."""
 
 
@@ -34,6 +51,7 @@ class LocalWorkers:
 
     def __init__(self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int) -> None:
         session = Session(Path(setup.session))
+        self._setup = setup
         self.supervisor = Supervisor(setup, session, epoch)
         self.trace = Recording(Path(setup.trace)) if setup.trace else Trace()
         self.settled = False
@@ -54,7 +72,23 @@ class LocalWorkers:
         self._poller = poller
         poller.register(self._hub.socket, zmq.POLLIN)
         for role in roles:
-            self._watch(self.supervisor.start(role))
+            self.start_worker(role)
+
+    def start_worker(self, seat: Seat) -> None:
+        """Start the worker of a seat; if a retired one still ends there, after that one."""
+        if seat in self.supervisor.children:
+            self.supervisor.children[seat].succeeded = True
+        else:
+            self._watch(self.supervisor.start(seat))
+
+    def retire(self, seat: Seat) -> None:
+        """End a worker that is no longer needed: no other one is started in its seat."""
+        self.supervisor.retire(seat)
+
+    def seat_of(self, incarnation: int) -> Seat | None:
+        """The seat of a worker that runs."""
+        children = self.supervisor.children.values()
+        return next((child.seat for child in children if child.incarnation == incarnation), None)
 
     def receive(self, ready: Iterable[Any]) -> Iterator[WorkerEventOrError]:
         """Events from messages and from the ends of workers; `ready` are the sockets that the poller reports."""
@@ -71,6 +105,17 @@ class LocalWorkers:
         began = self.trace.now()
         self._send(incarnation, message)
         self.trace.sent(self._hellos[incarnation].role, incarnation, message, began)
+
+    def dismiss(self, incarnation: int, text: str) -> Iterator[WorkerEventOrError]:
+        """End a worker that can't serve this pipeline. The pipeline fails without it, unless MLX can draft instead."""
+        seat = self.seat_of(incarnation)
+        if seat is not None and self._replaceable(seat):
+            self.supervisor.retire(seat)
+            yield DraftLost(seat, f"was dismissed: {text}")
+        else:
+            if seat is not None:
+                self.supervisor.forget(seat)
+            yield InputError(text)
 
     def ping(self) -> None:
         """Send a Ping to all workers."""
@@ -117,6 +162,11 @@ class LocalWorkers:
             return Hub(context, address, FromWorker)
         return DelayedHub(context, address, FromWorker, link, self._is_draft)
 
+    def _replaceable(self, seat: Seat) -> bool:
+        """The worker is a Core ML draft that nobody asked for: MLX can draft in its place."""
+        first = seat == "draft" and self._setup.draft_engine == "coreml"
+        return self._setup.auto is not None and (first or seat == "second draft")
+
     def _is_draft(self, stamp: Stamp) -> bool:
         draft = self.supervisor.children.get("draft")
         return draft is not None and draft.incarnation == stamp.incarnation
@@ -149,7 +199,7 @@ class LocalWorkers:
                 self._peers[incarnation] = arrival.peer
                 self._hellos[incarnation] = hello
                 log.info("worker up", role=hello.role, model=hello.model, device=hello.device)
-                yield WorkerUp(incarnation, hello)
+                yield WorkerUp(incarnation, hello, chosen=child.role != "draft" or self._setup.auto is None)
                 self._probe(incarnation)
             case Pong() as pong:
                 yield Arrived(child.role, incarnation, pong)
@@ -167,24 +217,32 @@ class LocalWorkers:
         # Its last messages may still be in the queue.
         for arrival in self._hub.receive():
             yield from self._on_message(arrival)
-        death = self.supervisor.reap(child.role, time.monotonic())
+        death = self.supervisor.reap(child.seat, time.monotonic())
         self._peers.pop(child.incarnation, None)
-        self._hellos.pop(child.incarnation, None)
+        was_up = self._hellos.pop(child.incarnation, None) is not None
         if isinstance(self._hub, DelayedHub):
             self._hub.cut(child.incarnation)
-        log.warning("worker died", role=death.role, cause=death.text)
+        if death.retired:
+            yield WorkerRetired(child.incarnation)
+        else:
+            log.warning("worker died", role=child.role, cause=death.text)
         yield WorkerDown(child.role, child.incarnation)
-        yield from self._after_death(death)
+        yield from () if death.retired else self._after_death(death, was_up)
 
-    def _after_death(self, death: Death) -> Iterator[WorkerEventOrError]:
+    def _after_death(self, death: Death, was_up: bool) -> Iterator[WorkerEventOrError]:
         """A fault at the start ends the pipeline; a worker that died at work is restarted, unless it died too often."""
         reason = self._faults.pop(death.incarnation, None)
-        if reason is not None and not self.settled:
-            self.supervisor.forget(death.role)
+        if self._replaceable(death.seat):
+            if not was_up or not self.supervisor.restarting(death.seat):
+                # Its model can't be loaded, or it died too often: the other engine drafts.
+                self.supervisor.forget(death.seat)
+                yield DraftLost(death.seat, f"ended ({reason})" if reason else death.text)
+        elif reason is not None and not self.settled:
+            self.supervisor.forget(death.seat)
             yield InputError(reason)
-        elif not self.supervisor.restarting(death.role):
-            text = f"The {death.role} worker {death.text} It died three times within a minute and is not started again."
-            if death.role == "target" or not self.settled:
+        elif not self.supervisor.restarting(death.seat):
+            text = f"The {death.seat} worker {death.text} It died three times within a minute and is not started again."
+            if death.seat == "target" or not self.settled:
                 yield PipelineError(f"{text} Run `launch-pipeline doctor`, or choose another model.")
             else:
                 log.error("continuing without this worker", reason=text)

@@ -12,7 +12,6 @@ from orchestrator.runtime.workers.local import LocalWorkers, WorkerEventOrError
 from orchestrator.runtime.workers.remote import RemoteWorkers
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
 from protocol.contracts.engines import NO_DRAFT
-from protocol.errors import InputError
 from protocol.messages.base import Role
 from protocol.messages.remote import WorkerStatus
 from protocol.messages.worker import ToWorker
@@ -54,6 +53,11 @@ class WorkerPool:
         if self._remote is None:
             return self._local.receive(ready)
         return chain(self._admitting_prefill(self._remote, self._local.receive(ready)), self._remote.receive())
+
+    @property
+    def local(self) -> LocalWorkers:
+        """The pipeline's own workers."""
+        return self._local
 
     def settled(self) -> None:
         """The pipeline is ready: from now on a failing worker is not the user's mistake."""
@@ -97,8 +101,7 @@ class WorkerPool:
         if self._remote is not None and self._remote.has(incarnation):
             self._remote.dismiss(incarnation, text)
         else:
-            self._local.supervisor.forget(role)
-            yield InputError(text)
+            yield from self._local.dismiss(incarnation, text)
 
     def stop(self) -> None:
         if self._remote is not None:

@@ -6,10 +6,11 @@ import signal
 import socket
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, TypeAlias
 
 from orchestrator.core.restarts import RestartPolicy
 from orchestrator.machine.device_profiles import worker_pace
@@ -29,15 +30,27 @@ _WAIT_SECONDS = 0.1
 """How long the exit code of an ended process is awaited, which blocks the main loop."""
 
 
+Seat: TypeAlias = Role | Literal["second draft"]
+"""The place of a local worker. The second draft runs another engine beside the draft's, or after it."""
+
+
 @dataclass(slots=True)
 class Child:
     """A running worker. `life` is our end of a socket pair: it reads end of file when the worker ends."""
 
-    role: Role
+    seat: Seat
     incarnation: int
     process: subprocess.Popen[bytes]
     life: socket.socket
     log: str
+    retired: bool = False
+    """It was told to end, since it is no longer needed."""
+    succeeded: bool = False
+    """Another worker takes its seat as soon as it has ended."""
+
+    @property
+    def role(self) -> Role:
+        return _role(self.seat)
 
 
 @dataclass(slots=True)
@@ -50,15 +63,16 @@ class _Ending:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The unexpected end of a worker."""
+    """The end of a worker."""
 
-    role: Role
+    seat: Seat
     incarnation: int
     text: str
+    retired: bool
 
 
 class Supervisor:
-    """Holds at most one worker for each role. Restarts follow `RestartPolicy`."""
+    """Holds at most one worker for each seat. Restarts follow `RestartPolicy`."""
 
     def __init__(
         self,
@@ -74,29 +88,30 @@ class Supervisor:
         self._cores = _shares(setup) if cores is None else cores
         self._gpu_shares = gpu_shares(weights_on_gpu(setup))
         self._incarnations = 0
-        self._policies: dict[Role, RestartPolicy] = {role: RestartPolicy() for role in get_args(Role)}
-        self._due: dict[Role, float] = {}
+        self._policies: defaultdict[Seat, RestartPolicy] = defaultdict(RestartPolicy)
+        self._due: dict[Seat, float] = {}
         self._ending: list[_Ending] = []
-        self.children: dict[Role, Child] = {}
+        self.children: dict[Seat, Child] = {}
 
-    def start(self, role: Role) -> Child:
+    def start(self, seat: Seat) -> Child:
         """Start a worker with a new incarnation."""
         incarnation = self.next_incarnation()
+        role = _role(seat)
         log = f"{role}-{incarnation}"
         process, life = launch(
-            self._command(role), self._worker_setup(role), self._session.log(log), self._environment(role)
+            self._command(seat), self._worker_setup(seat), self._session.log(log), self._environment(role)
         )
-        self.children[role] = Child(role, incarnation, process, life, log)
-        return self.children[role]
+        self.children[seat] = Child(seat, incarnation, process, life, log)
+        return self.children[seat]
 
     def next_incarnation(self) -> int:
         """A number that no worker had before."""
         self._incarnations += 1
         return self._incarnations
 
-    def reap(self, role: Role, now: float) -> Death:
+    def reap(self, seat: Seat, now: float) -> Death:
         """Wait for a worker whose life socket has ended, and schedule its restart unless it died too often."""
-        child = self.children.pop(role)
+        child = self.children.pop(seat)
         child.life.close()
         try:
             cause = _cause(child.process.wait(_WAIT_SECONDS))
@@ -104,17 +119,26 @@ class Supervisor:
         except subprocess.TimeoutExpired:
             self._terminate(child.process)
             cause = "closed its connection to its parent and was told to end"
-        delay = self._policies[role].died(now)
+        at_once = 0.0 if child.succeeded else None
+        delay = at_once if child.retired else self._policies[seat].died(now)
         if delay is not None:
-            self._due[role] = now + delay
-        return Death(role, child.incarnation, f"{cause}. Its last words: {self._last_words(child)}")
+            self._due[seat] = now + delay
+        text = f"{cause}. Its last words: {self._last_words(child)}"
+        return Death(seat, child.incarnation, text, child.retired)
 
-    def restarting(self, role: Role) -> bool:
-        return role in self._due
+    def restarting(self, seat: Seat) -> bool:
+        return seat in self._due
 
-    def forget(self, role: Role) -> None:
-        """Cancel the scheduled restart of a role."""
-        self._due.pop(role, None)
+    def forget(self, seat: Seat) -> None:
+        """Cancel the scheduled restart of a seat's worker."""
+        self._due.pop(seat, None)
+
+    def retire(self, seat: Seat) -> None:
+        """End a worker that is no longer needed. `reap` follows."""
+        self.forget(seat)
+        if seat in self.children:
+            self.children[seat].retired = True
+            self.kill(seat)
 
     def deadline(self) -> float | None:
         """When the next restart or SIGKILL is due."""
@@ -123,14 +147,14 @@ class Supervisor:
     def restart_due(self, now: float) -> list[Child]:
         """Restart the workers that are due and return them; kill processes whose grace is over."""
         self._kill_overdue(now)
-        due: list[Role] = [role for role, at in self._due.items() if at <= now]
-        for role in due:
-            del self._due[role]
-        return [self.start(role) for role in due]
+        due: list[Seat] = [seat for seat, at in self._due.items() if at <= now]
+        for seat in due:
+            del self._due[seat]
+        return [self.start(seat) for seat in due]
 
-    def kill(self, role: Role) -> None:
+    def kill(self, seat: Seat) -> None:
         """End a worker that does not answer: SIGTERM, and SIGKILL after a grace period. `reap` follows."""
-        child = self.children.get(role)
+        child = self.children.get(seat)
         if child is not None and all(child.process is not ending.process for ending in self._ending):
             self._terminate(child.process)
 
@@ -174,17 +198,19 @@ class Supervisor:
                 return False
         return True
 
-    def _command(self, role: Role) -> tuple[str, ...]:
-        own = self._setup.draft_command if role == "draft" else ()
-        return own or worker_command(role)
+    def _command(self, seat: Seat) -> tuple[str, ...]:
+        if seat == "second draft":
+            return worker_command("draft")
+        return (self._setup.draft_command if seat == "draft" else ()) or worker_command(seat)
 
-    def _worker_setup(self, role: Role) -> WorkerSetup:
+    def _worker_setup(self, seat: Seat) -> WorkerSetup:
+        role = _role(seat)
         return WorkerSetup(
             address=self._session.worker_address,
             epoch=self._epoch,
             incarnation=self._incarnations,
-            engine=self._engine(role),
-            model=self._model(role),
+            engine=self._engine(seat),
+            model=self._model(seat),
             source=self._setup.target if role == "prefill" else "",
             cores=self._cores_of(role),
             prefill_chunk=self._setup.prefill_chunk,
@@ -197,14 +223,14 @@ class Supervisor:
             trace=self._setup.trace,
         )
 
-    def _engine(self, role: Role) -> str:
+    def _engine(self, seat: Seat) -> str:
         target = "recorded" if self._setup.target_texts else "mlx"
         engines = {"target": target, "draft": self._setup.draft_engine, "prefill": self._setup.prefill_engine}
-        return engines[role]
+        return self._setup.second_draft[0] if seat == "second draft" else engines[seat]
 
-    def _model(self, role: Role) -> str:
+    def _model(self, seat: Seat) -> str:
         folders = {"draft": self._setup.draft, "prefill": self._setup.prefill}
-        return folders.get(role, "") or self._setup.target
+        return self._setup.second_draft[1] if seat == "second draft" else folders.get(seat, "") or self._setup.target
 
     def _cores_of(self, role: Role) -> tuple[int, ...]:
         """A prefill worker shares the draft's cores: during prefill there is little to draft."""
@@ -227,6 +253,10 @@ def _shares(setup: OrchestratorSetup) -> Mapping[Role, tuple[int, ...]]:
     """Local ranks get no cores of their own: on one core, each collective would cost a time slice."""
     hosts = setup.target_hosts
     return {} if hosts is not None and hosts.local else partition_cores()
+
+
+def _role(seat: Seat) -> Role:
+    return "draft" if seat == "second draft" else seat
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -17,12 +17,13 @@ from packaging.requirements import Requirement
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.downloads.default_target import VARIABLE, default_pair_state
+from orchestrator.machine.finding import Finding
 from orchestrator.machine.hardware import MlxDevice
 from orchestrator.machine.metal_wheel import macos_version, metal_wheel_target
 from orchestrator.machine.network import own_host
 from orchestrator.runtime.session import sessions_home, stale_sessions
-from orchestrator.tools.doctor.finding import Finding
 from orchestrator.tools.doctor.metal_kernels import metal_kernels
+from protocol.contracts.neural_engine import EngineVerdict, all_recorded
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import PipelineError
 from protocol.kv.segments import free_shared_memory, stale_segments
@@ -211,8 +212,21 @@ def neural_engine() -> list[Finding]:
     if sys.platform != "darwin":
         text = "none: --draft-engine coreml runs its package by an executor, which is no Neural Engine"
         return [Finding("Neural Engine", "ok", text)]
-    text = "used by --draft-engine coreml; launch-pipeline doctor --neural-engine examines whether it does its work"
-    return [Finding("Neural Engine", "ok", text)]
+    text = "--draft-engine auto tries a draft there; launch-pipeline doctor --neural-engine examines one"
+    return [Finding("Neural Engine", "ok", text), *map(verdict, here(all_recorded()))]
+
+
+def here(verdicts: Iterable[EngineVerdict]) -> list[EngineVerdict]:
+    """The verdicts that hold for this system and chip."""
+    system, chip = machine_facts.system_build(), machine_facts.chip()
+    return [verdict for verdict in verdicts if (verdict.place.system, verdict.place.chip) == (system, chip)]
+
+
+def verdict(recorded: EngineVerdict) -> Finding:
+    """What was found out before about a draft on the Neural Engine."""
+    where = "on the Neural Engine" if recorded.choice == "coreml" else "in MLX"
+    name = recorded.model or f"package {recorded.place.package[:12]}"
+    return Finding("draft engine", "ok", f"{name}: {where} ({recorded.reason})")
 
 
 def weights_are_whole(path: Path) -> bool:

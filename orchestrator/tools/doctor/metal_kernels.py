@@ -1,6 +1,6 @@
 """Whether MLX's kernels were built for this macOS: newer builds have kernels that older ones lack."""
 
-from orchestrator.tools.doctor.finding import Finding
+from orchestrator.machine.finding import Finding
 
 _BUILDS = (14, 15, 26)
 """The versions of macOS for which the package index has builds of mlx-metal 0.32. That for 26 alone has the kernels for

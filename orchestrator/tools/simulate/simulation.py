@@ -8,7 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, Release, Replace, SendMessage
+from orchestrator.core.commands import (
+    Command,
+    Dismiss,
+    Emit,
+    Finish,
+    Reject,
+    Release,
+    Replace,
+    SendMessage,
+    TrialDecided,
+)
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
@@ -243,7 +253,7 @@ class Simulation:
                 self.replace(role)
             case Dismiss(_, incarnation):
                 self.remove(incarnation)
-            case Release():
+            case Release() | TrialDecided():
                 pass
 
     def _end(self, sequence: SequenceId, reason: str) -> None:

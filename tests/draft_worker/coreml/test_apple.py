@@ -1,6 +1,8 @@
 """Core ML's calls against the signatures of the installed library. The executor computes the results."""
 
+import gc
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, create_autospec
@@ -134,3 +136,29 @@ def test_the_runtime_is_core_ml_only_on_a_mac(home: Path):
 
     assert default_runtime() == ("coreml" if sys.platform == "darwin" else "executor")
     assert "no Neural Engine" in open_runtime(converted, "executor").device
+
+
+def test_every_array_that_core_ml_was_given_lives_on(pair: tuple[Converted, Library]):
+    """Core ML releases the inputs of a call later, on a queue of its own: no array may be freed there."""
+    converted, library = pair
+    given: dict[int, weakref.ref[np.ndarray]] = {}
+    library._predict = lambda width, data, state: (
+        given.update({id(value): weakref.ref(value) for value in data.values()}),
+        library.executor.predict(width, data, None if state is None else state.held),
+    )[1]
+    engine, counts = CoreMlEngine(converted, CoreMlRuntime(converted)), []
+    for _ in range(4):
+        sequence = engine.open(Sampling(), VOCABULARY)
+        sequence.prefill(range(60))
+        sequence.evaluate(Batch((), [1, 2, 3], [-1] * 3, 4))
+        sequence.close()
+        del sequence
+        counts.append(len(given))
+    del engine
+    gc.collect()
+
+    assert [reference for reference in given.values() if reference() is None] == []
+    assert len(set(counts)) == 1, "a sequence that follows another one needs no new array"
+    for reference in given.values():
+        # Changes of the count that two threads make at once can be lost.
+        assert sys.getrefcount(reference()) > 10_000

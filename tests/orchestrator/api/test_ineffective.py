@@ -130,7 +130,7 @@ def test_every_option_that_a_rule_names_exists():
 def warned(**keywords: object) -> list[str]:
     """What the Python API warns of."""
     fields = {name: value for name, value in keywords.items() if name in Options.__struct_fields__}
-    others = {"draft": None, "listen": None, "draft_engine": "mlx", "prefill_engine": "none", "draft_command": ()}
+    others = {"draft": None, "listen": None, "draft_engine": "auto", "prefill_engine": "none", "draft_command": ()}
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         warn_ineffective(checked_options(fields), **{**others, **keywords})

@@ -17,16 +17,8 @@ from orchestrator.cli.app import cli
 from orchestrator.machine.idle_sleep import without_idle_sleep
 
 _LONG = (
-    "attach",
-    "bench",
-    "calibrate",
-    "drill",
-    "first-light",
-    "profile",
-    "serve",
-    "serve-workers",
-    "start",
-    "target-rank",
+    *("attach", "bench", "calibrate", "drill", "first-light", "profile"),
+    *("serve", "serve-workers", "start", "target-rank"),
 )
 
 

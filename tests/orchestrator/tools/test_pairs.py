@@ -43,6 +43,13 @@ def test_a_pair_fits_where_its_weights_leave_room():
     assert memory(PAIR, False) == pytest.approx((3.09 + 0.49) * 1e9 * 4.5 / 8 + GIB)
 
 
+def test_core_ml_takes_the_draft_in_fp16_once_for_each_loaded_function():
+    """coremltools issue 2351: the functions of a package share their weights on the disk, not in memory."""
+    assert memory(PAIR, False, core_ml=True) - memory(PAIR, False) == pytest.approx(3 * 0.49e9 * 2)
+    assert fits(PAIR, False, available=5 * GIB)
+    assert not fits(PAIR, False, available=5 * GIB, core_ml=True)
+
+
 def test_what_cannot_be_used_is_listed_with_the_reason():
     with pytest.raises(InputError, match=r"gemma3-12b can't be used yet: .*sliding windows"):
         usable_pair("gemma3-12b")

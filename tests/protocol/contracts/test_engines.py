@@ -67,7 +67,7 @@ def test_listing_the_engines_imports_none_of_them():
 
 def test_a_name_that_no_engine_has_is_answered_with_the_choices():
     with pytest.raises(
-        InputError, match=r"no draft engine called 'crystal ball': choose coreai, coreml, mlx, ngram or none\."
+        InputError, match=r"no draft engine called 'crystal ball': choose auto, coreai, coreml, mlx, ngram or none\."
     ):
         draft_engine("crystal ball")
 

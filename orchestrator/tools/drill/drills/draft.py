@@ -51,7 +51,7 @@ def kill(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     opened = done = 0
     while done < count:
         request, strategy = source.choice(requests), _STRATEGIES[opened % len(_STRATEGIES)]
-        with Pipeline(strategy=strategy) as pipeline:
+        with Pipeline(draft_engine="mlx", strategy=strategy) as pipeline:
             place = mark(pipeline.address)
             reference = serve(pipeline, request)
             undisturbed.append(reference)
@@ -82,7 +82,7 @@ def stop(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     requests = drill_requests(seed)
     gaps = _Gaps(STOP_PROMISE, "stops", count)
     for strategy, share in _shared(count, ("adaptive", "ssd", "sd")):
-        with Pipeline(strategy=strategy) as pipeline:
+        with Pipeline(draft_engine="mlx", strategy=strategy) as pipeline:
             place = mark(pipeline.address)
             pid = members(place)["draft_worker"]
             for number in range(share):

@@ -45,7 +45,7 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """`count` faults, one every five seconds."""
     with own_registry():
         requests = drill_requests(seed)
-        with Pipeline() as pipeline:
+        with Pipeline(draft_engine="mlx") as pipeline:
             place = mark(pipeline.address)
             loops = [RequestLoop(pipeline.address, requests, first) for first in range(_CLIENTS)]
             threads = [threading.Thread(target=loop.run, daemon=True) for loop in loops]

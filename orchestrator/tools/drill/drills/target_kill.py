@@ -29,7 +29,7 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     gaps: list[float] = []
     opened = done = 0
     while done < count:
-        with Pipeline(strategy=_STRATEGIES[opened % len(_STRATEGIES)]) as pipeline:
+        with Pipeline(draft_engine="mlx", strategy=_STRATEGIES[opened % len(_STRATEGIES)]) as pipeline:
             request, when = source.choice(requests), f"seed {seed}, pipeline {opened}"
             undisturbed = serve(pipeline, request)
             failures += wrong(request, undisturbed, f"{when}, undisturbed")

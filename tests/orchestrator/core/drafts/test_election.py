@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from orchestrator.core.commands import Command, Dismiss, SendMessage
+from orchestrator.core.commands import Command, Dismiss, SendMessage, TrialDecided
 from orchestrator.core.drafts.election import MAX_DRAFTS, Election
-from orchestrator.core.events import WorkerDown
+from orchestrator.core.events import WorkerDown, WorkerUp
 from orchestrator.core.options import Options
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices, Wire
@@ -327,3 +327,57 @@ def test_only_the_users_own_draft_can_have_too_little_room_for_a_request(remote)
     simulation.run()
 
     assert client.tokens == (client.reference if remote else [])
+
+
+# What a trial tells the runtime --------------------------------------------------------------------
+
+
+def decisions(simulation: Simulation) -> list[TrialDecided]:
+    return [
+        command for _, _, commands in simulation.history for command in commands if isinstance(command, TrialDecided)
+    ]
+
+
+def compared(newcomer: RemoteDraft, *others: RemoteDraft) -> Simulation:
+    """One long request with a draft that is right in every second guess, and newcomers."""
+    about = language(0.5)
+    simulation = Simulation(Options(), about, modelled_workers(about, DEVICES), kept=None)
+    simulation.start("target")
+    simulation.start("draft")
+    for draft in (newcomer, *others):
+        simulation.clock.at(draft.at, lambda draft=draft: draft.join(simulation))
+    simulation.submit(1, 600)
+    simulation.run()
+    return simulation
+
+
+@pytest.mark.parametrize("quality", [0.9, 0.2], ids=["better", "worse"])
+def test_the_end_of_a_comparison_is_told_once_with_both_rates(quality: float):
+    """A newcomer that wins is confirmed by a second trial with exchanged roles before its victory is told."""
+    simulation = compared(remote_draft(quality))
+    first, *_ = decisions(simulation)
+
+    assert first.winner == drafting(simulation.machine)[0]
+    assert first.winner == (SECOND if quality == 0.9 else FIRST)
+    assert first.winner_rate > first.loser_rate > 0
+
+
+def test_a_draft_that_was_never_compared_has_not_lost():
+    """It still prefills when its trial ends because another draft waits."""
+    mute = remote_draft(0.9, wire=Wire(loss=1.0 - 1e-9, resend=None), at=0.5)
+    simulation = compared(mute, remote_draft(0.9, at=0.5))
+
+    assert simulation.machine.drafts.statuses()[SECOND] == "standby"
+    assert all(SECOND not in (decided.winner, decided.loser) for decided in decisions(simulation))
+
+
+def test_no_request_is_refused_because_of_a_draft_that_the_pipeline_chose_itself():
+    simulation = ScriptedSimulation()
+    simulation.start("target")
+    small = simulation.build("draft")
+    hello = msgspec.structs.replace(small.hello, engine="coreml", context=3)
+    simulation.step(WorkerUp(99, hello, chosen=False))
+    simulation.hosts[99] = simulation.hosts[1]
+    client = simulation.clients[simulation.submit(1, max_tokens=5)]
+
+    assert client.reason == ""

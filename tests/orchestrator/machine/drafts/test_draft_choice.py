@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.machine.drafts import converted_draft as converted_draft_module
 from orchestrator.machine.drafts import draft_choice as draft_choice_module
+from orchestrator.machine.drafts.auto_draft import place_of
+from orchestrator.machine.drafts.converted_draft import conversion_of
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, draft_for
 from orchestrator.machine.recommended_pairs import pairs
+from protocol.contracts.conversion import FOLDER_MODEL
+from protocol.contracts.engines import AUTO
+from protocol.contracts.neural_engine import EngineRates, EngineVerdict, record
 from protocol.errors import InputError
 from tests.support.models.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
@@ -41,7 +47,7 @@ def test_without_a_name_and_a_target_it_is_the_default_draft(monkeypatch: pytest
 
 @pytest.mark.parametrize("engine", ["mlx", "coreml", "random"])
 def test_the_demo_draft_is_not_taken_beside_a_foreign_target(foreign: str, engine: str):
-    engine, folder, note = chosen(foreign, engine)
+    engine, folder, note, _ = chosen(foreign, engine)
 
     assert (engine, folder) == ("none", None)
     assert f"fits the target {foreign}: choose a draft of the target's family or the draft engine ngram." in note
@@ -81,6 +87,109 @@ def test_an_engine_without_a_model_looks_at_none(foreign: str, monkeypatch: pyte
 
 def test_an_engine_that_there_is_not_is_answered_with_the_choices():
     with pytest.raises(
-        InputError, match=r"no draft engine called 'tarot': choose coreai, coreml, mlx, ngram or none\."
+        InputError, match=r"no draft engine called 'tarot': choose auto, coreai, coreml, mlx, ngram or none\."
     ):
         draft_choice("tarot", None)
+
+
+# The automatic engine ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def neural_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has one, with an empty cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(draft_choice_module, "neural_engine", lambda: "coreml")
+
+
+def converted_in_cache() -> Path:
+    """The demo draft's place in the cache, with a folder that looks converted."""
+    folder = conversion_of(DEMO_DRAFT)
+    data = folder / FOLDER_MODEL / "Data"
+    data.mkdir(parents=True)
+    (data / "model.mlmodel").write_bytes(b"model")
+    return folder
+
+
+def test_without_a_neural_engine_the_automatic_engine_is_mlx(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(draft_choice_module, "neural_engine", lambda: None)
+
+    assert chosen(str(DEMO_TARGET), AUTO) == DraftChoice("mlx", DEMO_DRAFT)
+    assert chosen(str(DEMO_TARGET), AUTO, own=True) == DraftChoice("mlx", DEMO_DRAFT)
+
+
+def test_the_automatic_engine_of_a_converted_draft_is_core_ml(tmp_path: Path):
+    (tmp_path / FOLDER_MODEL).mkdir()
+    with pytest.raises(InputError, match=r"lacks package\.json"):
+        chosen(str(DEMO_TARGET), AUTO, draft=str(tmp_path))
+
+
+@pytest.mark.usefixtures("neural_engine")
+def test_mlx_drafts_until_it_is_known_which_engine_is_faster():
+    choice = chosen(str(DEMO_TARGET), AUTO)
+
+    assert (choice.engine, choice.folder, choice.note) == ("mlx", DEMO_DRAFT, "")
+    assert choice.auto is not None
+    assert (choice.auto.checkpoint, choice.auto.runtime) == (str(DEMO_DRAFT), "coreml")
+
+
+@pytest.mark.usefixtures("neural_engine")
+def test_an_engine_that_is_named_is_not_weighed():
+    assert chosen(str(DEMO_TARGET), "mlx") == DraftChoice("mlx", DEMO_DRAFT)
+
+
+@pytest.mark.usefixtures("neural_engine")
+def test_the_winner_of_an_earlier_trial_is_begun_with():
+    auto = chosen(str(DEMO_TARGET), AUTO).auto
+    assert auto is not None
+    folder = converted_in_cache()
+    auto.record_trial("coreml", "it was faster", EngineRates(coreml=40.0, mlx=30.0))
+    won = chosen(str(DEMO_TARGET), AUTO)
+    auto.record_trial("mlx", "it was slower", EngineRates(coreml=30.0, mlx=40.0))
+    lost = chosen(str(DEMO_TARGET), AUTO)
+
+    assert won == DraftChoice("coreml", folder, "The draft runs on the Neural Engine (it was faster).", auto)
+    assert lost == DraftChoice("mlx", DEMO_DRAFT, "The draft runs in MLX (it was slower).")
+
+
+@pytest.mark.usefixtures("neural_engine")
+def test_a_trial_beside_another_target_says_nothing(foreign: str):
+    auto = chosen(str(DEMO_TARGET), AUTO, draft=str(DEMO_DRAFT)).auto
+    other = chosen(str(DEMO_DRAFT), AUTO, draft=str(DEMO_DRAFT)).auto
+    assert auto is not None
+    assert other is not None
+    auto.record_trial("mlx", "it was slower", EngineRates(coreml=30.0, mlx=40.0))
+
+    assert auto.verdict() is not None
+    assert other.verdict() is None
+
+
+@pytest.mark.usefixtures("neural_engine")
+def test_a_winner_whose_conversion_is_gone_is_prepared_again():
+    auto = chosen(str(DEMO_TARGET), AUTO).auto
+    assert auto is not None
+    auto.record_trial("coreml", "it was faster", EngineRates(coreml=40.0, mlx=30.0))
+
+    assert chosen(str(DEMO_TARGET), AUTO) == DraftChoice("mlx", DEMO_DRAFT, "", auto)
+
+
+@pytest.mark.usefixtures("neural_engine")
+def test_a_device_that_failed_its_examination_is_not_tried_beside_any_target():
+    folder = converted_in_cache()
+    record(EngineVerdict(place=place_of(folder), choice="mlx", reason="it crashed"))
+
+    assert chosen(str(DEMO_TARGET), AUTO) == DraftChoice("mlx", DEMO_DRAFT, "The draft runs in MLX (it crashed).")
+
+
+def test_what_a_killed_conversion_left_is_removed_before_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    place = conversion_of(DEMO_DRAFT)
+    half = place.parent / f".{place.name}-abc"
+    half.mkdir(parents=True)
+    monkeypatch.setattr(converted_draft_module, "_convert", lambda *_: None)
+    with pytest.raises(InputError, match="lacks"):
+        converted_draft_module.converted_draft(str(DEMO_DRAFT))
+
+    assert not half.exists()

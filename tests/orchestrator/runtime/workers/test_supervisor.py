@@ -75,6 +75,20 @@ def test_a_stopped_worker_is_woken_to_hear_that_it_should_end(stage: Stage):
     until(lambda: {"SIGTERM", "SIGCONT"} <= {*stage.heard()})
 
 
+@pytest.mark.parametrize("succeeded", [False, True])
+def test_a_worker_that_is_no_longer_needed_is_asked_to_end_and_not_started_again(stage: Stage, succeeded: bool):
+    """Unless its seat is wanted again before it has ended."""
+    stage.supervisor.retire("draft")
+    stage.child.succeeded = succeeded
+    until(lambda: "SIGTERM" in stage.heard())
+    stage.child.process.kill()
+    death = stage.supervisor.reap("draft", 10.0)
+
+    assert death.retired
+    assert stage.supervisor.restarting("draft") == succeeded
+    stage.supervisor.forget("draft")
+
+
 def test_the_end_of_all_begins_with_a_request(stage: Stage):
     stage.supervisor.stop(())
 

@@ -21,11 +21,23 @@ from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.drafts import draft_choice as choosing
-from orchestrator.machine.drafts.draft_choice import draft_choice, place_of, weigh
-from orchestrator.tools.doctor.examination import StageOutcome, examine
-from orchestrator.tools.doctor.finding import Finding
-from orchestrator.tools.doctor.neural_engine import examined, judge
-from protocol.contracts.examination import Agreed, ExaminationOrder, Placed, Predicted, Stage, Timed, Units, Written
+from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, place_of, weigh
+from orchestrator.machine.finding import Finding
+from orchestrator.machine.neural_engine.examination import Limits, StageOutcome, examine
+from orchestrator.machine.neural_engine.judgement import judge
+from orchestrator.tools.doctor.neural_engine import examined
+from protocol.contracts.examination import (
+    Agreed,
+    ExaminationOrder,
+    Loaded,
+    Loading,
+    Placed,
+    Predicted,
+    Stage,
+    Timed,
+    Units,
+    Written,
+)
 from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, record, recorded
 from protocol.errors import InputError
 from tests.support.models.coreml_programs import converted_demo
@@ -45,13 +57,17 @@ def failures(findings: list[Finding]) -> list[str]:
     return [f"{finding.name}: {finding.text}" for finding in findings if finding.status == "fail"]
 
 
+def chosen(verdict: EngineVerdict | None) -> str | None:
+    return None if verdict is None else verdict.choice
+
+
 # Processes -----------------------------------------------------------------------------------------
 
 
 def examination(behaviour: str, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     monkeypatch.setenv("FAKE_DEVICE", behaviour)
-    patience = 2.0 if behaviour == "hanging" else None
-    return examined(str(converted_demo()), "coreml", examiner=FAKE, patience=patience)
+    limits = Limits(silence=1.0) if behaviour == "hanging" else Limits()
+    return examined(str(converted_demo()), "coreml", examiner=FAKE, limits=limits)
 
 
 def test_an_honest_device_is_used(monkeypatch: pytest.MonkeyPatch):
@@ -60,15 +76,13 @@ def test_an_honest_device_is_used(monkeypatch: pytest.MonkeyPatch):
     assert failures(findings) == []
     assert [finding.name for finding in findings][-1] == "verdict"
     verdict = recorded(place_of(converted_demo()))
-    assert verdict is not None
-    assert verdict.choice == "coreml"
+    assert chosen(verdict) == "coreml"
 
 
 @pytest.mark.parametrize(
     ("behaviour", "words"),
     [
         ("crashing", "ended by signal 11"),
-        ("hanging", "said nothing for 2 s"),
         ("raising", "the compiler has had enough"),
         ("babbling", "it said what is no report: b'Loading the model ...'"),
     ],
@@ -81,6 +95,38 @@ def test_a_process_that_fails_is_a_finding_and_decides(behaviour: str, words: st
     assert verdict is not None
     assert verdict.choice == "mlx"
     assert words in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [("hanging", "said nothing for 1 s"), ("killed", "ended by signal 9"), ("full", "No space left on device")],
+)
+def test_a_failure_that_may_not_come_again_is_told_and_not_recorded(
+    behaviour: str, words: str, monkeypatch: pytest.MonkeyPatch
+):
+    findings = examination(behaviour, monkeypatch)
+
+    assert words in failures(findings)[0]
+    assert findings[-1].text.startswith("none is recorded")
+    assert recorded(place_of(converted_demo())) is None
+
+
+def test_silence_during_a_load_is_no_hang_and_the_load_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FAKE_DEVICE", "compiling")
+    stages: list[str] = []
+    limits = Limits(silence=0.5, progress=0.3)
+    findings = examined(str(converted_demo()), "coreml", examiner=FAKE, limits=limits, on_stage=stages.append)
+
+    assert failures(findings) == []
+    assert "compiling width 8 for the Neural Engine, 0 min so far" in stages
+
+
+def test_a_load_that_never_ends_is_given_up_and_not_recorded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FAKE_DEVICE", "compiling")
+    findings = examined(str(converted_demo()), "coreml", examiner=FAKE, limits=Limits(loading=0.3))
+
+    assert "was ended after 0 min of compiling width 8 for the Neural Engine" in failures(findings)[0]
+    assert recorded(place_of(converted_demo())) is None
 
 
 def test_a_plan_that_can_not_be_had_is_a_warning(monkeypatch: pytest.MonkeyPatch):
@@ -173,14 +219,14 @@ def test_a_device_that_misbehaves_is_found_out(behaviour: str, words: str, tmp_p
     findings, verdict = judge(outcomes(behaviour, tmp_path), PLACE)
 
     assert any(words in failure for failure in failures(findings))
-    assert verdict.choice == "mlx"
+    assert chosen(verdict) == "mlx"
 
 
 def test_a_device_that_does_its_work_is_not_accused(tmp_path: Path):
     findings, verdict = judge(outcomes("honest", tmp_path), PLACE)
 
     assert failures(findings) == []
-    assert verdict.choice == "coreml"
+    assert chosen(verdict) == "coreml"
 
 
 # Judging -------------------------------------------------------------------------------------------
@@ -200,7 +246,7 @@ GOLDEN = StageOutcome("golden", "CPU_AND_NE", (Written(),), "done")
 def test_only_a_device_that_is_faster_than_the_processor_is_used(engine: float, processor: float, choice: str):
     _, verdict = judge([GOLDEN, predicted("CPU_AND_NE", engine), predicted("CPU_ONLY", processor)], PLACE)
 
-    assert verdict.choice == choice
+    assert chosen(verdict) == choice
 
 
 @pytest.mark.parametrize(
@@ -210,16 +256,40 @@ def test_only_a_device_that_is_faster_than_the_processor_is_used(engine: float, 
 def test_logits_have_to_be_the_executors(deviation: float | None, same: float, choice: str):
     outcomes = [GOLDEN, predicted("CPU_AND_NE", 7, deviation=deviation, same=same), predicted("CPU_ONLY", 30)]
 
-    assert judge(outcomes, PLACE)[1].choice == choice
+    assert chosen(judge(outcomes, PLACE)[1]) == choice
 
 
 def test_operations_that_leave_the_engine_are_a_warning():
     plan = StageOutcome("plan", "CPU_AND_NE", (Placed("width_8", 100, 60, 0.5, {"gather": 40}),), "done")
     findings, verdict = judge([GOLDEN, predicted("CPU_AND_NE", 7), predicted("CPU_ONLY", 30), plan], PLACE)
 
-    assert verdict.choice == "coreml"
+    assert chosen(verdict) == "coreml"
     assert [finding.status for finding in findings if finding.name == "compute plan"] == ["warn"]
     assert "40 gather" in next(finding.text for finding in findings if finding.name == "compute plan")
+
+
+@pytest.mark.parametrize("placed", [Placed("width_8", 0, 0, 0.0, {}), Placed("width_8", 90, 0, 0.0, {"conv": 90})])
+def test_a_plan_never_decides(placed: Placed):
+    """Core ML may tell of the default function only, and a plan is an estimate: the times decide."""
+    plan = StageOutcome("plan", "CPU_AND_NE", (placed,), "done")
+    findings, verdict = judge([GOLDEN, predicted("CPU_AND_NE", 7), predicted("CPU_ONLY", 30), plan], PLACE)
+
+    assert chosen(verdict) == "coreml"
+    assert [finding.status for finding in findings if finding.name == "compute plan"] == ["warn"]
+
+
+def test_a_failure_that_lasts_decides_beside_one_that_may_not():
+    hung = StageOutcome("predict", "CPU_ONLY", (), "hung", "said nothing for 300 s", lasting=False)
+    _, verdict = judge([GOLDEN, predicted("CPU_AND_NE", 7, same=0.1), hung], PLACE)
+
+    assert chosen(verdict) == "mlx"
+
+
+def test_each_function_is_reported_before_and_after_its_load(tmp_path: Path):
+    reports = [report for outcome in outcomes("honest", tmp_path) for report in outcome.reports]
+    loads = [report.width for report in reports if isinstance(report, Loading | Loaded)]
+
+    assert loads == 2 * [None, 1, 1, 8, 8, 32, 32]
 
 
 # The verdict ---------------------------------------------------------------------------------------
@@ -267,7 +337,7 @@ def test_a_converted_folder_falls_back_to_the_model_that_it_was_made_from():
 def test_without_a_failure_core_ml_is_used(choice: str | None):
     verdict = None if choice is None else EngineVerdict(place=PLACE, choice="coreml", reason="fine")
 
-    assert weigh("coreml", converted_demo(), str(converted_demo()), verdict) == ("coreml", converted_demo(), "")
+    assert weigh("coreml", converted_demo(), str(converted_demo()), verdict) == DraftChoice("coreml", converted_demo())
 
 
 def test_a_mac_reads_the_verdict_and_others_have_nothing_to_read(monkeypatch: pytest.MonkeyPatch):
@@ -305,7 +375,7 @@ def test_the_compute_plan_is_asked_as_the_library_wants(monkeypatch: pytest.Monk
     monkeypatch.setattr(kinds.MLComputePlan, "load_from_path", load)
     monkeypatch.setattr("draft_worker.coreml.examine.compiled", lambda folder: folder / "compiled.mlmodelc")
 
-    assert list(placements(Path("model"))) == [Placed("width_8", 2, 1, 0.75, {"gather": 1})]
+    assert list(placements(Path("model"))) == [Loading(None), Placed("width_8", 2, 1, 0.75, {"gather": 1})]
     assert load.call_args.kwargs == {
         "path": "model/compiled.mlmodelc",
         "compute_units": toolchain().coremltools.ComputeUnit.CPU_AND_NE,

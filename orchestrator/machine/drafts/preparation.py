@@ -1,0 +1,139 @@
+"""The process that prepares a draft for the Neural Engine while the pipeline decodes: it converts and examines it.
+
+`python -m orchestrator.machine.drafts.preparation ORDER`: a PreparationOrder in JSON; reports as lines of JSON. It runs
+with a low priority, and ends when its parent does.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from orchestrator.machine.cache_entries import UnwritableCache
+from orchestrator.machine.checkpoints import weight_bytes
+from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
+from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
+from orchestrator.machine.hardware import installed_version, memory_bytes
+from orchestrator.machine.memory_estimate import fitting
+from orchestrator.machine.neural_engine.examination import examine
+from orchestrator.machine.neural_engine.judgement import judge
+from protocol.contracts.conversion import Progress
+from protocol.contracts.neural_engine import record, recorded
+from protocol.errors import InputError, PipelineError
+
+_NICENESS = 10
+_GIB = 1 << 30
+
+
+class PreparationOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The one argument of the process."""
+
+    auto: AutoDraft
+    life: int | None = None
+    """A socket shared with the parent; its end of file means that the parent is gone."""
+
+
+class Preparing(msgspec.Struct, frozen=True, tag="preparing", forbid_unknown_fields=True):
+    """What is being done, without a subject."""
+
+    text: str
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared", forbid_unknown_fields=True):
+    """The draft is converted, and the Neural Engine computes what it should."""
+
+
+class Declined(msgspec.Struct, frozen=True, tag="declined", forbid_unknown_fields=True):
+    """The draft can't run on the Neural Engine; the reason, as a clause. It is recorded if it lies in the model."""
+
+    reason: str
+
+
+PreparationReport: TypeAlias = Preparing | Prepared | Declined
+Report: TypeAlias = Callable[[PreparationReport], None]
+
+
+def main() -> int:
+    # The parent handles Ctrl-C and sends SIGTERM; SystemExit then ends the processes that were started here.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    output, sys.stdout = sys.stdout, sys.stderr
+    order = msgspec.json.decode(sys.argv[-1], type=PreparationOrder)
+    if order.life is not None:
+        _end_with_parent(order.life)
+    os.nice(_NICENESS)
+
+    def report(what: PreparationReport) -> None:
+        output.write(msgspec.json.encode(what).decode() + "\n")
+        output.flush()
+
+    report(prepare(order.auto, report))
+    return 0
+
+
+def prepare(auto: AutoDraft, report: Report) -> Prepared | Declined:
+    """Convert and examine the draft; what was done before is not done again. Reports what is being done."""
+    if installed_version("coremltools") is None:
+        return Declined("coremltools is not installed; it takes Python 3.11 to 3.13")
+    try:
+        folder = converted_draft(auto.checkpoint, lambda progress: report(Preparing(_words(progress))))
+    except UnwritableCache as error:
+        return Declined(str(error))
+    except InputError as error:
+        auto.record_refusal(str(error))
+        return Declined(str(error))
+    except PipelineError as error:
+        return Declined(str(error))
+    return _shortage(auto, folder) or _examined(auto, folder, report)
+
+
+def _shortage(auto: AutoDraft, folder: Path) -> Declined | None:
+    """Both engines hold the draft until the trial is over."""
+    models = weight_bytes(Path(auto.target)) + weight_bytes(Path(auto.checkpoint))
+    package, available = loaded_bytes(folder), memory_bytes()
+    if fitting(models + package, available):
+        return None
+    return Declined(
+        f"Core ML would take {package / _GIB:.1f} GiB beside {models / _GIB:.1f} GiB of models, which is too much for "
+        f"{available / _GIB:.0f} GiB of memory"
+    )
+
+
+def _examined(auto: AutoDraft, folder: Path, report: Report) -> Prepared | Declined:
+    place = place_of(folder)
+    verdict = recorded(place)
+    if verdict is None:
+        outcomes = examine(
+            folder,
+            auto.runtime,
+            examiner=auto.examiner,
+            predicts=auto.predicts,
+            on_stage=lambda words: report(Preparing(f"examining: {words}")),
+        )
+        findings, verdict = judge(outcomes, place, rehearsal=auto.runtime == "executor")
+        if verdict is None:
+            return Declined(next(f"{each.name}: {each.text}" for each in findings if each.status == "fail"))
+        record(msgspec.structs.replace(verdict, model=auto.checkpoint))
+    return Prepared() if verdict.choice == "coreml" else Declined(verdict.reason)
+
+
+def _words(progress: Progress) -> str:
+    return f"{progress.stage}, {progress.done} of {progress.total}"
+
+
+def _end_with_parent(life: int) -> None:
+    def watch() -> None:
+        while os.read(life, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True, name="death-pipe").start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
