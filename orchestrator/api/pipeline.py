@@ -2,7 +2,6 @@
 
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from protocol.contracts.engines import AUTO, DraftEngineName, PrefillEngineName,
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.client import Inquire, PipelineState, ToClient
+from protocol.own_modules import module_command
 from protocol.security.addresses import require_local
 from protocol.transport.link import Link
 
@@ -153,7 +153,7 @@ class Pipeline(Client):
         setup = msgspec.structs.replace(self._setup, **told)
         with theirs, session.log("orchestrator").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator", msgspec.json.encode(setup).decode()],
+                [*module_command("orchestrator"), msgspec.json.encode(setup).decode()],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -1,7 +1,6 @@
 """Converts a model for Core ML in a separate process. Knows the process's reports, and nothing of Core ML."""
 
 import subprocess
-import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -11,6 +10,7 @@ import msgspec
 
 from protocol.contracts.conversion import Choices, ConversionOrder, ConversionReport, Failed, Finished, Progress
 from protocol.errors import InputError, PipelineError
+from protocol.own_modules import module_command
 
 _GRACE = 5.0
 """Seconds for the process to remove an unfinished conversion."""
@@ -24,7 +24,7 @@ def conversion(source: Path, destination: Path, choices: Choices) -> Generator[P
     order = ConversionOrder(source=str(source), destination=str(destination), choices=choices)
     with tempfile.TemporaryFile() as words:
         process = subprocess.Popen(
-            [sys.executable, "-m", "draft_worker.coreml.conversion", msgspec.json.encode(order).decode()],
+            [*module_command("draft_worker.coreml.conversion"), msgspec.json.encode(order).decode()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=words,

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import msgspec
 
 from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.preparation import Declined, PreparationOrder, PreparationReport, Preparing
+from protocol.own_modules import module_command
 
 _GRACE = 4.0
 """Seconds for the process to end its own processes and to remove an unfinished conversion."""
@@ -28,7 +28,7 @@ class PreparingProcess:
         order = PreparationOrder(auto=auto, life=theirs.fileno())
         with theirs, log.open("wb") as words:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator.machine.drafts.preparation", msgspec.json.encode(order).decode()],
+                [*module_command("orchestrator.machine.drafts.preparation"), msgspec.json.encode(order).decode()],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -24,6 +24,7 @@ from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.target_hosts import RankSetup, TargetHosts, require_divisible
 from protocol.errors import InputError, PipelineError
 from protocol.inference.tree_model import TreeModel
+from protocol.own_modules import module_command
 from target_worker.tensor_parallel.rank_commands import RankCommand, received
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
 from target_worker.tensor_parallel.sharded_model import LeadingModel, follow
@@ -88,7 +89,7 @@ def _start_rank(setup: RankSetup) -> subprocess.Popen[bytes]:
     with theirs:
         setup = msgspec.structs.replace(setup, parent_socket=theirs.fileno())
         return subprocess.Popen(
-            [sys.executable, "-m", "target_worker.tensor_parallel.rank_process", msgspec.json.encode(setup).decode()],
+            [*module_command("target_worker.tensor_parallel.rank_process"), msgspec.json.encode(setup).decode()],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
         )

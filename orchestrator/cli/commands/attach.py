@@ -4,7 +4,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from orchestrator.machine.target_hosts import checked_hosts
 from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
 from protocol.messages.base import Role
+from protocol.own_modules import module_command
 from protocol.paths import keys_folder
 from protocol.security.addresses import Endpoint
 from protocol.security.keys import JoinLine
@@ -167,9 +167,7 @@ def _lived(setup: RankSetup) -> int:
             setup = msgspec.structs.replace(setup, life=theirs.fileno())
             process = subprocess.Popen(
                 [
-                    sys.executable,
-                    "-m",
-                    "target_worker.tensor_parallel.rank_process",
+                    *module_command("target_worker.tensor_parallel.rank_process"),
                     msgspec.json.encode(setup).decode(),
                 ],
                 pass_fds=(theirs.fileno(),),

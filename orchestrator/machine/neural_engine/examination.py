@@ -4,7 +4,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -23,8 +22,9 @@ from protocol.contracts.examination import (
     Stage,
     Units,
 )
+from protocol.own_modules import module_command
 
-EXAMINER = (sys.executable, "-m", "draft_worker.coreml.examine")
+EXAMINER = module_command("draft_worker.coreml.examine")
 PREDICTS = 300
 _PREDICTS_ON_PROCESSOR = 60
 """Enough for a time to compare with the Neural Engine's."""

@@ -3,20 +3,20 @@
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from protocol.messages.base import Role
+from protocol.own_modules import module_command
 from protocol.worker.process import WorkerSetup
 
 
 def worker_command(role: Role) -> tuple[str, ...]:
     """The command line of our own worker of this role."""
     module = "draft_worker.prefill" if role == "prefill" else f"{role}_worker"
-    return (sys.executable, "-m", module)
+    return module_command(module)
 
 
 def launch(

@@ -1,14 +1,14 @@
 """`doctor --draft FILE.mlpackage`: what the package is, by a process that can read it."""
 
 import subprocess
-import sys
 
 import msgspec
 
 from orchestrator.machine.drafts.stateful_draft import stateful_draft
-from orchestrator.tools.doctor.doctor import Finding
+from orchestrator.machine.finding import Finding
 from protocol.contracts.package_report import PackageReport
 from protocol.errors import InputError
+from protocol.own_modules import module_command
 
 _PATIENCE = 120.0
 """Seconds for reading a package of several GB."""
@@ -19,7 +19,7 @@ def package_finding(name: str) -> Finding:
         path = stateful_draft(name)
     except InputError as error:
         return Finding("draft package", "fail", str(error))
-    command = [sys.executable, "-m", "draft_worker.coreml.stateful", str(path)]
+    command = [*module_command("draft_worker.coreml.stateful"), str(path)]
     try:
         answer = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=False)
         report = msgspec.json.decode(answer.stdout, type=PackageReport)

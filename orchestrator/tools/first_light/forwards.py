@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import msgspec
 from orchestrator.machine.hardware import worker_environment
 from protocol.contracts.forward_examination import ForwardOrder, ForwardReport
 from protocol.errors import PipelineError
+from protocol.own_modules import module_command
 
 _EXAMINATION, _COPY = "target_worker.forward_examination", "target_worker.float32_copy"
 
@@ -21,7 +21,7 @@ def examined(order: ForwardOrder) -> Iterator[ForwardReport]:
     """The reports, as they come. Raises PipelineError if the process fails."""
     with tempfile.TemporaryFile() as words:
         process = subprocess.Popen(
-            [sys.executable, "-m", _EXAMINATION, msgspec.json.encode(order).decode()],
+            [*module_command(_EXAMINATION), msgspec.json.encode(order).decode()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=words,
@@ -46,9 +46,7 @@ def float32_copy(folder: Path) -> Iterator[Path]:
     """The model in `folder` with every weight in 32 bits, as a folder that lasts as long as the context."""
     with tempfile.TemporaryDirectory() as room:
         copy = Path(room) / "float32"
-        out = subprocess.run(
-            [sys.executable, "-m", _COPY, str(folder), str(copy)], capture_output=True, env=_environment()
-        )
+        out = subprocess.run([*module_command(_COPY), str(folder), str(copy)], capture_output=True, env=_environment())
         if out.returncode:
             raise PipelineError(f"The target's weights could not be unpacked: {_last(out.stderr)}")
         yield copy

@@ -5,7 +5,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,8 +17,9 @@ from orchestrator.tools.first_light.findings import Findings, StageReport
 from orchestrator.tools.first_light.settings import LightSettings, StageOrder
 from orchestrator.tools.first_light.stage_process import Answer, Broken, Found, Notice, SoFar
 from orchestrator.tools.first_light.stages import Stage
+from protocol.own_modules import module_command
 
-PROGRAM = (sys.executable, "-m", "orchestrator.tools.first_light.stage_process")
+PROGRAM = module_command("orchestrator.tools.first_light.stage_process")
 _ENDING_SECONDS = 10.0
 """In which an interrupted stage ends the processes that it started."""
 _TICK_SECONDS = 0.5

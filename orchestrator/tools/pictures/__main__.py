@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,9 @@ from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 from rich.text import Text
 
-_LAUNCH = [sys.executable, "-m", "orchestrator.cli.app"]
+from protocol.own_modules import module_command
+
+_LAUNCH = [*module_command("orchestrator.cli.app")]
 _COLUMNS, _SIZE = 96, {"width": 1440, "height": 900}
 _ANSWERED, _SHOWN = 300, 12
 """Characters of the conversation, and words in the tree, on the page when its picture is taken."""

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from orchestrator.tools.profile.run import TracedRun, WorkerLife, load_life
 from protocol.errors import PipelineError
 from protocol.kv.segments import unlink_owned
 from protocol.messages.base import Role
+from protocol.own_modules import module_command
 from protocol.worker.process import WorkerSetup
 
 REPLAYED: tuple[Role, ...] = ("target", "draft")
@@ -35,7 +35,7 @@ def _replay(life: WorkerLife, folder: Path, draft_command: tuple[str, ...]) -> W
     if not (script.is_file() and setup.is_file()):
         return None
     role = life.worker.role
-    command = draft_command if role == "draft" and draft_command else (sys.executable, "-m", f"{role}_worker")
+    command = draft_command if role == "draft" and draft_command else module_command(f"{role}_worker")
     with tempfile.TemporaryDirectory() as alone:
         _work(command, role, _setup_alone(setup, script, alone), life.name)
         return load_life(Path(alone) / f"{life.name}.spans", life.worker)

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from protocol.own_modules import module_command
+
 _KEPT = ("PATH", "HF_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
 """A service manager passes on little: where programs, models and settings are must be the user's."""
 _PREFIX = "LAUNCH_PIPELINE_"
@@ -18,7 +20,7 @@ def start_command(started: str = sys.argv[0]) -> tuple[str, ...]:
         return (str(path.parent / "launch-pipeline"),)
     if path.name == "launch-pipeline" and os.access(path, os.X_OK):
         return (str(path),)
-    return (sys.executable, "-m", "orchestrator.cli.entry")
+    return module_command("orchestrator.cli.entry")
 
 
 def kept_environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from orchestrator.tools.bench.baseline.messages import BatchJob, BatchJobResult,
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.tools.bench.names import PLAIN, contender_name
 from protocol.errors import PipelineError
+from protocol.own_modules import module_command
 
 _TERMINATION_SECONDS = 5.0
 
@@ -45,7 +45,7 @@ def running(
     )
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.tools.bench.baseline.process", msgspec.json.encode(setup).decode()],
+            [*module_command("orchestrator.tools.bench.baseline.process"), msgspec.json.encode(setup).decode()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

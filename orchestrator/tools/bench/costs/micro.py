@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from orchestrator.tools.calibration.calibrate import forward_times
 from protocol.contracts.figure import Figure
 from protocol.errors import PipelineError
 from protocol.messages.base import Role
+from protocol.own_modules import module_command
 
 ADOPTION = "orchestrator.tools.bench.costs.micro_adoption"
 HOST = (("draft_worker.coreml.host_overhead",), ("orchestrator.tools.bench.costs.micro_telemetry",))
@@ -115,7 +115,7 @@ def _stream(role: Role, cores: Sequence[int]) -> float:
 
 
 def _run(program: Sequence[str], environment: Mapping[str, str]) -> list[Figure]:
-    command = [sys.executable, "-m", *program]
+    command = [*module_command(program[0]), *program[1:]]
     everything = {**os.environ, **environment}
     try:
         out = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, env=everything)

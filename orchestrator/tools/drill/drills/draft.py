@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -29,6 +28,7 @@ from orchestrator.tools.drill.outcome import (
     too_late,
 )
 from orchestrator.tools.drill.processes import mark, members, remains, until
+from protocol.own_modules import module_command
 
 KILL_PROMISE = "draft killed: no request fails, same tokens, ≤ one target step + 100 ms added at p99"
 STOP_PROMISE = "draft stopped (SIGSTOP): same tokens, the target goes on within 250 ms"
@@ -106,7 +106,7 @@ def send_garbage(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     modes = list(MODES)
     source.shuffle(modes)
     for index, (mode, share) in enumerate(_shared(count, modes)):
-        command = (sys.executable, "-m", "orchestrator.tools.drill.faulty_draft", mode)
+        command = (*module_command("orchestrator.tools.drill.faulty_draft"), mode)
         with Pipeline(strategy=_STRATEGIES[index % len(_STRATEGIES)], draft_command=command) as pipeline:
             for number in range(share):
                 request = source.choice(requests)

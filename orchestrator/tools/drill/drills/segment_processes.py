@@ -12,6 +12,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 from protocol.kv.segments import create_segment, open_segment, sweep
+from protocol.own_modules import module_command
 
 _SIZE = 1 << 16
 _SEGMENTS = 3
@@ -40,7 +41,7 @@ def main() -> None:
 
 
 def _start(role: str, *arguments: str) -> None:
-    subprocess.Popen([sys.executable, "-m", __spec__.name if __spec__ else "", role, *arguments], stdin=sys.stdin)
+    subprocess.Popen([*module_command(__spec__.name if __spec__ else ""), role, *arguments], stdin=sys.stdin)
 
 
 def _report(what: str, value: object) -> None:

@@ -5,13 +5,13 @@ import random
 import select
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 
 from orchestrator.tools.drill.outcome import DrillOutcome, OnStep
 from orchestrator.tools.drill.processes import own_registry
 from protocol.kv.segments import SegmentError, open_segment, sweep
+from protocol.own_modules import module_command
 from protocol.process_identity import start_time
 
 PROMISE = "start/kill cycles, resource trackers killed too: 0 leaked segments"
@@ -26,7 +26,7 @@ class Cycle:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.tools.drill.drills.segment_processes", "owner"],
+            [*module_command("orchestrator.tools.drill.drills.segment_processes"), "owner"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -8,9 +8,9 @@ import msgspec
 
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import place_of
+from orchestrator.machine.finding import Finding
 from orchestrator.machine.neural_engine.examination import EXAMINER, PREDICTS, StageOutcome, examine
 from orchestrator.machine.neural_engine.judgement import judge
-from orchestrator.machine.finding import Finding
 from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.findings import Cell, Check, Findings, Table, Value
 from orchestrator.tools.first_light.measurements.texts import plan
