@@ -65,6 +65,8 @@ class Checkout:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=group,
+            # Tests may run in the background, where shells let a command ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, *arguments: str) -> tuple[int, str, str]:

@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> Path:
 
 def command(home: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.cli.app", "first-light", "--short", *options],
+        [sys.executable, "-m", "orchestrator.cli.entry", "first-light", "--short", *options],
         cwd=home,
         env={**os.environ, "HOME": str(home), "USER": USER, "LOGNAME": USER, "XDG_CACHE_HOME": "", "COLUMNS": "200"},
         stdin=subprocess.DEVNULL,

@@ -101,5 +101,7 @@ def test_drafts_of_other_machines_may_still_come(target: str):
 
 @pytest.mark.parametrize("opened", [Pipeline, lambda **options: OrchestratorSetup(**SETUP, **options)])
 def test_an_engine_that_there_is_not_is_answered_with_the_choices(opened):
-    with pytest.raises(InputError, match=r"no draft engine called 'tarot': choose coreml, mlx, ngram or none\."):
+    with pytest.raises(
+        InputError, match=r"no draft engine called 'tarot': choose auto, coreai, coreml, mlx, ngram or none\."
+    ):
         opened(draft_engine="tarot")

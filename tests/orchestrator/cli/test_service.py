@@ -15,6 +15,7 @@ from orchestrator.cli.commands import service as module
 from orchestrator.tools.service.launchd import LaunchAgent
 from orchestrator.tools.service.start_command import kept_environment, protected_folder, start_command
 from protocol.errors import InputError, PipelineError
+from protocol.own_modules import module_command
 from tests.support.service_programs import fake_launchctl, fake_systemctl, told
 
 
@@ -140,7 +141,7 @@ def test_the_start_command_is_what_the_user_started(tmp_path: Path):
 
     assert start_command(str(installed)) == (str(installed),)
     assert start_command("/checkout/bin/.start.py") == ("/checkout/bin/launch-pipeline",)
-    assert start_command("/usr/bin/pytest") == (sys.executable, "-m", "orchestrator.cli.entry")
+    assert start_command("/usr/bin/pytest") == module_command("orchestrator.cli.entry")
 
 
 def test_keys_and_other_programs_variables_are_not_kept():

@@ -119,7 +119,7 @@ def test_findings_are_json():
 @pytest.mark.parametrize(
     ("finding", "status", "step"),
     [
-        (doctor.mlx("ImportError: no wheel"), "fail", "delete .venv"),
+        (doctor.mlx("ImportError: no wheel"), "fail", "/.venv and start"),
         (doctor.openblas(None), "warn", "apt-get install libopenblas0-pthread"),
         (doctor.memory(1 << 30), "warn", "demo pair"),
         (doctor.shared_memory(64 << 20), "warn", "--shm-size"),
