@@ -266,8 +266,8 @@ def test_an_address_in_use_is_refused(address: str):
     code, output, errors = run("start", "--address", address)
 
     assert (code, output) == (2, "")
-    assert "Address already in use" in sentence(errors)
-    assert "choose another address" in errors
+    host, _, port = address.removeprefix("tcp://").partition(":")
+    assert f"Another program already answers at {host}, port {port}: choose another port" in sentence(errors)
 
 
 def test_an_address_without_a_pipeline_is_named():
