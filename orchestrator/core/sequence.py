@@ -189,6 +189,7 @@ class Sequence:
             draft_ready_at=speculation.ready_at,
             lookup=self._lookup_chain,
             steps=speculation.steps,
+            in_turns=speculation.in_turns,
             resting=speculation.resting,
             asked_at=speculation.asked_at,
             draft_tokens=self.request.draft_tokens,
@@ -249,7 +250,7 @@ class Sequence:
 
     def observe_round(self, verdict: Verdict, now: float) -> None:
         """Note what the round took, and what of it beyond the target's forward and the wait for growth."""
-        if self.speculation.drafting:
+        if self.speculation.drafting and self.speculation.takes_turns:
             estimates = self.estimates
             width = 1 + len(self._verified_nodes)
             measured = MeasuredRound(self._expected_tokens, now - self.ready_since, width, verdict.seconds)

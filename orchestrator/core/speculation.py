@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 from itertools import islice
 
+from msgspec import structs
+
 from orchestrator.core.policy.estimates import Estimates
 from protocol.messages.base import NodeId
-from protocol.messages.plans import Distribution
+from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
 from protocol.messages.worker import Grow
 from protocol.speculation.token_tree import Node, TokenTree
 
@@ -46,6 +48,8 @@ class Speculation:
         """When the draft was last asked for a step."""
         self._asked = 0
         """Steps below the root that a draft was asked for, if it drafts in turns."""
+        self._plan: GrowthPlan | None = None
+        """How the draft grows."""
         self.root_only = False
         """The target refused this draft's tree: only the root may be verified."""
         self._prefill: tuple[int, float] | None = None
@@ -68,10 +72,27 @@ class Speculation:
         self.ready_at = now + tokens * self.estimates.prefill.get(math.inf)
         self._prefill = (tokens, now)
 
+    def follow(self, plan: GrowthPlan | None) -> GrowthPlan | None:
+        """The plan that the draft is sent. While it prefills it does not rest, since nobody knows when to ask it."""
+        if isinstance(plan, BestFirst) and self._prefill is not None:
+            plan = structs.replace(plan, steps=None)
+        self._plan = plan
+        return plan
+
+    @property
+    def in_turns(self) -> bool:
+        """The draft rests until it is asked for a step."""
+        return isinstance(self._plan, BestFirst) and self._plan.steps is not None
+
+    @property
+    def takes_turns(self) -> bool:
+        """The draft can rest, and does so if that is the present mode."""
+        return isinstance(self._plan, BestFirst) and self.in_turns == self.estimates.turns.in_turns
+
     @property
     def resting(self) -> bool:
-        """The draft has taken all steps that it was asked for, if it drafts in turns."""
-        return self.steps >= self._asked
+        """The draft drafts in turns and has taken all steps that it was asked for: it owes no growth."""
+        return self.in_turns and self.steps >= self._asked
 
     def ask(self, steps: int, now: float) -> None:
         """The draft was asked to grow up to `steps` steps below the root."""
@@ -103,7 +124,7 @@ class Speculation:
         if growth.evaluated:
             if self._round is None or growth.round == self._round:
                 self.steps += 1
-                if self.steps == self._asked:
+                if self.in_turns and self.steps == self._asked:
                     self.estimates.response.observe(now - self.asked_at)
             # A draft may claim any time, but its step began after the growth before: that bounds the time.
             seconds = min(growth.seconds, now - self.grown_at)

@@ -60,8 +60,7 @@ def test_a_stopped_short_form_goes_on_and_finds_nothing_wrong_and_names_nobody(h
     light = home / "first-light"
     stopped = command(home)
     wait_for(light / "stages" / "energy.json")
-    time.sleep(0.5)
-    assert running(home)
+    until(lambda: len(running(home)) > 1)
     stopped.send_signal(signal.SIGINT)
     _, words = stopped.communicate(timeout=SECONDS)
     before = (light / "stages" / "machine.json").read_bytes()

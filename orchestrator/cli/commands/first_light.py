@@ -17,7 +17,9 @@ from orchestrator.tools.first_light.stages import stage_names
 
 if TYPE_CHECKING:
     from orchestrator.tools.first_light.findings import LightReport, StageReport
-    from orchestrator.tools.first_light.run import RunStage
+    from orchestrator.tools.first_light.folder import LightFolder
+    from orchestrator.tools.first_light.run import Choice, RunStage
+    from orchestrator.tools.first_light.settings import LightSettings
     from orchestrator.tools.first_light.stage_runner import Observer
     from orchestrator.tools.first_light.stages import Stage
 
@@ -76,33 +78,18 @@ def first_light(
     launch-pipeline first-light --minutes 15 --skip second-bench
     launch-pipeline first-light --only neural-engine
     """
-    from orchestrator.tools.bench.prompts import shipped_prompts
-    from orchestrator.tools.first_light.folder import LightFolder
-    from orchestrator.tools.first_light.identity import identity
     from orchestrator.tools.first_light.power_meter import ask_for_rights
-    from orchestrator.tools.first_light.redaction import Redactor
-    from orchestrator.tools.first_light.run import Choice, run
+    from orchestrator.tools.first_light.run import Choice
     from orchestrator.tools.first_light.settings import LightSettings
 
     settings = LightSettings(short=short, energy=energy, second_pair=second_pair)
-    choice = Choice(minutes, only, skip)
-    began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     wanted = [] if only else [name for name in stage_names() if name not in skip]
-    folder = LightFolder.of(
-        out or Path(_FOLDER), identity(settings), began, Redactor.of_this_machine(shipped_prompts()), wanted
-    )
+    folder = _folder(out or Path(_FOLDER), settings, wanted)
     _tell_begin(folder, quiet=as_json)
     if energy and sys.platform == "darwin" and "energy" not in folder.done():
         # Before anything is drawn that would hide the question.
         ask_for_rights()
-    try:
-        with _Screen(quiet=as_json) as screen:
-            report = run(folder, settings, choice, screen, run_one=_runner())
-    except KeyboardInterrupt:
-        done = len(folder.done())
-        told = f"{done} of {len(stage_names())} stages are in {folder.path}; the same command goes on with the others."
-        click.echo(told, err=True)
-        raise
+    report = _run(folder, settings, Choice(minutes, only, skip), quiet=as_json)
     archive = folder.archive()
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
@@ -110,6 +97,30 @@ def first_light(
         _tell_end(folder.path, archive, report)
     if not all(stage.good for stage in report.stages):
         sys.exit(_FAILED)
+
+
+def _folder(path: Path, settings: "LightSettings", wanted: list[str]) -> "LightFolder":
+    """The folder of the run with these settings, or a new one for `wanted` stages."""
+    from orchestrator.tools.bench.prompts import shipped_prompts
+    from orchestrator.tools.first_light.folder import LightFolder
+    from orchestrator.tools.first_light.identity import identity
+    from orchestrator.tools.first_light.redaction import Redactor
+
+    began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return LightFolder.of(path, identity(settings), began, Redactor.of_this_machine(shipped_prompts()), wanted)
+
+
+def _run(folder: "LightFolder", settings: "LightSettings", choice: "Choice", quiet: bool) -> "LightReport":
+    from orchestrator.tools.first_light.run import run
+
+    try:
+        with _Screen(quiet) as screen:
+            return run(folder, settings, choice, screen, run_one=_runner())
+    except KeyboardInterrupt:
+        done = len(folder.done())
+        told = f"{done} of {len(stage_names())} stages are in {folder.path}; the same command goes on with the others."
+        click.echo(told, err=True)
+        raise
 
 
 def _runner() -> "RunStage":
@@ -126,7 +137,7 @@ def _runner() -> "RunStage":
     return run_one
 
 
-def _tell_begin(folder: Any, quiet: bool) -> None:
+def _tell_begin(folder: "LightFolder", quiet: bool) -> None:
     if not quiet:
         verb = "Going on with" if folder.resumed else "Writing to"
         click.echo(

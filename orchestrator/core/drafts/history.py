@@ -3,6 +3,7 @@
 from orchestrator.core.commands import Command, Release
 from orchestrator.core.events import Request
 from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.turn_taking import TurnTaking
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Hello, KvOffer, KvReference, Prefilled
 
@@ -30,6 +31,11 @@ class DraftHistory:
         """The costs that a new life of this draft measured replace those of the earlier one."""
         for estimates in self._kinds.values():
             estimates.growth.expect(hello.costs)
+
+    def forget_turns(self) -> None:
+        """The draft goes on trial: only an active draft is asked for steps, so it must grow by itself."""
+        for estimates in self._kinds.values():
+            estimates.turns = TurnTaking()
 
 
 class DraftHistories:

@@ -1,38 +1,24 @@
 """All drafts of one pipeline: which sequences each one serves, and how the election is carried out. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from orchestrator.core.commands import Command, SendMessage
+from orchestrator.core.drafts.draft import Draft
 from orchestrator.core.drafts.election import DraftStatus, Election
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
 from orchestrator.core.drafts.trial import Trial, TrialSequence
 from orchestrator.core.events import Request, WorkerUp
 from orchestrator.core.phases import Phase
-from orchestrator.core.policy.decision import Strategy, growth_timeout
+from orchestrator.core.policy.decision import Strategy
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import SequenceId
+from protocol.messages.plans import GrowthPlan
 from protocol.messages.worker import Extend, Fault, Grow, Hello, KvOffer, Prefilled, Stop
-
-_PREFILL_SECONDS = 10.0
-"""After so long without growth, a draft that prefills counts as silent too."""
-
-
-@dataclass(slots=True)
-class _Draft:
-    hello: Hello
-    history: DraftHistory
-    started: dict[SequenceId, int] = field(default_factory=dict)
-    """Sequences that the draft serves, each with the round of its Start."""
-    prefilling: set[SequenceId] = field(default_factory=set)
-    """Those of them for which no growth has arrived yet."""
-    late_since: float | None = None
-    """When a round missed below whose root this draft has sent no growth yet."""
 
 
 class DraftPool:
@@ -44,7 +30,7 @@ class DraftPool:
         self._workers = workers
         self._election = Election()
         self._histories = DraftHistories()
-        self._drafts: dict[int, _Draft] = {}
+        self._drafts: dict[int, Draft] = {}
         self._trial: Trial | None = None
         self._active: int | None = None
         """The draft whose speculations the sequences hold."""
@@ -72,7 +58,7 @@ class DraftPool:
 
     def draft_up(self, event: WorkerUp, now: float) -> list[Command]:
         commands = self.draft_down(event.incarnation, now)
-        self._drafts[event.incarnation] = _Draft(event.hello, self._histories.take(event.hello))
+        self._drafts[event.incarnation] = Draft(event.hello, self._histories.take(event.hello))
         self._election.draft_up(event.incarnation)
         return [*commands, *self._apply_election(now)]
 
@@ -113,6 +99,7 @@ class DraftPool:
         """Ask the active draft, which rests, to grow up to `steps` steps below the root."""
         if self._active is None or sequence.id not in self._drafts[self._active].started:
             return []
+        self._drafts[self._active].owes_growth(now)
         sequence.speculation.ask(steps, now)
         return [SendMessage("draft", Extend(sequence.id, sequence.round, steps), self._active)]
 
@@ -147,9 +134,7 @@ class DraftPool:
         speculation = self._speculation(incarnation, sequence, now)
         if not speculation.wanted:
             return False
-        draft = self._drafts[incarnation]
-        draft.late_since = None
-        draft.prefilling.discard(growth.sequence)
+        self._drafts[incarnation].has_grown(growth.sequence)
         if growth.distributions and sequence.request.sampling.verification != "rejection":
             # Only rejection verification reads them, and they are the largest part of what a draft can send.
             growth = structs.replace(growth, distributions=())
@@ -241,6 +226,7 @@ class DraftPool:
         if on_trial is None:
             self._trial = None
         elif changed or self._trial is None or self._trial.incarnation != on_trial:
+            self._drafts[on_trial].history.forget_turns()
             self._trial = Trial(on_trial, self._strategy, grown.get(on_trial))
         commands = [command for sequence in self._sequences.values() for command in self.begin(sequence, now)]
         unused = [id for id in self._drafts if id not in self._in_use()]
@@ -261,18 +247,18 @@ class DraftPool:
         unwanted = not speculation.wanted or speculation.estimates.usefulness.paused
         if not vocabulary or unwanted or sequence.id in draft.started:
             return []
-        draft.started[sequence.id] = sequence.round
-        draft.prefilling.add(sequence.id)
-        plan = self._strategy.plan(speculation.estimates, self._sharing, sequence.request.draft_tokens)
+        draft.start(sequence.id, sequence.round)
         adopt = draft.history.arenas.adopt(sequence.id)
         speculation.start(len(sequence.tokens) - (adopt.tokens if adopt else 0), now)
+        plan = self._plan(speculation, sequence)
         return [SendMessage("draft", sequence.start_message(plan, vocabulary, adopt), id)]
 
+    def _plan(self, speculation: Speculation, sequence: Sequence) -> GrowthPlan | None:
+        plan = self._strategy.plan(speculation.estimates, self._sharing, sequence.request.draft_tokens)
+        return speculation.follow(plan)
+
     def _stop(self, id: int, sequence: SequenceId) -> list[Command]:
-        draft = self._drafts[id]
-        draft.prefilling.discard(sequence)
-        draft.late_since = None
-        return [] if draft.started.pop(sequence, None) is None else [SendMessage("draft", Stop(sequence), id)]
+        return [SendMessage("draft", Stop(sequence), id)] if self._drafts[id].stop(sequence) else []
 
     def _reroot(
         self, id: int, speculation: Speculation, sequence: Sequence, tokens: list[int], hit: bool, now: float
@@ -283,9 +269,9 @@ class DraftPool:
             return self._stop(id, sequence.id)
         if sequence.id not in draft.started:
             return self._start(id, speculation, sequence, now)
-        if not hit and draft.late_since is None:
-            draft.late_since = now
-        plan = self._strategy.plan(speculation.estimates, self._sharing, sequence.request.draft_tokens)
+        plan = self._plan(speculation, sequence)
+        if not hit and not speculation.resting:
+            draft.owes_growth(now)
         return [SendMessage("draft", sequence.reroot_message(tokens, not hit, plan), id)]
 
     def _reconsider(self, sequence: Sequence, now: float) -> list[Command]:
@@ -296,15 +282,9 @@ class DraftPool:
         outcome = None if trial is None else trial.outcome(self._election.contested)
         self._election.round_committed()
         decided: list[Command] = []
-        if self._silent(self._drafts[self._active], sequence, now):
+        if self._drafts[self._active].silent(sequence.estimates, now):
             self._election.active_failed()
         elif trial is not None and outcome is not None:
             decided = trial.decided(self._election.trial_ended(outcome))
         after = self._election.active, self._election.on_trial
         return decided if before == after else [*self._apply_election(now), *decided]
-
-    def _silent(self, draft: _Draft, sequence: Sequence, now: float) -> bool:
-        if draft.late_since is None:
-            return False
-        limit = _PREFILL_SECONDS if draft.prefilling else growth_timeout(sequence.estimates)
-        return now - draft.late_since > limit

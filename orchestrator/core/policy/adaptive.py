@@ -92,10 +92,9 @@ class Adaptive:
         if not view.drafting or not estimates.step.count or not estimates.target.known:
             return None
         step = estimates.step.get(0.0)
-        resting = estimates.turns.in_turns and view.resting
-        if estimates.turns.in_turns:
+        if view.in_turns:
             # Steps that were measured beside the target took longer: hope, ask, and measure.
-            due = (view.now if resting else view.asked_at) + estimates.response.get(0.5 * step)
+            due = (view.now if view.resting else view.asked_at) + estimates.response.get(0.5 * step)
         elif missed:
             # The step in flight grows the old root: its rest passes before the new root's step begins.
             due = view.ready_since + max(estimates.recovery.get(1.5 * step), view.lag)
@@ -112,7 +111,9 @@ class Adaptive:
         elif not open_paths or open_paths[0] < self._least(estimates):
             return None  # the draft pauses
         later = with_growth(paths, open_paths[: self._width(estimates)], estimates.acceptance.get(0.0))
-        return _ExpectedGrowth(due, give_up, later[: self._options.max_verify], view.steps + 1 if resting else None)
+        return _ExpectedGrowth(
+            due, give_up, later[: self._options.max_verify], view.steps + 1 if view.resting else None
+        )
 
     def _wait_until(
         self,

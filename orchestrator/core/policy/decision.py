@@ -64,8 +64,10 @@ class SequenceView:
     """A chain of at most so many guesses by prompt lookup behind a node, each a token and its believed probability."""
     steps: int = 0
     """Growth steps of the draft since it knows the present root."""
+    in_turns: bool = False
+    """The draft rests until it is asked for a step."""
     resting: bool = False
-    """The draft has taken all steps that it was asked for, if it drafts in turns."""
+    """The draft drafts in turns and has taken all steps that it was asked for."""
     asked_at: float = 0.0
     """When a draft that drafts in turns was last asked for a step."""
     draft_tokens: int | None = None

@@ -11,6 +11,7 @@ _KEPT = ("PATH", "HF_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
 """A service manager passes on little: where programs, models and settings are must be the user's."""
 _PREFIX = "LAUNCH_PIPELINE_"
 _SECRET = "KEY"  # noqa: S105
+"""Part of the names of variables that hold secrets, which are not passed on."""
 
 
 def start_command(started: str = sys.argv[0]) -> tuple[str, ...]:

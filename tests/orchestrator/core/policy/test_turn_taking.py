@@ -1,6 +1,8 @@
 """Laws of the choice whether the draft rests while the target computes."""
 
 from dataclasses import replace
+from itertools import islice
+from typing import TypeVar
 
 import pytest
 
@@ -10,8 +12,11 @@ from orchestrator.core.policy.turn_taking import MeasuredRound, TurnTaking
 from orchestrator.core.policy.width_cost import WidthCost
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
+from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.simulation import Simulation, modelled_pipeline
-from protocol.messages.worker import Extend
+from protocol.messages.client import Statistics
+from protocol.messages.plans import BestFirst
+from protocol.messages.worker import Extend, Reroot, Start
 from protocol.worker.pacing import DevicePace
 
 STEP = 0.006
@@ -83,14 +88,27 @@ def test_on_one_gpu_turns_are_faster_than_growth_beside_the_target(accept: float
     assert adaptive < 0.93 * beside
 
 
+Kind = TypeVar("Kind", Start, Reroot, Extend)
+
+
+def sent(simulation: Simulation, kind: type[Kind], since: int = 0) -> list[tuple[float, int | None, Kind]]:
+    """Messages to the drafts, with the time and the draft, after so many events of the history."""
+    return [
+        (now, command.incarnation, command.message)
+        for now, _, commands in islice(simulation.history, since, None)
+        for command in commands
+        if isinstance(command, SendMessage) and command.role == "draft" and isinstance(command.message, kind)
+    ]
+
+
 def requests(simulation: Simulation) -> list[tuple[float, Extend]]:
     """When the draft was asked for steps."""
-    return [
-        (now, command.message)
-        for now, _, commands in simulation.history
-        for command in commands
-        if isinstance(command, SendMessage) and isinstance(command.message, Extend)
-    ]
+    return [(now, extend) for now, _, extend in sent(simulation, Extend)]
+
+
+def rests(message: Start | Reroot) -> bool:
+    assert isinstance(message.plan, BestFirst)
+    return message.plan.steps is not None
 
 
 def test_a_resting_draft_is_asked_for_each_step_once():
@@ -105,3 +123,67 @@ def test_on_two_devices_nobody_is_asked_after_the_try():
 
     assert len(asked) <= 12
     assert all(now < 0.5 * apart.now for now, _ in asked)
+
+
+def in_turns(accept: float = 0.6) -> Simulation:
+    """After a request during which the draft came to rest."""
+    simulation = decoded(ONE_GPU, accept)
+    (client,) = simulation.clients.values()
+    assert simulation.machine.drafts.estimates(client.request).turns.in_turns
+    return simulation
+
+
+def decode(simulation: Simulation, number: int, prompt: int = 8) -> Statistics:
+    sequence = simulation.submit(number, 300, prompt=tuple(range(prompt)))
+    simulation.run()
+    client = simulation.clients[sequence]
+    assert client.tokens == client.reference
+    assert client.statistics is not None
+    return client.statistics
+
+
+def test_a_later_request_with_a_long_prompt_is_drafted_too():
+    """Its draft prefills unasked, since nobody knows when that will be done."""
+    simulation = in_turns()
+    begun = simulation.now
+    statistics = [decode(simulation, number, prompt=1500) for number in range(2, 5)]
+
+    assert all(each.acceptance_rate is not None and each.acceptance_rate > 0.3 for each in statistics)
+    assert sum(now > begun for now, _ in requests(simulation)) > 100
+    assert not any(rests(start) for _, _, start in sent(simulation, Start))
+
+
+def attach(simulation: Simulation, accept: float) -> int:
+    """A draft on a device of its own."""
+    draft = ModelledDraft(ModelledLanguage(AcceptanceModel(accept=accept), draft=(1,)), DRAFT)
+    return simulation.attach(draft).incarnation
+
+
+def test_a_resting_draft_does_not_count_as_silent():
+    """It is seldom worth a request, and would be replaced by the worse one."""
+    simulation = in_turns(0.3)
+    worse, own = attach(simulation, 0.1), simulation.own["draft"]
+    for number in range(2, 6):
+        simulation.submit(number, 300)
+        while simulation.live:
+            simulation.advance()
+            assert simulation.machine.drafts.statuses()[own] == "active"
+
+    assert simulation.machine.drafts.statuses()[worse] == "standby"
+
+
+def test_a_draft_that_rested_grows_by_itself_on_trial():
+    """Only the active draft is asked for steps."""
+    simulation = in_turns()
+    better, own = attach(simulation, 0.95), simulation.own["draft"]
+    statuses, rounds = simulation.machine.drafts.statuses, 0
+    while rounds < 48 or statuses()[own] == "on trial":
+        if not simulation.live:
+            simulation.submit(len(simulation.clients) + 1, 300)
+        on_trial, before = statuses()[own] == "on trial", len(simulation.history)
+        simulation.advance()
+        plans = [rests(reroot) for _, draft, reroot in sent(simulation, Reroot, before) if draft == own and on_trial]
+        assert not any(plans)
+        rounds += len(plans)
+
+    assert statuses()[better] == "active"
