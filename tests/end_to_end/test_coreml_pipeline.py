@@ -159,9 +159,9 @@ def test_a_draft_that_is_killed_goes_on_without_reading_again(tmp_path: Path, re
         with pipeline.stream(prompt, params) as stream:
             for count, _ in enumerate(stream):
                 if count == 0:
-                    until(lambda: saved_by_the_draft(name) >= 199)
                     # The target waits, so that the request is not over before the next draft has resumed it.
                     os.kill(target := members(name)["target_worker"], signal.SIGSTOP)
+                    until(lambda: saved_by_the_draft(name) >= 199)
                     os.kill(members(name)["draft_worker"], signal.SIGKILL)
                     until(lambda: resumptions(journal))
                     os.kill(target, signal.SIGCONT)
