@@ -23,6 +23,7 @@ from tests.conftest import Reference
 from tests.support.models.coreml_programs import converted_demo
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 from tests.support.processes import mark, members, remains, until
+from tests.support.started_processes import started_with
 
 PROMPT = "def quicksort(items):"
 PROMPTS = [PROMPT, "import os\n", "class Stack:\n", "for i in range(10):\n", "def main():\n", "x = [1, 2, 3]\n"]
@@ -88,18 +89,6 @@ def slow_target() -> dict[str, Any]:
     return {"pace": msgspec.structs.replace(profile, target=target, draft=draft)}
 
 
-def started_here(home: Path) -> list[int]:
-    """All processes that have this test's cache folder in their environment, but for the test itself."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"XDG_CACHE_HOME={home}".encode() in entry.read_bytes():
-                found.append(int(entry.parent.name))
-        except OSError:
-            continue
-    return [pid for pid in found if pid != os.getpid()]
-
-
 # Success -------------------------------------------------------------------------------------------
 
 
@@ -149,7 +138,7 @@ def test_the_draft_is_converted_and_examined_while_mlx_drafts(home: Path, told: 
     assert "Preparing the draft for the Neural Engine: examining: the executor's logits" in told_of
     assert verdict is not None
     assert verdict.choice == "coreml"
-    until(lambda: started_here(home) == [])
+    until(lambda: not started_with(f"XDG_CACHE_HOME={home}"))
 
 
 # Failures ------------------------------------------------------------------------------------------
@@ -234,7 +223,7 @@ def test_the_end_of_the_pipeline_ends_a_conversion_and_leaves_nothing_of_it(home
         until(lambda: told.texts("progress"), seconds=60)
         if killed:
             os.kill(members(name)["orchestrator"], signal.SIGKILL)
-    until(lambda: started_here(home) == [])
+    until(lambda: not started_with(f"XDG_CACHE_HOME={home}"))
 
     assert [entry.name for entry in (home / "launch-pipeline" / "converted").iterdir() if entry.is_dir()] == []
     assert remains(name) == []

@@ -17,6 +17,7 @@ from orchestrator.tools.first_light.findings import LightReport
 from orchestrator.tools.first_light.stages import stage_names
 from tests.support.paths import ROOT
 from tests.support.processes import until
+from tests.support.started_processes import started_with
 
 USER = "zquux"
 SECONDS = 240
@@ -43,9 +44,7 @@ def command(home: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def running(home: Path) -> list[str]:
-    """Lines of processes that were started with this home folder, whichever program they run."""
-    listing = subprocess.run(["ps", "axeww"], capture_output=True, text=True, check=True)
-    return [line for line in listing.stdout.splitlines() if f"HOME={home}" in line]
+    return started_with(f"HOME={home}")
 
 
 def wait_for(file: Path) -> None:

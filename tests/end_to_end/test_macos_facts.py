@@ -52,6 +52,8 @@ def test_socket_paths_fit_for_the_longest_user_and_process_ids(monkeypatch: pyte
     monkeypatch.setattr(os, "getpid", lambda: HIGHEST_PROCESS)
     monkeypatch.setattr(session.tempfile, "mkdtemp", made_there)
     monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
+    # The registry is the present user's.
+    monkeypatch.setattr(session.segments, "sweep", lambda: [])
     opened = Session.create()
 
     assert str(HIGHEST_USER) in made[0]

@@ -33,7 +33,11 @@ def converted_draft(name: str, on_progress: OnProgress = silent) -> Path:
     with exclusive(place):
         if not is_converted(place):
             _sweep(place)
-            _convert(source, place, on_progress)
+            try:
+                _convert(source, place, on_progress)
+            finally:
+                # A process that did not end in time was killed, and left what it had written.
+                _sweep(place)
     return _checked(place)
 
 

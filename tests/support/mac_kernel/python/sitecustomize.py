@@ -20,7 +20,7 @@ MISSING = {
         *(("waitid",) if sys.version_info < (3, 13) else ()),
     ),
     # Apple's SDK has it since XNU 11417; an interpreter that was built with an older one lacks it.
-    _socket: ("MSG_NOSIGNAL", "SOCK_CLOEXEC", "SOCK_NONBLOCK", "AF_NETLINK", "AF_PACKET"),
+    _socket: ("MSG_NOSIGNAL", "SOCK_CLOEXEC", "SOCK_NONBLOCK", "AF_NETLINK"),
     select: ("epoll",),
     signal: ("pidfd_send_signal", "sigtimedwait", "sigwaitinfo"),
     resource: ("prlimit",),
