@@ -7,7 +7,6 @@ it differs. So a growth step has one node, and a tree grows path by path.
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 
 from draft_worker.candidates.selector import CandidateSelector
@@ -17,6 +16,7 @@ from draft_worker.coreml.stateful.runtimes import StatefulRuntime, open_stateful
 from draft_worker.engine import Batch, Engine, EngineSequence
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.inference.processor import compute_on_processor
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars
@@ -31,7 +31,7 @@ ENGINE = EngineDeclaration(help="a Core ML package with its KV as states", model
 def load(setup: WorkerSetup) -> "StatefulEngine":
     """Raises InputError, which says what does not fit, for a package that can't draft."""
     # The GPU is the target's; the host computes little beside a call.
-    mx.set_default_device(mx.cpu)
+    compute_on_processor()
     package = StatefulPackage.open(Path(setup.model))
     return StatefulEngine(package, open_stateful(package))
 

@@ -82,7 +82,8 @@ class TrialDecided:
     """Incarnations."""
     winner_rate: float
     loser_rate: float
-    """Tokens a second: measured with the draft that was active in the last trial, and inferred for the other one."""
+    """Expected tokens a second, each measured while the other draft rested. Of a loser that was never active, by what
+    the target would have accepted of its trees."""
 
 
 Command: TypeAlias = SendMessage | Emit | Finish | Reject | Replace | Dismiss | Release | TrialDecided

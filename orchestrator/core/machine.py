@@ -214,7 +214,7 @@ class Machine:
             sequence.estimates.target.observe(width, verdict.seconds)
         if len(self.sequences) == 1:
             # Rounds of several requests overlap, so their times do not show the overhead of one.
-            sequence.observe_round(verdict, now)
+            sequence.observe_round(verdict, now, undisturbed=not self.drafts.comparing)
         tokens, reason = sequence.truncated(chosen)
         sequence.stats.add_tokens(len(tokens), now)
         verified = sequence.outstanding

@@ -58,6 +58,8 @@ class Sequence:
         """Nodes under verification."""
         self._expected_tokens = 1.0
         """Expected of the round under verification."""
+        self.ended_round = 1.0, 0.0
+        """Of the last round: the tokens that were expected of it, and seconds from its root to the next root."""
         self._verified = self.speculation
         """The speculation whose tree is under verification, or was last."""
 
@@ -248,9 +250,12 @@ class Sequence:
             self.estimates.lookup.observe(claimed, 0, token == chosen[0])
         return chosen
 
-    def observe_round(self, verdict: Verdict, now: float) -> None:
-        """Note what the round took, and what of it beyond the target's forward and the wait for growth."""
-        if self.speculation.drafting and self.speculation.takes_turns:
+    def observe_round(self, verdict: Verdict, now: float, undisturbed: bool) -> None:
+        """Note what the round took, and what of it beyond the target's forward and the wait for growth.
+
+        `undisturbed`: no draft but the active one grows.
+        """
+        if undisturbed and self.speculation.drafting and self.speculation.takes_turns:
             estimates = self.estimates
             width = 1 + len(self._verified_nodes)
             measured = MeasuredRound(self._expected_tokens, now - self.ready_since, width, verdict.seconds)
@@ -290,6 +295,7 @@ class Sequence:
         self.round += 1
         self.outstanding = None
         self._verified_nodes = {}
+        self.ended_round = self._expected_tokens, now - self.ready_since
         self.ready_since = now
         hit = self.speculation.advance(tokens, self.round, now)
         self.stats.hit_chances += 1

@@ -90,6 +90,11 @@ class Speculation:
         return isinstance(self._plan, BestFirst) and self.in_turns == self.estimates.turns.in_turns
 
     @property
+    def settled(self) -> bool:
+        """It is known whether the draft should rest, or it can't."""
+        return not isinstance(self._plan, BestFirst) or self.estimates.turns.settled
+
+    @property
     def resting(self) -> bool:
         """The draft drafts in turns and has taken all steps that it was asked for: it owes no growth."""
         return self.in_turns and self.steps >= self._asked

@@ -110,8 +110,7 @@ class DraftEngine:
         for action in actions:
             match action:
                 case Prepare():
-                    self._preparing = PreparingProcess(self._auto, self._session.log("preparation"))
-                    self._poller.register(self._preparing.fileno(), zmq.POLLIN)
+                    self._prepare()
                 case StartDraft(engine):
                     self._local.start_worker(self._seats[engine])
                 case EndDraft(engine):
@@ -122,6 +121,14 @@ class DraftEngine:
                         self._auto.record_trial(choice, reason, rates)
                 case Tell(text, warning):
                     self._tell(text, warning)
+
+    def _prepare(self) -> None:
+        try:
+            self._preparing = PreparingProcess(self._auto, self._session.log("preparation"))
+        except OSError as error:
+            self._perform(self._selection.declined(f"its preparation can't be started ({error})"))
+        else:
+            self._poller.register(self._preparing.fileno(), zmq.POLLIN)
 
     def _tell(self, text: str, warning: bool) -> None:
         if warning:

@@ -13,8 +13,8 @@ from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.preparation import Declined, PreparationOrder, PreparationReport, Preparing
 from protocol.own_modules import module_command
 
-_GRACE = 4.0
-"""Seconds for the process to end its own processes and to remove an unfinished conversion."""
+_GRACE = 7.0
+"""Seconds for the process to end its own processes and to remove an unfinished conversion: it gives the latter 5 s."""
 
 
 class PreparingProcess:
@@ -25,6 +25,7 @@ class PreparingProcess:
         self._log = log
         self._pending = b""
         self._concluded = False
+        self._terminated = False
         order = PreparationOrder(auto=auto, life=theirs.fileno())
         with theirs, log.open("wb") as words:
             self._process = subprocess.Popen(
@@ -46,14 +47,17 @@ class PreparingProcess:
         """The next reports, and whether they were the last ones."""
         piece = os.read(self._output.fileno(), 1 << 16)
         *lines, self._pending = (self._pending + piece).split(b"\n")
-        reports: list[PreparationReport] = [msgspec.json.decode(line, type=PreparationReport) for line in lines]
+        reports = [report for line in lines if (report := _report(line)) is not None]
         self._concluded = self._concluded or any(not isinstance(report, Preparing) for report in reports)
         if not piece and not self._concluded:
             reports.append(Declined(f"its preparation ended unexpectedly; its last words: {self._last_words()}"))
         return reports, not piece
 
     def terminate(self) -> None:
-        """Ask the process to end; `close` follows."""
+        """Ask the process to end, once: a second signal would interrupt its cleaning up. `close` follows."""
+        if self._terminated:
+            return
+        self._terminated = True
         with suppress(ProcessLookupError):
             self._process.terminate()
 
@@ -71,3 +75,10 @@ class PreparingProcess:
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()[-1:] if self._log.exists() else []
         return " ".join(lines) or "none"
+
+
+def _report(line: bytes) -> PreparationReport | None:
+    """None for a line that a library printed."""
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(line, type=PreparationReport)
+    return None

@@ -36,8 +36,8 @@ class _Model(Protocol):
 def costs_at_load(model: _Model, loading: float) -> tuple[Cost, ...]:
     """The costs of a model that took `loading` seconds to load, measured for a second and a quarter of that time.
 
-    Nothing on a processor: its costs have no steps, its first forwards are as fast as later ones, and the widths of one
-    measurement would take as long as a start. Nothing if the device fails: the worker can serve all the same.
+    Nothing on a processor, where one measurement would take as long as a start. Nothing if the device fails: the worker
+    can serve all the same.
     """
     if mx.default_device() == mx.Device(mx.cpu):
         return ()

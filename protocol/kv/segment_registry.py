@@ -69,7 +69,13 @@ def stale() -> list[str]:
 def owned() -> list[str]:
     """Names of the segments that this process owns, also those that other processes created."""
     owner = _Owner(os.getpid(), start_time(os.getpid()) or "")
-    return [entry.name for entry in _entries(segments_folder()) if _owner(entry) == owner]
+    names = []
+    for entry in _entries(segments_folder()):
+        # Another process of this user may remove its own meanwhile.
+        with suppress(OSError):
+            if _owner(entry) == owner:
+                names.append(entry.name)
+    return names
 
 
 def take_over_old_entries() -> list[str]:

@@ -115,6 +115,8 @@ class EngineSelection:
         self._started.discard(engine)
         self._up.pop(engine, None)
         if engine == "mlx":
+            # There is nothing to compare any more.
+            self._phase = "chosen" if self._phase == "trying" else self._phase
             return [] if self._started else [self._warning(f"The target decodes alone: the MLX draft {reason}")]
         self._phase, self._late_at = "chosen", None
         warning = self._warning(f"The draft runs in MLX: on the Neural Engine its worker {reason.rstrip('.')}.")

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from orchestrator.core.commands import Command, SendMessage
+from orchestrator.core.commands import Command, SendMessage, TrialDecided
+from orchestrator.core.drafts.alone import AloneRates
 from orchestrator.core.drafts.draft import Draft
 from orchestrator.core.drafts.election import DraftStatus, Election
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
@@ -17,7 +18,7 @@ from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import SequenceId
-from protocol.messages.plans import GrowthPlan
+from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.messages.worker import Extend, Fault, Grow, Hello, KvOffer, Prefilled, Stop
 
 
@@ -32,6 +33,8 @@ class DraftPool:
         self._histories = DraftHistories()
         self._drafts: dict[int, Draft] = {}
         self._trial: Trial | None = None
+        self._alone: AloneRates | None = None
+        """While drafts are measured alone."""
         self._active: int | None = None
         """The draft whose speculations the sequences hold."""
 
@@ -41,8 +44,13 @@ class DraftPool:
 
     @property
     def warnings(self) -> int:
-        """Arenas that a draft could not adopt."""
+        """Arenas that a draft could not adopt, or did not survive."""
         return self._histories.warnings
+
+    @property
+    def comparing(self) -> bool:
+        """A draft on trial grows beside the active one."""
+        return self._trial is not None and not self._trial.resting
 
     def statuses(self) -> dict[int, DraftStatus]:
         return self._election.statuses()
@@ -132,7 +140,7 @@ class DraftPool:
         if sequence is None or incarnation not in self._in_use():
             return False
         speculation = self._speculation(incarnation, sequence, now)
-        if not speculation.wanted:
+        if not speculation.wanted or growth.sequence not in self._drafts[incarnation].started:
             return False
         self._drafts[incarnation].has_grown(growth.sequence)
         if growth.distributions and sequence.request.sampling.verification != "rejection":
@@ -226,8 +234,9 @@ class DraftPool:
         if on_trial is None:
             self._trial = None
         elif changed or self._trial is None or self._trial.incarnation != on_trial:
-            self._drafts[on_trial].history.forget_turns()
-            self._trial = Trial(on_trial, self._strategy, grown.get(on_trial))
+            if not self._election.alone:
+                self._drafts[on_trial].history.forget_turns()
+            self._trial = Trial(on_trial, self._strategy, grown.get(on_trial), resting=self._election.alone)
         commands = [command for sequence in self._sequences.values() for command in self.begin(sequence, now)]
         unused = [id for id in self._drafts if id not in self._in_use()]
         started = [(id, sequence) for id in unused for sequence in self._drafts[id].started]
@@ -255,6 +264,8 @@ class DraftPool:
 
     def _plan(self, speculation: Speculation, sequence: Sequence) -> GrowthPlan | None:
         plan = self._strategy.plan(speculation.estimates, self._sharing, sequence.request.draft_tokens)
+        if self._election.alone and speculation is not sequence.speculation and isinstance(plan, BestFirst):
+            plan = structs.replace(plan, steps=0)
         return speculation.follow(plan)
 
     def _stop(self, id: int, sequence: SequenceId) -> list[Command]:
@@ -284,7 +295,35 @@ class DraftPool:
         decided: list[Command] = []
         if self._drafts[self._active].silent(sequence.estimates, now):
             self._election.active_failed()
+        elif self._election.alone:
+            decided = self._measure_alone(sequence)
         elif trial is not None and outcome is not None:
-            decided = trial.decided(self._election.trial_ended(outcome))
+            decided = self._end_trial(trial, outcome)
         after = self._election.active, self._election.on_trial
         return decided if before == after else [*self._apply_election(now), *decided]
+
+    def _end_trial(self, trial: Trial, outcome: float) -> list[Command]:
+        decision = self._election.trial_ended(outcome)
+        if decision is None:
+            self._alone = AloneRates()
+            return []
+        measured = trial.active_rate
+        return [TrialDecided(decision.winner, decision.loser, measured, measured * outcome)] if trial.compared else []
+
+    def _measure_alone(self, sequence: Sequence) -> list[Command]:
+        """Count the round for the active draft, while the one on trial rests."""
+        rates = self._alone
+        assert rates is not None
+        kind = "greedy" if sequence.request.sampling.temperature == 0 else "sampled"
+        rates.add(kind, *sequence.ended_round, settled=sequence.speculation.settled)
+        if not rates.measuring_incumbent and rates.challenger_known:
+            rates.begin_incumbent()
+            self._election.change_places()
+        elif rates.known:
+            challenger = self._election.on_trial
+            decision = self._election.measured_alone(rates.challenger / max(1e-9, rates.incumbent))
+            winner, loser = rates.incumbent, rates.challenger
+            if decision.winner == challenger:
+                winner, loser = loser, winner
+            return [TrialDecided(decision.winner, decision.loser, winner, loser)]
+        return []

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from orchestrator.core.commands import Command, TrialDecided
-from orchestrator.core.drafts.election import Decision
+from orchestrator.core.drafts.token_rate import TokenRate
 from orchestrator.core.policy.decision import Strategy, VerifyNodes
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
@@ -14,24 +13,6 @@ _ROUNDS = 48
 """Rounds that are compared before the trial has an outcome."""
 _MAX_ROUNDS = 4 * _ROUNDS
 """Rounds after which a draft that can't be compared yet (it still prefills) ends its trial, if another draft waits."""
-
-
-@dataclass(slots=True)
-class TokenRate:
-    """Tokens and seconds, summed over rounds."""
-
-    tokens: int = 0
-    seconds: float = 0.0
-    rounds: int = 0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        self.tokens += tokens
-        self.seconds += seconds
-        self.rounds += 1
-
-    @property
-    def per_second(self) -> float:
-        return self.tokens / max(1e-9, self.seconds)
 
 
 @dataclass(slots=True)
@@ -67,10 +48,16 @@ class Trial:
     """
 
     def __init__(
-        self, incarnation: int, strategy: Strategy, sequences: dict[SequenceId, TrialSequence] | None = None
+        self,
+        incarnation: int,
+        strategy: Strategy,
+        sequences: dict[SequenceId, TrialSequence] | None = None,
+        resting: bool = False,
     ) -> None:
-        """`incarnation`: that of the draft on trial; `sequences`: what that draft has grown already."""
+        """`incarnation`: that of the draft on trial; `sequences`: what that draft has grown already. `resting`: it
+        only follows, while the active one is measured alone."""
         self.incarnation = incarnation
+        self.resting = resting
         self.sequences = sequences or {}
         self._strategy = strategy
         self._active_rate, self._trial_rate = TokenRate(), TokenRate()
@@ -81,6 +68,8 @@ class Trial:
 
         `contested`: another draft waits for its trial, so a draft that can't be compared yet ends its trial with 0.
         """
+        if self.resting:
+            return None
         if self.compared:
             return self._trial_rate.per_second / max(1e-9, self._active_rate.per_second)
         return 0.0 if contested and self._rounds >= _MAX_ROUNDS else None
@@ -90,27 +79,22 @@ class Trial:
         """The outcome rests on enough rounds of both drafts."""
         return self._trial_rate.rounds >= _ROUNDS
 
-    def decided(self, decision: Decision | None) -> list[Command]:
-        """The command that tells of the `decision` by which this trial ended the comparison, if it did."""
-        if decision is None or not self.compared:
-            return []
-        winner, loser, ratio = decision
-        measured = self._active_rate.per_second
-        if self.incarnation == loser:
-            return [TrialDecided(winner, loser, measured, measured / ratio)]
-        return [TrialDecided(winner, loser, measured * ratio, measured)]
+    @property
+    def active_rate(self) -> float:
+        """Tokens a second with the active draft."""
+        return self._active_rate.per_second
 
     def growth_merged(self, sequence: Sequence, now: float, single: bool) -> None:
         """Growth of the draft on trial was merged; `single`: there is no other request."""
         trial = self.sequences[sequence.id]
         trial.compared = True
-        if single:
+        if single and not self.resting:
             self._decide(trial, sequence, now)
 
     def round_sent(self, sequence: Sequence, now: float) -> None:
         """The target, which serves several requests, began a round with this one: the present tree counts."""
         trial = self.sequences.get(sequence.id)
-        if trial is not None and trial.began is not None:
+        if trial is not None and trial.began is not None and not self.resting:
             trial.began = now
             self._decide(trial, sequence, now)
             self._close(trial, now)
@@ -118,20 +102,27 @@ class Trial:
     def follow(self, sequence: Sequence, tokens: list[int], seconds: float, now: float, single: bool) -> bool:
         """A round of `seconds` has committed `tokens`. Returns whether the round is a hit for the draft on trial."""
         trial = self.sequences[sequence.id]
-        self._rounds += 1
-        self._close(trial, now)
-        if trial.proposals:
-            self._active_rate.add(len(tokens), seconds)
-        trial.proposals = [proposal for proposal in trial.proposals if not self._measured(proposal, tokens)]
+        if not self.resting:
+            self._compare(trial, tokens, seconds, now)
         speculation = trial.speculation
         speculation.observe(tokens)
         hit = speculation.advance(tokens, sequence.round, now)
         speculation.settle()
+        if self.resting:
+            return hit
         trial.wait_until = None
         trial.began = now if trial.compared else None
         if single and trial.compared:
             self._decide(trial, sequence, now)
         return hit
+
+    def _compare(self, trial: TrialSequence, tokens: list[int], seconds: float, now: float) -> None:
+        """Count a round of `seconds` that committed `tokens`, and what the draft on trial would have achieved."""
+        self._rounds += 1
+        self._close(trial, now)
+        if trial.proposals:
+            self._active_rate.add(len(tokens), seconds)
+        trial.proposals = [proposal for proposal in trial.proposals if not self._measured(proposal, tokens)]
 
     def _decide(self, trial: TrialSequence, sequence: Sequence, now: float) -> None:
         """Let the strategy decide as if the draft on trial were active, unless it has decided for this round."""

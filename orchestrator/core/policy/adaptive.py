@@ -6,9 +6,17 @@ from dataclasses import dataclass
 from heapq import merge
 
 from orchestrator.core.options import Options
-from orchestrator.core.policy.decision import MIN_GROWTH_TIMEOUT, Decision, SequenceView, VerifyNodes, WaitUntil
+from orchestrator.core.policy.decision import (
+    MIN_GROWTH_TIMEOUT,
+    Decision,
+    SequenceView,
+    VerifyNodes,
+    WaitUntil,
+    growth_timeout,
+)
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.expected_rate import best_counts, with_growth
+from protocol.messages.base import MAX_STEPS
 from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.speculation.token_tree import Node
 
@@ -92,6 +100,8 @@ class Adaptive:
         if not view.drafting or not estimates.step.count or not estimates.target.known:
             return None
         step = estimates.step.get(0.0)
+        if view.in_turns and (view.steps >= MAX_STEPS or view.now - view.ready_since > growth_timeout(estimates)):
+            return None  # a draft may answer each request with nothing that helps
         if view.in_turns:
             # Steps that were measured beside the target took longer: hope, ask, and measure.
             due = (view.now if view.resting else view.asked_at) + estimates.response.get(0.5 * step)

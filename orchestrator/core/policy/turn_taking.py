@@ -10,7 +10,7 @@ from typing import NamedTuple
 from orchestrator.core.policy.mean import Mean
 from orchestrator.core.policy.width_cost import WidthCost
 
-_FIRST_ROUNDS = 32
+_FIRST_ROUNDS = 24
 """Rounds before the first try of the other mode."""
 _TRY_ROUNDS = 24
 _SETTLING_ROUNDS = 2
@@ -82,6 +82,13 @@ class TurnTaking:
     _next_try: int = _FIRST_ROUNDS
     """Rounds until the other mode is tried."""
     _patience: int = _PATIENCE
+    _tried: bool = False
+    """A try of the other mode has ended."""
+
+    @property
+    def settled(self) -> bool:
+        """The present mode was chosen by measurement, and none is tried."""
+        return self._tried and self._try is None and not self._settling
 
     def observe(self, round: MeasuredRound, beside_draft: WidthCost, step: float) -> None:
         """`beside_draft`: costs of the target's forwards while the draft grows. `step`: seconds of a growth step."""
@@ -107,7 +114,7 @@ class TurnTaking:
         if trial.rounds < _TRY_ROUNDS and not hopeless:
             return
         gain = 0.0 if hopeless else trial.per_second / max(1e-9, self._rate.per_second)
-        self._try = None
+        self._try, self._tried = None, True
         if gain > _GAIN:
             self._rate, self._patience = trial, _PATIENCE
         else:

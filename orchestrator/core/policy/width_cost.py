@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from orchestrator.core.policy.mean import Mean
 
@@ -133,6 +134,8 @@ class WidthCost:
 class ScaledCost:
     """Costs in a measured ratio to other ones, the same at every width."""
 
+    _MOST: ClassVar[float] = 3.0
+    """A stall says nothing about the ratio."""
     base: WidthCost
     ratio: Mean = field(default_factory=Mean)
 
@@ -142,7 +145,7 @@ class ScaledCost:
 
     def observe(self, width: int, seconds: float) -> None:
         """A forward of `width` tokens took `seconds`."""
-        self.ratio.observe(seconds / max(1e-9, self.base(width)))
+        self.ratio.observe(min(self._MOST, seconds / max(1e-9, self.base(width))))
 
     def __call__(self, width: int) -> float:
         """Expected seconds for `width` tokens."""

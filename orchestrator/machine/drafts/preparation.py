@@ -61,7 +61,7 @@ Report: TypeAlias = Callable[[PreparationReport], None]
 def main() -> int:
     # The parent handles Ctrl-C and sends SIGTERM; SystemExit then ends the processes that were started here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, _end)
     output, sys.stdout = sys.stdout, sys.stderr
     order = msgspec.json.decode(sys.argv[-1], type=PreparationOrder)
     if order.life is not None:
@@ -124,6 +124,12 @@ def _examined(auto: AutoDraft, folder: Path, report: Report) -> Prepared | Decli
 
 def _words(progress: Progress) -> str:
     return f"{progress.stage}, {progress.done} of {progress.total}"
+
+
+def _end(*_: object) -> None:
+    # Another signal must not interrupt the cleaning up: the orchestrator and the death pipe may both send one.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(1)
 
 
 def _end_with_parent(life: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.checkpoints import weight_bytes
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.contracts.engines import draft_model
@@ -20,9 +21,10 @@ def weights_on_gpu(setup: OrchestratorSetup) -> dict[Role, int]:
     folders: dict[Role, str] = {}
     if setup.target_engine == "mlx" and not setup.target_texts:
         folders["target"] = setup.target
-    if not setup.draft_command and draft_model(setup.draft_engine) == "checkpoint":
+    drafts = STRATEGIES[setup.options.strategy].drafts
+    if drafts and not setup.draft_command and draft_model(setup.draft_engine) == "checkpoint":
         folders["draft"] = setup.draft or setup.target
-    elif setup.auto is not None:
+    elif drafts and setup.auto is not None:
         # MLX drafts if Core ML fails.
         folders["draft"] = setup.auto.checkpoint
     if setup.prefill_engine == "mlx":

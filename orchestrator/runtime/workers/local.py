@@ -75,9 +75,11 @@ class LocalWorkers:
             self.start_worker(role)
 
     def start_worker(self, seat: Seat) -> None:
-        """Start the worker of a seat; if a retired one still ends there, after that one."""
-        if seat in self.supervisor.children:
-            self.supervisor.children[seat].succeeded = True
+        """Start the worker of a seat; if a retired one still ends there, after that one. No other one may be there."""
+        child = self.supervisor.children.get(seat)
+        if child is not None:
+            assert child.retired, f"the {seat} runs already"
+            child.succeeded = True
         else:
             self._watch(self.supervisor.start(seat))
 
@@ -86,8 +88,8 @@ class LocalWorkers:
         self.supervisor.retire(seat)
 
     def seat_of(self, incarnation: int) -> Seat | None:
-        """The seat of a worker that runs."""
-        children = self.supervisor.children.values()
+        """The seat of a worker that runs and was not told to end."""
+        children = [child for child in self.supervisor.children.values() if not child.retired]
         return next((child.seat for child in children if child.incarnation == incarnation), None)
 
     def receive(self, ready: Iterable[Any]) -> Iterator[WorkerEventOrError]:
@@ -246,3 +248,5 @@ class LocalWorkers:
                 yield PipelineError(f"{text} Run `launch-pipeline doctor`, or choose another model.")
             else:
                 log.error("continuing without this worker", reason=text)
+                if death.seat == "draft":
+                    yield DraftLost(death.seat, death.text)

@@ -9,7 +9,7 @@ import msgspec
 from orchestrator.core.options import Options
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.baseline import Agreement, DecodingTime, agreement, plain_decoding, turn_taking
-from orchestrator.tools.simulate.devices import Devices, Wire, Wires, stretched
+from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.language import Language
 from orchestrator.tools.simulate.simulation import SimulatedClient, modelled_pipeline
 from orchestrator.tools.simulate.trace import Recorded, ReplayedLanguage
@@ -116,10 +116,7 @@ def simulated(scenario: Scenario, strategy: str, name: str | None = None) -> Pre
 def oracle(scenario: Scenario) -> Prediction:
     """The adaptive strategy with a draft that takes no time: what draft quality, tree and target allow."""
     instant = DevicePace(steps=((1, _NO_TIME),), prefill_rate=1e9)
-    # Only the draft's time differs: the target is as slow as beside a draft that never pauses.
-    devices = scenario.devices
-    target = stretched(devices.target, devices.slow_down)
-    devices = replace(devices, target=target, draft=instant, slow_down=1.0)
+    devices = replace(scenario.devices, draft=instant, slow_down=1.0)
     wires = Wires(scenario.wires.target, Wire(delay=0.0))
     return simulated(replace(scenario, devices=devices, wires=wires), "adaptive", ORACLE)
 

@@ -106,3 +106,15 @@ def test_a_place_for_the_list_that_can_not_be_made_is_a_segment_error(tmp_path: 
     with pytest.raises(SegmentError, match="make it writable"):
         create_segment(4096)
     assert stale_segments() == []
+
+
+def test_an_entry_that_its_owner_removes_meanwhile_is_nobodys_business(registry: Path):
+    name, memory = create_segment(4096)
+    memory.close()
+    # It is listed, and gone when it is read.
+    entry = registry / f"{name[:-1]}{'0' if name[-1] != '0' else '1'}"
+    entry.symlink_to(registry / "gone")
+
+    assert segment_registry.owned() == [name]
+    entry.unlink()
+    unlink_segment(name)

@@ -13,6 +13,7 @@ from orchestrator.core.commands import Command, Dismiss, SendMessage, TrialDecid
 from orchestrator.core.drafts.election import MAX_DRAFTS, Election
 from orchestrator.core.events import WorkerDown, WorkerUp
 from orchestrator.core.options import Options
+from orchestrator.core.policy.turn_taking import TurnTaking
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices, Wire
 from orchestrator.tools.simulate.draft import ModelledDraft
@@ -85,12 +86,20 @@ def drafting(machine):
 # The election --------------------------------------------------------------------------------------
 
 
+def judge(election, by_tree, alone):
+    """End a trial: by its tree the draft on trial is so much faster, and so much if both are measured alone."""
+    if election.trial_ended(by_tree) is None:
+        election.change_places()
+        election.measured_alone(alone)
+
+
 def speeds_settled(election, speeds, rounds=2000):
     """Let trials end as the drafts' true speeds say."""
     for _ in range(rounds):
         election.round_committed()
         if election.on_trial is not None:
-            election.trial_ended(speeds[election.on_trial] / speeds[election.active])
+            ratio = speeds[election.on_trial] / speeds[election.active]
+            judge(election, ratio, ratio)
     return election.active
 
 
@@ -103,17 +112,26 @@ def test_the_best_wins_whatever_the_order_of_arrival(order):
     assert speeds_settled(election, {1: 10.0, 2: 20.0, 3: 40.0}) == 3
 
 
-def test_a_trial_that_flatters_the_draft_on_trial_changes_nothing_for_long():
-    """Each of two looks a tenth better than it is while it is tried out; the slower one is back at standing by soon."""
+@pytest.mark.parametrize(("by_tree", "alone", "active"), [(1.3, 0.97, 1), (0.75, 1.2, 2), (0.5, 1.2, 1)])
+def test_what_is_measured_alone_decides_unless_the_tree_is_hopeless(by_tree: float, alone: float, active: int):
     election = Election()
     election.draft_up(1)
     election.draft_up(2)
-    election.trial_ended(1.1 * 0.97)
-    assert election.active == 2
-    election.trial_ended(1.1 / 0.97)
+    judge(election, by_tree, alone)
 
-    assert election.active == 1
+    assert election.active == active
     assert election.on_trial is None
+
+
+def test_whoever_may_be_better_is_active_first_while_the_other_one_rests():
+    election = Election()
+    election.draft_up(1)
+    election.draft_up(2)
+
+    assert election.trial_ended(0.9) is None
+    assert (election.active, election.on_trial, election.alone) == (2, 1, True)
+    election.draft_down(2)
+    assert (election.active, election.on_trial, election.alone) == (1, None, False)
 
 
 def test_a_lost_trial_is_repeated_ever_more_rarely():
@@ -167,6 +185,8 @@ def test_someone_drafts_as_long_as_anyone_is_there(happenings):
             present.remove(id)
         elif what == "fail" and present:
             election.active_failed()
+        elif what == "judge" and election.alone:
+            election.measured_alone(0.4 * id)
         elif what == "judge" and election.on_trial is not None:
             election.trial_ended(0.4 * id)
         elif what == "round":
@@ -209,7 +229,9 @@ NEWCOMERS = {
 
 @pytest.mark.parametrize("newcomer", NEWCOMERS.values(), ids=NEWCOMERS)
 @pytest.mark.parametrize("requests", [1, 3])
-def test_a_newcomer_that_is_no_better_costs_the_target_no_waiting(newcomer, requests):
+def test_a_newcomer_that_is_no_better_costs_the_target_no_waiting(newcomer, requests, monkeypatch):
+    # The tries of turns would fall on other rounds.
+    monkeypatch.setattr(TurnTaking, "observe", lambda *_: None)
     alone = run(accept=0.85, requests=requests, tokens=450 // requests)
     both = run([newcomer], accept=0.85, requests=requests, tokens=450 // requests)
 
@@ -217,8 +239,8 @@ def test_a_newcomer_that_is_no_better_costs_the_target_no_waiting(newcomer, requ
 
 
 def test_a_better_newcomer_makes_a_running_request_faster():
-    alone = run(accept=0.4, tokens=400)
-    both = run([remote_draft(0.9, at=1.0)], accept=0.4, tokens=400)
+    alone = run(accept=0.4, tokens=800)
+    both = run([remote_draft(0.9, at=1.0)], accept=0.4, tokens=800)
 
     assert both.now < 0.75 * alone.now
 
@@ -234,7 +256,8 @@ def test_a_draft_that_falls_silent_is_replaced_by_the_one_that_stands_by():
     assert both.now < alone.now
 
 
-def test_measurements_of_the_one_on_trial_are_its_own():
+def test_measurements_of_the_one_on_trial_are_its_own(monkeypatch):
+    monkeypatch.setattr(TurnTaking, "observe", lambda *_: None)
     simulation = run([remote_draft(0.1, SLOW, at=0.2)], accept=0.9, tokens=200)
     quiet = run(accept=0.9, tokens=200)
 
@@ -353,7 +376,7 @@ def compared(newcomer: RemoteDraft, *others: RemoteDraft) -> Simulation:
 
 @pytest.mark.parametrize("quality", [0.9, 0.2], ids=["better", "worse"])
 def test_the_end_of_a_comparison_is_told_once_with_both_rates(quality: float):
-    """A newcomer that wins is confirmed by a second trial with exchanged roles before its victory is told."""
+    """Each was measured while the other one rested."""
     simulation = compared(remote_draft(quality))
     first, *_ = decisions(simulation)
 
@@ -381,3 +404,44 @@ def test_no_request_is_refused_because_of_a_draft_that_the_pipeline_chose_itself
     client = simulation.clients[simulation.submit(1, max_tokens=5)]
 
     assert client.reason == ""
+
+
+# Silicon that is shared ----------------------------------------------------------------------------
+
+
+ON_GPU = DevicePace(steps=((1, 0.005), (16, 0.006)), prefill_rate=4000.0)
+ON_NEURAL_ENGINE = DevicePace(steps=((1, 0.0065), (16, 0.0075)), prefill_rate=1500.0)
+
+
+def one_gpu(slow_down: float) -> Simulation:
+    """A pipeline whose own draft slows the target down."""
+    pace = DevicePace(steps=((1, 0.021), (8, 0.026), (16, 0.036)), prefill_rate=800.0)
+    devices, about = Devices(target=pace, draft=ON_GPU, baseline_draft=ON_GPU, slow_down=slow_down), language(0.75)
+    simulation = Simulation(Options(), about, modelled_workers(about, devices), kept=None, slow_down=slow_down)
+    simulation.start("target")
+    return simulation
+
+
+def rate(simulation: Simulation, tokens: int) -> float:
+    simulation.submit(1, tokens)
+    simulation.run()
+    return tokens / simulation.now
+
+
+@pytest.mark.parametrize("slow_down", [1.02, 2.0])
+def test_of_two_places_for_one_draft_the_faster_one_is_found_and_its_rates_are_measured(slow_down: float):
+    """While both grow, the draft on the GPU hides what the one on the Neural Engine would gain."""
+    on_gpu, on_engine, both = one_gpu(slow_down), one_gpu(slow_down), one_gpu(slow_down)
+    on_gpu.start("draft")
+    on_engine.attach(ModelledDraft(language(0.75), ON_NEURAL_ENGINE))
+    true = {FIRST: rate(on_gpu, 400), SECOND: rate(on_engine, 400)}
+    both.start("draft")
+    both.attach(ModelledDraft(language(0.75), ON_NEURAL_ENGINE))
+    while not decisions(both):
+        both.submit(1, 800)
+        both.run()
+    decided = decisions(both)[0]
+
+    assert decided.winner == max(true, key=true.__getitem__)
+    assert decided.winner_rate == pytest.approx(true[decided.winner], rel=0.2)
+    assert decided.loser_rate == pytest.approx(true[decided.loser], rel=0.2)

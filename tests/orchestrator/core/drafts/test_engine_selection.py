@@ -91,6 +91,14 @@ def test_a_core_ml_worker_that_is_lost_leaves_mlx():
     assert selection.trial_decided(TrialDecided(CORE_ML, MLX, 40.0, 30.0)) == []
 
 
+def test_when_mlx_is_lost_during_the_trial_core_ml_drafts_and_mlx_is_the_way_back():
+    selection = on_trial()
+
+    assert selection.draft_lost("mlx", "died three times.") == []
+    assert selection.trial_decided(TrialDecided(CORE_ML, MLX, 40.0, 30.0)) == []
+    assert without_words(selection.draft_lost("coreml", "died")) == [StartDraft("mlx")]
+
+
 def test_when_the_winner_is_lost_mlx_is_started_again():
     selection = on_trial()
     selection.trial_decided(TrialDecided(CORE_ML, MLX, 40.0, 30.0))

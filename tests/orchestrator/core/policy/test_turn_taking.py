@@ -13,10 +13,11 @@ from orchestrator.core.policy.width_cost import WidthCost
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.draft import ModelledDraft
+from orchestrator.tools.simulate.modelled_worker import Work
 from orchestrator.tools.simulate.simulation import Simulation, modelled_pipeline
 from protocol.messages.client import Statistics
 from protocol.messages.plans import BestFirst
-from protocol.messages.worker import Extend, Reroot, Start
+from protocol.messages.worker import Extend, Grow, Reroot, Start, ToWorker
 from protocol.worker.pacing import DevicePace
 
 STEP = 0.006
@@ -173,17 +174,59 @@ def test_a_resting_draft_does_not_count_as_silent():
 
 
 def test_a_draft_that_rested_grows_by_itself_on_trial():
-    """Only the active draft is asked for steps."""
+    """Only the active draft is asked for steps. It lost, and is compared again later."""
     simulation = in_turns()
     better, own = attach(simulation, 0.95), simulation.own["draft"]
     statuses, rounds = simulation.machine.drafts.statuses, 0
     while rounds < 48 or statuses()[own] == "on trial":
         if not simulation.live:
             simulation.submit(len(simulation.clients) + 1, 300)
-        on_trial, before = statuses()[own] == "on trial", len(simulation.history)
+        compared = statuses()[own] == "on trial" and simulation.machine.drafts.comparing
+        before = len(simulation.history)
         simulation.advance()
-        plans = [rests(reroot) for _, draft, reroot in sent(simulation, Reroot, before) if draft == own and on_trial]
+        plans = [rests(reroot) for _, draft, reroot in sent(simulation, Reroot, before) if draft == own and compared]
         assert not any(plans)
         rounds += len(plans)
 
     assert statuses()[better] == "active"
+
+
+class FruitlessDraft(ModelledDraft):
+    """Answers each request for a step with no node."""
+
+    def handle(self, message: ToWorker) -> Work:
+        if not isinstance(message, Extend):
+            return super().handle(message)
+        return Work((Grow(message.sequence, message.round, (), (), (), evaluated=1, seconds=STEP),), STEP)
+
+
+def test_a_draft_that_answers_requests_with_nothing_holds_no_round_up_for_long():
+    simulation = in_turns()
+    simulation.remove(simulation.own["draft"])
+    simulation.build = lambda _: FruitlessDraft(simulation.language, DRAFT)
+    simulation.start("draft")
+    began = simulation.now
+    simulation.submit(2, 20)
+    simulation.run_until(began + 30.0)
+
+    assert not simulation.live
+    asked = [(at, extend.round) for at, extend in requests(simulation) if at > began]
+    waits = [at - min(first for first, other in asked if other == round) for at, round in asked]
+    assert max(waits) < 0.25
+
+
+def test_growth_that_arrives_after_the_stop_changes_nothing():
+    """The draft would seem to be at work, and would be waited for."""
+    simulation = in_turns()
+    sequence = simulation.submit(2, 200)
+    machine, draft = simulation.machine, simulation.own["draft"]
+    while machine.sequences[sequence].round < 20:
+        simulation.advance()
+    for _ in range(32):
+        machine.sequences[sequence].estimates.usefulness.observe(guessed=False)
+    while machine.sequences[sequence].speculation.drafting:
+        simulation.advance()
+    late = Grow(sequence, machine.sequences[sequence].round, (), (), (), evaluated=1, seconds=0.0)
+    simulation.receive("draft", draft, late)
+
+    assert not machine.sequences[sequence].speculation.drafting

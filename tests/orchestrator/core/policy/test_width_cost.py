@@ -11,7 +11,7 @@ from orchestrator.core.events import Request, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.expected_rate import best_count
-from orchestrator.core.policy.width_cost import WidthCost
+from orchestrator.core.policy.width_cost import ScaledCost, WidthCost
 from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.messages.sampling import Sampling
 from protocol.worker.pacing import DevicePace
@@ -142,3 +142,13 @@ def bring_up(machine: Machine, target: DevicePace, draft: DevicePace) -> None:
     incarnation = len(machine.workers())
     machine.step(WorkerUp(incarnation, modelled_hello("target", pace=target)), 0.0)
     machine.step(WorkerUp(incarnation + 1, modelled_hello("draft", pace=draft)), 0.0)
+
+
+def test_a_stall_says_little_about_a_ratio():
+    base = WidthCost()
+    base.observe(4, 0.02)
+    scaled = ScaledCost(base)
+    scaled.observe(4, 0.5 * base(4))
+    scaled.observe(4, 500.0 * base(4))
+
+    assert scaled(4) <= 2.0 * base(4)

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from orchestrator.core.options import Options
 from orchestrator.machine.checkpoints import weight_bytes
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
@@ -35,6 +36,7 @@ def test_shares_are_in_proportion_to_the_weights_and_sum_to_1():
         ({"draft_command": ("own",)}, {"target"}),
         ({"target_texts": "texts"}, {"draft"}),
         ({"target_engine": "none"}, {"draft"}),
+        ({"options": Options(strategy="ar")}, {"target"}),
     ],
 )
 def test_only_workers_whose_weights_mlx_holds_have_a_share(changes: dict[str, object], roles: set[Role]):

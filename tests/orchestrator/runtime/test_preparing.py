@@ -1,0 +1,61 @@
+"""The process that prepares the draft, as the orchestrator holds it: nothing of it ends the pipeline."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.machine.drafts.preparation import Declined, Preparing
+from orchestrator.runtime import preparing
+from orchestrator.runtime.preparing import PreparingProcess
+
+PRINTS = """
+print('a library says something', flush=True)
+print('{"type": "preparing", "text": "on its way"}', flush=True)
+"""
+CLEANS = """
+import signal, sys, time
+def end(*_):
+    try:
+        sys.exit(1)
+    finally:
+        time.sleep(0.3)
+        print('cleaned', flush=True)
+signal.signal(signal.SIGTERM, end)
+print('ready', flush=True)
+time.sleep(60)
+"""
+
+
+def started(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> PreparingProcess:
+    monkeypatch.setattr(preparing, "module_command", lambda _: [sys.executable, "-c", program])
+    auto: Any = None
+    monkeypatch.setattr(preparing, "PreparationOrder", lambda **_: {})
+    return PreparingProcess(auto, folder / "log")
+
+
+def test_lines_that_a_library_prints_are_no_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    process, reports, ended = started(PRINTS, tmp_path, monkeypatch), [], False
+    while not ended:
+        more, ended = process.read()
+        reports += more
+    process.close()
+
+    assert [type(report) for report in reports] == [Preparing, Declined]
+
+
+def test_a_second_request_to_end_does_not_interrupt_the_cleaning_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    process = started(CLEANS, tmp_path, monkeypatch)
+    assert process._output.read(6) == b"ready\n"
+    output = process._output.fileno()
+    process.terminate()
+    assert isinstance(process._process, subprocess.Popen)
+    process.terminate()
+    words = b""
+    while piece := preparing.os.read(output, 100):
+        words += piece
+    process.close()
+
+    assert words == b"cleaned\n"
