@@ -49,11 +49,11 @@ def checked_setup(
     _require_served(others["target_engine"], others["prefill_engine"], listen, target_hosts, options)
     pair = pair_for(target, others["draft_engine"], draft, on_progress, own=bool(others["draft_command"]))
     folder, choice = pair.target, pair.draft
-    note = choice.note if STRATEGIES[options.strategy].drafts else ""
     measured = pace is not None or others["draft_link"] is not None or others["trace"]
     if choice.auto is not None and (measured or others["draft_command"]):
         # A second draft would change what is measured, and a program of the user's own has no engine.
         choice = DraftChoice("mlx", Path(choice.auto.checkpoint))
+    note = choice.note if STRATEGIES[options.strategy].drafts else ""
     if choice.engine == NO_DRAFT and listen is None:
         options = msgspec.structs.replace(options, strategy="ar")
     prefill = others["prefill_engine"]

@@ -23,6 +23,7 @@ Command: TypeAlias = Callable[..., Any]
 Decorator: TypeAlias = Callable[[Command], Command]
 
 _DEMO = "demo"
+_FASTER = "mlx, and on Apple silicon the faster of mlx and coreml"
 _NOT_OFFERED = ("turn",)
 """Fields of `Options` that only the Python API offers."""
 
@@ -59,13 +60,15 @@ def draft_option(default: str = "") -> Decorator:
     )
 
 
-def draft_engine_option(*parameters: str, optional: bool = False, with_model: bool = False) -> Decorator:
+def draft_engine_option(
+    *parameters: str, optional: bool = False, with_model: bool = False, automatic: str = _FASTER
+) -> Decorator:
     """The engines that the draft worker's modules declare.
 
-    `optional`: also no draft at all. `with_model`: only engines that draft with a model.
+    `optional`: also no draft at all. `with_model`: only engines that draft with a model, and no AUTO. `automatic`:
+    what AUTO is to this command.
     """
-    automatic = {} if with_model else {AUTO: "mlx, and on Apple silicon the faster of mlx and coreml"}
-    words = automatic | {
+    words = ({} if with_model else {AUTO: automatic}) | {
         name: engine.help for name, engine in offered_engines().items() if engine.model != "none" or not with_model
     }
     if optional:

@@ -41,7 +41,7 @@ _PAUSE_SECONDS = 0.5
 @click.argument("server", metavar="[JOIN-LINE|HOST:PORT]", required=False)
 @click.option("--draft", metavar="MODEL", help="Folder or Hugging Face id of the draft. Default: the default target's.")
 @click.option("--target", metavar="MODEL", help="The same for a target. Default: the default target.")
-@draft_engine_option()
+@draft_engine_option(automatic="coreml for a folder that `convert` made, otherwise mlx")
 @click.option(
     "--prefill-engine",
     type=click.Choice(["mlx", "coreml"]),

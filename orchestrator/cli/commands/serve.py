@@ -11,11 +11,10 @@ from orchestrator.cli.notices import Notices
 from orchestrator.cli.options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import opened, target_folder
 from orchestrator.cli.sampling_options import server_defaults, server_options
-from orchestrator.http.settings import ServerSettings, fresh_key, loopback
+from orchestrator.cli.server_key import server_key
+from orchestrator.http.settings import ServerSettings
 from orchestrator.machine.downloads.default_target import model_name
-from protocol.errors import InputError
 
-_SHORTEST_KEY = 8
 _MOST = "Texts generated at once; a request beyond that is answered with status 429."
 
 
@@ -68,8 +67,7 @@ def serve(**options: Any) -> None:
 def _settings(options: dict[str, Any], defaults: dict[str, Any]) -> tuple[ServerSettings, int, bool]:
     """Takes the server's options out of `options`: settings, the port, and whether the key was made here."""
     host, port = options.pop("host"), options.pop("port")
-    key = _given_key(options.pop("api_key"), options.pop("api_key_file"))
-    key, made = _key(key, options.pop("no_api_key"), host)
+    key, made = server_key(options.pop("api_key"), options.pop("api_key_file"), options.pop("no_api_key"), host)
     settings = ServerSettings(
         key=key,
         names=_names(options.pop("model_name"), options["target"]),
@@ -80,35 +78,6 @@ def _settings(options: dict[str, Any], defaults: dict[str, Any]) -> tuple[Server
         defaults=defaults,
     )
     return settings, port, made
-
-
-def _given_key(key: str | None, file: Path | None) -> str | None:
-    """The user's key. Raises InputError for two of them, and for a file that can't be read."""
-    if file is None:
-        return key
-    if key is not None:
-        raise InputError("--api-key-file and an API key (option, environment or configuration) exclude each other.")
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no text"
-        raise InputError(f"{file} can't be read ({reason}): put the key alone into it.") from error
-
-
-def _key(given: str | None, none: bool, host: str) -> tuple[str | None, bool]:
-    """The key that clients must show, and whether it was made here.
-
-    Raises InputError for a server without a key that other machines can reach, and for a key that is too short.
-    """
-    if none and given:
-        raise InputError("--no-api-key and an API key (option or environment) exclude each other: leave one out.")
-    if none and not loopback(host):
-        raise InputError(f"--host {host} can be reached from other machines: leave --no-api-key out.")
-    if given is not None and (len(given) < _SHORTEST_KEY or not given.isascii() or not given.isprintable()):
-        raise InputError(
-            f"An API key needs at least {_SHORTEST_KEY} printable ASCII characters: leave it out, and one is made."
-        )
-    return (None, False) if none else (given, False) if given else (fresh_key(), True)
 
 
 def _names(given: tuple[str, ...], target: str | None) -> tuple[str, ...]:

@@ -7,21 +7,19 @@ import sys
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.pipelines import print_notes
-from orchestrator.http.settings import fresh_key
+from orchestrator.cli.service_key import key_options, service_key_file
 from orchestrator.tools.service.definition import ServiceDefinition, ServiceManager
 from orchestrator.tools.service.launchd import LaunchAgent
 from orchestrator.tools.service.rotated_log import run_logged
 from orchestrator.tools.service.start_command import kept_environment, protected_folder, start_command
 from orchestrator.tools.service.systemd import SystemdUnit
 from protocol.errors import InputError, PipelineError
-from protocol.paths import config_file, keys_folder
+from protocol.paths import config_file
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-_KEY = "api_key"
 
 
 @click.group()
@@ -66,7 +64,7 @@ def status(as_json: bool) -> None:
 def remove(as_json: bool) -> None:
     """Stop the service, and delete its definition, its key and its output."""
     found = service_manager().remove()
-    _key_file().unlink(missing_ok=True)
+    service_key_file().unlink(missing_ok=True)
     if as_json:
         click.echo(json.dumps({"removed": found}))
     else:
@@ -104,7 +102,7 @@ def _definition(root: click.Context, options: tuple[str, ...]) -> ServiceDefinit
         arguments=(
             *(("--config", str(Path(configuration).absolute())) if configuration else ()),
             *("serve", "--host", values["host"], "--port", str(values["port"])),
-            *_key_options(parsed),
+            *key_options(parsed),
             *options,
         ),
         folder=str(Path.cwd()),
@@ -112,42 +110,10 @@ def _definition(root: click.Context, options: tuple[str, ...]) -> ServiceDefinit
     )
 
 
-def _key_options(parsed: click.Context) -> tuple[str, ...]:
-    """Options that name the file with the key. It is made now, with the environment's key if there is one.
-
-    A service that is installed again keeps its key, since clients have it.
-    """
-    source, key = parsed.get_parameter_source(_KEY), parsed.params[_KEY]
-    if source is ParameterSource.COMMANDLINE:
-        raise InputError(
-            "Every program can read a service's options, so --api-key can't be one: leave it out, and a key is made, "
-            "or set LAUNCH_PIPELINE_API_KEY while you install."
-        )
-    given = parsed.params["no_api_key"] or parsed.params["api_key_file"] is not None
-    if given or source is ParameterSource.DEFAULT_MAP:
-        return ()
-    file = _key_file()
-    if key is not None or not file.is_file():
-        _write_private(file, key or fresh_key())
-    return ("--api-key-file", str(file))
-
-
-def _key_file() -> Path:
-    return keys_folder().parent / "service-api-key"
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Only this user can read it, from the first moment on."""
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-        opened.write(f"{text}\n")
-
-
 def _tell(manager: ServiceManager, as_json: bool) -> None:
     state = manager.state()
     address = _address(state.arguments)
-    key = str(_key_file()) if str(_key_file()) in state.arguments else ""
+    key = str(service_key_file()) if str(service_key_file()) in state.arguments else ""
     if as_json:
         found = dataclasses.asdict(state) | {"running": state.process is not None, "address": address, "key_file": key}
         click.echo(json.dumps(found))

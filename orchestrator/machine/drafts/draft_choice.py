@@ -63,11 +63,10 @@ def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgr
     """The engine and the folder of the draft `name`; converts the model if the engine needs a package.
 
     Without a name it is the default draft, or no model if the engine needs none. A package of another's making has an
-    engine of its own. AUTO is the engine that fits the folder: Core ML for a converted model, MLX for a checkpoint.
+    engine of its own. AUTO is `first_engine`: Core ML for a converted model, MLX for a checkpoint.
     Raises InputError for an unknown engine and for a draft that is not available.
     """
-    if engine == AUTO:
-        engine = "coreml" if name is not None and is_converted(Path(name).expanduser()) else _FIRST
+    engine = first_engine(engine, name)
     model, note = draft_model(engine), ""
     if name is not None and model != "none" and is_package(name):
         return DraftChoice(STATEFUL, stateful_draft(name))
@@ -84,6 +83,13 @@ def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgr
         choice = weigh(engine, folder, name, verdict)
         return choice._replace(note=_told(note, choice.note))
     return DraftChoice(engine, resolve(name, "draft", on_progress), note)
+
+
+def first_engine(engine: DraftEngineName, name: str | None) -> DraftEngineName:
+    """The engine itself, or for AUTO the one that fits the draft `name` and is taken while no trial says otherwise."""
+    if engine != AUTO:
+        return engine
+    return "coreml" if name is not None and is_converted(Path(name).expanduser()) else _FIRST
 
 
 def weigh(engine: DraftEngineName, folder: Path, name: str, verdict: EngineVerdict | None) -> DraftChoice:

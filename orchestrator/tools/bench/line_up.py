@@ -30,11 +30,6 @@ class PipelineEntry(NamedTuple):
     draft_tokens: tuple[int | None, ...] = (None,)
     """None: the K of the pipeline's options, or a strategy without a K."""
 
-    @property
-    def loads_draft(self) -> bool:
-        """Whether a draft model is loaded."""
-        return self.engine == "mlx" and self.strategy not in (AUTOREGRESSIVE, LOOKUP)
-
     def keywords(self, models: BenchModels) -> dict[str, Any]:
         """Of `Pipeline`."""
         options = {} if self.lookup else {"lookup": "off"}

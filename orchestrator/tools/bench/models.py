@@ -3,11 +3,14 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.machine.checkpoints import weight_bytes
+from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
 from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.drafts.stateful_draft import STATEFUL, not_measurable
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.tools.bench.names import LOOKUP
-from protocol.contracts.engines import DraftEngineName
+from protocol.contracts.engines import DraftEngineName, draft_model
 from protocol.errors import InputError
 
 
@@ -27,6 +30,14 @@ class BenchModels(NamedTuple):
             "draft_engine": engine,
             "strategy": strategy,
         }
+
+    def draft_bytes(self, strategy: str, engine: DraftEngineName = "mlx") -> int:
+        """Memory of the draft model that such a pipeline loads. A package is converted now if need be."""
+        if strategy == LOOKUP or not STRATEGIES[strategy].drafts:
+            return 0
+        if draft_model(engine) == "package":
+            return loaded_bytes(converted_draft(str(self.draft)))
+        return weight_bytes(self.draft)
 
 
 def bench_models(

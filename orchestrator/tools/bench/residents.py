@@ -86,7 +86,7 @@ def bench_lines(
         ),
         *(
             BenchLine(
-                target + (draft if entry.loads_draft else 0),
+                target + models.draft_bytes(entry.strategy, entry.engine),
                 partial(_pipeline, entry, plan, models, longest, on_start, hosts and hosts.apart(index), recorded),
             )
             for index, entry in enumerate(entries(plan))

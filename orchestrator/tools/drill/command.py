@@ -13,16 +13,18 @@ from orchestrator.tools.drill.processes import members, remains, until
 
 _CLEANUP_SECONDS = 15.0
 """Time in which everything that a command started must end."""
+_ARGUMENTS = ("generate", "import os", "--quiet", "--draft-engine", "mlx")
+"""The automatic engine would begin to convert the draft on a Mac, and print a line about it."""
 
 
 class GenerateCommand:
     """A running command in a process group of its own, like a shell's job."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, max_tokens: int) -> None:
         self.began = time.monotonic()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the command
         self.process = subprocess.Popen(
-            [*_program(), *arguments],
+            [*_program(), *_ARGUMENTS, "--max-tokens", str(max_tokens)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,

@@ -8,7 +8,9 @@ from statistics import median
 from typing import NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.machine.drafts.draft_choice import first_engine
 from orchestrator.tools.profile.measure import WARM_UP_TOKENS, ProfileTask
+from protocol.contracts.engines import AUTO
 
 PAIRS = 8
 """Generations of each pipeline before both are restarted."""
@@ -35,6 +37,9 @@ def tracing_cost(
     Two equal pipelines may differ by some percent for their whole life (memory placement), so one start is not enough.
     `on_note` receives the pipelines' note once, if they have one.
     """
+    # A traced pipeline tries no second engine, so the untraced one must not either.
+    engine = first_engine(task.options.get("draft_engine", AUTO), task.options.get("draft"))
+    options = {**task.options, "draft_engine": engine}
     ratios = []
     told: set[str] = {""}
     for group in range(groups):
@@ -42,7 +47,7 @@ def tracing_cost(
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             pipelines = {}
             for trace in (folder, "") if group % 2 else ("", folder):
-                pipeline = Pipeline(trace=trace, **task.options)
+                pipeline = Pipeline(trace=trace, **options)
                 if pipeline.note not in told:
                     told.add(pipeline.note)
                     on_note(pipeline.note)

@@ -15,8 +15,13 @@ from orchestrator.tools.service.programs import require, run
 LABEL = "launch-pipeline.serve"
 _RESTART_SECONDS = 10
 _PRIVATE = 0o077
-_TRIES = 5
+_TRIES = 31
+"""One a second, for half a minute: `serve` may take 10 s to end."""
 _LOGIN = "a LaunchAgent needs a user who is logged in at the screen, so run this in Terminal there"
+_ENDING = (
+    "a service that is replaced may still be ending, so run `launch-pipeline service install` again in a minute; if "
+    "that fails too, see whether System Settings, General, Login Items allows launch-pipeline in the background"
+)
 
 
 class LaunchAgent:
@@ -84,7 +89,7 @@ class LaunchAgent:
             if run(command).returncode == 0:
                 return
             self._pause(1.0)
-        require(command, _LOGIN)
+        require(command, _ENDING)
 
     def _unload(self) -> None:
         """launchctl fails if it is not loaded, and then there is nothing to do."""

@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands import service as module
+from orchestrator.cli.commands.serve import serve
+from orchestrator.cli.server_key import server_key
 from orchestrator.tools.service.launchd import LaunchAgent
 from orchestrator.tools.service.start_command import kept_environment, protected_folder, start_command
 from protocol.errors import InputError, PipelineError
@@ -48,6 +50,13 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
+def _configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """A configuration of the user's, which has this line for `serve`."""
+    file = tmp_path / "settings.toml"
+    file.write_text(f"[serve]\n{line}\n")
+    monkeypatch.setenv("LAUNCH_PIPELINE_CONFIG", str(file))
+
+
 def test_a_service_is_installed_told_of_and_removed(systemctl: Path, tmp_path: Path):
     assert _said("status")["installed"] is False
 
@@ -80,14 +89,91 @@ def test_a_key_that_clients_have_outlives_a_new_installation(systemctl: Path):
 
 
 def test_a_key_of_the_configuration_stays_there(systemctl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    file = tmp_path / "settings.toml"
-    file.write_text('[serve]\napi-key = "of-the-configuration"\nport = 8200\n')
-    monkeypatch.setenv("LAUNCH_PIPELINE_CONFIG", str(file))
+    _configured(tmp_path, monkeypatch, 'api-key = "of-the-configuration"\nport = 8200')
 
     state = _said("install")
 
-    assert state["arguments"][:3] == ["--config", str(file), "serve"]
+    assert state["arguments"][:3] == ["--config", str(tmp_path / "settings.toml"), "serve"]
     assert (state["key_file"], state["address"]) == ("", "http://127.0.0.1:8200/v1")
+
+
+def _key_at_start(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[str | None, bool]:
+    """What `serve` finds with a service's arguments and environment: its key, and whether it had to make one."""
+    kept = kept_environment(os.environ)
+    for name in [name for name in os.environ if name.startswith("LAUNCH_PIPELINE_") and name not in kept]:
+        monkeypatch.delenv(name)
+    found = []
+
+    def started(api_key: str | None, api_key_file: Path | None, no_api_key: bool, host: str, **_: object) -> None:
+        found.append(server_key(api_key, api_key_file, no_api_key, host))
+
+    monkeypatch.setattr(serve, "callback", started)
+    CliRunner().invoke(cli, arguments, standalone_mode=False, catch_exceptions=False)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "line", "key"),
+    [
+        ("NO_API_KEY", "1", "", None),
+        ("SERVE_NO_API_KEY", "1", "", None),
+        ("SERVE_API_KEY", "key-of-mine", "", "key-of-mine"),
+        ("API_KEY_FILE", "key", "", "key-in-a-file"),
+        ("API_KEY_FILE", "key", 'api-key-file = "another"', "key-in-a-file"),
+        ("DRAFT", "d", 'api-key-file = "key"', "key-in-a-file"),
+        ("DRAFT", "d", "no-api-key = true", None),
+    ],
+)
+def test_the_service_has_the_key_that_serve_would_have_in_the_terminal(
+    systemctl: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    line: str,
+    key: str | None,
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_text("key-in-a-file\n")
+    _configured(tmp_path, monkeypatch, line)
+    monkeypatch.setenv(f"LAUNCH_PIPELINE_{variable}", value)
+
+    assert _key_at_start(_said("install")["arguments"], monkeypatch) == (key, False)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "line", "words"),
+    [
+        ("API_KEY", "key-of-mine", 'api-key = "of-the-configuration"', "LAUNCH_PIPELINE_API_KEY is set, and the conf"),
+        ("SERVE_API_KEY", "key-of-mine", 'api-key = "of-the-configuration"', "LAUNCH_PIPELINE_SERVE_API_KEY is set"),
+        ("NO_API_KEY", "false", "no-api-key = true", "the configuration has no-api-key"),
+        ("API_KEY", "key-of-mine", 'api-key-file = "key"', "exclude each other: leave one out"),
+        ("API_KEY", "key-of-mine", "no-api-key = true", "exclude each other: leave one out"),
+        ("API_KEY", "short", "", "at least 8 printable"),
+        ("DRAFT", "d", 'api-key = "short"', "at least 8 printable"),
+        ("API_KEY_FILE", "absent", "", "can't be read"),
+        ("NO_API_KEY", "1", 'host = "0.0.0.0"', "can be reached from other machines"),
+    ],
+)
+def test_a_key_with_which_the_service_would_not_start_installs_nothing(
+    systemctl: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    line: str,
+    words: str,
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_text("key-in-a-file\n")
+    _configured(tmp_path, monkeypatch, line)
+    monkeypatch.setenv(f"LAUNCH_PIPELINE_{variable}", value)
+
+    result = _run("install")
+
+    assert isinstance(result.exception, InputError)
+    assert words in str(result.exception)
+    assert _files(tmp_path / "home") == []
 
 
 @pytest.mark.parametrize(

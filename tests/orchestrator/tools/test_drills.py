@@ -4,10 +4,13 @@ Only the full runs check time limits: a busy machine may break them.
 """
 
 import os
+import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from orchestrator.tools.drill import command
 from orchestrator.tools.drill.outcome import DrillName, DrillOutcome
 from orchestrator.tools.drill.registry import DRILLS
 
@@ -24,6 +27,21 @@ FEW: dict[DrillName, int] = {
 
 def test_every_name_has_a_drill():
     assert get_args(DrillName) == tuple(DRILLS)
+
+
+@pytest.mark.parametrize("name", ["orchestrator-kill", "interrupt"])
+def test_commands_draft_in_mlx_since_the_automatic_engine_works_in_the_background(
+    name: DrillName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    told = tmp_path / "told"
+    program = "import sys; open(sys.argv[1], 'a').write(' '.join(sys.argv[2:]) + '\\n')"
+    monkeypatch.setattr(command, "_program", lambda: [sys.executable, "-S", "-c", program, str(told)])
+
+    DRILLS[name].run(0, 7, lambda: None)
+
+    (line,) = told.read_text().splitlines()
+    assert line.startswith("generate ")
+    assert "--draft-engine mlx" in line
 
 
 @pytest.mark.parametrize("name", FEW)

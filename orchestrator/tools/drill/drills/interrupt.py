@@ -10,7 +10,7 @@ from orchestrator.tools.drill.processes import own_registry
 PROMISE = "Ctrl-C in any phase: ended within 5 s, exit code 130"
 _END_SECONDS = 5.0
 _EXIT_CODE = 130
-_ARGUMENTS = ("generate", "import os", "--max-tokens", "200", "--quiet")
+_MAX_TOKENS = 200
 _EARLY_SECONDS = 0.4
 """The interpreter's start and imports: a third of the interrupts come in this time."""
 
@@ -25,7 +25,7 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
         moments = _moments(count, _run_time(), source)
         for number, moment in enumerate(moments):
             when = f"seed {seed}, interrupt {number} after {moment:.3f} s"
-            command = GenerateCommand(*_ARGUMENTS)
+            command = GenerateCommand(_MAX_TOKENS)
             try:
                 time.sleep(max(0.0, command.began + moment - time.monotonic()))
                 ended = command.process.poll() is not None
@@ -45,7 +45,7 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
 
 def _run_time() -> float:
     """Seconds that an undisturbed command takes."""
-    command = GenerateCommand(*_ARGUMENTS)
+    command = GenerateCommand(_MAX_TOKENS)
     try:
         command.process.wait(60.0)
         return time.monotonic() - command.began

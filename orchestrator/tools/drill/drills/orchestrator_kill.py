@@ -19,7 +19,7 @@ _MAX_LIFE_SECONDS = 4.0
 _POLL_SECONDS = 0.002
 _TIMEOUT_SECONDS = 60.0
 """For steps without a promised time."""
-_ARGUMENTS = ("generate", "import os", "--max-tokens", "2000", "--quiet")
+_MAX_TOKENS = 2000
 
 
 def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
@@ -32,7 +32,7 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     with own_registry():
         for number in range(count):
             when, alone = f"seed {seed}, kill {number}", source.random() < 0.5
-            command = GenerateCommand(*_ARGUMENTS)
+            command = GenerateCommand(_MAX_TOKENS)
             try:
                 pid = command.find("orchestrator", _TIMEOUT_SECONDS)
                 failures += _stale(before, when)
@@ -47,7 +47,7 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
                 command.close()
             before = command.mark
             on_step()
-        last = GenerateCommand("generate", "import os", "--max-tokens", "1", "--quiet")
+        last = GenerateCommand(1)
         if last.code(_TIMEOUT_SECONDS) != 0:
             failures.append(f"The start after the last kill failed: {last.errors()}")
         last.close()

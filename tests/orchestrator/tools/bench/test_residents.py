@@ -2,17 +2,22 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from orchestrator.machine import hardware
 from orchestrator.machine.checkpoints import weight_bytes
+from orchestrator.machine.drafts.converted_draft import conversion_of
 from orchestrator.machine.hardware import MlxDevice, gpu_working_set
 from orchestrator.tools.bench import trials
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt
 from orchestrator.tools.bench.residents import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups, resident
+from protocol.contracts.conversion import FOLDER_FACTS, FOLDER_MODEL, Facts
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 _GIB = 1 << 30
@@ -111,7 +116,22 @@ def test_a_line_counts_the_models_that_it_loads():
 
     assert lines[0].weights == target + draft
     ours = [line.weights for line in lines[-5:]]
-    assert ours == [target, target + draft, target, target + draft, target]
+    assert ours == [target, target + draft, target, target + draft, target + draft], "a random draft computes too"
+
+
+def test_a_draft_in_core_ml_takes_memory_for_each_of_its_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = conversion_of(DEMO_DRAFT)
+    (folder / FOLDER_MODEL / "Data").mkdir(parents=True)
+    (folder / FOLDER_MODEL / "Data" / "weight.bin").write_bytes(bytes(1000))
+    (folder / FOLDER_FACTS).write_bytes(msgspec.json.encode(Facts(source=str(DEMO_DRAFT), widths=(1, 8, 16))))
+    for name, size in (("host.safetensors", 70), ("config.json", 2), ("tokenizer.json", 2)):
+        (folder / name).write_bytes(bytes(size))
+
+    lines = bench_lines(replace(plan("adaptive"), core_ml_draft=True), 1, lambda _: None, lambda *_: None)
+
+    assert weight_bytes(DEMO_TARGET) + 3 * 1000 + 70 in [line.weights for line in lines]
 
 
 def test_the_working_set_is_what_metal_recommends(monkeypatch: pytest.MonkeyPatch):

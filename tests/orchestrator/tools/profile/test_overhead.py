@@ -1,11 +1,14 @@
-"""Laws of `profile --overhead`: what the pipelines have to say about their draft is told, and told once."""
+"""Laws of `profile --overhead`: both pipelines draft alike, and what they say about their draft is told once."""
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from orchestrator.tools.profile import overhead
 from orchestrator.tools.profile.measure import ProfileTask
+from protocol.contracts.conversion import FOLDER_MODEL
 
 
 class Silent:
@@ -32,3 +35,29 @@ def test_the_note_of_the_pipelines_is_told_once(monkeypatch: pytest.MonkeyPatch)
 
     assert notes == [Silent.note]
     assert found.ratio == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "engine"),
+    [
+        ({}, "mlx"),
+        ({"draft_engine": "auto"}, "mlx"),
+        ({"draft": "converted"}, "coreml"),
+        ({"draft_engine": "ngram"}, "ngram"),
+    ],
+)
+def test_only_the_trace_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], engine: str):
+    (tmp_path / "converted" / FOLDER_MODEL).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    given: list[dict[str, Any]] = []
+
+    class Told(Silent):
+        def __init__(self, **options: Any) -> None:
+            given.append(options)
+
+    monkeypatch.setattr(overhead, "Pipeline", Told)
+
+    overhead.tracing_cost(ProfileTask("x", (0.0,), 8, 0, options), 1, lambda _: None)
+
+    assert [bool(each.pop("trace")) for each in given] == [False, True]
+    assert given == [{**options, "draft_engine": engine}] * 2

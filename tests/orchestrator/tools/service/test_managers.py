@@ -2,6 +2,7 @@
 
 import plistlib
 import shlex
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,6 +104,18 @@ def test_an_agent_is_loaded_once_the_old_one_has_gone(tmp_path: Path):
 
     assert manager.state().process == 4242
     assert [line.split()[0] for line in told(program)] == ["bootout", *["bootstrap"] * 3, "print"]
+
+
+@pytest.mark.parametrize("seconds", [29, 31])
+def test_an_old_agent_has_half_a_minute_to_end(tmp_path: Path, seconds: int):
+    program = fake_launchctl(tmp_path / "fake")
+    paused: list[float] = []
+    manager = LaunchAgent(tmp_path / "home", str(program), user=501, pause=paused.append)
+    (program.parent / "busy").write_text("busy\n" * seconds)
+
+    with nullcontext() if seconds < 30 else pytest.raises(PipelineError, match=r"may still be ending.* install` again"):
+        manager.install(DEFINITION)
+    assert sum(paused) == min(seconds, 30)
 
 
 def test_the_agent_is_interactive_starts_at_login_and_after_a_crash_and_keeps_its_log_small(tmp_path: Path):

@@ -1,0 +1,42 @@
+"""Laws of what a pipeline is told and what its user is told: both speak of the same draft. Starts nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.machine.device_profiles import profile_names
+from orchestrator.machine.drafts import draft_choice as draft_choice_module
+from orchestrator.machine.drafts.auto_draft import AutoDraft
+from orchestrator.machine.drafts.converted_draft import conversion_of
+from orchestrator.runtime.link_emulation import EmulatedLink
+from protocol.contracts.conversion import FOLDER_MODEL
+from protocol.contracts.neural_engine import EngineRates
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+
+
+@pytest.fixture
+def faster_in_core_ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a Neural Engine that was found faster for the demo draft."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(draft_choice_module, "neural_engine", lambda: "coreml")
+    data = conversion_of(DEMO_DRAFT) / FOLDER_MODEL / "Data"
+    data.mkdir(parents=True)
+    (data / "model.mlmodel").write_bytes(b"model")
+    auto = AutoDraft.on_this_machine(DEMO_DRAFT, DEMO_TARGET, "coreml")
+    auto.record_trial("coreml", "it was faster", EngineRates(coreml=40.0, mlx=30.0))
+
+
+@pytest.mark.usefixtures("faster_in_core_ml")
+def test_the_engine_that_begins_is_named():
+    assert Pipeline(str(DEMO_TARGET)).note == "The draft runs on the Neural Engine (it was faster)."
+
+
+@pytest.mark.usefixtures("faster_in_core_ml")
+@pytest.mark.parametrize(
+    "measured", [{"pace": profile_names()[0]}, {"trace": "trace"}, {"draft_link": EmulatedLink(delay=0.01)}], ids=str
+)
+def test_an_engine_that_a_measurement_does_not_begin_with_is_not_named(measured: dict[str, Any]):
+    assert Pipeline(str(DEMO_TARGET), **measured).note == ""
