@@ -1,0 +1,113 @@
+"""Laws of stages that measure Core ML beside MLX: what Core ML can't do is a note, and MLX is measured all the same."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.machine.device_profiles import DeviceProfile, load_profile
+from orchestrator.tools.calibration.calibrate import OverlapTimes
+from orchestrator.tools.first_light.asked import Asked
+from orchestrator.tools.first_light.findings import Findings
+from orchestrator.tools.first_light.measurements import overlap, profile
+from orchestrator.tools.first_light.settings import LightSettings
+from orchestrator.tools.first_light.stages import stage_names
+from protocol.errors import InputError, PipelineError
+
+ASKED = Asked(LightSettings(short=True), lambda _: None)
+REASON = "The draft worker ended while it was measured."
+
+
+def test_the_examination_is_the_first_stage_that_loads_core_ml():
+    """It tells why a load fails, and what it compiles is kept for the others."""
+    names = stage_names()
+
+    assert all(
+        names.index("neural-engine") < names.index(other) for other in ("overlap", "profile", "prefill", "bench")
+    )
+
+
+# Overlap -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The engines whose overlap was measured; on a Mac whose Core ML works."""
+    measured: list[str] = []
+
+    def both_at_once(target: Path, draft: Path, engine: str, **_: object) -> OverlapTimes:
+        measured.append(engine)
+        return OverlapTimes(0.02, 0.007, 0.02, 0.007)
+
+    monkeypatch.setattr(overlap, "both_at_once", both_at_once)
+    monkeypatch.setattr(overlap, "converted_draft", lambda *_: Path("package"))
+    for name in ("has_neural_engine", "computes_on_gpu"):
+        monkeypatch.setattr(overlap, name, lambda: True)
+    return measured
+
+
+def titles(found: Findings) -> list[str]:
+    return [table.title for table in found.tables]
+
+
+def test_the_overlap_with_core_ml_is_told_first_and_measured_last(engines: list[str]):
+    found = overlap.measure(ASKED)
+
+    assert engines == ["mlx", "coreml"]
+    assert titles(found) == ["Target on the GPU, draft in Core ML", "Both on the GPU"]
+
+
+@pytest.mark.parametrize("error", [InputError("Sliding windows can't be converted."), PipelineError(REASON)])
+def test_an_overlap_without_core_ml_is_a_note(monkeypatch: pytest.MonkeyPatch, engines: list[str], error: Exception):
+    def refused(*_: object) -> Path:
+        raise error
+
+    monkeypatch.setattr(overlap, "converted_draft", refused)
+    found = overlap.measure(ASKED)
+
+    assert engines == ["mlx"]
+    assert titles(found) == ["Both on the GPU"]
+    assert any(str(error) in note for note in found.notes)
+
+
+def test_what_is_measured_before_core_ml_is_kept_if_its_load_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, engines: list[str]
+):
+    so_far: list[Findings] = []
+
+    def ended(*_: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(overlap, "converted_draft", ended)
+    with pytest.raises(KeyboardInterrupt):
+        overlap.measure(ASKED._replace(so_far=so_far.append))
+
+    assert titles(so_far[-1]) == ["Both on the GPU"]
+
+
+# Profile -------------------------------------------------------------------------------------------
+
+
+def test_a_profile_has_the_draft_in_mlx_where_core_ml_fails(monkeypatch: pytest.MonkeyPatch):
+    def calibrate(target: None, draft: None, engine: str, **_: object) -> DeviceProfile:
+        if engine == "coreml":
+            raise PipelineError(REASON)
+        return load_profile("m3-pro-qwen3-4b")
+
+    monkeypatch.setattr(profile, "has_neural_engine", lambda: True)
+    monkeypatch.setattr(profile, "calibrate", calibrate)
+    found = profile.measure(ASKED)
+
+    assert REASON in found.notes[0]
+    assert "engine is mlx" in found.notes[1]
+    assert [attached.name for attached in found.attachments] == [profile.FILE]
+
+
+def test_a_target_that_can_not_be_measured_has_no_profile(monkeypatch: pytest.MonkeyPatch):
+    def calibrate(*_: object, **__: object) -> DeviceProfile:
+        raise PipelineError("The target worker ended.")
+
+    monkeypatch.setattr(profile, "has_neural_engine", lambda: True)
+    monkeypatch.setattr(profile, "calibrate", calibrate)
+
+    with pytest.raises(PipelineError, match="target worker"):
+        profile.measure(ASKED)
