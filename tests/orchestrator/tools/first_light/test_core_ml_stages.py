@@ -1,6 +1,7 @@
 """Laws of stages that measure Core ML beside MLX: what Core ML can't do is a note, and MLX is measured all the same."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,7 @@ from orchestrator.machine.device_profiles import DeviceProfile, load_profile
 from orchestrator.tools.calibration.calibrate import OverlapTimes
 from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.findings import Findings
-from orchestrator.tools.first_light.measurements import overlap, profile
+from orchestrator.tools.first_light.measurements import overlap, prefill, profile
 from orchestrator.tools.first_light.settings import LightSettings
 from orchestrator.tools.first_light.stages import stage_names
 from protocol.errors import InputError, PipelineError
@@ -111,3 +112,33 @@ def test_a_target_that_can_not_be_measured_has_no_profile(monkeypatch: pytest.Mo
 
     with pytest.raises(PipelineError, match="target worker"):
         profile.measure(ASKED)
+
+
+# Prefill -------------------------------------------------------------------------------------------
+
+
+class FakePipeline:
+    """Answers at once, unless Core ML would prefill."""
+
+    def __init__(self, *_: object, prefill_engine: str, **__: object) -> None:
+        if prefill_engine == "coreml":
+            raise InputError("Sliding windows can't be converted.")
+
+    def __enter__(self) -> "FakePipeline":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def state(self) -> SimpleNamespace:
+        return SimpleNamespace(context=512, vocabulary=50)
+
+    def generate(self, *_: object) -> None: ...
+
+
+def test_prompts_are_measured_without_core_ml_where_it_fails(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prefill, "has_neural_engine", lambda: True)
+    monkeypatch.setattr(prefill, "Pipeline", FakePipeline)
+    found = prefill.measure(ASKED)
+
+    assert found.tables[0].columns == ("prompt tokens", "the target itself, ms", "MLX process, ms")
+    assert found.notes == ("Core ML: not measured. Sliding windows can't be converted.",)
