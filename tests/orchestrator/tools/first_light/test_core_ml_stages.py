@@ -2,17 +2,24 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile
+from orchestrator.tools.bench.models import BenchModels
+from orchestrator.tools.bench.residents import IN_TURNS
 from orchestrator.tools.calibration.calibrate import OverlapTimes
 from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.findings import Findings
-from orchestrator.tools.first_light.measurements import overlap, prefill, profile
+from orchestrator.tools.first_light.measurements import bench, overlap, prefill, profile
+from orchestrator.tools.first_light.measurements.texts import plan
 from orchestrator.tools.first_light.settings import LightSettings
 from orchestrator.tools.first_light.stages import stage_names
+from protocol.contracts.conversion import FOLDER_MODEL
+from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem
 from protocol.errors import InputError, PipelineError
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 ASKED = Asked(LightSettings(short=True), lambda _: None)
 REASON = "The draft worker ended while it was measured."
@@ -142,3 +149,62 @@ def test_prompts_are_measured_without_core_ml_where_it_fails(monkeypatch: pytest
 
     assert found.tables[0].columns == ("prompt tokens", "the target itself, ms", "MLX process, ms")
     assert found.notes == ("Core ML: not measured. Sliding windows can't be converted.",)
+
+
+# Bench ---------------------------------------------------------------------------------------------
+
+PLACE = ExaminedSystem("macOS 25A1", "Apple M9", "f" * 64)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EngineVerdict]:
+    """What was found by examinations of the demo draft, which is converted; the last one counts."""
+    verdicts: list[EngineVerdict] = []
+    (tmp_path / FOLDER_MODEL).mkdir()
+    monkeypatch.setattr(bench, "conversion_of", lambda _: tmp_path)
+    monkeypatch.setattr(bench, "place_of", lambda _: PLACE)
+    monkeypatch.setattr(bench, "recorded", lambda _: verdicts[-1] if verdicts else None)
+    return verdicts
+
+
+def core_ml_line() -> tuple[bool, str]:
+    ours, note = bench.with_core_ml_draft(plan(), BenchModels(DEMO_TARGET, DEMO_DRAFT))
+    return ours.core_ml_draft, note
+
+
+def test_a_draft_that_passed_its_examination_is_a_line_of_the_bench(known: list[EngineVerdict]):
+    known.append(EngineVerdict(place=PLACE, choice="coreml", reason="all is well"))
+
+    assert core_ml_line() == (True, "")
+
+
+def test_a_draft_that_failed_its_examination_or_had_none_is_a_note(known: list[EngineVerdict], tmp_path: Path):
+    unexamined = core_ml_line()
+    known.append(EngineVerdict(place=PLACE, choice="mlx", reason="its logits are wrong"))
+    failed = core_ml_line()
+    known.append(EngineVerdict(place=PLACE, choice="coreml", reason="all is well"))
+    (tmp_path / FOLDER_MODEL).rmdir()
+
+    assert not unexamined[0]
+    assert "has not examined" in unexamined[1]
+    assert failed == (False, "A draft in Core ML: not here. Its examination decided for MLX (its logits are wrong).")
+    assert core_ml_line() == unexamined
+
+
+def test_a_conversion_that_can_not_be_read_is_a_note(known: list[EngineVerdict], monkeypatch: pytest.MonkeyPatch):
+    def unreadable(_: Path) -> ExaminedSystem:
+        raise InputError("The package can't be read.")
+
+    monkeypatch.setattr(bench, "place_of", unreadable)
+
+    assert core_ml_line() == (False, "A draft in Core ML: not here. The package can't be read.")
+
+
+def test_a_sentence_about_how_the_bench_measured_is_in_its_findings(monkeypatch: pytest.MonkeyPatch):
+    def run(*arguments: Any) -> tuple[list[Any], list[str]]:
+        arguments[-1](IN_TURNS)
+        return [], []
+
+    monkeypatch.setattr(bench, "run", run)
+
+    assert IN_TURNS in bench.measure(ASKED).notes
