@@ -45,3 +45,7 @@ STAGES = (
 
 def stage_names() -> list[str]:
     return [stage.name for stage in STAGES]
+
+
+def stage_named(name: str) -> Stage:
+    return next(stage for stage in STAGES if stage.name == name)
