@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from draft_worker.worker import DraftWorker
 from orchestrator.cli.app import cli
+from orchestrator.cli.commands.calibrate import table
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile
 from orchestrator.tools.calibration.calibrate import device_times, slow_down_of, to_toml
 from orchestrator.tools.calibration.measure import WIDTHS, Times, device_widths
@@ -101,6 +102,24 @@ def test_what_is_written_is_what_is_read():
     assert read.target.pace().context_seconds == pytest.approx(4.5e-7)
     assert read.both_busy.factor == 1.123
     assert read.target.pace().forward(8) == pytest.approx(0.036)
+
+
+def test_only_what_was_measured_is_shown():
+    """A draft on the Neural Engine is measured at fewer widths than a GPU."""
+    few = device_times(Times(prefill_rate=812.0, steps={1: 0.005, 8: 0.0125}), "here")
+    many = device_times(Times(prefill_rate=812.0, steps={1: 0.02, 5: 0.031, 8: 0.036}), "here")
+    slow_down = slow_down_of(1.1, "here")
+    profile = DeviceProfile(
+        name="a", description="", target=many, draft=few, draft_on_target_device=many, both_busy=slow_down
+    )
+    columns = [list(column.cells) for column in table(profile).columns]
+
+    assert [cells[:3] for cells in columns] == [
+        ["1 tokens", "5 tokens", "8 tokens"],
+        ["20.00", "31.00", "36.00"],
+        ["5.00", "–", "12.50"],
+        ["20.00", "31.00", "36.00"],
+    ]
 
 
 def test_this_machine_is_measured_and_the_profile_says_on_what_and_when(tmp_path: Path):
