@@ -1,5 +1,6 @@
 """Laws of a first light's run: what is measured is kept, what fails is told, and the rest goes on."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -308,7 +309,7 @@ def test_what_a_machine_lacks_is_never_measured_on_it(monkeypatch: pytest.Monkey
 )
 def test_a_neural_engine_is_looked_for_on_apple_silicon_with_core_ml(monkeypatch, system, processor, version, there):
     monkeypatch.setattr("sys.platform", system)
-    monkeypatch.setattr("platform.machine", lambda: processor)
+    monkeypatch.setattr("os.uname", lambda: os.uname_result(("", "", "", "", processor)))
     monkeypatch.setattr("orchestrator.machine.hardware.installed_version", lambda _: version)
 
     assert has_neural_engine() is there
