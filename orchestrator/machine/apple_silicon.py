@@ -93,12 +93,6 @@ def mac_names() -> list[str]:
     return list(_facts().machines)
 
 
-def mac_plain_speed(name: str) -> tuple[float, int]:
-    """Tokens a second without a draft as quoted, and behind how many tokens."""
-    plain = _facts().machines[name].plain
-    return plain.tokens_per_second, plain.context
-
-
 def mac_profile(name: str) -> dict[str, Any]:
     """The content of a profile, as its TOML would have it."""
     facts = _facts()

@@ -12,7 +12,7 @@ from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import draft_engine_option, draft_option, pair_option, target_option
 from orchestrator.cli.pipelines import target_folder
 from orchestrator.machine.calibration_file import calibration_file
-from orchestrator.machine.device_profiles import DeviceProfile, DeviceTimes
+from orchestrator.machine.device_profiles import DeviceProfile
 from protocol.errors import InputError
 
 
@@ -51,7 +51,7 @@ def calibrate(out: Path | None, **options: Any) -> None:
         date = datetime.datetime.now(datetime.UTC).date().isoformat()
         profile = measured(date=date, notice=lambda what: status.update(f"Measuring: {what} ..."), **options)
     path.write_text(to_toml(profile))
-    Console().print(_table(profile))
+    Console().print(table(profile))
     click.echo(f"Written to {path}. Use it with --pace {path}.")
 
 
@@ -64,19 +64,17 @@ def _require_writable(path: Path) -> None:
         raise InputError(f"{path} can't be written ({error.strerror}): choose another file for --out.") from error
 
 
-def _table(profile: DeviceProfile) -> Table:
+def table(profile: DeviceProfile) -> Table:
+    """What was measured, by width; nothing is interpolated."""
     grid = Table(box=None, padding=(0, 2, 0, 0), title=profile.description, title_justify="left")
     devices = (profile.target, profile.draft, profile.draft_on_target_device)
     for title in ("ms", "target", "draft", "draft on the target's device"):
         grid.add_column(title, justify="right")
-    for step in profile.target.steps:
-        grid.add_row(f"{step.width} tokens", *(_milliseconds(device, step.width) for device in devices))
+    times = [{step.width: f"{step.milliseconds:.2f}" for step in device.steps} for device in devices]
+    for width in sorted({width for steps in times for width in steps}):
+        grid.add_row(f"{width} tokens", *(steps.get(width, "–") for steps in times))
     grid.add_row("prompt, tokens/s", *(f"{device.prefill.tokens_per_second:,.0f}" for device in devices))
     if (context := profile.target.context) is not None:
         grid.add_row("1,000 more tokens of context", f"+{context.milliseconds_per_1000_tokens:.2f}")
     grid.add_row("both at once", f"× {profile.both_busy.factor:.2f}")
     return grid
-
-
-def _milliseconds(device: DeviceTimes, width: int) -> str:
-    return f"{1000 * device.pace().forward(width):.2f}"

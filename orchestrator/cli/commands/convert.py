@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.conversion import conversion
@@ -40,6 +41,7 @@ from protocol.errors import InputError
     help="Who holds the cache: io, the worker; state, Core ML.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@stays_awake
 def convert(model: str | None, destination: Path, widths: str, as_json: bool, **options: Any) -> None:
     """Convert MODEL (a folder or Hugging Face id; default: the default draft) for the Neural Engine.
 

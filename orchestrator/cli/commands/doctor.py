@@ -9,6 +9,7 @@ from rich.console import Console
 
 from orchestrator.cli import report
 from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import without_effect
 from orchestrator.cli.pipelines import print_notes
 
@@ -22,6 +23,7 @@ _FAILED = 1
 @click.option(
     "--runtime", type=click.Choice(["coreml", "executor"]), help="With --neural-engine: executor rehearses it."
 )
+@stays_awake
 def doctor(as_json: bool, neural_engine: bool, draft: str | None, runtime: Any) -> None:
     """Show what this machine has, what will be used, and the next step for what is missing.
 

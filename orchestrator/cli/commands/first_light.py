@@ -13,7 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.machine.recommended_pairs import pairs
-from orchestrator.tools.first_light.stages import stage_names
+from orchestrator.tools.first_light.stages import stage_named, stage_names
 
 if TYPE_CHECKING:
     from orchestrator.tools.first_light.findings import LightReport, StageReport
@@ -79,17 +79,18 @@ def first_light(
     launch-pipeline first-light --only neural-engine
     """
     from orchestrator.tools.first_light.power_meter import ask_for_rights
-    from orchestrator.tools.first_light.run import Choice
+    from orchestrator.tools.first_light.run import Choice, will_run
     from orchestrator.tools.first_light.settings import LightSettings
 
     settings = LightSettings(short=short, energy=energy, second_pair=second_pair)
     wanted = [] if only else [name for name in stage_names() if name not in skip]
+    choice = Choice(minutes, only, skip)
     folder = _folder(out or Path(_FOLDER), settings, wanted)
     _tell_begin(folder, quiet=as_json)
-    if energy and sys.platform == "darwin" and "energy" not in folder.done():
+    if sys.platform == "darwin" and will_run(stage_named("energy"), settings, choice, folder.done()):
         # Before anything is drawn that would hide the question.
         ask_for_rights()
-    report = _run(folder, settings, Choice(minutes, only, skip), quiet=as_json)
+    report = _run(folder, settings, choice, quiet=as_json)
     archive = folder.archive()
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
@@ -151,6 +152,12 @@ def _tell_end(path: Path, archive: Path, report: "LightReport") -> None:
     wrong = [stage for stage in report.stages if not stage.good]
     if wrong:
         click.echo(f"Something is wrong in: {', '.join(stage.stage for stage in wrong)}. The page says what.")
+    failed = [stage.stage for stage in report.stages if stage.status == "failed"]
+    if failed:
+        click.echo(
+            f"The same command measures again what failed ({', '.join(failed)}), and keeps what is done. For a new run "
+            "pass another folder as --out."
+        )
     click.echo(
         "Next: look at the page, then open an issue in this project's repository with the form `First light`, and "
         "attach the zip. It has no prompts, names or paths."

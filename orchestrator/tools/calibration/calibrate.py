@@ -28,11 +28,14 @@ from orchestrator.tools.calibration.measure import (
     OnCalibrationProgress,
     Times,
     draft_alone,
+    draft_steps,
     overlapping,
     slow_down,
     target_alone,
+    target_steps,
 )
 from orchestrator.tools.calibration.worker_harness import WorkerHarness
+from orchestrator.tools.calibration.worker_load import RandomSequences
 from orchestrator.tools.pairs import weights_in
 from protocol.contracts.engines import DraftEngineName, draft_model
 from protocol.errors import InputError
@@ -111,12 +114,11 @@ def both_at_once(
     notice("loading models")
     with _harness(str(target), str(draft), engine, machine_facts.partition_cores()) as harness:
         hellos = harness.start("target"), harness.start("draft")
-        (verified,), (grown,) = (
-            measured(harness, hello, samples, notice, (width,)).steps.values()
-            for measured, hello, width in zip((target_alone, draft_alone), hellos, OVERLAP_WIDTHS, strict=True)
-        )
+        verified = target_steps(harness, RandomSequences(hellos[0]), [TARGET_OVERLAP_WIDTH], samples, notice)
+        grown = draft_steps(harness, RandomSequences(hellos[1]), [DRAFT_OVERLAP_WIDTH], samples, notice)
         notice("both at once")
-        return OverlapTimes(verified, grown, *overlapping(harness, hellos, samples))
+        together = overlapping(harness, hellos, samples)
+        return OverlapTimes(verified[TARGET_OVERLAP_WIDTH], grown[DRAFT_OVERLAP_WIDTH], *together)
 
 
 def device_times(times: Times, source: str, weights: int | None = None) -> DeviceTimes:

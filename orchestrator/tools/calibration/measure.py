@@ -1,7 +1,7 @@
 """Times of forwards and prefills in real worker processes, without and with overlap. Medians in seconds."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
@@ -41,20 +41,27 @@ def device_widths(hello: Hello) -> tuple[int, ...]:
     return _GPU_WIDTHS if "gpu" in hello.device else WIDTHS
 
 
-def target_alone(
-    harness: WorkerHarness,
-    hello: Hello,
-    samples: int,
-    notice: OnCalibrationProgress,
-    widths: Sequence[int] = (),
-) -> Times:
-    """`samples` forwards of each width; of those that fit the device if none is given."""
+def target_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
+    """`samples` forwards of each width that fits the device."""
     sequences = RandomSequences(hello)
     notice("target, prompts")
     rate = median(_target_rates(harness, sequences))
+    steps = target_steps(harness, sequences, device_widths(hello), samples, notice)
+    notice("target, a long context")
+    return Times(rate, steps, _context_seconds(harness, sequences, rate, samples))
+
+
+def target_steps(
+    harness: WorkerHarness,
+    sequences: RandomSequences,
+    widths: Iterable[int],
+    samples: int,
+    notice: OnCalibrationProgress,
+) -> dict[int, float]:
+    """Seconds of a verification by its width."""
     verifying = _verifying(harness, sequences)
     steps: dict[int, float] = {}
-    for width in widths or device_widths(hello):
+    for width in widths:
         notice(f"target, {width} tokens")
         taken = []
         for _ in range(_WARM_UP + samples):
@@ -64,8 +71,7 @@ def target_alone(
             taken.append(_verify(harness, verifying, width))
         steps[width] = median(taken[_WARM_UP:])
     harness.send("target", Stop(verifying.start.sequence))
-    notice("target, a long context")
-    return Times(rate, steps, _context_seconds(harness, sequences, rate, samples))
+    return steps
 
 
 def _context_seconds(harness: WorkerHarness, sequences: RandomSequences, rate: float, samples: int) -> float | None:
@@ -87,19 +93,24 @@ def _context_seconds(harness: WorkerHarness, sequences: RandomSequences, rate: f
     return max(0.0, long - short) / (tokens - PROMPT_TOKENS)
 
 
-def draft_alone(
-    harness: WorkerHarness,
-    hello: Hello,
-    samples: int,
-    notice: OnCalibrationProgress,
-    widths: Sequence[int] = (),
-) -> Times:
-    """`samples` growth steps of each width; of those that fit the device if none is given."""
+def draft_alone(harness: WorkerHarness, hello: Hello, samples: int, notice: OnCalibrationProgress) -> Times:
+    """`samples` growth steps of each width that fits the device."""
     sequences = RandomSequences(hello)
     notice("draft, prompts")
     rate = median(_draft_rates(harness, sequences))
+    return Times(rate, draft_steps(harness, sequences, device_widths(hello), samples, notice))
+
+
+def draft_steps(
+    harness: WorkerHarness,
+    sequences: RandomSequences,
+    widths: Iterable[int],
+    samples: int,
+    notice: OnCalibrationProgress,
+) -> dict[int, float]:
+    """Seconds of a growth step by its width."""
     steps: dict[int, float] = {}
-    for width in widths or device_widths(hello):
+    for width in widths:
         notice(f"draft, {width} tokens")
         taken: list[float] = []
         growing = GrowthLoad(sequences, width)
@@ -112,7 +123,7 @@ def draft_alone(
                 _begin(harness, growing)
         _end(harness, growing)
         steps[width] = median(taken[_WARM_UP:])
-    return Times(rate, steps)
+    return steps
 
 
 def slow_down(

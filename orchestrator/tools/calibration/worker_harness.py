@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar
 
 import zmq
 
+from orchestrator.machine.neural_engine.examination import LIMITS, Limits
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.supervisor import Supervisor
@@ -16,8 +17,8 @@ from protocol.messages.worker import Fault, FromWorker, Hello, Shutdown, ToWorke
 from protocol.transport.codec import Stamp
 from protocol.transport.hub import Arrival, Hub
 
-_TIMEOUT_SECONDS = 120.0
-"""Maximum time of loading a model or of one forward."""
+_LIMITS = LIMITS._replace(silence=120.0)
+"""A forward is told when it is done. A worker says nothing while it loads, and Core ML may compile for minutes."""
 _POLL_MILLISECONDS = 200
 
 M = TypeVar("M")
@@ -26,8 +27,15 @@ M = TypeVar("M")
 class WorkerHarness:
     """A context with workers. Every failure of a worker is a PipelineError."""
 
-    def __init__(self, setup: OrchestratorSetup, session: Session, cores: Mapping[Role, tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        setup: OrchestratorSetup,
+        session: Session,
+        cores: Mapping[Role, tuple[int, ...]],
+        limits: Limits = _LIMITS,
+    ) -> None:
         """`cores`: as `Supervisor` takes them."""
+        self._limits = limits
         self._epoch = int.from_bytes(os.urandom(4)) + 1
         self._session = session
         self._context: zmq.Context[Any] = zmq.Context()
@@ -46,10 +54,15 @@ class WorkerHarness:
         self._context.term()
 
     def start(self, role: Role) -> Hello:
-        """Start a role's worker and wait until its model is loaded."""
+        """Start a role's worker and wait until its model is loaded, as long as its process lives."""
         self._supervisor.start(role)
         while True:
-            arrival = self._arrival()
+            arrival = self._arrival(self._limits.loading)
+            if arrival is None:
+                raise PipelineError(
+                    f"The {role} worker did not load its model within {self._limits.loading / 60:g} minutes: choose a "
+                    "smaller model."
+                )
             if isinstance(arrival.message, Hello):
                 self._peers[role] = arrival.peer
                 return arrival.message
@@ -59,7 +72,13 @@ class WorkerHarness:
 
     def receive(self) -> FromWorker:
         """The next message of any worker."""
-        return self._arrival().message
+        arrival = self._arrival(self._limits.silence)
+        if arrival is None:
+            raise PipelineError(
+                f"A worker was silent for {self._limits.silence:g} s: choose smaller models, or see "
+                "`launch-pipeline doctor`."
+            )
+        return arrival.message
 
     def await_message(self, kind: type[M]) -> M:
         """The next message of this kind; other messages are skipped."""
@@ -68,17 +87,16 @@ class WorkerHarness:
             if isinstance(message, kind):
                 return message
 
-    def _arrival(self) -> Arrival:
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
+    def _arrival(self, seconds: float) -> Arrival | None:
+        """None if nothing comes for this long."""
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for arrival in self._hub.receive():
                 _raise_fault(arrival)
                 return arrival
             self._hub.socket.poll(_POLL_MILLISECONDS)
             self._check()
-        raise PipelineError(
-            "A worker was silent for two minutes: choose smaller models, or see `launch-pipeline doctor`."
-        )
+        return None
 
     def _check(self) -> None:
         for role, child in self._supervisor.children.items():

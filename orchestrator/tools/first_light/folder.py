@@ -79,7 +79,7 @@ class LightFolder:
             raise InputError(f"{path} can't be written ({error.strerror}): choose another folder for --out.") from error
         return folder
 
-    def done(self) -> dict[str, StageReport]:
+    def results(self) -> dict[str, StageReport]:
         """The results that are there, by stage. One of another format, or a damaged one, is measured again."""
         found: dict[str, StageReport] = {}
         for file in sorted((self.path / _STAGES).glob("*.json")):
@@ -90,6 +90,10 @@ class LightFolder:
             if report.format == FORMAT:
                 found[report.stage] = report
         return found
+
+    def done(self) -> dict[str, StageReport]:
+        """The results that the next start keeps: it measures a stage that failed again."""
+        return {name: report for name, report in self.results().items() if report.status != "failed"}
 
     def save(self, report: StageReport, log: str) -> StageReport:
         """Write a stage's log, its files and its result, the result last. Returns the result as it is written."""

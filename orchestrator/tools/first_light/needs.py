@@ -1,6 +1,5 @@
 """What this machine lacks for a stage. Asks the system; starts nothing heavy and imports no Core ML."""
 
-import platform
 import shutil
 import sys
 from pathlib import Path
@@ -23,8 +22,7 @@ def lacking(stage: Stage, settings: LightSettings) -> str:
 
 def has_neural_engine() -> bool:
     """A Mac with Apple silicon and Core ML's Python package. Whether Core ML uses it, only its times tell."""
-    apple_silicon = sys.platform == "darwin" and platform.machine() == "arm64"
-    return apple_silicon and machine_facts.installed_version("coremltools") is not None
+    return machine_facts.neural_engine() is not None and machine_facts.installed_version("coremltools") is not None
 
 
 def computes_on_gpu() -> bool:

@@ -12,13 +12,32 @@ import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from msgspec.structs import fields
+
+from orchestrator.machine.device_profiles import (
+    ContextCost,
+    DeviceProfile,
+    DeviceTimes,
+    ForwardTime,
+    PrefillRate,
+    SequenceCost,
+    SlowDown,
+)
+from protocol.worker.pacing import StepShape
 
 NAME, PROMPT, KEY, ADDRESS = "[name]", "[prompt]", "[key]", "[address]"
+_PROFILE = (DeviceProfile, DeviceTimes, PrefillRate, ForwardTime, ContextCost, SequenceCost, SlowDown)
 _ORDINARY = frozenset(
-    ("root", "user", "users", "admin", "runner", "guest", "local", "localhost", "home", "mac", "macbook", "none", "pro")
+    (
+        *("root", "user", "users", "admin", "runner", "guest", "local", "localhost", "home", "none"),
+        *("mac", "macbook", "pro", "max", "ultra", "mini", "air"),
+        *(word for part in _PROFILE for field in fields(part) for word in field.name.split("_")),
+        *get_args(StepShape),
+    )
 )
-"""Names that many machines and users have, and words of our own reports."""
+"""Names that many machines and users have, and words of chips, of our own reports and of a device profile."""
 _FEWEST = 2
 """Letters of a name."""
 _OUR_WORDS = ("stage", "status", "origin")

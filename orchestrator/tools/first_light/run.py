@@ -1,7 +1,7 @@
 """A first light from start to end: which stages run, which are done already, and why others do not run."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,34 +60,40 @@ def run(
     lacks: Lacking = lacking,
     clock: Clock = time.monotonic,
 ) -> LightReport:
-    """Every stage in order. After each one the folder has its result and a whole report; KeyboardInterrupt passes."""
+    """Every stage in order. After each one the folder has its result and a whole report; KeyboardInterrupt passes.
+
+    Stages that failed at an earlier start come last: they may hang again until the time is over.
+    """
     began, ordered = clock(), list(stages)
-    results = dict(folder.done())
-    for stage in ordered:
-        known = results.get(stage.name)
-        if known is not None and stage.name not in choice.only:
-            screen.ended(known, True)
-            continue
-        left = 60 * choice.minutes - (clock() - began)
-        reason = _unfit(stage, settings, choice, left)
-        missing = "" if choice.leaves_out(stage) else lacks(stage, settings)
-        if missing:
-            results[stage.name] = folder.save(_absent(stage, "not here", missing), "")
-        elif reason:
-            # Not saved: the next start may have the time.
-            results.setdefault(stage.name, _absent(stage, "skipped", reason))
-        else:
-            screen.began(stage, left)
-            ran = run_one(stage, settings, min(60 * stage.limit, left), screen.observer(stage))
-            if ran.late and left < 60 * stage.limit:
-                # Not the stage is to blame: the next start measures it.
-                results[stage.name] = _absent(stage, "skipped", f"the {choice.minutes:g} minutes of this run were over")
+    earlier, done = folder.results(), folder.done()
+    results = dict(earlier)
+    for stage in _failed_last(ordered, earlier.keys() - done.keys()):
+        if _wanted(stage, choice, done):
+            left = 60 * choice.minutes - (clock() - began)
+            absent = _hindered(stage, settings, choice, left, lacks)
+            if absent is None:
+                screen.began(stage, left)
+                ran = run_one(stage, settings, min(60 * stage.limit, left), screen.observer(stage))
+                # Not the stage is to blame for the end of the run: the next start measures it.
+                ended = ran.late and left < 60 * stage.limit
+                results[stage.name] = _cut_off(stage, choice) if ended else folder.save(ran.report, ran.log)
+            elif absent.status == "not here":
+                results[stage.name] = folder.save(absent, "")
             else:
-                results[stage.name] = folder.save(ran.report, ran.log)
-        if not choice.leaves_out(stage):
-            screen.ended(results[stage.name], False)
-        write(folder, ordered, results)
+                # Not saved: the next start may have the time.
+                results.setdefault(stage.name, absent)
+            write(folder, ordered, results)
+        known = results[stage.name] is earlier.get(stage.name)
+        if known or not choice.leaves_out(stage):
+            screen.ended(results[stage.name], known)
     return write(folder, ordered, results)
+
+
+def will_run(
+    stage: Stage, settings: LightSettings, choice: Choice, done: Collection[str], lacks: Lacking = lacking
+) -> bool:
+    """Whether `run` measures the stage, if those before it take no time. `done`: stages that have a result."""
+    return _wanted(stage, choice, done) and _hindered(stage, settings, choice, 60 * choice.minutes, lacks) is None
 
 
 def write(folder: LightFolder, stages: Iterable[Stage], results: Mapping[str, StageReport]) -> LightReport:
@@ -98,13 +104,32 @@ def write(folder: LightFolder, stages: Iterable[Stage], results: Mapping[str, St
     return report
 
 
-def _unfit(stage: Stage, settings: LightSettings, choice: Choice, seconds_left: float) -> str:
-    """Why the stage does not run now; empty if it does."""
+def _failed_last(stages: Iterable[Stage], failed: Collection[str]) -> list[Stage]:
+    # sudo remembers the password, which was asked for at the start, for some minutes only.
+    return sorted(stages, key=lambda stage: stage.name in failed and "energy" not in stage.needs)
+
+
+def _wanted(stage: Stage, choice: Choice, done: Collection[str]) -> bool:
+    return stage.name not in done or stage.name in choice.only
+
+
+def _hindered(
+    stage: Stage, settings: LightSettings, choice: Choice, seconds_left: float, lacks: Lacking
+) -> StageReport | None:
+    """The report of a stage that does not run now; None if it does."""
     if choice.leaves_out(stage):
-        return "it was left out by --only or --skip"
-    if 60 * stage.estimate(settings) > seconds_left:
-        return f"it needs about {stage.estimate(settings):g} minutes, and {max(0.0, seconds_left) / 60:.1f} were left"
-    return ""
+        return _absent(stage, "skipped", "it was left out by --only or --skip")
+    if missing := lacks(stage, settings):
+        return _absent(stage, "not here", missing)
+    minutes = stage.estimate(settings)
+    if 60 * minutes > seconds_left:
+        left = f"it needs about {minutes:g} minutes, and {max(0.0, seconds_left) / 60:.1f} were left"
+        return _absent(stage, "skipped", left)
+    return None
+
+
+def _cut_off(stage: Stage, choice: Choice) -> StageReport:
+    return _absent(stage, "skipped", f"the {choice.minutes:g} minutes of this run were over")
 
 
 def _absent(stage: Stage, status: Status, reason: str) -> StageReport:

@@ -21,7 +21,7 @@ from orchestrator.machine.downloads.default_target import VARIABLE
 from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.findings import Findings
 from orchestrator.tools.first_light.settings import StageOrder
-from orchestrator.tools.first_light.stages import STAGES
+from orchestrator.tools.first_light.stages import stage_named
 from protocol.errors import PipelineError
 
 _INTERRUPTED = 130
@@ -98,8 +98,7 @@ def main() -> int:
 
 def measurements(name: str) -> Measurements:
     """The module that carries out the stage `name`."""
-    stage = next(stage for stage in STAGES if stage.name == name)
-    module: Any = importlib.import_module(f"orchestrator.tools.first_light.measurements.{stage.module}")
+    module: Any = importlib.import_module(f"orchestrator.tools.first_light.measurements.{stage_named(name).module}")
     return module
 
 

@@ -33,9 +33,9 @@ STAGES = (
     Stage("exactness", "Tokens of each strategy against plain decoding", 5, 15),
     Stage("widths", "Logits and time of a forward by width and context", 4, 15),
     Stage("hand-off", "Handing KV over, and the host's other steps", 1, 5),
+    Stage("neural-engine", "The draft on the Neural Engine", 8, 30, ("Neural Engine",), 3.0),
     Stage("overlap", "Draft and target at the same time", 2, 15),
     Stage("profile", "Costs of target and draft, and this machine's profile", 4, 15),
-    Stage("neural-engine", "The draft on the Neural Engine", 8, 30, ("Neural Engine",), 3.0),
     Stage("prefill", "Reading a prompt: target, MLX and Core ML", 4, 25, (), 0.5),
     Stage("drills", "Kill drills", 3, 10, (), 0.5),
     Stage("bench", "Against mlx-lm: the default pair", 6, 20, (), 0.5),
@@ -45,3 +45,7 @@ STAGES = (
 
 def stage_names() -> list[str]:
     return [stage.name for stage in STAGES]
+
+
+def stage_named(name: str) -> Stage:
+    return next(stage for stage in STAGES if stage.name == name)

@@ -17,7 +17,7 @@ from orchestrator.cli.app import cli
 from orchestrator.machine.idle_sleep import without_idle_sleep
 
 _LONG = (
-    *("attach", "bench", "calibrate", "drill", "first-light", "profile"),
+    *("attach", "bench", "calibrate", "convert", "doctor", "drill", "first-light", "profile"),
     *("serve", "serve-workers", "start", "target-rank"),
 )
 

@@ -1,6 +1,9 @@
 """A calibration asks what workers can answer, for as long as it likes, and writes a profile that can be read back."""
 
+from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
+from time import perf_counter
 
 import msgspec
 import pytest
@@ -8,11 +11,14 @@ from click.testing import CliRunner
 
 from draft_worker.worker import DraftWorker
 from orchestrator.cli.app import cli
+from orchestrator.cli.commands.calibrate import table
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile
+from orchestrator.tools.calibration import calibrate
 from orchestrator.tools.calibration.calibrate import device_times, slow_down_of, to_toml
 from orchestrator.tools.calibration.measure import WIDTHS, Times, device_widths
 from orchestrator.tools.calibration.worker_load import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
-from protocol.messages.worker import Grow, Hello, Prefilled, Stop, Verdict
+from protocol.messages.base import Role
+from protocol.messages.worker import FromWorker, Grow, Hello, Prefilled, Start, Stop, ToWorker, Verdict
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.fake_draft import VOCABULARY as DRAFT_VOCABULARY
@@ -82,6 +88,50 @@ def test_a_gpu_is_measured_at_every_width_at_which_its_kernels_may_change():
     assert device_widths(_hello(VOCABULARY)) == WIDTHS
 
 
+class WorkersHere:
+    """A `WorkerHarness` whose workers are in this process."""
+
+    def __init__(self) -> None:
+        self.prompts: list[int] = []
+        """Tokens of every sequence that was started."""
+        self._hellos = {"target": _hello(VOCABULARY), "draft": _hello(DRAFT_VOCABULARY)}
+        target = TargetWorker(TargetEngine(tree_model()), perf_counter, self._hellos["target"])
+        self._workers = {"target": target, "draft": DraftWorker(FakeEngine(), perf_counter)}
+        self._said: deque[FromWorker] = deque()
+
+    def start(self, role: Role) -> Hello:
+        return self._hellos[role]
+
+    def send(self, role: Role, message: ToWorker) -> None:
+        if isinstance(message, Start):
+            self.prompts.append(len(message.tokens))
+        self._said += self._workers[role].handle(message)
+
+    def receive(self) -> FromWorker:
+        # Also if there is a message: neither worker waits for the other.
+        while not self._work():
+            pass
+        return self._said.popleft()
+
+    def _work(self) -> bool:
+        """One unit of each; whether there is a message now."""
+        for worker in self._workers.values():
+            self._said += worker.work() if worker.has_work else ()
+        return bool(self._said)
+
+    def await_message(self, kind: type) -> FromWorker:
+        return next(message for message in iter(self.receive, None) if isinstance(message, kind))
+
+
+def test_steps_at_once_are_measured_without_long_prompts(monkeypatch: pytest.MonkeyPatch):
+    workers = WorkersHere()
+    monkeypatch.setattr(calibrate, "_harness", lambda *_: nullcontext(workers))
+    times = calibrate.both_at_once(Path("t"), Path("d"), "mlx", samples=1, notice=lambda _: None)
+
+    assert min(times) > 0.0
+    assert set(workers.prompts) == {PROMPT_TOKENS}
+
+
 def test_what_is_written_is_what_is_read():
     times = Times(prefill_rate=812.34, steps={1: 0.0213, 8: 0.036}, context_seconds=4.5e-7)
     profile = DeviceProfile(
@@ -101,6 +151,24 @@ def test_what_is_written_is_what_is_read():
     assert read.target.pace().context_seconds == pytest.approx(4.5e-7)
     assert read.both_busy.factor == 1.123
     assert read.target.pace().forward(8) == pytest.approx(0.036)
+
+
+def test_only_what_was_measured_is_shown():
+    """A draft on the Neural Engine is measured at fewer widths than a GPU."""
+    few = device_times(Times(prefill_rate=812.0, steps={1: 0.005, 8: 0.0125}), "here")
+    many = device_times(Times(prefill_rate=812.0, steps={1: 0.02, 5: 0.031, 8: 0.036}), "here")
+    slow_down = slow_down_of(1.1, "here")
+    profile = DeviceProfile(
+        name="a", description="", target=many, draft=few, draft_on_target_device=many, both_busy=slow_down
+    )
+    columns = [list(column.cells) for column in table(profile).columns]
+
+    assert [cells[:3] for cells in columns] == [
+        ["1 tokens", "5 tokens", "8 tokens"],
+        ["20.00", "31.00", "36.00"],
+        ["5.00", "–", "12.50"],
+        ["20.00", "31.00", "36.00"],
+    ]
 
 
 def test_this_machine_is_measured_and_the_profile_says_on_what_and_when(tmp_path: Path):

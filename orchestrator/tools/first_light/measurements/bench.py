@@ -1,8 +1,10 @@
 """Our strategies against mlx-lm's own decoding, with the default pair."""
 
 from dataclasses import replace
+from pathlib import Path
 
-from orchestrator.machine.drafts.draft_choice import draft_choice
+from orchestrator.machine.drafts.auto_draft import place_of
+from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
 from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.results.figures import BenchRow, best_of_each_line, rows
@@ -11,6 +13,8 @@ from orchestrator.tools.first_light.asked import Asked, OnNotice
 from orchestrator.tools.first_light.findings import Cell, Check, Findings, Table
 from orchestrator.tools.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
+from protocol.contracts.neural_engine import EngineVerdict, recorded
+from protocol.errors import PipelineError
 
 _COLUMNS = (
     *("contender", "temperature", "tokens/s", "ratio to mlx-lm plain", "ratio to mlx-lm speculative", "tokens a round"),
@@ -44,7 +48,7 @@ def compared(ours: BenchPlan, texts: int, notice: OnNotice) -> Findings:
         lambda _: None,
         notice,
         lambda *_: None,
-        notice,
+        told.append,
     )
     found = rows(measurements, order)
     table = tuple(map(_row, best_of_each_line(found)))
@@ -58,12 +62,24 @@ def compared(ours: BenchPlan, texts: int, notice: OnNotice) -> Findings:
 def with_core_ml_draft(ours: BenchPlan, models: BenchModels) -> tuple[BenchPlan, str]:
     """The plan with a line whose draft runs in Core ML, or the plan as it is and why it has none.
 
-    A draft that failed its examination would be run by MLX: its line would be another's under a wrong name.
+    A draft that failed its examination would be run by MLX: its line would be another's under a wrong name. Of one that
+    was not examined nobody knows where it runs.
     """
-    choice = draft_choice("coreml", str(models.draft))
-    if choice.engine == "coreml":
-        return replace(ours, core_ml_draft=True), ""
-    return ours, f"A draft in Core ML: not here. {choice.note}"
+    try:
+        verdict = _examined(models.draft)
+    except PipelineError as error:
+        return ours, f"A draft in Core ML: not here. {error}"
+    if verdict is None:
+        return ours, "A draft in Core ML: not here. `launch-pipeline doctor --neural-engine` has not examined this one."
+    if verdict.choice != "coreml":
+        return ours, f"A draft in Core ML: not here. Its examination decided for MLX ({verdict.reason})."
+    return replace(ours, core_ml_draft=True), ""
+
+
+def _examined(draft: Path) -> EngineVerdict | None:
+    """What an examination of this draft on this machine found; None if there was none, for which it is converted."""
+    folder = conversion_of(draft)
+    return recorded(place_of(folder)) if is_converted(folder) else None
 
 
 def _row(row: BenchRow) -> tuple[Cell, ...]:

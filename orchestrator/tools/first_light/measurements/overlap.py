@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.machine.drafts.converted_draft import converted_draft
+from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.calibration.calibrate import OVERLAP_WIDTHS, both_at_once
 from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.findings import Findings, Table, Value
@@ -11,6 +13,7 @@ from orchestrator.tools.first_light.measurements.texts import measured_pair, pla
 from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
 from orchestrator.tools.first_light.overlap import Overlap
 from protocol.contracts.engines import DraftEngineName
+from protocol.errors import PipelineError
 
 _COLUMNS = ("step", "alone, ms", "beside the other, ms", "slow-down")
 _CORE_ML = "Core ML decides where it runs the draft; the stage neural-engine tells whether it is the Neural Engine."
@@ -30,23 +33,38 @@ _OTHERS = (
 
 def measure(asked: Asked) -> Findings:
     models = plan().models()
-    values: list[Value] = []
-    tables: list[Table] = []
-    for engine, draft, where in _drafts(models.draft):
-        times = both_at_once(models.target, draft, engine, samples=asked.sized(2, 30), notice=asked.notice)
-        overlap = Overlap(*(1e3 * seconds for seconds in times))
-        values += _values(overlap, where)
-        tables.append(_table(overlap, where))
-        asked.so_far(Findings(values=tuple(values), tables=tuple(tables)))
-    here = [_CORE_ML] if has_neural_engine() else ["GPU and Neural Engine: not here, no Neural Engine with Core ML."]
-    return Findings(values=(*values, *_OTHERS), tables=tuple(tables), notes=(*measured_pair(models), *here))
+    where = "both on the GPU" if computes_on_gpu() else "each on its own cores"
+    found = _measured(asked, models, models.draft, "mlx", where)
+    if not has_neural_engine():
+        return _told(models, "GPU and Neural Engine: not here, no Neural Engine with Core ML.", found)
+    asked.so_far(_told(models, "GPU and Neural Engine: not measured.", found))
+    try:
+        draft = converted_draft(str(models.draft), lambda report: asked.notice(report.stage))
+        beside = _measured(asked, models, draft, "coreml", "target on the GPU, draft in Core ML")
+    except PipelineError as error:
+        return _told(models, f"GPU and Neural Engine: not measured. {error}", found)
+    return _told(models, _CORE_ML, beside, found)
 
 
-def _drafts(folder: Path) -> Iterator[tuple[DraftEngineName, Path, str]]:
-    """Engine, what it runs, and where both compute."""
-    if has_neural_engine():
-        yield "coreml", converted_draft(str(folder)), "target on the GPU, draft in Core ML"
-    yield "mlx", folder, "both on the GPU" if computes_on_gpu() else "each on its own cores"
+class _Measured(NamedTuple):
+    overlap: Overlap
+    """Milliseconds."""
+    where: str
+    """Where both compute."""
+
+
+def _measured(asked: Asked, models: BenchModels, draft: Path, engine: DraftEngineName, where: str) -> _Measured:
+    """`draft`: what `engine` runs."""
+    times = both_at_once(models.target, draft, engine, samples=asked.sized(2, 30), notice=asked.notice)
+    return _Measured(Overlap(*(1e3 * seconds for seconds in times)), where)
+
+
+def _told(models: BenchModels, note: str, *found: _Measured) -> Findings:
+    return Findings(
+        values=(*(value for each in found for value in _values(*each)), *_OTHERS),
+        tables=tuple(_table(*each) for each in found),
+        notes=(*measured_pair(models), note),
+    )
 
 
 def _values(overlap: Overlap, where: str) -> Iterator[Value]:
@@ -79,4 +97,4 @@ def _table(overlap: Overlap, where: str) -> Table:
         (f"target, {target}", overlap.target_alone, overlap.target_beside, overlap.target_slow_down),
         (f"draft, {draft}", overlap.draft_alone, overlap.draft_beside, overlap.draft_slow_down),
     )
-    return Table(where.capitalize(), _COLUMNS, rows, "Medians; beside: while the other works without pause.")
+    return Table(where[0].upper() + where[1:], _COLUMNS, rows, "Medians; beside: while the other works without pause.")

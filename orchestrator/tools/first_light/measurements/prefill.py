@@ -12,6 +12,7 @@ from orchestrator.tools.first_light.findings import Cell, Findings, Table, Value
 from orchestrator.tools.first_light.measurements.texts import plan
 from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
 from protocol.contracts.engines import NO_DRAFT, PrefillEngineName
+from protocol.errors import PipelineError
 
 _NAMES: dict[PrefillEngineName, str] = {"none": "the target itself", "mlx": "MLX process", "coreml": "Core ML"}
 _LENGTHS, _ON_A_PROCESSOR, _SHORT = (64, 128, 256, 512, 1024, 2048), (64, 256, 512), (64, 128)
@@ -22,38 +23,44 @@ _NOTE = (
 
 
 def measure(asked: Asked) -> Findings:
-    target = str(plan().models().target)
-    gpu = computes_on_gpu()
-    lengths = _LENGTHS if gpu else _ON_A_PROCESSOR
     engines: tuple[PrefillEngineName, ...] = ("none", "mlx", "coreml") if has_neural_engine() else ("none", "mlx")
+    note = "" if has_neural_engine() else "Core ML: not here, no Neural Engine with Core ML."
     times: dict[PrefillEngineName, dict[int, float]] = {}
     for engine in engines:
-        asked.notice(f"{_NAMES[engine]}, loading models")
-        with Pipeline(target, draft_engine=NO_DRAFT, strategy="ar", prefill_engine=engine) as pipeline:
-            state = pipeline.state()
-            fitting = [
-                length for length in (_SHORT if asked.settings.short else lengths) if length + 2 <= state.context
-            ]
-            times[engine] = {}
-            for length in fitting:
-                asked.notice(f"{_NAMES[engine]}, {length} tokens")
-                times[engine][length] = _first_token(
-                    pipeline, state.vocabulary, length, asked.sized(1, 5 if gpu else 2)
-                )
-        asked.so_far(_findings(times))
-    return _findings(times)
+        try:
+            times[engine] = _first_tokens(asked, engine)
+        except PipelineError as error:
+            if engine != "coreml":
+                raise
+            note = f"Core ML: not measured. {error}"
+        asked.so_far(_findings(times, note))
+    return _findings(times, note)
 
 
-def _findings(times: dict[PrefillEngineName, dict[int, float]]) -> Findings:
+def _first_tokens(asked: Asked, engine: PrefillEngineName) -> dict[int, float]:
+    """Seconds to the first token by the prompt's length."""
+    gpu = computes_on_gpu()
+    lengths = _SHORT if asked.settings.short else _LENGTHS if gpu else _ON_A_PROCESSOR
+    asked.notice(f"{_NAMES[engine]}, loading models")
+    times: dict[int, float] = {}
+    target = str(plan().models().target)
+    with Pipeline(target, draft_engine=NO_DRAFT, strategy="ar", prefill_engine=engine) as pipeline:
+        state = pipeline.state()
+        for length in (length for length in lengths if length + 2 <= state.context):
+            asked.notice(f"{_NAMES[engine]}, {length} tokens")
+            times[length] = _first_token(pipeline, state.vocabulary, length, asked.sized(1, 5 if gpu else 2))
+    return times
+
+
+def _findings(times: dict[PrefillEngineName, dict[int, float]], note: str) -> Findings:
     rows: list[tuple[Cell, ...]] = [
         (length, *(1e3 * seconds[length] for seconds in times.values())) for length in times["none"]
     ]
     columns = ("prompt tokens", *(f"{_NAMES[engine]}, ms" for engine in times))
-    here = [] if has_neural_engine() else ["Core ML: not here, no Neural Engine with Core ML."]
     return Findings(
         values=tuple(_crossover(times)),
         tables=(Table("Time to the first token", columns, tuple(rows), _NOTE),),
-        notes=tuple(here),
+        notes=(note,) if note else (),
     )
 
 

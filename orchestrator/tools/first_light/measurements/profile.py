@@ -8,21 +8,34 @@ from orchestrator.tools.calibration.calibrate import calibrate, to_toml
 from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.findings import Attachment, Cell, Findings, Table, Value
 from orchestrator.tools.first_light.needs import has_neural_engine
+from protocol.contracts.engines import DraftEngineName
+from protocol.errors import PipelineError
 
 FILE = "profile.toml"
 _NOTE = "A target's forward verifies that many tokens; a draft's is a growth step over that many nodes. Medians."
 
 
 def measure(asked: Asked) -> Findings:
-    engine = "coreml" if has_neural_engine() else "mlx"
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    profile = calibrate(None, None, engine, date=date, samples=asked.sized(1, 30), notice=asked.notice)
+    engine, note = ("coreml" if has_neural_engine() else "mlx"), ""
+    try:
+        profile = _profile(asked, engine)
+    except PipelineError as error:
+        if engine == "mlx":
+            raise
+        engine, note = "mlx", f"The draft in Core ML was not measured. {error}"
+        profile = _profile(asked, engine)
+    use = f"The draft's engine is {engine}. `launch-pipeline plan --pace {FILE}` predicts with this profile."
     return Findings(
         values=tuple(_values(profile)),
         tables=(_costs(profile),),
-        notes=(f"The draft's engine is {engine}. `launch-pipeline plan --pace {FILE}` predicts with this profile.",),
+        notes=tuple(filter(None, (note, use))),
         attachments=(Attachment(FILE, to_toml(profile)),),
     )
+
+
+def _profile(asked: Asked, engine: DraftEngineName) -> DeviceProfile:
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return calibrate(None, None, engine, date=date, samples=asked.sized(1, 30), notice=asked.notice)
 
 
 def _costs(profile: DeviceProfile) -> Table:

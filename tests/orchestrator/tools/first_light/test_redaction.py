@@ -1,5 +1,6 @@
 """Laws of what may leave a machine: no name, no path, no address, no key, no prompt, in no file."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.machine.device_profiles import load_profile, parse_profile
+from orchestrator.tools.calibration.calibrate import to_toml
 from orchestrator.tools.first_light.findings import Findings, StageReport, Value
 from orchestrator.tools.first_light.folder import Identity, LightFolder
 from orchestrator.tools.first_light.redaction import Redactor
@@ -129,6 +132,22 @@ def test_a_word_of_our_reports_or_a_letter_is_no_name():
     redactor = Redactor(("root", "a", "localhost", "runner"))
 
     assert redactor.text("a new root on localhost") == "a new root on localhost"
+
+
+@pytest.mark.parametrize("name", ["Max", "Ultra", "Mini", "Air", "Pro"])
+def test_a_machine_is_told_whatever_its_user_is_called(name: str):
+    assert Redactor((name,)).text("Apple M4 Max, M3 Ultra, M4 Pro, Mac mini, MacBook Air").count("[name]") == 0
+
+
+def test_a_profile_can_be_read_whatever_its_user_is_called():
+    profile = load_profile("m3-pro-qwen3-4b")
+    text = to_toml(profile)
+    words = {word for word in re.findall(r"[a-z]+", re.sub(r'"[^"]*"', "", text)) if len(word) > 1}
+
+    assert words >= {"target", "draft", "steps", "width", "prefill", "context", "source", "name"}
+    for word in (*words, profile.target.shape, profile.draft.shape):
+        shown = parse_profile(Redactor((word,)).text(text), word)
+        assert shown.target.pace() == profile.target.pace()
 
 
 def test_a_name_is_found_whole_in_any_case_and_not_inside_of_words():

@@ -7,18 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.machine.drafts.draft_choice import DraftChoice
-from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.findings import Check, Findings, LightReport, StageReport, Table, Value
-from orchestrator.tools.first_light.measurements import bench, neural_engine, widths
-from orchestrator.tools.first_light.measurements.texts import plan
+from orchestrator.tools.first_light.measurements import neural_engine, widths
 from orchestrator.tools.first_light.overlap import Overlap, efficiency
 from orchestrator.tools.first_light.page import page
 from orchestrator.tools.first_light.settings import LightSettings
 from protocol.contracts.forward_examination import Compared
 from protocol.contracts.neural_engine import ExaminedSystem
-from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 FAKE = (sys.executable, "-m", "tests.support.fake_examiner")
 
@@ -69,18 +65,6 @@ def test_an_examination_shows_every_kind_of_report(tmp_path: Path, monkeypatch: 
     assert [table.rows for table in found.tables if table.title.endswith("timed")] == [((8, 7.0),), ((8, 30.0),)]
     assert [value.unit for value in found.values] == ["MiB"]
     assert found.checks[-1] == Check("verdict", "ok", "coreml: all that was examined is as it should be")
-
-
-def test_a_draft_that_core_ml_can_not_run_is_no_line_of_the_bench(monkeypatch: pytest.MonkeyPatch):
-    models = BenchModels(DEMO_TARGET, DEMO_DRAFT)
-    monkeypatch.setattr(bench, "draft_choice", lambda *_: DraftChoice("mlx", DEMO_DRAFT, "It drafts in MLX."))
-    ours, note = bench.with_core_ml_draft(plan(), models)
-
-    assert (ours, note) == (plan(), "A draft in Core ML: not here. It drafts in MLX.")
-    monkeypatch.setattr(bench, "draft_choice", lambda *_: DraftChoice("coreml", DEMO_DRAFT))
-    ours, note = bench.with_core_ml_draft(plan(), models)
-
-    assert (ours.core_ml_draft, note) == (True, "")
 
 
 @pytest.mark.parametrize(

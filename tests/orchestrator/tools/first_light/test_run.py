@@ -1,5 +1,9 @@
 """Laws of a first light's run: what is measured is kept, what fails is told, and the rest goes on."""
 
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -9,7 +13,7 @@ from orchestrator.tools.first_light.measurements.exactness import first_differen
 from orchestrator.tools.first_light.measurements.prefill import crossover
 from orchestrator.tools.first_light.needs import has_neural_engine, lacking
 from orchestrator.tools.first_light.redaction import Redactor
-from orchestrator.tools.first_light.run import Choice, run
+from orchestrator.tools.first_light.run import Choice, run, will_run
 from orchestrator.tools.first_light.settings import LightSettings
 from orchestrator.tools.first_light.stage_process import measurements
 from orchestrator.tools.first_light.stage_runner import Observer, RanStage
@@ -71,9 +75,23 @@ def opened(path, identity: Identity = IDENTITY, wanted=NAMES) -> LightFolder:
     return LightFolder.of(path / "light", identity, "now", Redactor(), wanted)
 
 
-def light(folder: LightFolder, runner: Runner, choice: Choice = HOUR, lacks=lambda *_: "") -> LightReport:
+def light(
+    folder: LightFolder,
+    runner: Runner,
+    choice: Choice = HOUR,
+    lacks=lambda *_: "",
+    screen: Lines | None = None,
+    stages: Sequence[Stage] = THREE,
+) -> LightReport:
     return run(
-        folder, LightSettings(), choice, Lines(), stages=THREE, run_one=runner, lacks=lacks, clock=lambda: runner.now
+        folder,
+        LightSettings(),
+        choice,
+        screen or Lines(),
+        stages=stages,
+        run_one=runner,
+        lacks=lacks,
+        clock=lambda: runner.now,
     )
 
 
@@ -150,7 +168,49 @@ def test_a_stage_that_no_longer_fits_is_skipped_and_told_and_measured_by_the_nex
     assert again.names == ["three"]
 
 
-def test_a_stage_that_the_end_of_the_run_ended_is_measured_by_the_next_start_and_a_hanging_one_is_not(tmp_path):
+@pytest.mark.parametrize("runner", [Runner(failing="two"), Runner(late="two")], ids=["fails", "hangs"])
+def test_a_failed_stage_alone_is_measured_again_by_the_next_start(tmp_path, runner: Runner):
+    light(opened(tmp_path), runner)
+    again = Runner()
+    folder = opened(tmp_path)
+    report = light(folder, again)
+
+    assert folder.path.name == "light"
+    assert again.names == ["two"]
+    assert set(states(report).values()) == {"done"}
+    assert opened(tmp_path).path.name == "light-2"
+
+
+def test_a_stage_that_failed_before_is_the_last(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        light(opened(tmp_path), Runner(failing="one", interrupted="two"))
+    again = Runner()
+    report = light(opened(tmp_path), again)
+
+    assert again.names == ["two", "three", "one"]
+    assert [stage.stage for stage in report.stages] == NAMES
+
+
+def test_energy_that_failed_keeps_its_turn_since_its_password_is_forgotten(tmp_path):
+    stages = [replace(THREE[0], needs=("energy",)), *THREE[1:]]
+    with pytest.raises(KeyboardInterrupt):
+        light(opened(tmp_path), Runner(failing="one", interrupted="two"), stages=stages)
+    again = Runner()
+    light(opened(tmp_path), again, stages=stages)
+
+    assert again.names == NAMES
+
+
+def test_a_failure_stays_in_the_report_until_the_stage_is_measured_again(tmp_path):
+    light(opened(tmp_path), Runner(failing="two"))
+    screen = Lines()
+    report = light(opened(tmp_path), Runner(), Choice(5), screen=screen)
+
+    assert states(report) == {"one": "done", "two": "failed", "three": "done"}
+    assert ("two", "failed", True) in screen.ends
+
+
+def test_a_stage_that_the_end_of_the_run_ended_is_measured_by_the_next_start(tmp_path):
     ended = light(opened(tmp_path), Runner(late="two"), Choice(25))
     again = Runner(late="two")
     hung = light(opened(tmp_path), again, HOUR)
@@ -178,6 +238,33 @@ def test_what_is_left_out_is_not_asked_for_and_what_is_not_here_is_told(tmp_path
         ("not here", "no moon"),
     ]
     assert all(stage.good for stage in report.stages)
+
+
+@pytest.mark.parametrize(
+    ("choice", "done", "missing", "runs"),
+    [
+        (HOUR, [], "", True),
+        (HOUR, ["one"], "", False),
+        (Choice(60, only=("one",)), ["one"], "", True),
+        (Choice(60, only=("two",)), [], "", False),
+        (Choice(60, skip=("one",)), [], "", False),
+        (Choice(60, only=("one",), skip=("one",)), ["one"], "", False),
+        (Choice(5), [], "", False),
+        (HOUR, [], "no moon", False),
+    ],
+)
+def test_whether_a_stage_will_run_is_known_before(tmp_path, choice: Choice, done: list[str], missing: str, runs: bool):
+    """So that a password is asked for exactly where it is needed."""
+    runner = Runner()
+    folder = opened(tmp_path, wanted=[])
+    for stage in THREE:
+        if stage.name in done:
+            folder.save(StageReport(stage=stage.name, title="", status="done"), "")
+    expected = will_run(THREE[0], LightSettings(), choice, folder.done(), lacks=lambda *_: missing)
+    light(folder, runner, choice, lacks=lambda *_: missing)
+
+    assert expected is runs
+    assert ("one" in runner.names) is runs
 
 
 def test_a_damaged_result_is_measured_again(tmp_path):
@@ -222,7 +309,7 @@ def test_what_a_machine_lacks_is_never_measured_on_it(monkeypatch: pytest.Monkey
 )
 def test_a_neural_engine_is_looked_for_on_apple_silicon_with_core_ml(monkeypatch, system, processor, version, there):
     monkeypatch.setattr("sys.platform", system)
-    monkeypatch.setattr("platform.machine", lambda: processor)
+    monkeypatch.setattr("os.uname", lambda: os.uname_result(("", "", "", "", processor)))
     monkeypatch.setattr("orchestrator.machine.hardware.installed_version", lambda _: version)
 
     assert has_neural_engine() is there
