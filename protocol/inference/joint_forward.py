@@ -57,13 +57,13 @@ class JointCache:
         """Only a `PositionedRope` can read it."""
         self._parts = parts
         self._lengths = lengths
+        self._window: int | None = None
         self._fetched: list[tuple[Any, Any]] = []
         """Keys and values of each part, after `update_and_fetch`."""
 
     def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
         """None: every sequence has its own mask."""
-        if window_size is not None:
-            raise ValueError("sliding windows are not supported")
+        self._window = window_size
         return None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -77,7 +77,7 @@ class JointCache:
         attended = []
         divided = _divided(queries, self._lengths, 2)
         for part, query, (keys, values) in zip(self._parts, divided, self._fetched, strict=True):
-            mask = part.make_mask(query.shape[2])
+            mask = part.make_mask(query.shape[2], window_size=self._window)
             attended.append(attention(query, keys, values, cache=part, scale=scale, mask=mask, **others))
         return mx.concatenate(attended, axis=2)
 

@@ -17,6 +17,19 @@ class ForwardShape(NamedTuple):
     positions: mx.array | None
     """(L,) absolute positions, or None when they are begin, begin + 1, ..."""
     mask: MaskKind
+    slots: mx.array | None = None
+    """(S,) absolute positions of the tokens in all slots up to the forward's last, or None when they are 0, 1, ...
+
+    Those of dead slots mean nothing: no mask shows them."""
+
+    def window_mask(self, length: int, window: int) -> mx.array:
+        """(L, S): `mask` without the slots that are `window` or more positions before a token of the forward."""
+        last = self.begin + length
+        keys = mx.arange(last) if self.slots is None else self.slots
+        tokens = mx.arange(self.begin, last) if self.positions is None else self.positions
+        near = keys[None] > tokens[:, None] - window
+        seen = self.mask if isinstance(self.mask, mx.array) else keys[None] <= tokens[:, None]
+        return seen & near
 
 
 class RowForm(NamedTuple):
@@ -57,8 +70,8 @@ class LayerCache(ABC):
 
     @abstractmethod
     def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
-        """The mask of the `length` tokens of the forward over all slots up to its last. Raises ValueError for a
-        `window_size` that the cache can't serve."""
+        """The mask of the `length` tokens of the forward over all slots up to its last. With a `window_size`, a token
+        sees the last so many tokens of its path, itself included. Raises ValueError if the cache can't serve that."""
 
     @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:

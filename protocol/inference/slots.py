@@ -103,6 +103,14 @@ class SlotTable:
             seen[index, row.slot] = True
         return seen
 
+    def positions(self) -> npt.NDArray[np.int32]:
+        """(size,) absolute position of the token in each slot; 0 in dead slots."""
+        visible = self._visible[: self.size]
+        positions = np.where(visible, np.cumsum(visible, dtype=np.int32) - 1, np.int32(0))
+        for row in self._rows.values():
+            positions[row.slot] = row.position
+        return positions
+
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         """Commit the rows of `path` in order, keep those in `surviving`, drop the others."""
         for number in path:

@@ -85,7 +85,8 @@ class TreeSequence:
             return self._prepare(ForwardShape(rows[0].slot, None, "causal" if len(rows) > 1 else None))
         positions = mx.array([row.position for row in rows])
         mask: Any = self._table.mask(rows)
-        return self._prepare(ForwardShape(rows[0].slot, positions, mx.array(mask)))
+        slots: Any = self._table.positions()
+        return self._prepare(ForwardShape(rows[0].slot, positions, mx.array(mask), mx.array(slots)))
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         """Commit the rows of `path` in order, keep those in `surviving`, drop the others.

@@ -1,11 +1,11 @@
-"""Full attention: keys and values of every slot."""
+"""Full attention, and sliding windows over it: keys and values of every slot."""
 
 from copy import copy
 from typing import Any, Self
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from protocol.inference.layer_cache import LayerCache, MaskKind, RowForm, layer_cache_for
 
@@ -23,8 +23,8 @@ class FullAttentionCache(LayerCache):
         self.values: Any = None
 
     def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
-        if window_size is not None:
-            raise ValueError("sliding windows are not supported")
+        if window_size is not None and self.forward.begin + length > window_size:
+            return self.forward.window_mask(length, window_size)
         if return_array and isinstance(self.forward.mask, str):
             return create_causal_mask(length, self.forward.begin)
         return self.forward.mask
@@ -61,6 +61,22 @@ class FullAttentionCache(LayerCache):
 
     def adopt(self, keys: mx.array, values: mx.array) -> None:
         self.keys, self.values = keys, values
+
+
+@layer_cache_for(RotatingKVCache)
+class WindowCache(FullAttentionCache):
+    """A sliding window. The rows behind it stay, so that a rejected tree leaves nothing to repair, and a sequence can be
+    cut back and shared at any token."""
+
+    def __init__(self, stock: RotatingKVCache) -> None:
+        """Raises LookupError for a cache that keeps its first tokens in sight."""
+        super().__init__(stock)
+        if stock.keep:
+            raise LookupError("its windows keep the first tokens")
+        self._window = stock.max_size
+
+    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
+        return super().make_mask(length, return_array, window_size or self._window)
 
 
 def _written(old: mx.array | None, new: mx.array, begin: int, end: int) -> mx.array:
