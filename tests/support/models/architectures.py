@@ -5,6 +5,7 @@ particular to a module. A new release of mlx-lm brings new modules: the tests na
 """
 
 import dataclasses
+from copy import deepcopy
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -44,16 +45,16 @@ def modules() -> dict[str, Any]:
 
 
 def configuration(name: str, **changes: Any) -> dict[str, Any]:
-    """The config.json of a tiny model; `changes` replace fields of its text model."""
+    """The config.json of a tiny model, for the caller to keep; `changes` replace fields of its text model."""
     recipe = {key: value for key, value in RECIPES.get(name, {}).items() if key != "text_config"}
     outer = {**_values(modules()[name].ModelArgs), "model_type": name, **recipe}
     if name not in TEXT_CLASSES:
-        return outer | changes
+        return deepcopy(outer | changes)
     owner, class_name = TEXT_CLASSES[name]
     text = _values(getattr(modules()[owner], class_name))
     for recipe in (RECIPES.get(owner, {}), RECIPES.get(name, {}).get("text_config", {})):
         text |= recipe.get("text_config", recipe)
-    return outer | {"text_config": {"model_type": owner} | text | changes}
+    return deepcopy(outer | {"text_config": {"model_type": owner} | text | changes})
 
 
 def tiny(name: str, seed: int = 0, **changes: Any) -> Any:
