@@ -59,6 +59,11 @@ class SlotTable:
         assert 0 <= begin <= end <= self.committed
         return np.flatnonzero(self._visible[: self.size])[begin:end]
 
+    def slot_of(self, position: int) -> int:
+        """A slot before which no slot holds a token from `position` on."""
+        index = min(position, self.committed - 1)
+        return int(self.committed_slots(index, index + 1)[0]) if index > 0 else 0
+
     def append(self, count: int) -> None:
         """`count` committed tokens take the next slots. There must be no rows and no dead slots."""
         assert not self._rows, "rows must be dropped before more tokens are committed"
