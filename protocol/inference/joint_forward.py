@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind
+from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind, TreePositions
 from protocol.inference.tree_sequence import TreeSequence
 
 _ATTENTION = "scaled_dot_product_attention"
@@ -25,16 +25,15 @@ class ForwardPart(NamedTuple):
     parents: Sequence[int]
 
 
-def can_join(attentions: Iterable[Any]) -> bool:
-    """Let attention of these classes accept a `JointCache`. Returns whether that is possible."""
-    modules = [sys.modules[type(attention).__module__] for attention in attentions]
-    if not all(callable(getattr(module, _ATTENTION, None)) for module in modules):
-        return False
+def can_join(layers: Iterable[Any]) -> bool:
+    """Let attention in the Python modules of these layers accept a `JointCache`. Returns whether there is any."""
+    modules = {sys.modules[type(layer).__module__] for layer in layers}
+    modules = {module for module in modules if callable(getattr(module, _ATTENTION, None))}
     for module in modules:
         inner = getattr(module, _ATTENTION)
         if not isinstance(inner, _JointAttention):
             setattr(module, _ATTENTION, _JointAttention(inner))
-    return True
+    return bool(modules)
 
 
 def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.array]:
@@ -53,7 +52,7 @@ class JointCache:
     """One layer's caches of several sequences, whose tokens are concatenated in the forward."""
 
     def __init__(self, parts: Sequence[LayerCache], lengths: Sequence[int], positions: mx.array) -> None:
-        self.offset = ForwardShape(0, positions, None)
+        self.offset = TreePositions(positions)
         """Only a `PositionedRope` can read it."""
         self._parts = parts
         self._lengths = lengths
@@ -61,9 +60,10 @@ class JointCache:
         """Keys and values of each part, after `update_and_fetch`."""
 
     def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
-        """None: every sequence has its own mask."""
-        if window_size is not None:
-            raise ValueError("sliding windows are not supported")
+        """None: every sequence has its own mask. Raises ValueError for a window that the parts don't have themselves:
+        only one layer of several is asked for the mask."""
+        if window_size is not None and any(part.window != window_size for part in self._parts):
+            raise ValueError("the window is not that of the cache")
         return None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

@@ -1,7 +1,8 @@
 """The interface of a layer's cache, and the registry of its implementations. Knows no model and no implementation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 import mlx.core as mx
@@ -17,6 +18,45 @@ class ForwardShape(NamedTuple):
     positions: mx.array | None
     """(L,) absolute positions, or None when they are begin, begin + 1, ..."""
     mask: MaskKind
+    slots: mx.array | None = None
+    """(S,) absolute positions of the tokens in all slots up to the forward's last, or None when they are 0, 1, ...
+
+    Those of dead slots mean nothing: no mask shows them."""
+    first_seen: Mapping[int, int] = MappingProxyType({})
+    """By window: the first slot that a token of the forward sees."""
+
+    def window_mask(self, length: int, window: int) -> mx.array:
+        """(L, S): `mask` without the slots that are `window` or more positions before a token of the forward."""
+        last = self.begin + length
+        keys = mx.arange(last) if self.slots is None else self.slots
+        tokens = mx.arange(self.begin, last) if self.positions is None else self.positions
+        near = keys[None] > tokens[:, None] - window
+        seen = self.mask if isinstance(self.mask, mx.array) else keys[None] <= tokens[:, None]
+        return seen & near
+
+
+class TreePositions:
+    """(L,) absolute positions of a forward's tokens, in place of the offset from which consecutive ones count.
+
+    Only a `PositionedRope` understands it. Arithmetic with it fails, instead of giving wrong positions.
+    """
+
+    def __init__(self, positions: mx.array) -> None:
+        self.positions = positions
+
+    def __mlx_array__(self) -> mx.array:
+        """(L + 1,): -1, then the positions. Some models make an array of the offset and hand it to a rope; others add
+        it to L numbers, which the length forbids."""
+        return mx.concatenate([mx.array([-1]), self.positions])
+
+    @classmethod
+    def of(cls, offset: object, length: int) -> "TreePositions | None":
+        """From an offset that a rope of `length` tokens is called with."""
+        if isinstance(offset, cls):
+            return offset
+        if isinstance(offset, mx.array) and offset.ndim == 1 and offset.size == length + 1:
+            return cls(offset[1:])
+        return None
 
 
 class RowForm(NamedTuple):
@@ -43,6 +83,9 @@ class LayerCache(ABC):
     three members below it has the other attributes of that class that mlx-lm's layers read (`bits`, for example).
     """
 
+    window: int | None = None
+    """Tokens that a token sees, itself included; None: all of its path."""
+
     def __init__(self, stock: Any) -> None:
         self.forward = ForwardShape(0, None, None)
         """The next forward, or the one in progress. The sequence sets it before each."""
@@ -50,15 +93,14 @@ class LayerCache(ABC):
     # What mlx-lm's attention calls.
 
     @property
-    def offset(self) -> int | ForwardShape:
-        """The first token's position if the positions are consecutive, else the forward itself. Only a
-        `PositionedRope` accepts the latter: arithmetic with it fails instead of giving wrong positions."""
-        return self.forward.begin if self.forward.positions is None else self.forward
+    def offset(self) -> int | TreePositions:
+        """The first token's position if the positions are consecutive, else those of all tokens."""
+        return self.forward.begin if self.forward.positions is None else TreePositions(self.forward.positions)
 
     @abstractmethod
     def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
-        """The mask of the `length` tokens of the forward over all slots up to its last. Raises ValueError for a
-        `window_size` that the cache can't serve."""
+        """The mask of the `length` tokens of the forward over all slots up to its last. With a `window_size`, a token
+        sees the last so many tokens of its path, itself included. Raises ValueError if the cache can't serve that."""
 
     @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:

@@ -59,6 +59,11 @@ class SlotTable:
         assert 0 <= begin <= end <= self.committed
         return np.flatnonzero(self._visible[: self.size])[begin:end]
 
+    def slot_of(self, position: int) -> int:
+        """A slot before which no slot holds a token from `position` on."""
+        index = min(position, self.committed - 1)
+        return int(self.committed_slots(index, index + 1)[0]) if index > 0 else 0
+
     def append(self, count: int) -> None:
         """`count` committed tokens take the next slots. There must be no rows and no dead slots."""
         assert not self._rows, "rows must be dropped before more tokens are committed"
@@ -102,6 +107,14 @@ class SlotTable:
                 seen[index, list(self._path(row.parent))] = True
             seen[index, row.slot] = True
         return seen
+
+    def positions(self) -> npt.NDArray[np.int32]:
+        """(size,) absolute position of the token in each slot; 0 in dead slots."""
+        visible = self._visible[: self.size]
+        positions = np.where(visible, np.cumsum(visible, dtype=np.int32) - 1, np.int32(0))
+        for row in self._rows.values():
+            positions[row.slot] = row.position
+        return positions
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         """Commit the rows of `path` in order, keep those in `surviving`, drop the others."""

@@ -4,7 +4,7 @@ The model's code is unchanged: each attention's rope is wrapped so that it takes
 that the model gets returns the tree's mask.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -15,13 +15,18 @@ from mlx_lm.utils import dequantize_model, load_model
 
 from protocol.errors import InputError
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
-from protocol.inference.layer_cache import ForwardShape
+from protocol.inference.layer_cache import TreePositions
 from protocol.inference.processor import spare_compiler
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena_header import ArenaLayout
 from protocol.messages.base import MAX_CONTEXT
 
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "model_max_length", "max_seq_len", "block_size")
+_ROPES = ("rope", "rotary_emb")
+"""Names of ropes in mlx-lm's attention."""
+_FORK = tuple(range(12)), (PREFIX, *[0] * 11)
+"""Tokens and parents. The last one's slot is far from its position: confusing them shows."""
 _TOLERANCE = 0.1
 """Largest mean deviation of tree logits from path logits that rounding explains, in standard deviations."""
 
@@ -46,16 +51,16 @@ class TreeModel:
     Raises InputError for a model whose attention or caches can't hold a tree.
     """
 
-    def __init__(self, model: nn.Module, folder: Path = Path()) -> None:
+    def __init__(self, model: nn.Module, folder: Path = Path(), config: Mapping[str, Any] | None = None) -> None:
+        """`config`: the content of config.json; without one, what the model itself keeps of it."""
         self.folder = folder
         self.network: Any = model
-        arguments: Any = model.args
-        self.architecture = str(arguments.model_type)
-        self.context = self._known_context(getattr(arguments, "max_position_embeddings", None))
+        kept = getattr(model, "args", None) or getattr(model, "config", None)
+        config = vars(kept) if config is None else config
+        self.architecture = str(config["model_type"])
+        self.context = stated_context(config)
         self._require_layer_caches()
-        for attention in self._attentions():
-            if not isinstance(attention.rope, PositionedRope):
-                attention.rope = PositionedRope(attention.rope)
+        _let_positions_through(model)
         self.vocabulary, self.layout = self._validate_tree()
         self.joins = self._validate_joint()
         """One forward can evaluate several sequences."""
@@ -67,7 +72,7 @@ class TreeModel:
         With `division`, this process's share of it.
         """
         try:
-            model, _ = load_model(folder, lazy=True, trust_remote_code=False)
+            model, config = load_model(folder, lazy=True, trust_remote_code=False)
             if mx.default_device() == mx.Device(mx.cpu):
                 # A CPU has fast kernels for float32 alone; quantized products are many times slower.
                 model = dequantize_model(model)
@@ -87,7 +92,7 @@ class TreeModel:
             ) from error
         if division is not None:
             division.await_loaded()
-        return cls(model, folder)
+        return cls(model, folder, config)
 
     def sequence(self) -> "TreeSequence":
         """A new, empty sequence."""
@@ -99,34 +104,22 @@ class TreeModel:
             return [part.sequence.evaluate(part.tokens, part.parents) for part in parts]
         return evaluate_together(self.network, parts)
 
-    def _attentions(self) -> Iterator[Any]:
-        for layer in self.network.layers:
-            attention = getattr(layer, "self_attn", None)
-            if not callable(getattr(attention, "rope", None)):
-                raise self._refusal("its attention has no rotary positions")
-            yield attention
-
     def _require_layer_caches(self) -> None:
         try:
             TreeSequence(self.network)
         except LookupError as error:
             raise self._refusal(str(error)) from error
 
-    def _known_context(self, stated: object) -> int:
-        if not isinstance(stated, int) or stated < 2:
-            raise self._refusal("its config.json states no max_position_embeddings")
-        return min(stated, MAX_CONTEXT)
-
     def _validate_tree(self) -> tuple[int, ArenaLayout | None]:
-        """Compare a fork of three tokens with its two paths; the width of the logits and the KV's layout.
+        """Compare a fork with two of its paths; the width of the logits and the KV's layout.
 
         An architecture may use positions or masks in other ways. Such a model is refused: its logits would be wrong.
         """
         try:
             sequence = self.sequence()
-            fork = sequence.evaluate((0, 1, 2), (PREFIX, 0, 0))
-            for row, token in ((1, 1), (2, 2)):
-                path = self.network(mx.array([[0, token]]), cache=make_prompt_cache(self.network))[0, -1]
+            fork = sequence.evaluate(*_FORK)
+            for row in (1, len(_FORK[0]) - 1):
+                path = self.network(mx.array([[0, row]]), cache=make_prompt_cache(self.network))[0, -1]
                 deviation = mx.abs(fork[row] - path).mean() / mx.maximum(mx.std(path), 1e-6)
                 if not (deviation < _TOLERANCE).item():
                     raise self._refusal("a tree gives other logits than its paths")
@@ -136,14 +129,13 @@ class TreeModel:
 
     def _validate_joint(self) -> bool:
         """Compare a joint forward of two forks with a forward of one. If it fails, sequences are evaluated in turns."""
-        if not can_join(self._attentions()):
+        if not can_join(self.network.modules()):
             return False
-        fork = (0, 1, 2), (PREFIX, 0, 0)
-        alone = self.sequence().evaluate(*fork)
+        alone = self.sequence().evaluate(*_FORK)
         # One forward after the other: ranks that share a model must run them in the same order.
         mx.eval(alone)
         try:
-            joint = evaluate_together(self.network, [ForwardPart(self.sequence(), *fork) for _ in range(2)])
+            joint = evaluate_together(self.network, [ForwardPart(self.sequence(), *_FORK) for _ in range(2)])
             mx.eval(joint)
         except (TypeError, ValueError, AttributeError):
             return False
@@ -153,22 +145,47 @@ class TreeModel:
     def _refusal(self, reason: str) -> InputError:
         return InputError(
             f"The model in {self.folder} ({self.architecture}) can't verify token trees ({reason}): "
-            "choose a Llama, Qwen2, Qwen3 or similar model with full attention."
+            "choose a model whose layers are full attention or sliding windows, such as Llama, Qwen3 or Gemma 3."
         )
 
 
 class PositionedRope(nn.Module):
-    """A rope that also takes the positions of a `ForwardShape`: each token becomes a batch row of its own,
-    since `mx.fast.rope` accepts an offset per batch row."""
+    """A rope that also takes `TreePositions`: each token becomes a batch row of its own, since `mx.fast.rope` accepts
+    an offset per batch row."""
 
     def __init__(self, inner: Callable[..., mx.array]) -> None:
         super().__init__()
         self.inner = inner
 
-    def __call__(self, x: mx.array, offset: "int | mx.array | ForwardShape" = 0) -> mx.array:
-        if not isinstance(offset, ForwardShape):
+    def __call__(self, x: mx.array, offset: int | mx.array | TreePositions = 0) -> mx.array:
+        tree = TreePositions.of(offset, x.shape[2])
+        if tree is None:
             return self.inner(x, offset=offset)
-        return self.inner(x.transpose(2, 1, 0, 3), offset=offset.positions).transpose(2, 1, 0, 3)
+        return self.inner(x.transpose(2, 1, 0, 3), offset=tree.positions).transpose(2, 1, 0, 3)
+
+
+def stated_context(config: Mapping[str, Any]) -> int:
+    """The most positions that a config.json states, by any of the names in use; MAX_CONTEXT if it states none.
+
+    mlx-lm's own arguments leave this out for some architectures, and it may stand with the text model's part.
+    """
+    parts = [config, _fields(config.get("text_config"))]
+    found = [part[name] for part in parts for name in _CONTEXT_NAMES if isinstance(part.get(name), int)]
+    return min([*(number for number in found if number > 1), MAX_CONTEXT])
+
+
+def _fields(part: object) -> Mapping[str, Any]:
+    if isinstance(part, Mapping):
+        return part
+    return vars(part) if hasattr(part, "__dict__") else {}
+
+
+def _let_positions_through(model: nn.Module) -> None:
+    for module in model.modules():
+        for name in _ROPES:
+            rope = getattr(module, name, None)
+            if isinstance(rope, nn.Module) and not isinstance(rope, PositionedRope):
+                setattr(module, name, PositionedRope(rope))
 
 
 def _reason(error: Exception) -> str:

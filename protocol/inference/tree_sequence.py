@@ -37,6 +37,7 @@ class TreeSequence:
         self._network = network
         self.caches = [layer_cache(stock) for stock in make_prompt_cache(network)]
         """One for each layer."""
+        self._windows = {cache.window for cache in self.caches if cache.window is not None}
         self._table = SlotTable()
 
     @property
@@ -66,7 +67,7 @@ class TreeSequence:
             self._compact()
         begin = self._table.size
         self._table.append(len(tokens))
-        self._prepare(ForwardShape(begin, None, "causal" if len(tokens) > 1 else None))
+        self._prepare(self._chain(begin, len(tokens)))
         self._logits(tokens)
         self._compute()
 
@@ -82,10 +83,13 @@ class TreeSequence:
         """Add rows for a forward and prepare every layer's cache for it; see `evaluate`."""
         rows = self._table.add(parents)
         if self._table.continues(rows):
-            return self._prepare(ForwardShape(rows[0].slot, None, "causal" if len(rows) > 1 else None))
-        positions = mx.array([row.position for row in rows])
+            return self._prepare(self._chain(rows[0].slot, len(rows)))
+        positions = [row.position for row in rows]
         mask: Any = self._table.mask(rows)
-        return self._prepare(ForwardShape(rows[0].slot, positions, mx.array(mask)))
+        slots: Any = self._table.positions()
+        first_seen = {window: self._table.slot_of(min(positions) - window + 1) for window in self._windows}
+        shape = ForwardShape(rows[0].slot, mx.array(positions), mx.array(mask), mx.array(slots), first_seen)
+        return self._prepare(shape)
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         """Commit the rows of `path` in order, keep those in `surviving`, drop the others.
@@ -141,6 +145,11 @@ class TreeSequence:
         for cache, layer_keys, layer_values in zip(self.caches, keys, values, strict=True):
             cache.adopt(_to_mlx(layer_keys, element), _to_mlx(layer_values, element))
         self._table.append(tokens)
+
+    def _chain(self, begin: int, length: int) -> ForwardShape:
+        """Tokens that see every slot before them, at the positions that are their slots."""
+        first_seen = {window: max(0, begin - window + 1) for window in self._windows}
+        return ForwardShape(begin, None, "causal" if length > 1 else None, first_seen=first_seen)
 
     def _prepare(self, forward: ForwardShape) -> ForwardShape:
         for cache in self.caches:

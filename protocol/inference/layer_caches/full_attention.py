@@ -1,11 +1,11 @@
-"""Full attention: keys and values of every slot."""
+"""Full attention, and sliding windows over it: keys and values of every slot."""
 
 from copy import copy
 from typing import Any, Self
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from protocol.inference.layer_cache import LayerCache, MaskKind, RowForm, layer_cache_for
 
@@ -21,10 +21,17 @@ class FullAttentionCache(LayerCache):
         super().__init__(stock)
         self.keys: Any = None
         self.values: Any = None
+        self._end = 0
+        """Slot behind the last forward."""
+
+    @property
+    def _first(self) -> int:
+        """The first slot that the forward reads."""
+        return 0
 
     def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
-        if window_size is not None:
-            raise ValueError("sliding windows are not supported")
+        if window_size is not None and self.forward.begin + length > window_size:
+            return self.forward.window_mask(length, window_size)
         if return_array and isinstance(self.forward.mask, str):
             return create_causal_mask(length, self.forward.begin)
         return self.forward.mask
@@ -33,7 +40,13 @@ class FullAttentionCache(LayerCache):
         begin, end = self.forward.begin, self.forward.begin + keys.shape[2]
         self.keys = _written(self.keys, keys, begin, end)
         self.values = _written(self.values, values, begin, end)
-        return self.keys[..., :end, :], self.values[..., :end, :]
+        self._end = end
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """As the forward in progress has seen them: layers that share another one's KV ask for them."""
+        first, end = self._first, self._end
+        return self.keys[..., first:end, :], self.values[..., first:end, :]
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -61,6 +74,34 @@ class FullAttentionCache(LayerCache):
 
     def adopt(self, keys: mx.array, values: mx.array) -> None:
         self.keys, self.values = keys, values
+
+
+@layer_cache_for(RotatingKVCache)
+class WindowCache(FullAttentionCache):
+    """A sliding window. Attention reads the window alone. The rows behind it stay, so that a rejected tree leaves
+    nothing to repair, and a sequence can be cut back and shared at any token."""
+
+    def __init__(self, stock: RotatingKVCache) -> None:
+        """Raises LookupError for a cache that keeps its first tokens in sight."""
+        super().__init__(stock)
+        if stock.keep:
+            raise LookupError("its windows keep the first tokens")
+        self.window = stock.max_size
+
+    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
+        assert self.window is not None
+        # mlx-lm's own cache holds no more than its window, whatever the model asks for.
+        window = min(window_size or self.window, self.window)
+        if length == 1 and self.forward.mask is None and window == self.window and not return_array:
+            return None
+        mask = super().make_mask(length, return_array, window)
+        return mask[:, self._first :] if isinstance(mask, mx.array) else mask
+
+    @property
+    def _first(self) -> int:
+        """The first slot that the forward reads."""
+        assert self.window is not None
+        return self.forward.first_seen.get(self.window, 0)
 
 
 def _written(old: mx.array | None, new: mx.array, begin: int, end: int) -> mx.array:

@@ -147,7 +147,7 @@ def test_an_unregistered_cache_class_is_refused_by_name():
 
 
 def test_a_model_with_such_a_cache_is_refused_with_the_next_step():
-    with pytest.raises(InputError, match=r"_Unregistered.*choose a Llama"):
+    with pytest.raises(InputError, match=r"_Unregistered.*choose a model"):
         TreeModel(_network_with(_Unregistered))
 
 
