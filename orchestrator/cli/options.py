@@ -16,7 +16,7 @@ from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.device_profiles import profile_names
-from orchestrator.machine.recommended_pairs import pairs, usable_pair
+from orchestrator.machine.recommended_pairs import pairs
 from protocol.contracts.engines import AUTO, NO_DRAFT, PrefillEngineName, TargetEngineName, draft_model, offered_engines
 
 Command: TypeAlias = Callable[..., Any]
@@ -92,7 +92,7 @@ def pair_option(command: Command) -> Command:
         if pair == _DEMO:
             values = {"target": str(demo_model("target")), "draft": str(demo_model("draft"))}
         elif pair is not None:
-            models = usable_pair(pair)
+            models = pairs()[pair]
             values = {"target": models.target.id, "draft": models.draft.id}
         if draft_model(options.get("draft_engine", AUTO)) == "none":
             values.pop("draft", None)

@@ -8,8 +8,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from protocol.errors import InputError
-
 PROCESSOR_BITS = 32
 """On a processor weights are unpacked to float32."""
 
@@ -31,8 +29,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     target: Model
     draft: Model
-    refused: str = ""
-    """Why it can't be used yet; empty if it can."""
 
 
 @cache
@@ -42,14 +38,6 @@ def pairs() -> dict[str, Pair]:
     return msgspec.convert(tomllib.loads(content), dict[str, Pair])
 
 
-def usable_pair(name: str) -> Pair:
-    """Raises InputError for one that can't be used yet."""
-    pair = pairs()[name]
-    if pair.refused:
-        raise InputError(f"The pair {name} can't be used yet: {pair.refused}. `launch-pipeline pairs` lists others.")
-    return pair
-
-
 def draft_beside(target: str) -> str | None:
-    """The Hugging Face id of the draft that a usable pair has beside the target with this id."""
-    return next((pair.draft.id for pair in pairs().values() if pair.target.id == target and not pair.refused), None)
+    """The Hugging Face id of the draft that a pair has beside the target with this id."""
+    return next((pair.draft.id for pair in pairs().values() if pair.target.id == target), None)

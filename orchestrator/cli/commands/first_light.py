@@ -42,7 +42,7 @@ _STAGES = click.Choice(stage_names())
 @click.option("--energy", is_flag=True, help="Also joules a token. On a Mac sudo asks for your password.")
 @click.option(
     "--second-pair",
-    type=click.Choice([name for name, pair in pairs().items() if not pair.refused]),
+    type=click.Choice(list(pairs())),
     default="qwen2.5-3b",
     show_default=True,
     metavar="NAME",

@@ -61,7 +61,7 @@ def pairs_command(as_json: bool) -> None:
 def _facts(pair: Pair, profile: DeviceProfile | None, on_processor: bool, available: int) -> dict[str, Any]:
     match, checked = tokenizers(pair)
     fitting = fits(pair, on_processor, available)
-    usable = fitting and match and not pair.refused
+    usable = fitting and match
     expected = forecast(pair, profile, on_processor) if profile is not None and usable else None
     return {
         "target": pair.target.id,
@@ -72,7 +72,6 @@ def _facts(pair: Pair, profile: DeviceProfile | None, on_processor: bool, availa
         "fits_with_core_ml": fits(pair, on_processor, available, core_ml=True),
         "tokenizers_match": match,
         "tokenizers_checked": checked,
-        "refused": pair.refused or None,
         "plain_tokens_per_second": None if expected is None else round(expected.plain, 1),
         "tokens_per_second": None if expected is None else round(expected.adaptive, 1),
     }
@@ -117,7 +116,7 @@ def _table(rows: dict[str, dict[str, Any]], available: int) -> Table:
         match = "match" if facts["tokenizers_match"] else "[red]differ[/]"
         how = "checked" if facts["tokenizers_checked"] else "by family"
         speed = facts["tokens_per_second"]
-        words = facts["refused"] or ("" if speed is None else f"{speed:.0f} ({facts['plain_tokens_per_second']:.0f})")
+        words = "" if speed is None else f"{speed:.0f} ({facts['plain_tokens_per_second']:.0f})"
         short = (facts[role].removeprefix("mlx-community/") for role in ("target", "draft"))
         table.add_row(name, *short, size, f"{match}, {how}", words)
     return table

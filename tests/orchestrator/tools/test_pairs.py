@@ -18,10 +18,9 @@ from orchestrator.cli.app import cli
 from orchestrator.cli.commands import pairs as pairs_command
 from orchestrator.cli.options import draft_engine_option, pair_option
 from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile
-from orchestrator.machine.recommended_pairs import pairs, usable_pair
+from orchestrator.machine.recommended_pairs import pairs
 from orchestrator.tools.calibration.calibrate import to_toml
 from orchestrator.tools.pairs import fits, forecast, memory, tokenizers, weights_in
-from protocol.errors import InputError
 from tests.conftest import Reference
 from tests.support.paths import ROOT
 
@@ -48,11 +47,6 @@ def test_core_ml_takes_the_draft_in_fp16_once_for_each_loaded_function():
     assert memory(PAIR, False, core_ml=True) - memory(PAIR, False) == pytest.approx(3 * 0.49e9 * 2)
     assert fits(PAIR, False, available=5 * GIB)
     assert not fits(PAIR, False, available=5 * GIB, core_ml=True)
-
-
-def test_what_cannot_be_used_is_listed_with_the_reason():
-    with pytest.raises(InputError, match=r"gemma3-12b can't be used yet: .*sliding windows"):
-        usable_pair("gemma3-12b")
 
 
 def hub(folder: Path, tokenizer_changed: bool = False) -> Path:

@@ -1,6 +1,6 @@
 """Our strategies against mlx-lm's own decoding, with a larger pair that the first use downloads."""
 
-from orchestrator.machine.recommended_pairs import usable_pair
+from orchestrator.machine.recommended_pairs import pairs
 from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.findings import Findings
 from orchestrator.tools.first_light.measurements.bench import compared
@@ -8,6 +8,6 @@ from orchestrator.tools.first_light.measurements.texts import plan
 
 
 def measure(asked: Asked) -> Findings:
-    pair = usable_pair(asked.settings.second_pair)
+    pair = pairs()[asked.settings.second_pair]
     asked.notice(f"{asked.settings.second_pair}: fetching what is not on the disk")
     return compared(plan(target=pair.target.id, draft=pair.draft.id, temperature=(0.0, 0.8)), 3, asked.notice)

@@ -61,14 +61,6 @@ def test_the_note_names_the_draft_of_a_recommended_pair_with_this_target(foreign
     assert f"choose the draft {pair.draft.id} or the draft engine ngram." in chosen(pair.target.id).note
 
 
-def test_the_note_names_no_pair_that_cannot_be_used(foreign: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(draft_choice_module, "resolve", lambda *_: Path(foreign))
-
-    pair = pairs()["gemma3-12b"]
-
-    assert pair.draft.id not in chosen(pair.target.id).note
-
-
 def test_a_draft_that_is_named_is_taken_whatever_the_target(foreign: str):
     assert chosen(foreign, draft=str(DEMO_DRAFT)) == DraftChoice("mlx", DEMO_DRAFT)
 
