@@ -59,9 +59,8 @@ def test_greedy_tokens_are_those_of_mlx_lm(pipeline: Pipeline, expected: list[in
     assert result.statistics.acceptance_rate
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_tokens_are_those_of_plain_decoding(pipeline: Pipeline, target: Path, temperature: float):
-    params = SamplingParams(temperature=temperature, max_tokens=60, **({"seed": 5} if temperature else {}))
+def test_sampled_tokens_are_those_of_plain_decoding(pipeline: Pipeline, target: Path):
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=60)
     with Pipeline(str(target), strategy="ar") as plain:
         alone = plain.generate(PROMPT, params)
 
