@@ -17,7 +17,7 @@ _GROWTH = 256
 class FullAttentionCache(LayerCache):
     """Two arrays (1, heads, slots, size). A slot's row holds the keys, or values, of its token."""
 
-    def __init__(self, stock: KVCache) -> None:
+    def __init__(self, stock: KVCache | RotatingKVCache) -> None:
         super().__init__(stock)
         self.keys: Any = None
         self.values: Any = None
