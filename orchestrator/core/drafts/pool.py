@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from orchestrator.core.commands import Command, SendMessage, TrialDecided
-from orchestrator.core.drafts.alone import AloneRates
+from orchestrator.core.commands import Command, SendMessage
+from orchestrator.core.drafts.comparison import Comparison
 from orchestrator.core.drafts.draft import Draft
 from orchestrator.core.drafts.election import DraftStatus, Election
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
@@ -30,11 +30,10 @@ class DraftPool:
         self._sequences = sequences
         self._workers = workers
         self._election = Election()
+        self._comparison = Comparison(self._election)
         self._histories = DraftHistories()
         self._drafts: dict[int, Draft] = {}
         self._trial: Trial | None = None
-        self._alone: AloneRates | None = None
-        """While drafts are measured alone."""
         self._active: int | None = None
         """The draft whose speculations the sequences hold."""
 
@@ -289,41 +288,7 @@ class DraftPool:
         """After a round: replace a silent draft, end a trial that has an outcome, begin one that is due."""
         assert self._active is not None
         before = self._active, self._election.on_trial
-        trial = self._trial
-        outcome = None if trial is None else trial.outcome(self._election.contested)
-        self._election.round_committed()
-        decided: list[Command] = []
-        if self._drafts[self._active].silent(sequence.estimates, now):
-            self._election.active_failed()
-        elif self._election.alone:
-            decided = self._measure_alone(sequence)
-        elif trial is not None and outcome is not None:
-            decided = self._end_trial(trial, outcome)
+        silent = self._drafts[self._active].silent(sequence.estimates, now)
+        decided = self._comparison.round_ended(sequence, self._trial, silent)
         after = self._election.active, self._election.on_trial
         return decided if before == after else [*self._apply_election(now), *decided]
-
-    def _end_trial(self, trial: Trial, outcome: float) -> list[Command]:
-        decision = self._election.trial_ended(outcome)
-        if decision is None:
-            self._alone = AloneRates()
-            return []
-        measured = trial.active_rate
-        return [TrialDecided(decision.winner, decision.loser, measured, measured * outcome)] if trial.compared else []
-
-    def _measure_alone(self, sequence: Sequence) -> list[Command]:
-        """Count the round for the active draft, while the one on trial rests."""
-        rates = self._alone
-        assert rates is not None
-        kind = "greedy" if sequence.request.sampling.temperature == 0 else "sampled"
-        rates.add(kind, *sequence.ended_round, settled=sequence.speculation.settled)
-        if not rates.measuring_incumbent and rates.challenger_known:
-            rates.begin_incumbent()
-            self._election.change_places()
-        elif rates.known:
-            challenger = self._election.on_trial
-            decision = self._election.measured_alone(rates.challenger / max(1e-9, rates.incumbent))
-            winner, loser = rates.incumbent, rates.challenger
-            if decision.winner == challenger:
-                winner, loser = loser, winner
-            return [TrialDecided(decision.winner, decision.loser, winner, loser)]
-        return []
