@@ -8,7 +8,7 @@ from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from protocol.inference.forward_costs import costs_at_load
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.inference.wired_memory import TARGET, wire
 from protocol.kv.exchange import KvExchange
 from protocol.messages.worker import Hello
@@ -40,7 +40,7 @@ def build(setup: WorkerSetup) -> TargetWorker:
 def _computing(setup: WorkerSetup) -> TargetWorker:
     folder, began = Path(setup.model), time.perf_counter()
     if setup.hosts is None:
-        model, share = TreeModel.load(folder), setup.gpu_share
+        model, share = LanguageModel.load(folder), setup.gpu_share
     else:
         share = setup.gpu_share / (setup.hosts.ranks if setup.hosts.local else 1)
         model = load_leading_model(folder, setup.hosts, share)
@@ -60,6 +60,7 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         kv=exchange and exchange.form,
         model_fingerprint=exchange.fingerprint if exchange else "",
         costs=costs,
+        level=model.level,
     )
     chunk = setup.prefill_chunk if setup.hosts is None else min(setup.prefill_chunk, _DIVIDED_PREFILL_CHUNK)
     engine = TargetEngine(model, chunk, exchange)
@@ -85,7 +86,7 @@ def _replaying(setup: WorkerSetup) -> TargetWorker:
     return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace))
 
 
-def _exchange(setup: WorkerSetup, model: TreeModel) -> KvExchange | None:
+def _exchange(setup: WorkerSetup, model: LanguageModel) -> KvExchange | None:
     if setup.owner is None or model.layout is None or setup.hosts is not None:
         # Each rank of a divided model holds a slice of the KV, and an arena needs all of it.
         return None

@@ -27,7 +27,7 @@ from target_worker.verification.rejection import rejection
 
 
 class TargetModel(Protocol):
-    """What the engine needs of a model: a `TreeModel` computes logits, a `RecordedModel` knows them."""
+    """What the engine needs of a model: a `LanguageModel` computes logits, a `RecordedModel` knows them."""
 
     folder: Path
     vocabulary: int

@@ -18,8 +18,8 @@ import numpy as np
 from mlx_lm.utils import dequantize_model
 
 from protocol.contracts.forward_examination import Compared, ForwardOrder, ForwardReport, Loaded, Shape, Timed
+from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
-from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
 
 _WARM_UP = 2
@@ -32,7 +32,7 @@ def main() -> int:
     # Libraries may print to standard output, which is for reports alone.
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    model = TreeModel.load(Path(order.folder), In32Bits() if order.precision == "float32" else None)
+    model = LanguageModel.load(Path(order.folder), In32Bits() if order.precision == "float32" else None)
     for report in examine(model, order, time.perf_counter):
         output.write(msgspec.json.encode(report) + b"\n")
         output.flush()
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 class In32Bits:
-    """For `TreeModel.load`: the whole network, with every weight unpacked to float32."""
+    """For `LanguageModel.load`: the whole network, with every weight unpacked to float32."""
 
     def divide(self, network: Any) -> None:
         """Unpack in place. Weights are not read yet."""
@@ -50,7 +50,7 @@ class In32Bits:
         """Nobody else loads."""
 
 
-def examine(model: TreeModel, order: ForwardOrder, clock: Callable[[], float]) -> Iterator[ForwardReport]:
+def examine(model: LanguageModel, order: ForwardOrder, clock: Callable[[], float]) -> Iterator[ForwardReport]:
     """Everything that the order asks for."""
     sequence = model.sequence()
     first = sequence.evaluate((0,), (PREFIX,))
@@ -77,7 +77,7 @@ def compare(expected: np.ndarray, got: np.ndarray, width: int, shape: Shape) -> 
     return Compared(width, shape, len(expected), difference, len(flipped), float(gaps.max()) if len(gaps) else None)
 
 
-def _rows(model: TreeModel, order: ForwardOrder, width: int, shape: Shape) -> np.ndarray:
+def _rows(model: LanguageModel, order: ForwardOrder, width: int, shape: Shape) -> np.ndarray:
     """(N, V) float32: the logits at every position behind the prompt, evaluated `width` tokens at a time.
 
     The KV of earlier tokens is that of the same width, as in a pipeline.
@@ -98,7 +98,7 @@ def _rows(model: TreeModel, order: ForwardOrder, width: int, shape: Shape) -> np
     return np.concatenate(rows)
 
 
-def _timed(model: TreeModel, order: ForwardOrder, context: int, clock: Callable[[], float]) -> Iterator[Timed]:
+def _timed(model: LanguageModel, order: ForwardOrder, context: int, clock: Callable[[], float]) -> Iterator[Timed]:
     random = np.random.default_rng(context)
     widest = max(order.timed)
     if context + widest > model.context:
@@ -119,7 +119,7 @@ def _forward(sequence: TreeSequence, tokens: Sequence[int], clock: Callable[[], 
     return seconds
 
 
-def _prefilled(model: TreeModel, tokens: Sequence[int]) -> TreeSequence:
+def _prefilled(model: LanguageModel, tokens: Sequence[int]) -> TreeSequence:
     sequence = model.sequence()
     for begin in range(0, len(tokens), _CHUNK):
         sequence.prefill(tokens[begin : begin + _CHUNK])

@@ -42,7 +42,7 @@ class RecordedEngine(TargetEngine):
 
 
 class RecordedModel:
-    """The recorded target in place of a `TreeModel`."""
+    """The recorded target in place of a `LanguageModel`."""
 
     def __init__(self, folder: Path, texts: RecordedTexts) -> None:
         self.folder = folder

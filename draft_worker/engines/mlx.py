@@ -14,7 +14,7 @@ from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.joint_forward import ForwardPart
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.inference.wired_memory import BESIDE_TARGET, wire
 from protocol.messages.sampling import Sampling
@@ -38,12 +38,12 @@ def load(setup: WorkerSetup) -> "MlxEngine":
 
 
 class MlxEngine(Engine):
-    """Any model that `TreeModel` can load."""
+    """Any model that `LanguageModel` can load."""
 
     name = "mlx"
     joint = True
 
-    def __init__(self, model: TreeModel, tokenizer: str, head: HeadTokens | None = None) -> None:
+    def __init__(self, model: LanguageModel, tokenizer: str, head: HeadTokens | None = None) -> None:
         """`tokenizer`: the fingerprint of the model's tokenizer. `head`: the only tokens that the engine drafts."""
         if head is not None:
             shorten_head(model.network, head)
@@ -62,7 +62,7 @@ class MlxEngine(Engine):
     @classmethod
     def load(cls, folder: Path) -> "MlxEngine":
         """Raises InputError if the folder holds no model that can serve."""
-        model = TreeModel.load(folder)
+        model = LanguageModel.load(folder)
         return cls(model, tokenizer_fingerprint(folder), read_head_tokens(folder, model.vocabulary))
 
     def measure(self, loading: float) -> None:

@@ -7,18 +7,18 @@ import mlx.core as mx
 
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout
 
 
 class MlxPrefillEngine:
-    """Any model that `TreeModel` can load and whose KV an arena can hold."""
+    """Any model that `LanguageModel` can load and whose KV an arena can hold."""
 
     name = "mlx"
 
-    def __init__(self, model: TreeModel, tokenizer: str) -> None:
+    def __init__(self, model: LanguageModel, tokenizer: str) -> None:
         """`tokenizer`: the fingerprint of the model's tokenizer. Raises InputError if no arena can hold the KV."""
         if model.layout is None:
             raise InputError(
@@ -36,7 +36,7 @@ class MlxPrefillEngine:
     @classmethod
     def load(cls, folder: Path) -> "MlxPrefillEngine":
         """Raises InputError if the folder holds no model that can serve."""
-        return cls(TreeModel.load(folder), tokenizer_fingerprint(folder))
+        return cls(LanguageModel.load(folder), tokenizer_fingerprint(folder))
 
     def open(self) -> "MlxPrefillSequence":
         return MlxPrefillSequence(self._network.sequence())

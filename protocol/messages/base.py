@@ -51,6 +51,8 @@ PlainText: TypeAlias = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\
 """Text of a worker. It is shown in logs and on terminals, so it has no control characters; see `plain`."""
 Vocabulary: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
 """Four times what any model has. Bounded because noise is computed for whole rows."""
+Level: TypeAlias = Literal["tree", "chain", "plain"]
+"""What one forward of a model evaluates: any token tree; one path of several tokens; one token."""
 ArenaName: TypeAlias = Annotated[str, Meta(max_length=23, pattern=r"\Alp-[0-9a-f]{20}\Z")]
 """A name that `segments.create_segment` gives. No other name from the wire is ever opened."""
 Role = Literal["draft", "target", "prefill"]

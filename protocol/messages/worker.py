@@ -16,6 +16,7 @@ from protocol.messages.base import (
     Count,
     ForwardSeconds,
     ForwardWidth,
+    Level,
     Message,
     MessagePart,
     Moment,
@@ -97,6 +98,8 @@ class Hello(Message, frozen=True):
     """Seconds of a forward by its tokens, by rising tokens, as measured while loading; empty if nothing was measured.
 
     Of a target: forwards over token trees. Of a draft: growth steps."""
+    level: Level = "tree"
+    """Of a target: the trees that it verifies."""
 
     def __post_init__(self) -> None:
         if any(wider <= width for (width, _), (wider, _) in pairwise(self.costs)):

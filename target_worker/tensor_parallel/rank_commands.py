@@ -1,6 +1,6 @@
 """Commands of rank 0 to the other ranks, and their bytes. Knows no model and opens no sockets.
 
-A command is named after the method of `TreeSequence` or `TreeModel` that every rank runs with the same arguments.
+A command is named after the method of `TreeSequence` or `LanguageModel` that every rank runs with the same arguments.
 """
 
 import socket

@@ -23,7 +23,7 @@ import msgspec
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.target_hosts import RankSetup, TargetHosts, require_divisible
 from protocol.errors import InputError, PipelineError
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.own_modules import module_command
 from target_worker.tensor_parallel.rank_commands import RankCommand, received
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
@@ -67,7 +67,7 @@ def serve_rank(setup: RankSetup, ready: Callable[[], None], report: Callable[[st
     start_heartbeat(peer.heartbeat, hosts.silence, _end_process("Rank 0"))
     report("loading")
     with _rank_loss_ends_process():
-        model = TreeModel.load(folder, GroupDivision(connect(hosts, setup.rank)))
+        model = LanguageModel.load(folder, GroupDivision(connect(hosts, setup.rank)))
     ready()
     report("at work")
     follow(model, _commands(peer))

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from protocol.inference.joint_forward import ForwardPart
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
 from target_worker.tensor_parallel.rank_commands import (
     CloseCommand,
@@ -30,7 +30,7 @@ from target_worker.tensor_parallel.rendezvous import Peer
 SendCommand = Callable[[RankCommand], None]
 
 
-class LeadingModel(TreeModel):
+class LeadingModel(LanguageModel):
     """Rank 0's model. After `lead`, its sequences send commands; before, every rank runs the same forwards."""
 
     _send: SendCommand | None = None
@@ -87,7 +87,7 @@ class LeadingSequence(TreeSequence):
         super().truncate(length)
 
 
-def follow(model: TreeModel, commands: Iterable[RankCommand]) -> None:
+def follow(model: LanguageModel, commands: Iterable[RankCommand]) -> None:
     """For another rank: run the commands of rank 0 in their order."""
     sequences: dict[int, TreeSequence] = {}
     for command in commands:

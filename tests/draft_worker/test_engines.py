@@ -13,7 +13,7 @@ from draft_worker.engines.ngram import NgramEngine
 from draft_worker.worker import DraftWorker
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.messages.sampling import Sampling
@@ -32,12 +32,12 @@ COUPLED, REJECTION = Sampling(temperature=1.0, seed=11), Sampling(temperature=1.
 
 
 @pytest.fixture(scope="module")
-def model() -> TreeModel:
+def model() -> LanguageModel:
     return tree_model("llama", seed=5)
 
 
 @pytest.fixture(scope="module")
-def engine(model: TreeModel) -> MlxEngine:
+def engine(model: LanguageModel) -> MlxEngine:
     return MlxEngine(model, "tiny")
 
 
@@ -72,7 +72,7 @@ def path_of(node: Node) -> list[int]:
     return [] if node.parent is None else [*path_of(node.parent), node.token]
 
 
-def target_choice(model: TreeModel, tokens: list[int], sampling: Sampling) -> int:
+def target_choice(model: LanguageModel, tokens: list[int], sampling: Sampling) -> int:
     """The token that the target samples behind `tokens`, by a stock forward."""
     logits = processed(stock_logits(model.network, tokens)[None], sampling, tokens)
     return int(np.argmax(scores(logits, [len(tokens)], sampling, Noise(model.vocabulary))))
@@ -84,7 +84,7 @@ def target_choice(model: TreeModel, tokens: list[int], sampling: Sampling) -> in
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED, Sampling(temperature=0.7, seed=2, repetition_penalty=1.3)])
 @pytest.mark.parametrize("plan", [BestFirst(3, 3), Chain(6), FanOut(2, (1, 1, 2))])
 def test_a_draft_equal_to_the_target_always_hits(
-    model: TreeModel, engine: MlxEngine, sampling: Sampling, plan: GrowthPlan
+    model: LanguageModel, engine: MlxEngine, sampling: Sampling, plan: GrowthPlan
 ):
     tree = grown(engine, sampling, plan, steps=6)
     parents = [node for node in tree if node.children]
@@ -167,7 +167,7 @@ def test_rejection_growth_states_what_its_main_children_were_drawn_from(engine: 
 
 
 def test_the_demo_draft_grows_its_own_greedy_continuation():
-    model = TreeModel.load(DEMO)
+    model = LanguageModel.load(DEMO)
     prompt = tuple(range(100, 130))
     tree = TokenTree(ROOT, prompt[-1], len(prompt) - 1)
     replies = grow(drafting(MlxEngine(model, "demo"), Sampling(), BestFirst(4, 4), prompt), tree, 6)

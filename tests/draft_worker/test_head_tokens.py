@@ -15,7 +15,7 @@ from draft_worker.engines.short_head import shorten_head
 from draft_worker.head_tokens import read_head_tokens
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.errors import InputError
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise
 from tests.support.models.tiny_models import VOCABULARY, network, stock_logits
@@ -67,7 +67,7 @@ def test_a_quantised_head_is_shortened_too(tied: bool):
 def test_candidates_are_those_of_a_whole_head_without_the_other_tokens(name: str, target: int):
     """For targets whose vocabulary is smaller, equal and larger: the noise of a token depends on it and the token."""
     sampling, shared = SAMPLINGS[name], min(target, VOCABULARY)
-    sequence = MlxEngine(TreeModel(network()), "", TOKENS).open(sampling, target)
+    sequence = MlxEngine(LanguageModel(network()), "", TOKENS).open(sampling, target)
     sequence.prefill(PROMPT)
     found = sequence.evaluate(batch(sampling))
 

@@ -5,7 +5,7 @@ import pytest
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.ngram import NgramEngine
 from draft_worker.worker import DraftWorker
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Grammar, Sampling
@@ -22,8 +22,8 @@ PLAN = BestFirst(width=4, fan=3)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> TreeModel:
-    return TreeModel(network(), write_tokenizer(tmp_path_factory.mktemp("model")))
+def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    return LanguageModel(network(), write_tokenizer(tmp_path_factory.mktemp("model")))
 
 
 def start(sampling: Sampling, tokens: tuple[int, ...] = PROMPT, round: int = 0) -> Start:
@@ -38,7 +38,7 @@ def main_path(tree: TokenTree) -> list[Node]:
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_a_draft_equal_to_the_target_hits_before_and_after_a_verdict(model: TreeModel, name: str):
+def test_a_draft_equal_to_the_target_hits_before_and_after_a_verdict(model: LanguageModel, name: str):
     coming = expected(model.folder, SAMPLINGS[name])[0]
     worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
     list(worker.handle(start(SAMPLINGS[name])))
@@ -72,7 +72,7 @@ def rerooted(worker: DraftWorker, tokens: tuple[int, ...], steps: int = 6) -> To
 
 
 @pytest.mark.parametrize("name", ["grammar", "grammar, hotter", "calls"])
-def test_nothing_is_guessed_that_the_grammar_forbids(model: TreeModel, name: str):
+def test_nothing_is_guessed_that_the_grammar_forbids(model: LanguageModel, name: str):
     grammar = SAMPLINGS[name].grammar
     assert grammar is not None
     worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
@@ -92,7 +92,7 @@ def test_nothing_is_guessed_that_the_grammar_forbids(model: TreeModel, name: str
         assert mask[token]
 
 
-def test_forced_tokens_are_published_without_a_forward(model: TreeModel):
+def test_forced_tokens_are_published_without_a_forward(model: LanguageModel):
     """After a miss, the root is in the middle of the opening tag of a call."""
     coming = expected(model.folder, SAMPLINGS["calls"])[0]
     worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
@@ -108,7 +108,7 @@ def test_forced_tokens_are_published_without_a_forward(model: TreeModel):
     assert len(main_path(tree)) > len(told)
 
 
-def test_a_restarted_draft_goes_on_in_the_middle_of_the_grammar(model: TreeModel):
+def test_a_restarted_draft_goes_on_in_the_middle_of_the_grammar(model: LanguageModel):
     coming = expected(model.folder, SAMPLINGS["grammar"])[0]
     worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
     for length in (len(PROMPT) + 9, len(PROMPT) + 4):
@@ -120,7 +120,7 @@ def test_a_restarted_draft_goes_on_in_the_middle_of_the_grammar(model: TreeModel
         assert path == list(coming[length:][: len(path)])
 
 
-def test_a_draft_skips_a_grammar_that_it_can_not_enforce(model: TreeModel):
+def test_a_draft_skips_a_grammar_that_it_can_not_enforce(model: LanguageModel):
     bad = start(Sampling(grammar=Grammar("{")))
 
     assert MlxEngine(model, "tiny").processors(bad) is None

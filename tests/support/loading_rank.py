@@ -20,7 +20,7 @@ def main() -> None:
     import_models()
     from mlx_lm.models.llama import Model
 
-    from protocol.inference.tree_model import TreeModel
+    from protocol.inference.language_model import LanguageModel
     from target_worker.tensor_parallel.ranks import GroupDivision, connect
 
     hosts, rank, folder, seconds = sys.argv[1:]
@@ -42,7 +42,7 @@ def main() -> None:
         time.sleep(float(seconds))
 
     mx.distributed.all_sum, Model.shard = all_sum, slow_shard
-    TreeModel.load(Path(folder), GroupDivision(connect(read_hosts(Path(hosts)), int(rank))))
+    LanguageModel.load(Path(folder), GroupDivision(connect(read_hosts(Path(hosts)), int(rank))))
     print(json.dumps({"loaded": loaded[0], "sums": sums}))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from protocol.contracts.forward_examination import Compared, ForwardOrder, Loaded, Timed
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from target_worker.float32_copy import copy_in_32_bits
 from target_worker.forward_examination import In32Bits, compare, examine
 from tests.support.models.tiny_models import VOCABULARY, tree_model
@@ -67,12 +67,12 @@ def test_a_copy_in_32_bits_is_an_ordinary_model_with_the_same_tokenizer(tmp_path
     assert "quantization" not in config
     assert (tmp_path / "copy" / "tokenizer.json").read_bytes() == (DEMO_TARGET / "tokenizer.json").read_bytes()
     copied, stored = (
-        TreeModel.load(folder).sequence().evaluate((5,), (-1,)) for folder in (tmp_path / "copy", DEMO_TARGET)
+        LanguageModel.load(folder).sequence().evaluate((5,), (-1,)) for folder in (tmp_path / "copy", DEMO_TARGET)
     )
     assert mx.allclose(copied, stored, atol=1e-4).item()
 
 
 def test_a_model_can_be_loaded_in_32_bits():
-    logits = TreeModel.load(DEMO_TARGET, In32Bits()).sequence().evaluate((5,), (-1,))
+    logits = LanguageModel.load(DEMO_TARGET, In32Bits()).sequence().evaluate((5,), (-1,))
 
     assert logits.dtype == mx.float32

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from llguidance import LLParserLimits
 
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Grammar, Likelihood, Sampling
@@ -66,8 +66,8 @@ SAMPLINGS = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> TreeModel:
-    return TreeModel(network(), write_tokenizer(tmp_path_factory.mktemp("model")))
+def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    return LanguageModel(network(), write_tokenizer(tmp_path_factory.mktemp("model")))
 
 
 @cache
@@ -94,7 +94,7 @@ def expected(folder: Path, sampling: Sampling) -> tuple[tuple[int, ...], tuple[f
 class Asking:
     """One request in a worker. Its trees have right and wrong tokens."""
 
-    def __init__(self, model: TreeModel, sampling: Sampling, seed: int, tokens: Sequence[int] = PROMPT) -> None:
+    def __init__(self, model: LanguageModel, sampling: Sampling, seed: int, tokens: Sequence[int] = PROMPT) -> None:
         self.worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
         self.source = random.Random(seed)
         self.coming = expected(model.folder, sampling)[0]
@@ -151,7 +151,7 @@ def properly(tokens: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_the_tokens_do_not_depend_on_what_is_proposed(model: TreeModel, name: str):
+def test_the_tokens_do_not_depend_on_what_is_proposed(model: LanguageModel, name: str):
     tokens, _ = expected(model.folder, SAMPLINGS[name])
 
     for seed in range(2):
@@ -159,13 +159,13 @@ def test_the_tokens_do_not_depend_on_what_is_proposed(model: TreeModel, name: st
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_the_tokens_do_not_depend_on_a_restart_in_the_middle(model: TreeModel, name: str):
+def test_the_tokens_do_not_depend_on_a_restart_in_the_middle(model: LanguageModel, name: str):
     tokens, _ = expected(model.folder, SAMPLINGS[name])
     for border in (len(PROMPT) + 9, len(tokens) - 3):
         assert Asking(model, SAMPLINGS[name], border, tokens[:border]).decode(len(tokens)) == tokens
 
 
-def test_penalties_count_what_was_generated_and_not_the_prompt(model: TreeModel):
+def test_penalties_count_what_was_generated_and_not_the_prompt(model: LanguageModel):
     """With the largest penalty no token is generated twice, although the prompt contains it."""
     bias = tuple((token, 1000.0) for token in ids('say {"'))
     sampling = Sampling(frequency_penalty=2.0, presence_penalty=2.0, logit_bias=bias, temperature=1.0)
@@ -178,7 +178,7 @@ def test_penalties_count_what_was_generated_and_not_the_prompt(model: TreeModel)
 
 @pytest.mark.parametrize("name", ["grammar", "grammar, hotter", "everything"])
 @pytest.mark.parametrize("seed", range(2))
-def test_text_that_ends_by_itself_fits_the_schema(model: TreeModel, name: str, seed: int):
+def test_text_that_ends_by_itself_fits_the_schema(model: LanguageModel, name: str, seed: int):
     sampling = msgspec.structs.replace(SAMPLINGS[name], seed=seed)
     asking = Asking(model, sampling, seed)
     asking.decode(len(PROMPT) + 150)
@@ -188,7 +188,7 @@ def test_text_that_ends_by_itself_fits_the_schema(model: TreeModel, name: str, s
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_rejection_keeps_to_the_grammar_too(model: TreeModel, seed: int):
+def test_rejection_keeps_to_the_grammar_too(model: LanguageModel, seed: int):
     sampling = Sampling(temperature=1.0, seed=seed, grammar=GRAMMAR, verification="rejection")
     asking = Asking(model, sampling, seed)
     while END not in asking.tokens:
@@ -204,7 +204,7 @@ def test_rejection_keeps_to_the_grammar_too(model: TreeModel, seed: int):
 
 
 @pytest.mark.parametrize(("name", "count"), [("penalties, hot", 0), ("grammar, hot", 20)])
-def test_log_probabilities_are_the_model_s_own_of_every_token_that_leaves(model: TreeModel, name: str, count: int):
+def test_log_probabilities_are_the_model_s_own_of_every_token_that_leaves(model: LanguageModel, name: str, count: int):
     sampling = msgspec.structs.replace(SAMPLINGS[name], logprobs=count)
     tokens, logs = expected(model.folder, sampling)
     asking = Asking(model, sampling, 1)
@@ -220,7 +220,7 @@ def test_log_probabilities_are_the_model_s_own_of_every_token_that_leaves(model:
         assert one.chosen <= max(best.values(), default=0.0)
 
 
-def test_log_probabilities_are_computed_only_on_request(model: TreeModel):
+def test_log_probabilities_are_computed_only_on_request(model: LanguageModel):
     asking = Asking(model, SAMPLINGS["penalties"], 1)
     asking.decode(len(PROMPT) + 4)
 
@@ -228,7 +228,7 @@ def test_log_probabilities_are_computed_only_on_request(model: TreeModel):
 
 
 @pytest.mark.parametrize("grammar", [Grammar('{"type": "nonsense"}'), Grammar("{")])
-def test_an_unenforceable_grammar_is_refused_at_the_start(model: TreeModel, grammar: Grammar):
+def test_an_unenforceable_grammar_is_refused_at_the_start(model: LanguageModel, grammar: Grammar):
     worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
     start = Start(
         SequenceId(1), 0, PROMPT, ROOT, Sampling(grammar=grammar), prompt_tokens=len(PROMPT), eos_tokens=(END,)
@@ -241,7 +241,7 @@ def test_an_unenforceable_grammar_is_refused_at_the_start(model: TreeModel, gram
 
 
 def test_a_grammar_beyond_the_library_s_limits_ends_only_its_own_request(
-    model: TreeModel, monkeypatch: pytest.MonkeyPatch
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ):
     def strict() -> LLParserLimits:
         return LLParserLimits(step_lexer_fuel=1, verbose_errors=False)

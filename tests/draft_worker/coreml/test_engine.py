@@ -15,7 +15,7 @@ from draft_worker.engine import Batch, EngineSequence
 from draft_worker.engines.coreml import CoreMlEngine, HostCachedSequence
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.paced_engine import PacedEngine
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import KvReference
 from protocol.speculation.candidates import Candidates
@@ -49,7 +49,7 @@ def engine(converted: Converted, **options: Any) -> CoreMlEngine:
 
 @pytest.fixture(scope="module")
 def reference() -> MlxEngine:
-    return MlxEngine(TreeModel(tiny("qwen2")), "")
+    return MlxEngine(LanguageModel(tiny("qwen2")), "")
 
 
 def assert_alike(got: list[Candidates], want: list[Candidates]) -> None:
@@ -146,7 +146,7 @@ def test_a_random_walk_gives_the_candidates_of_mlx(converted: Converted, referen
 def test_a_short_head_gives_the_candidates_of_mlx_with_the_same_head(
     short: Converted, sampling: Sampling, vocabulary: int
 ):
-    reference = MlxEngine(TreeModel(tiny("qwen2")), "", HEAD)
+    reference = MlxEngine(LanguageModel(tiny("qwen2")), "", HEAD)
     one, other = (each.open(sampling, vocabulary) for each in (engine(short), reference))
     walk = Both(one, other, seed=6, sampling=sampling)
     walk.prefill(21)

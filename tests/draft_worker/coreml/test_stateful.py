@@ -27,7 +27,7 @@ from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.stateful import StatefulEngine
 from draft_worker.worker import DraftWorker
 from protocol.errors import InputError
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
@@ -61,7 +61,7 @@ def engine(path: Path, **changes: Any) -> StatefulEngine:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, DRAWN])
 def test_a_random_walk_through_trees_gives_the_candidates_of_mlx(path: Path, sampling: Sampling):
-    one, other = (each.open(sampling, VOCABULARY) for each in (engine(path), MlxEngine(TreeModel(MODEL), "")))
+    one, other = (each.open(sampling, VOCABULARY) for each in (engine(path), MlxEngine(LanguageModel(MODEL), "")))
     walk = Both(one, other, seed=3, sampling=sampling)
     walk.prefill(9)
     for step in range(8):

@@ -12,7 +12,7 @@ from orchestrator import Pipeline, SamplingParams
 from orchestrator.machine.checkpoints import demo_model
 from protocol.contracts.conversion import Choices
 from protocol.errors import InputError
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.kv.arena_header import ElementType
 
 TARGET = demo_model("target")
@@ -31,7 +31,7 @@ def test_the_rows_equal_those_of_the_target(converted):
     engine = CoreMlPrefillEngine.load(converted, TARGET)
     sequence = engine.open()
     chunks = [sequence.prefill(chunk) for chunk in (TOKENS[:50], TOKENS[50:])]
-    own = TreeModel.load(TARGET).sequence()
+    own = LanguageModel.load(TARGET).sequence()
     own.prefill(TOKENS)
     expected = own.export(0, len(TOKENS))
 

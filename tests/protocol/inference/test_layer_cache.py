@@ -14,10 +14,10 @@ from mlx_lm.models.cache import KVCache
 
 from protocol.errors import InputError
 from protocol.inference import tree_sequence
+from protocol.inference.language_model import LanguageModel
 from protocol.inference.layer_cache import layer_cache_for
 from protocol.inference.layer_caches import layer_cache
 from protocol.inference.layer_caches.full_attention import FullAttentionCache
-from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
 from tests.support.models.tiny_models import VOCABULARY, network, stock_logits, tree_model
 
@@ -26,7 +26,7 @@ MOST_SEQUENCES = 3
 
 
 @cache
-def model() -> TreeModel:
+def model() -> LanguageModel:
     return tree_model(max_position_embeddings=4096)
 
 
@@ -148,11 +148,11 @@ def test_an_unregistered_cache_class_is_refused_by_name():
 
 def test_a_model_with_such_a_cache_is_refused_with_the_next_step():
     with pytest.raises(InputError, match=r"_Unregistered.*choose a model"):
-        TreeModel(_network_with(_Unregistered))
+        LanguageModel(_network_with(_Unregistered))
 
 
 def test_a_registered_cache_serves_the_models_that_ask_for_its_class():
-    made = TreeModel(_network_with(_Stock))
+    made = LanguageModel(_network_with(_Stock))
     sequence = made.sequence()
     sequence.prefill((1, 2, 3))
     sequence.evaluate((4, 5), (-1, -1))

@@ -14,9 +14,9 @@ def output(program: str) -> str:
 
 def test_a_model_is_loaded_without_transformers():
     program = LIGHT + (
-        "from pathlib import Path; from protocol.inference.tree_model import TreeModel; "
+        "from pathlib import Path; from protocol.inference.language_model import LanguageModel; "
         "from tests.support.paths import DEMO_DRAFT; "
-        "print(TreeModel.load(DEMO_DRAFT).architecture, 'transformers' in sys.modules)"
+        "print(LanguageModel.load(DEMO_DRAFT).architecture, 'transformers' in sys.modules)"
     )
 
     assert output(program) == "llama False\n"

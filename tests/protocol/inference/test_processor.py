@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
+from protocol.inference.language_model import LanguageModel
 from protocol.inference.processor import compute_on_processor
-from protocol.inference.tree_model import TreeModel
 from tests.support.paths import DEMO_DRAFT
 
 
@@ -50,6 +50,6 @@ def test_nor_does_a_model_that_is_loaded_on_the_processor(monkeypatch: pytest.Mo
     mx.set_default_device(mx.cpu)
     monkeypatch.setattr(sys, "platform", "darwin")
 
-    TreeModel.load(DEMO_DRAFT)
+    LanguageModel.load(DEMO_DRAFT)
 
     assert calls_of_a_compiled_function() == 2

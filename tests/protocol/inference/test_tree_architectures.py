@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from protocol.errors import InputError
 from protocol.inference import tree_sequence
 from protocol.inference.joint_forward import ForwardPart
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
 from tests.support.models.architecture_sizes import VOCABULARY, WINDOW
 from tests.support.models.architectures import IMPOSSIBLE, modules, tiny
@@ -39,8 +39,8 @@ MOST = 1e-3
 
 
 @cache
-def model(name: str) -> TreeModel:
-    return TreeModel(tiny(name), Path(name))
+def model(name: str) -> LanguageModel:
+    return LanguageModel(tiny(name), Path(name))
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -112,4 +112,4 @@ def test_joint_forwards_give_the_same(name: str):
 @pytest.mark.parametrize("name", sorted(REFUSED & set(modules())))
 def test_the_others_are_refused_with_a_sentence(name: str):
     with pytest.raises(InputError, match=r"can't verify token trees \(.*\): choose"):
-        TreeModel(tiny(name), Path(name))
+        LanguageModel(tiny(name), Path(name))

@@ -6,8 +6,8 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.models.cache import KVCache
 
+from protocol.inference.language_model import LanguageModel
 from protocol.inference.layer_caches import layer_cache
-from protocol.inference.tree_model import TreeModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import Arena, LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
@@ -16,13 +16,13 @@ from tests.support.models.tiny_models import ARCHITECTURES, network, tree_model
 PROMPT = tuple(np.random.default_rng(1).integers(0, 67, 100).tolist())
 
 
-def prefilled(model: TreeModel, tokens: tuple[int, ...] = PROMPT) -> TreeSequence:
+def prefilled(model: LanguageModel, tokens: tuple[int, ...] = PROMPT) -> TreeSequence:
     sequence = model.sequence()
     sequence.prefill(tokens)
     return sequence
 
 
-def adopted(model: TreeModel, rows: tuple[LayerRows, LayerRows], tokens: int) -> TreeSequence:
+def adopted(model: LanguageModel, rows: tuple[LayerRows, LayerRows], tokens: int) -> TreeSequence:
     sequence = model.sequence()
     assert model.layout is not None
     sequence.adopt(*rows, tokens, model.layout.dtype)
@@ -35,7 +35,7 @@ def logits(sequence: TreeSequence) -> np.ndarray:
     return np.array(sequence.evaluate((1, 2, 3, 4), (-1, first, first, first + 1)).astype(mx.float32))
 
 
-def gappy(model: TreeModel) -> TreeSequence:
+def gappy(model: LanguageModel) -> TreeSequence:
     """The prompt, committed from trees so that dead slots and live rows lie between its tokens."""
     sequence = prefilled(model, PROMPT[:60])
     for token in PROMPT[60:]:
@@ -61,7 +61,7 @@ def test_adopted_kv_gives_the_logits_of_a_fresh_prefill(architecture: str):
 def test_every_element_type_survives_to_the_last_bit(kind: mx.Dtype):
     network_ = network()
     network_.update(tree_map(lambda weights: weights.astype(kind), network_.parameters()))
-    model = TreeModel(network_)
+    model = LanguageModel(network_)
 
     other = adopted(model, prefilled(model).export(0, 100), 100)
 
@@ -80,7 +80,7 @@ def test_dead_slots_and_tree_rows_are_not_exported():
     np.testing.assert_array_equal(logits(adopted(model, exported, 100)), logits(gappy_alone(model)))
 
 
-def gappy_alone(model: TreeModel) -> TreeSequence:
+def gappy_alone(model: LanguageModel) -> TreeSequence:
     """The same tokens evaluated in the same widths, without dead slots or other rows."""
     sequence = prefilled(model, PROMPT[:60])
     for token in PROMPT[60:]:

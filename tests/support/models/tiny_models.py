@@ -8,7 +8,7 @@ from mlx.utils import tree_map
 from mlx_lm.models import llama, qwen2, qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 
 VOCABULARY = 67
 _SIZES: dict[str, Any] = {
@@ -51,8 +51,8 @@ def network(architecture: str = "llama", seed: int = 0, **changes: Any) -> Any:
     return model
 
 
-def tree_model(architecture: str = "llama", seed: int = 0, **changes: Any) -> TreeModel:
-    return TreeModel(network(architecture, seed, **changes))
+def tree_model(architecture: str = "llama", seed: int = 0, **changes: Any) -> LanguageModel:
+    return LanguageModel(network(architecture, seed, **changes))
 
 
 def stock_logits(model: Any, tokens: Sequence[int]) -> mx.array:

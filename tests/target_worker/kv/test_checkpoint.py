@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.kv import segments
 from protocol.kv.arena import Arena
 from protocol.kv.exchange import KvExchange
@@ -42,7 +42,7 @@ HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 
 
 
 @cache
-def model() -> TreeModel:
+def model() -> LanguageModel:
     return tree_model(max_position_embeddings=4096)
 
 

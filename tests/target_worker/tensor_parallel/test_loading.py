@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from protocol.contracts.target_hosts import TargetHosts
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.kv.exchange import KvExchange
 from protocol.worker.process import WorkerSetup
 from target_worker import assembly
@@ -60,7 +60,7 @@ class Alone:
 
 def test_a_rank_that_is_lost_while_others_load_is_no_fault_of_the_model():
     with pytest.raises(RuntimeError, match="recv"):
-        TreeModel.load(DEMO_TARGET, Alone())
+        LanguageModel.load(DEMO_TARGET, Alone())
 
 
 @pytest.mark.parametrize(("asked", "chunk"), [(512, 128), (32, 32)])
@@ -76,7 +76,7 @@ def test_a_divided_target_prefills_in_smaller_chunks_and_its_ranks_share_the_gpu
             super().__init__(model, prefill_chunk, exchange)
 
     monkeypatch.setattr(assembly, "TargetEngine", Engine)
-    monkeypatch.setattr(assembly, "load_leading_model", lambda folder, *_: TreeModel.load(folder))
+    monkeypatch.setattr(assembly, "load_leading_model", lambda folder, *_: LanguageModel.load(folder))
     monkeypatch.setattr(assembly, "wire", lambda share, _: shares.append(share))
     hosts = TargetHosts((("127.0.0.1:1",), ("127.0.0.1:2",)))
     setup = WorkerSetup(address="", epoch=1, incarnation=1, engine="mlx", model=str(DEMO_TARGET), prefill_chunk=asked)

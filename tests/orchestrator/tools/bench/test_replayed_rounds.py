@@ -19,7 +19,7 @@ from orchestrator.tools.bench.baseline.messages import Job
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker
 from orchestrator.tools.simulate.simulation import Simulation
 from protocol.contracts.model_fingerprint import model_fingerprint
-from protocol.inference.tree_model import TreeModel
+from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Role
 from protocol.messages.worker import Hello
 from protocol.worker.pacing import DevicePace
@@ -43,8 +43,8 @@ def _prompts() -> list[tuple[int, ...]]:
 
 
 @cache
-def _models() -> tuple[TreeModel, MlxEngine]:
-    return TreeModel.load(DEMO_TARGET), MlxEngine.load(DEMO_DRAFT)
+def _models() -> tuple[LanguageModel, MlxEngine]:
+    return LanguageModel.load(DEMO_TARGET), MlxEngine.load(DEMO_DRAFT)
 
 
 @cache

@@ -20,7 +20,7 @@ from protocol.inference.processor import spare_compiler
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena_header import ArenaLayout
-from protocol.messages.base import MAX_CONTEXT
+from protocol.messages.base import MAX_CONTEXT, Level
 
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "model_max_length", "max_seq_len", "block_size")
 _ROPES = ("rope", "rotary_emb")
@@ -43,7 +43,7 @@ class Division(Protocol):
         ...
 
 
-class TreeModel:
+class LanguageModel:
     """An mlx-lm model whose sequences evaluate token trees. Sequences are independent of one another.
 
     `vocabulary` is the width of its logits, `context` its most positions, `layout` that of an arena for so many
@@ -59,6 +59,8 @@ class TreeModel:
         config = vars(kept) if config is None else config
         self.architecture = str(config["model_type"])
         self.context = stated_context(config)
+        self.level: Level = "tree"
+        """The trees that one forward can evaluate."""
         self._require_layer_caches()
         _let_positions_through(model)
         self.vocabulary, self.layout = self._validate_tree()

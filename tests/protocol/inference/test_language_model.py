@@ -12,10 +12,10 @@ import pytest
 from mlx.utils import tree_flatten
 
 from protocol.errors import InputError
-from protocol.inference import tree_model as tree_model_module
+from protocol.inference import language_model
 from protocol.inference import tree_sequence
 from protocol.inference.joint_forward import ForwardPart
-from protocol.inference.tree_model import TreeModel, stated_context
+from protocol.inference.language_model import LanguageModel, stated_context
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import MAX_CONTEXT
 from tests.support.models.architectures import configuration, tiny
@@ -64,8 +64,8 @@ def test_joint_logits_are_those_of_each_sequence_alone(architecture: str):
 
 
 def test_a_model_whose_attention_cannot_be_joined_evaluates_in_turns(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tree_model_module, "can_join", lambda _: False)
-    monkeypatch.setattr(tree_model_module, "evaluate_together", None)
+    monkeypatch.setattr(language_model, "can_join", lambda _: False)
+    monkeypatch.setattr(language_model, "evaluate_together", None)
     model = tree_model()
 
     found = model.evaluate_together([ForwardPart(_prefilled(model, 4), _TOKENS, _PARENTS) for _ in range(2)])
@@ -73,7 +73,7 @@ def test_a_model_whose_attention_cannot_be_joined_evaluates_in_turns(monkeypatch
     assert all(_equal(logits, _prefilled(model, 4).evaluate(_TOKENS, _PARENTS)) for logits in found)
 
 
-def _prefilled(model: TreeModel, length: int) -> TreeSequence:
+def _prefilled(model: LanguageModel, length: int) -> TreeSequence:
     sequence = model.sequence()
     sequence.prefill(_PROMPT[:length])
     return sequence
@@ -117,7 +117,7 @@ def test_prefill_in_chunks_equals_prefill_at_once():
 class _Walk:
     """A sequence and plain lists of its expected contents."""
 
-    def __init__(self, model: TreeModel, chance: random.Random) -> None:
+    def __init__(self, model: LanguageModel, chance: random.Random) -> None:
         self.model, self.chance = model, chance
         self.sequence = model.sequence()
         self.sequence.prefill(_PROMPT)
@@ -236,7 +236,7 @@ def test_attention_without_rotary_positions_is_refused():
     del model.layers[1].self_attn.rope
 
     with pytest.raises(InputError, match="positions or masks in its own way"):
-        TreeModel(model)
+        LanguageModel(model)
 
 
 def test_a_model_that_computes_positions_itself_is_refused():
@@ -244,7 +244,7 @@ def test_a_model_that_computes_positions_itself_is_refused():
     model.layers[0].self_attn.__class__ = _Reckoning
 
     with pytest.raises(InputError, match="positions or masks in its own way"):
-        TreeModel(model)
+        LanguageModel(model)
 
 
 class _Reckoning(type(network().layers[0].self_attn)):
@@ -258,7 +258,7 @@ def test_a_model_that_ignores_the_mask_is_refused():
     model.layers[0].self_attn.__class__ = _Unmasked
 
     with pytest.raises(InputError, match="other logits than its paths"):
-        TreeModel(model)
+        LanguageModel(model)
 
 
 class _Unmasked(type(network().layers[0].self_attn)):
@@ -277,7 +277,7 @@ def test_a_saved_model_loads_in_float32(tmp_path: Path):
     model.set_dtype(mx.float16)
     _save(model, tmp_path)
 
-    loaded = TreeModel.load(tmp_path)
+    loaded = LanguageModel.load(tmp_path)
 
     assert (loaded.vocabulary, loaded.context, loaded.architecture, loaded.folder) == (67, 512, "llama", tmp_path)
     assert loaded.sequence().evaluate((1,), (-1,)).dtype == mx.float32
@@ -289,7 +289,7 @@ def test_a_quantized_model_is_unpacked_for_the_processor(tmp_path: Path):
     expected = stock_logits(model, _PROMPT)
     _save(model, tmp_path, quantization={"group_size": 32, "bits": 4})
 
-    loaded = TreeModel.load(tmp_path)
+    loaded = LanguageModel.load(tmp_path)
 
     assert not any(isinstance(module, nn.QuantizedLinear) for module in loaded.network.modules())
     assert np.allclose(np.array(stock_logits(loaded.network, _PROMPT)), np.array(expected), atol=0.05)
@@ -301,7 +301,7 @@ def test_an_incomplete_folder_is_refused(missing: str, tmp_path: Path):
     (tmp_path / missing).unlink()
 
     with pytest.raises(InputError, match=r"holds no model.*name a folder"):
-        TreeModel.load(tmp_path)
+        LanguageModel.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_a_folder_that_mlx_lm_can_not_load_is_refused(config: dict[str, object],
     _save(network(), tmp_path, **config)
 
     with pytest.raises(InputError, match=r"can't be loaded.*download it again") as refused:
-        TreeModel.load(tmp_path)
+        LanguageModel.load(tmp_path)
     assert str(tmp_path) in str(refused.value)
 
 
@@ -327,10 +327,10 @@ def test_broken_files_are_refused(tmp_path: Path):
     _save(network(), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not tensors")
     with pytest.raises(InputError, match="can't be loaded"):
-        TreeModel.load(tmp_path)
+        LanguageModel.load(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match="can't be loaded"):
-        TreeModel.load(tmp_path)
+        LanguageModel.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -356,4 +356,4 @@ def test_the_context_is_that_of_the_file_where_mlx_lm_drops_it(tmp_path: Path):
     mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(model.parameters())))
 
     assert not hasattr(model.args, "max_position_embeddings")
-    assert TreeModel.load(tmp_path).context == 300
+    assert LanguageModel.load(tmp_path).context == 300
