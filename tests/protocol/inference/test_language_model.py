@@ -12,8 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from protocol.errors import InputError
-from protocol.inference import language_model
-from protocol.inference import tree_sequence
+from protocol.inference import language_model, tree_sequence
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel, stated_context
 from protocol.inference.tree_sequence import TreeSequence
