@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache
 
 from protocol.inference.layer_cache import LayerCache, MaskKind, RowForm, layer_cache_for
 
@@ -15,7 +15,10 @@ _GROWTH = 256
 
 @layer_cache_for(KVCache)
 class FullAttentionCache(LayerCache):
-    """Two arrays (1, heads, slots, size). A slot's row holds the keys, or values, of its token."""
+    """Two arrays (1, heads, slots, size). A slot's row holds the keys, or values, of its token.
+
+    A layer that computes no attention has a cache that stays empty.
+    """
 
     def __init__(self, stock: KVCache | RotatingKVCache) -> None:
         super().__init__(stock)
@@ -53,12 +56,16 @@ class FullAttentionCache(LayerCache):
         return [] if self.keys is None else [self.keys, self.values]
 
     def move(self, begin: int, slots: mx.array) -> None:
+        if self.keys is None:
+            return
         end = begin + slots.size
         self.keys[..., begin:end, :] = mx.take(self.keys, slots, axis=2)
         self.values[..., begin:end, :] = mx.take(self.values, slots, axis=2)
 
     def copy(self, slots: int) -> Self:
         other = copy(self)
+        if self.keys is None:
+            return other
         # Arrays are written in place, so each cache needs its own.
         other.keys = mx.contiguous(self.keys[..., :slots, :])
         other.values = mx.contiguous(self.values[..., :slots, :])
@@ -102,6 +109,16 @@ class WindowCache(FullAttentionCache):
         """The first slot that the forward reads."""
         assert self.window is not None
         return self.forward.first_seen.get(self.window, 0)
+
+
+@layer_cache_for(ChunkedKVCache)
+class ChunkCache(FullAttentionCache):
+    """Attention to the tokens of one chunk of positions. The model makes the mask; the rows of earlier chunks stay."""
+
+    start_position = 0
+
+    def maybe_trim_front(self) -> None:
+        """mlx-lm's own forgets the rows of earlier chunks here."""
 
 
 def _written(old: mx.array | None, new: mx.array, begin: int, end: int) -> mx.array:
