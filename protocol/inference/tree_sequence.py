@@ -118,8 +118,7 @@ class TreeSequence:
         """Drop all rows, and committed tokens behind the first `length`, or a few more: see `reach`."""
         if length < self.committed:
             length = self.reach(length)
-            for cache in self._folding if self._level == "tree" else ():
-                cache.cut(length)
+            self._forget(length)
         self._table.truncate(length)
 
     def copy(self, length: int) -> "TreeSequence":
@@ -128,12 +127,14 @@ class TreeSequence:
         `length` is positive.
         """
         other = TreeSequence(self._network, self._level)
+        length = self.reach(length)
         other._table = self._table.copy()
-        other._table.truncate(self.reach(length))
+        other._table.truncate(length)
         other._layers = alike(self._layers, [cache.copy(other._table.size) for cache in self.caches])
         other.caches = flat(other._layers)
         other._folding = [cache for cache in other.caches if cache.folds]
         other._tokens = list(self._tokens)
+        other._forget(length)
         other._compute()
         return other
 
@@ -221,6 +222,11 @@ class TreeSequence:
         committed, live = ([self._table.row(row).slot for row in rows] for rows in (path, surviving))
         for cache in self._folding:
             cache.commit(committed, live)
+
+    def _forget(self, length: int) -> None:
+        """Let the caches that fold tokens go back to these, where they can."""
+        for cache in self._folding if self._level == "tree" else ():
+            cache.cut(length)
 
     def _cut(self, slots: int) -> list[int]:
         """Let the caches go back to these slots, or to earlier ones; the tokens that they forget beyond that."""

@@ -230,20 +230,34 @@ def test_sequences_of_one_model_do_not_disturb_each_other():
     assert _equal(second[0], stock_logits(model.network, (*_PROMPT[::-1], 1)))
 
 
-def test_attention_without_rotary_positions_is_refused():
+def test_a_model_that_mlx_lm_can_not_run_is_refused():
     model = network()
     del model.layers[1].self_attn.rope
 
-    with pytest.raises(InputError, match="positions or masks in its own way"):
+    with pytest.raises(InputError, match=r"can't be served \(.*\): .* Download it again"):
         LanguageModel(model)
 
 
-def test_a_model_that_computes_positions_itself_is_refused():
+def test_a_model_may_compute_positions_as_array():
     model = network()
     model.layers[0].self_attn.__class__ = _Reckoning
 
-    with pytest.raises(InputError, match="positions or masks in its own way"):
-        LanguageModel(model)
+    assert LanguageModel(model).level == "tree"
+
+
+def test_a_model_that_computes_with_the_offset_evaluates_paths():
+    model = network()
+    model.layers[0].self_attn.__class__ = _Counting
+
+    made = LanguageModel(model)
+
+    assert made.level == "chain"
+    assert "in its own way" in made.level_reason
+
+
+class _Counting(type(network().layers[0].self_attn)):
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        return super().__call__(x * (1 + 0.01 * (cache.offset + 1)), mask, cache)
 
 
 class _Reckoning(type(network().layers[0].self_attn)):
@@ -252,12 +266,13 @@ class _Reckoning(type(network().layers[0].self_attn)):
         return super().__call__(x * (1 + 0.01 * ages)[None, :, None], mask, cache)
 
 
-def test_a_model_that_ignores_the_mask_is_refused():
+def test_a_model_that_ignores_the_mask_evaluates_one_token_at_a_time():
     model = network()
     model.layers[0].self_attn.__class__ = _Unmasked
 
-    with pytest.raises(InputError, match="other logits than its paths"):
-        LanguageModel(model)
+    made = LanguageModel(model)
+
+    assert (made.level, made.level_reason) == ("plain", "a tree gives other logits than its tokens one by one")
 
 
 class _Unmasked(type(network().layers[0].self_attn)):

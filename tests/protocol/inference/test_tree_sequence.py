@@ -150,7 +150,7 @@ def test_a_model_states_its_layout():
 
 def test_layers_that_differ_have_no_layout():
     sequence, shape = prefilled(tree_model()), (1, 2, 256, 16)
-    sequence.caches[1] = layer_cache(KVCache())
+    sequence.caches[1] = layer_cache(KVCache(), "tree")
     sequence.caches[1].adopt(mx.zeros(shape), mx.zeros(shape))
 
     assert sequence.layout(512) is None
@@ -159,7 +159,7 @@ def test_layers_that_differ_have_no_layout():
 def test_keys_and_values_that_differ_have_no_layout():
     sequence = prefilled(tree_model())
     for index in range(2):
-        sequence.caches[index] = layer_cache(KVCache())
+        sequence.caches[index] = layer_cache(KVCache(), "tree")
         sequence.caches[index].adopt(mx.zeros((1, 2, 256, 8)), mx.zeros((1, 2, 256, 16)))
 
     assert sequence.layout(512) is None
