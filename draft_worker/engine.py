@@ -105,7 +105,11 @@ class EngineSequence(ABC):
 
     @abstractmethod
     def truncate(self, length: int) -> None:
-        """Drop the committed tokens behind `length`, and all rows."""
+        """Drop all rows, and the committed tokens behind `length`, or a few more: see `reach`."""
+
+    def reach(self, length: int) -> int:
+        """The most of the first `length` committed tokens whose KV remains after `truncate`."""
+        return length
 
     @property
     def memory(self) -> int:

@@ -62,7 +62,7 @@ class DraftSequence:
         its root."""
         self._processors = processors
         committed = start.tokens[:-1]
-        shared = common_prefix(self._held, committed)
+        shared = self.engine.reach(common_prefix(self._held, committed))
         self.engine.truncate(shared)
         del self._held[shared:]
         self._backlog = list(committed[shared:])

@@ -69,6 +69,9 @@ class WrappedSequence(EngineSequence):
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         self.inner.keep(path, surviving)
 
+    def reach(self, length: int) -> int:
+        return self.inner.reach(length)
+
     def truncate(self, length: int) -> None:
         self.inner.truncate(length)
 

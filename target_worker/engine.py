@@ -81,7 +81,8 @@ class TargetEngine:
 
     def reopen(self, sequence: "TargetSequence", start: Start, processors: LogitsProcessors | None) -> "TargetSequence":
         """The same request at another `start`. It keeps its own KV, which does not count as adopted."""
-        own = Found(sequence.kv, shared_tokens(sequence, start.tokens[:-1]), exclusive=True)
+        shared = shared_tokens(sequence, start.tokens[:-1])
+        own = Found(sequence.kv, sequence.cache.reach(shared), exclusive=True)
         reopened = self.open(start, processors, own)
         if reopened.cache is sequence.cache:
             reopened.adopted = 0

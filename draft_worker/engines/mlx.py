@@ -15,6 +15,7 @@ from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.path_sequence import PathSequence
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.inference.wired_memory import BESIDE_TARGET, wire
 from protocol.messages.sampling import Sampling
@@ -70,9 +71,10 @@ class MlxEngine(Engine):
         self.costs = costs_at_load(self._network, loading)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "MlxSequence":
-        return self.around(self._network.sequence(), sampling, vocabulary)
+        rows = self._network.sequence()
+        return self.around(rows if rows.level == "tree" else PathSequence(rows), sampling, vocabulary)
 
-    def around(self, rows: TreeSequence, sampling: Sampling, vocabulary: int) -> "MlxSequence":
+    def around(self, rows: TreeSequence | PathSequence, sampling: Sampling, vocabulary: int) -> "MlxSequence":
         """A sequence that has the KV of `rows`."""
         if vocabulary not in self._columns:
             self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary), self._head)
@@ -91,9 +93,12 @@ class MlxSequence(EngineSequence):
 
     copyable = True
 
-    def __init__(self, engine: MlxEngine, rows: TreeSequence, sampling: Sampling, columns: Columns) -> None:
+    def __init__(
+        self, engine: MlxEngine, rows: TreeSequence | PathSequence, sampling: Sampling, columns: Columns
+    ) -> None:
         self._engine = engine
         self._rows = rows
+        self.step_nodes = None if isinstance(rows, TreeSequence) else 1
         self._sampling = sampling
         self._columns = columns
 
@@ -133,6 +138,9 @@ class MlxSequence(EngineSequence):
 
     def truncate(self, length: int) -> None:
         self._rows.truncate(length)
+
+    def reach(self, length: int) -> int:
+        return self._rows.reach(length)
 
     @property
     def memory(self) -> int:

@@ -38,7 +38,8 @@ class TreeSequence:
 
     def __init__(self, network: Any, level: Level = "tree") -> None:
         self._network = network
-        self._level: Level = level
+        self.level: Level = level
+        """The trees that one forward evaluates."""
         self._layers = [replaced(stock, level) for stock in make_prompt_cache(network)]
         self.caches = flat(self._layers)
         """All layers' caches."""
@@ -126,7 +127,7 @@ class TreeSequence:
 
         `length` is positive.
         """
-        other = TreeSequence(self._network, self._level)
+        other = TreeSequence(self._network, self.level)
         length = self.reach(length)
         other._table = self._table.copy()
         other._table.truncate(length)
@@ -177,7 +178,7 @@ class TreeSequence:
         before = self._table.parent_slots(rows) if self._folding else None
         if self._table.continues(rows):
             return self._chain(rows[0].slot, len(rows))._replace(parents=before)
-        assert self._level == "tree", "this model evaluates one path"
+        assert self.level == "tree", "this model evaluates one path"
         positions = [row.position for row in rows]
         mask: Any = self._table.mask(rows)
         slots: Any = self._table.positions()
@@ -198,10 +199,10 @@ class TreeSequence:
 
     def _logits(self, tokens: Sequence[int], forward: ForwardShape) -> mx.array:
         """(L, V), of a forward of this shape over `tokens`."""
-        if self._level == "tree":
+        if self.level == "tree":
             return self._evaluated(tokens, forward)
         missing = self._cut(forward.begin) if self._folding else []
-        if missing and (self._level == "plain" or len(missing) > _MOST_TOGETHER):
+        if missing and (self.level == "plain" or len(missing) > _MOST_TOGETHER):
             self._repeat(missing, forward.begin)
             missing = []
         if missing:
@@ -225,7 +226,7 @@ class TreeSequence:
 
     def _forget(self, length: int) -> None:
         """Let the caches that fold tokens go back to these, where they can."""
-        for cache in self._folding if self._level == "tree" else ():
+        for cache in self._folding if self.level == "tree" else ():
             cache.cut(length)
 
     def _cut(self, slots: int) -> list[int]:
@@ -237,7 +238,7 @@ class TreeSequence:
 
     def _repeat(self, tokens: Sequence[int], end: int) -> None:
         """Evaluate tokens again, the last of which is in the slot before `end`."""
-        width = 1 if self._level == "plain" else len(tokens)
+        width = 1 if self.level == "plain" else len(tokens)
         for index in range(0, len(tokens), width):
             self._logits(tokens[index : index + width], self._chain(end - len(tokens) + index, width))
         self._compute()

@@ -21,6 +21,10 @@ class ReusableKv(Protocol):
         """Whether a sequence can begin with a copy of it, while it stays as it is."""
         ...
 
+    def reach(self, tokens: int) -> int:
+        """The most of its first `tokens` tokens to which it can be cut: a recurrent state remembers few of them."""
+        ...
+
 
 Kv = TypeVar("Kv", bound=ReusableKv)
 
@@ -69,10 +73,8 @@ class PrefixCache(Generic[Kv]):
         name = next(self._names)
         self._entries[name] = _CacheEntry(kv, len(tokens), size)
         self._index.extend(name, tokens)
-        for other in [other for other in self._entries if other != name and self._index.covered(other)]:
-            self._evict(other)
-        if self._index.covered(name):
-            self._evict(name)
+        if kv.reach(len(tokens) - 1) == len(tokens) - 1:
+            self._evict_covered(name)
         while self.size > self._limit:
             self._evict(next(iter(self._entries)))
 
@@ -83,20 +85,37 @@ class PrefixCache(Generic[Kv]):
         An entry that holds many more tokens stays, to be copied. One that can't be copied is then taken only if fewer
         tokens are lost than gained.
         """
-        shared = self._index.longest(tokens)
-        if shared.tokens < least:
+        name, kept = self._best(tokens)
+        if kept < least:
             return None
-        ages = {name: age for age, name in enumerate(self._entries)}
-        name = max(shared.names, key=ages.__getitem__)
         entry = self._entries[name]
-        lost = entry.tokens - shared.tokens
-        if lost < MIN_SHARED_TOKENS or (lost < shared.tokens and not entry.kv.copyable):
+        lost = entry.tokens - kept
+        if lost < MIN_SHARED_TOKENS or (lost < kept and not entry.kv.copyable):
             self._remove(name)
-            return Found(entry.kv, shared.tokens, exclusive=True)
+            return Found(entry.kv, kept, exclusive=True)
         if not entry.kv.copyable:
             return None
         self._entries.move_to_end(name)
-        return Found(entry.kv, shared.tokens, exclusive=False)
+        return Found(entry.kv, kept, exclusive=False)
+
+    def _best(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """The entry whose KV holds most of the first tokens, and how many; 0 if there is none."""
+        ages = {name: age for age, name in enumerate(self._entries)}
+        best, most = -1, 0
+        for shared in self._index.shared(tokens):
+            if shared.tokens <= most:
+                break
+            reach = {name: self._entries[name].kv.reach(shared.tokens) for name in shared.names}
+            name = max(shared.names, key=lambda name: (reach[name], ages[name]))
+            best, most = (name, reach[name]) if reach[name] > most else (best, most)
+        return best, most
+
+    def _evict_covered(self, name: int) -> None:
+        """The entries that another one covers, once `name` is added: they can be cut from it."""
+        for other in [other for other in self._entries if other != name and self._index.covered(other)]:
+            self._evict(other)
+        if self._index.covered(name):
+            self._evict(name)
 
     def _evict(self, name: int) -> None:
         self._close(self._remove(name).kv)

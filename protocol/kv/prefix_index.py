@@ -54,13 +54,24 @@ class PrefixIndex(Generic[Name]):
 
     def longest(self, tokens: Sequence[int]) -> SharedPrefix[Name]:
         """The sequences that share the longest prefix with `tokens`. No sequence shares an empty prefix."""
+        return next(self.shared(tokens), SharedPrefix(0, []))
+
+    def shared(self, tokens: Sequence[int]) -> Iterator[SharedPrefix[Name]]:
+        """The sequences that share a prefix with `tokens`, by its falling length."""
         given, at, node = array(_CODE, tokens), 0, self._root
+        passed: list[tuple[int, _Node[Name]]] = []
         while at < len(given) and (child := node.children.get(given[at])) is not None:
             common = _common(child.edge, given, at)
             node, at = child, at + common
+            passed.append((at, node))
             if common < len(child.edge):
                 break
-        return SharedPrefix(at, [name for each in node.subtree() for name in each.names] if at else [])
+        known: set[Name] = set()
+        for length, each in reversed(passed):
+            names = [name for below in each.subtree() for name in below.names if name not in known]
+            known.update(names)
+            if names:
+                yield SharedPrefix(length, names)
 
     def covered(self, name: Name) -> bool:
         """Whether another sequence begins with all tokens of this one."""

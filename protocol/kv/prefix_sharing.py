@@ -65,7 +65,7 @@ class PrefixSharing(Generic[Kv]):
         if not self._limit:
             return None
         copyable = [sequence for sequence in self._live.values() if sequence.kv.copyable]
-        live = [Found(sequence.kv, shared_tokens(sequence, tokens), exclusive=False) for sequence in copyable]
+        live = [Found(each.kv, each.kv.reach(shared_tokens(each, tokens)), exclusive=False) for each in copyable]
         best = max(live, key=lambda found: found.tokens, default=None)
         most = 0 if best is None else best.tokens
         least = held + MIN_SHARED_TOKENS

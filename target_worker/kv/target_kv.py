@@ -30,8 +30,12 @@ class TargetKv(NamedTuple):
     def copyable(self) -> bool:
         return self.cache.copyable
 
+    def reach(self, tokens: int) -> int:
+        return self.cache.reach(tokens)
+
     def first(self, length: int, exclusive: bool) -> TreeSequence:
-        """The KV of the first `length` tokens: this KV itself if it is the caller's exclusively, else a copy."""
+        """The KV of the first `length` tokens, to which it can be cut: this KV itself if it is the caller's
+        exclusively, else a copy."""
         if not exclusive:
             return self.cache.copy(length)
         self.cache.truncate(length)

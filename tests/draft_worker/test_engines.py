@@ -21,6 +21,7 @@ from protocol.messages.worker import Grow, Reroot, Start
 from protocol.sampling.sampler import Noise, scores
 from protocol.sampling.threefry import NoiseStream
 from protocol.speculation.token_tree import Node, TokenTree, node_id
+from tests.support.models.architectures import IMPOSSIBLE, modules, tiny
 from tests.support.models.tiny_models import VOCABULARY, stock_logits, tree_model
 from tests.support.paths import DEMO_DRAFT
 from tests.support.processing import processed
@@ -123,6 +124,26 @@ def test_trees_grown_together_are_those_that_grow_alone(engine: MlxEngine):
 
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED, REJECTION])
 def test_growth_after_a_random_walk_equals_that_of_a_new_start(engine: MlxEngine, sampling: Sampling):
+    assert_growth_after_a_walk_equals_that_of_a_new_start(engine, sampling)
+
+
+_KINDS = ["gemma3_text", "qwen3_next", "lfm2", "rwkv7", "gpt2", "deepseek_v41"]
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(name, marks=() if name in _KINDS else pytest.mark.slow)
+        for name in sorted(set(modules()) - set(IMPOSSIBLE))
+    ],
+)
+def test_a_draft_of_any_architecture_grows_after_a_walk_as_a_new_one(architecture: str):
+    engine = MlxEngine(LanguageModel(tiny(architecture)), "tiny")
+
+    assert_growth_after_a_walk_equals_that_of_a_new_start(engine, COUPLED)
+
+
+def assert_growth_after_a_walk_equals_that_of_a_new_start(engine: MlxEngine, sampling: Sampling) -> None:
     source = random.Random(9)
     plan, tokens, root = BestFirst(4, 3), list(PROMPT), ROOT
     tree = TokenTree(ROOT, tokens[-1], len(tokens) - 1)
@@ -139,11 +160,11 @@ def test_growth_after_a_random_walk_equals_that_of_a_new_start(engine: MlxEngine
         tree.advance(step)
         tokens += step
         assert list(walker.handle(Reroot(ONE, round, position, tuple(step), root, False))) == []
-    grow(walker, tree, 5)
+    grow(walker, tree, 12)
     fresh_tree = TokenTree(root, tokens[-1], len(tokens) - 1)
     fresh = DraftWorker(engine, lambda: 0.0)
     list(fresh.handle(Start(ONE, 24, tuple(tokens), root, sampling, plan)))
-    grow(fresh, fresh_tree, 5)
+    grow(fresh, fresh_tree, 12)
 
     both = [(node, fresh_tree.get(node.id)) for node in tree]
     compared = [(one, other) for one, other in both if other is not None and one.children and other.children]

@@ -141,7 +141,9 @@ TestSequences.settings = settings(max_examples=30, stateful_step_count=15, deran
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_cache_gives_the_results_of_a_new_one(kind: str):
     machine = type(f"Sequences of {kind}", (Sequences,), {"architecture": KINDS[kind]})
-    run_state_machine_as_test(machine, settings=settings(max_examples=4, stateful_step_count=8, derandomize=True, phases=PHASES))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=4, stateful_step_count=8, derandomize=True, phases=PHASES)
+    )
 
 
 def test_memory_is_that_of_the_arrays():

@@ -20,6 +20,9 @@ class FakeKv:
     memory: int
     copyable: bool = True
 
+    def reach(self, tokens: int) -> int:
+        return tokens
+
 
 class Cached(RuleBasedStateMachine):
     """Beside the cache, the tokens of all KV that was added and not closed. Every third can't be copied."""

@@ -19,9 +19,15 @@ class FakeKv:
     tokens: list[int] = field(default_factory=list)
     copyable: bool = True
 
+    states: Sequence[int] | None = None
+    """Where it can be cut; None: anywhere."""
+
     @property
     def memory(self) -> int:
         return len(self.tokens)
+
+    def reach(self, tokens: int) -> int:
+        return tokens if self.states is None else max(state for state in (0, *self.states) if state <= tokens)
 
 
 @dataclass
@@ -203,3 +209,30 @@ def test_every_prompt_is_prefilled_in_any_order_of_starts_and_ends(seed: int):
     worker.prefill_all()
 
     assert all(list(sequence.prefix) == sequence.kv.tokens for sequence in worker.live.values())
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_state_is_shared_up_to_where_it_can_be_cut(live: bool):
+    """An ended sequence and a live one, whose KV has states at 64 and 128 tokens."""
+    worker, prompt = Worker(), list(range(200))
+    worker.live[SequenceId(1)] = FakeSequence(prompt, FakeKv(list(prompt), states=(64, 128)))
+    if not live:
+        worker.end(1)
+
+    found = worker.sharing.find([*prompt[:140], *range(500, 540)])
+
+    assert found is not None
+    assert found.tokens == 128
+    assert worker.sharing.find([*prompt[:63], *range(500, 540)]) is None
+
+
+def test_a_state_that_can_not_be_cut_from_a_longer_one_stays():
+    worker, prompt = Worker(), list(range(200))
+    for id, length in ((1, 100), (2, 200)):
+        worker.live[SequenceId(id)] = FakeSequence(prompt[:length], FakeKv(prompt[:length], states=(length,)))
+        worker.end(id)
+
+    found = worker.sharing.find([*prompt[:120], *range(500, 540)])
+
+    assert found is not None
+    assert found.tokens == 100
