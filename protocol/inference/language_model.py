@@ -13,10 +13,12 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
+from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.errors import InputError
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.layer_cache import TreePositions
 from protocol.inference.processor import spare_compiler
+from protocol.inference.quantized_kv import Encodings, proved_encodings
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena_header import ArenaLayout
@@ -51,7 +53,13 @@ class LanguageModel:
     Raises InputError for a model whose attention or caches can't hold a tree.
     """
 
-    def __init__(self, model: nn.Module, folder: Path = Path(), config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        folder: Path = Path(),
+        config: Mapping[str, Any] | None = None,
+        kv_bits: KvBits = UNQUANTIZED,
+    ) -> None:
         """`config`: the content of config.json; without one, what the model itself keeps of it."""
         self.folder = folder
         self.network: Any = model
@@ -61,17 +69,20 @@ class LanguageModel:
         self.context = stated_context(config)
         self.level: Level = "tree"
         """The trees that one forward can evaluate."""
+        self._encodings: Encodings = ()
         self._require_layer_caches()
         _let_positions_through(model)
         self.vocabulary, self.layout = self._validate_tree()
+        if kv_bits != UNQUANTIZED:
+            self._quantize(kv_bits)
         self.joins = self._validate_joint()
         """One forward can evaluate several sequences."""
 
     @classmethod
-    def load(cls, folder: Path, division: Division | None = None) -> Self:
+    def load(cls, folder: Path, division: Division | None = None, kv_bits: KvBits = UNQUANTIZED) -> Self:
         """The model in a folder of config.json and model*.safetensors; code in the folder is never run.
 
-        With `division`, this process's share of it.
+        With `division`, this process's share of it. Its sequences hold keys and values in `kv_bits` bits.
         """
         try:
             model, config = load_model(folder, lazy=True, trust_remote_code=False)
@@ -94,11 +105,11 @@ class LanguageModel:
             ) from error
         if division is not None:
             division.await_loaded()
-        return cls(model, folder, config)
+        return cls(model, folder, config, kv_bits)
 
     def sequence(self) -> "TreeSequence":
         """A new, empty sequence."""
-        return TreeSequence(self.network)
+        return TreeSequence(self.network, self._encodings)
 
     def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
         """(L, V) logits of each part, not yet computed: in one forward, where this architecture allows it."""
@@ -128,6 +139,17 @@ class LanguageModel:
         except (TypeError, ValueError, AttributeError) as error:
             raise self._refusal(f"it uses positions or masks in its own way: {_reason(error)}") from error
         return fork.shape[-1], sequence.layout(self.context)
+
+    def _quantize(self, bits: KvBits) -> None:
+        self._encodings = proved_encodings(lambda forms: TreeSequence(self.network, forms), self.level, bits)
+        if not self._encodings:
+            raise InputError(
+                f"The KV of {self.folder} ({self.architecture}) can't be held in {bits} bits, because no layer has "
+                f"keys and values in whole groups of 32 numbers: leave out --kv-bits."
+            )
+        sequence = self.sequence()
+        sequence.prefill((0,))
+        self.layout = sequence.layout(self.context)
 
     def _validate_joint(self) -> bool:
         """Compare a joint forward of two forks with a forward of one. If it fails, sequences are evaluated in turns."""

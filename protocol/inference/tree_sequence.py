@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from protocol.inference.layer_cache import ForwardShape
 from protocol.inference.layer_caches import layer_cache
+from protocol.inference.quantized_kv import Encodings, encode
 from protocol.inference.slots import SlotTable
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
@@ -32,13 +33,15 @@ class TreeSequence:
     copyable = True
     """Another sequence can begin with a copy of the KV."""
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: Any, encodings: Encodings = ()) -> None:
         """Raises LookupError, with the reason, if a layer of the network needs a cache that is not implemented."""
         self._network = network
+        self._encodings = encodings
         self.caches = [layer_cache(stock) for stock in make_prompt_cache(network)]
         """One for each layer."""
         self._windows = {cache.window for cache in self.caches if cache.window is not None}
         self._table = SlotTable()
+        encode(self.caches, encodings)
 
     @property
     def committed(self) -> int:
@@ -106,7 +109,7 @@ class TreeSequence:
 
     def copy(self, length: int) -> "TreeSequence":
         """Another sequence with the KV of the first `length` committed tokens; `length` is positive."""
-        other = TreeSequence(self._network)
+        other = TreeSequence(self._network, self._encodings)
         other._table = self._table.copy()
         other.truncate(length)
         other.caches = [cache.copy(other._table.size) for cache in self.caches]

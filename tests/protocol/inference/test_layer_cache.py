@@ -38,7 +38,7 @@ class Sequences(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(tree_sequence, "_DEAD_SLOTS", 3)
         self.all: list[tuple[TreeSequence, list[int]]] = []
-        self.add(model().sequence(), [])
+        self.add(self.model.sequence(), [])
         self.write(0, prompt)
 
     def teardown(self) -> None:
@@ -81,7 +81,7 @@ class Sequences(RuleBasedStateMachine):
         sequence, committed = self.of(which)
         length = min(length, len(committed))
         keys, values = sequence.export(0, length)
-        adopting, layout = model().sequence(), model().layout
+        adopting, layout = self.model.sequence(), self.model.layout
         assert layout is not None
         adopting.adopt(keys, values, length, layout.dtype)
         self.add(adopting, committed[:length])
@@ -90,20 +90,23 @@ class Sequences(RuleBasedStateMachine):
     def every_sequence_gives_the_logits_of_a_new_one(self) -> None:
         for sequence, committed in self.all:
             assert sequence.committed == len(committed)
-            assert answers(sequence, committed)
+            assert self.answers(sequence, committed)
+
+    @property
+    def model(self) -> LanguageModel:
+        return model()
+
+    def answers(self, sequence: TreeSequence, committed: Sequence[int]) -> bool:
+        """Whether the logits behind one more token are those of mlx-lm alone. The sequence does not change."""
+        logits = sequence.evaluate((8,), (-1,))[0]
+        sequence.keep((), ())
+        return np.allclose(np.array(logits), np.array(stock_logits(self.model.network, [*committed, 8])), atol=1e-3)
 
     def of(self, which: int) -> tuple[TreeSequence, list[int]]:
         return self.all[which % len(self.all)]
 
     def add(self, sequence: TreeSequence, committed: list[int]) -> None:
         self.all = [*self.all, (sequence, committed)][-MOST_SEQUENCES:]
-
-
-def answers(sequence: TreeSequence, committed: Sequence[int]) -> bool:
-    """Whether the logits behind one more token are those of mlx-lm alone. The sequence does not change."""
-    logits = sequence.evaluate((8,), (-1,))[0]
-    sequence.keep((), ())
-    return np.allclose(np.array(logits), np.array(stock_logits(model().network, [*committed, 8])), atol=1e-3)
 
 
 TestSequences = Sequences.TestCase
