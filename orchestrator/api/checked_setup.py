@@ -22,6 +22,7 @@ from orchestrator.machine.progress import OnProgress
 from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from protocol.contracts.engines import AUTO, NO_DRAFT
+from protocol.contracts.kv_bits import UNQUANTIZED
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
 from protocol.kv.segments import free_shared_memory
@@ -120,6 +121,8 @@ def _require_served(
     """A pipeline needs a target or a way in for one, and a prefill engine needs shared memory with the target."""
     if prefill != "none" and not options.arena_memory:
         raise InputError("A prefill engine hands KV over in shared memory: set arena_memory above 0.")
+    if prefill == "coreml" and options.kv_bits != UNQUANTIZED:
+        raise InputError("A Core ML prefill worker can't quantize KV: use the prefill engine mlx, or kv_bits 16.")
     if target == "none" and listen is None:
         raise InputError("The target engine none waits for a target of another machine: set listen to HOST:PORT.")
     if target == "none" and hosts is not None:
