@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from protocol.contracts.kv_bits import KvBits, kv_fingerprint
 from protocol.errors import InputError
-from protocol.inference import tree_sequence
+from protocol.inference import quantized_kv, tree_sequence
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.layer_caches.row_encoding import QuantizedRows, quantized_rows
@@ -40,6 +40,14 @@ KINDS = {
 """One architecture of each kind, and whether its attention reads quantized rows."""
 MOST = 1e-3
 """Largest mean deviation between ways of evaluating the same path, in standard deviations of the logits."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def as_on_a_gpu() -> Iterator[None]:
+    """Attention reads quantized rows where it can. On a processor it does not, as in tests/end_to_end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantized_kv, "unpacking_is_faster", lambda: False)
+        yield
 
 
 @cache
