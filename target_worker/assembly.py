@@ -6,7 +6,7 @@ from pathlib import Path
 
 from protocol.contracts.kv_bits import kv_fingerprint
 from protocol.contracts.model_fingerprint import model_fingerprint
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.language_model import LanguageModel
@@ -55,7 +55,7 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         architecture=model.architecture,
         vocabulary=model.vocabulary,
         context=model.context,
-        tokenizer_fingerprint=tokenizer_fingerprint(folder),
+        tokenizer_fingerprint=vocabulary_fingerprint(folder),
         device=device(),
         pid=os.getpid(),
         kv=exchange and exchange.form,
@@ -79,7 +79,7 @@ def _replaying(setup: WorkerSetup) -> TargetWorker:
         architecture="recorded",
         vocabulary=texts.target.vocabulary,
         context=texts.target.context,
-        tokenizer_fingerprint=tokenizer_fingerprint(folder),
+        tokenizer_fingerprint=vocabulary_fingerprint(folder),
         device=device(),
         pid=os.getpid(),
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
@@ -37,7 +37,7 @@ class MlxPrefillEngine:
     @classmethod
     def load(cls, folder: Path, kv_bits: KvBits = UNQUANTIZED) -> "MlxPrefillEngine":
         """Raises InputError if the folder holds no model that can serve."""
-        return cls(LanguageModel.load(folder, kv_bits=kv_bits), tokenizer_fingerprint(folder))
+        return cls(LanguageModel.load(folder, kv_bits=kv_bits), vocabulary_fingerprint(folder))
 
     def open(self) -> "MlxPrefillSequence":
         return MlxPrefillSequence(self._network.sequence())

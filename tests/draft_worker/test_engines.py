@@ -11,7 +11,7 @@ import pytest
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.ngram import NgramEngine
 from draft_worker.worker import DraftWorker
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import NodeId, SequenceId
@@ -182,7 +182,7 @@ def test_the_demo_draft_introduces_itself():
     hello = DraftWorker(MlxEngine.load(DEMO), lambda: 0.0).hello()
 
     assert (hello.engine, hello.architecture, hello.vocabulary, hello.context) == ("mlx", "llama", 4096, 2048)
-    assert hello.tokenizer_fingerprint == tokenizer_fingerprint(DEMO)
+    assert hello.tokenizer_fingerprint == vocabulary_fingerprint(DEMO)
 
 
 # N-grams -------------------------------------------------------------------------------------------
