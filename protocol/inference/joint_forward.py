@@ -10,8 +10,11 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
 
 from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind, TreePositions
+from protocol.inference.layer_caches.recurrent import RecurrentCache
+from protocol.inference.recurrence import Recurrence, ShortConvolution, reading, reads
 from protocol.inference.tree_sequence import TreeSequence
 
 _ATTENTION = "scaled_dot_product_attention"
@@ -26,14 +29,16 @@ class ForwardPart(NamedTuple):
 
 
 def can_join(layers: Iterable[Any]) -> bool:
-    """Let attention in the Python modules of these layers accept a `JointCache`. Returns whether there is any."""
+    """Let attention in the Python modules of these layers accept a `JointCache`. Returns whether there is any, or any
+    recurrence."""
+    layers = list(layers)
     modules = {sys.modules[type(layer).__module__] for layer in layers}
     modules = {module for module in modules if callable(getattr(module, _ATTENTION, None))}
     for module in modules:
         inner = getattr(module, _ATTENTION)
         if not isinstance(inner, _JointAttention):
             setattr(module, _ATTENTION, _JointAttention(inner))
-    return bool(modules)
+    return bool(modules) or any(isinstance(layer, ShortConvolution) for layer in layers)
 
 
 def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.array]:
@@ -41,11 +46,19 @@ def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.arr
     forwards = [part.sequence.begin(part.parents) for part in parts]
     lengths = [len(part.tokens) for part in parts]
     positions = mx.concatenate([_positions(*each) for each in zip(forwards, lengths, strict=True)])
-    caches = [
-        JointCache(layer, lengths, positions) for layer in zip(*(part.sequence.caches for part in parts), strict=True)
-    ]
+    layers = zip(*(part.sequence.caches for part in parts), strict=True)
+    caches = parts[0].sequence.alike([_joint(layer, lengths, positions) for layer in layers])
     tokens = mx.array([[token for part in parts for token in part.tokens]])
-    return _divided(network(tokens, cache=caches)[0], lengths, axis=0)
+    with reading():
+        logits = network(tokens, cache=caches)[0]
+    return _divided(logits, lengths, axis=0)
+
+
+def _joint(
+    layer: tuple[LayerCache, ...], lengths: Sequence[int], positions: mx.array
+) -> "JointCache | JointRecurrence":
+    recurrent = [cache for cache in layer if isinstance(cache, RecurrentCache)]
+    return JointRecurrence(recurrent, lengths) if recurrent else JointCache(layer, lengths, positions)
 
 
 class JointCache:
@@ -80,6 +93,44 @@ class JointCache:
             mask = part.make_mask(query.shape[2])
             attended.append(attention(query, keys, values, cache=part, scale=scale, mask=mask, **others))
         return mx.concatenate(attended, axis=2)
+
+
+class JointRecurrence(ArraysCache):
+    """The same for a recurrent layer: every sequence's tokens run from its own states."""
+
+    def __init__(self, parts: Sequence[RecurrentCache], lengths: Sequence[int]) -> None:
+        super().__init__(len(parts[0].entries))
+        self._parts = parts
+        self._lengths = lengths
+
+    def __getitem__(self, index: int) -> Any:
+        """The states of one sequence stand for all: only `recur` and `convolve` use them."""
+        reads(self)
+        return self._parts[0].entries[index]
+
+    def __setitem__(self, index: int, entry: Any) -> None:
+        """The parts have their states from `recur` and `convolve`."""
+
+    def recur(self, recurrence: Recurrence, arguments: dict[str, Any]) -> tuple[mx.array, mx.array]:
+        kind = recurrence.kind
+        inputs = zip(*(_divided(arguments[name], self._lengths, kind.axis) for name in kind.inputs), strict=True)
+        outputs = []
+        for part, arrays in zip(self._parts, inputs, strict=True):
+            own = dict(zip(kind.inputs, arrays, strict=True)) | {kind.state: part.entries[recurrence.entry]}
+            output, state = part.recur(recurrence, {**arguments, **own})
+            part.put(recurrence.entry, state)
+            outputs.append(output)
+        return mx.concatenate(outputs, axis=kind.axis), mx.zeros((0,))
+
+    def convolve(self, convolution: ShortConvolution, x: mx.array) -> mx.array:
+        state, rows = mx.split(x, [x.shape[1] - sum(self._lengths)], axis=1)
+        outputs = []
+        for part, own in zip(self._parts, _divided(rows, self._lengths, 1), strict=True):
+            before = part.entries[convolution.entry]
+            whole = mx.concatenate([mx.zeros_like(state) if before is None else before, own], axis=1)
+            part.put(convolution.entry, whole[:, own.shape[1] :])
+            outputs.append(part.convolve(convolution, whole))
+        return mx.concatenate(outputs, axis=1)
 
 
 class _JointAttention:

@@ -5,6 +5,7 @@ that the model gets returns the tree's mask.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -19,9 +20,9 @@ from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_tog
 from protocol.inference.layer_cache import TreePositions
 from protocol.inference.processor import spare_compiler
 from protocol.inference.quantized_kv import Encodings, proved_encodings
+from protocol.inference.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.kv.arena_header import ArenaLayout
 from protocol.messages.base import MAX_CONTEXT, Level
 
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "model_max_length", "max_seq_len", "block_size")
@@ -29,6 +30,8 @@ _ROPES = ("rope", "rotary_emb")
 """Names of ropes in mlx-lm's attention."""
 _FORK = tuple(range(12)), (PREFIX, *[0] * 11)
 """Tokens and parents. The last one's slot is far from its position: confusing them shows."""
+_WIDTHS: Mapping[Level, int] = {"tree": 3, "chain": 3, "plain": 1}
+"""Tokens of a forward in the proof of a level."""
 _TOLERANCE = 0.1
 """Largest mean deviation of tree logits from path logits that rounding explains, in standard deviations."""
 
@@ -46,11 +49,12 @@ class Division(Protocol):
 
 
 class LanguageModel:
-    """An mlx-lm model whose sequences evaluate token trees. Sequences are independent of one another.
+    """An mlx-lm model whose sequences evaluate token trees, or what its `level` allows of them. Sequences are
+    independent of one another.
 
     `vocabulary` is the width of its logits, `context` its most positions, `layout` that of an arena for so many
     positions, or None if no arena can hold its KV.
-    Raises InputError for a model whose attention or caches can't hold a tree.
+    Raises InputError for a model whose logits are wrong at every level.
     """
 
     def __init__(
@@ -67,14 +71,14 @@ class LanguageModel:
         config = vars(kept) if config is None else config
         self.architecture = str(config["model_type"])
         self.context = stated_context(config)
-        self.level: Level = "tree"
-        """The trees that one forward can evaluate."""
-        self._encodings: Encodings = ()
-        self._require_layer_caches()
         _let_positions_through(model)
-        self.vocabulary, self.layout = self._validate_tree()
-        if kv_bits != UNQUANTIZED:
-            self._quantize(kv_bits)
+        let_recurrences_record(model)
+        self.level, self.level_reason = self._best_level()
+        """The trees that one forward can evaluate; why not all trees, or nothing."""
+        self._encodings: Encodings = () if kv_bits == UNQUANTIZED else self._quantized(kv_bits)
+        sequence = self.sequence()
+        self.vocabulary = sequence.evaluate([0], [PREFIX]).shape[-1]
+        self.layout = sequence.layout(self.context)
         self.joins = self._validate_joint()
         """One forward can evaluate several sequences."""
 
@@ -109,7 +113,7 @@ class LanguageModel:
 
     def sequence(self) -> "TreeSequence":
         """A new, empty sequence."""
-        return TreeSequence(self.network, self._encodings)
+        return TreeSequence(self.network, self.level, self._encodings)
 
     def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
         """(L, V) logits of each part, not yet computed: in one forward, where this architecture allows it."""
@@ -117,43 +121,75 @@ class LanguageModel:
             return [part.sequence.evaluate(part.tokens, part.parents) for part in parts]
         return evaluate_together(self.network, parts)
 
-    def _require_layer_caches(self) -> None:
-        try:
-            TreeSequence(self.network)
-        except LookupError as error:
-            raise self._refusal(str(error)) from error
+    def _best_level(self) -> tuple[Level, str]:
+        """The best level at which logits equal those of mlx-lm's own caches, token by token, and why not a better one.
 
-    def _validate_tree(self) -> tuple[int, ArenaLayout | None]:
-        """Compare a fork with two of its paths; the width of the logits and the KV's layout.
-
-        An architecture may use positions or masks in other ways. Such a model is refused: its logits would be wrong.
+        An architecture may use positions, masks or caches in ways that ours don't allow for.
         """
-        try:
-            sequence = self.sequence()
-            fork = sequence.evaluate(*_FORK)
-            for row in (1, len(_FORK[0]) - 1):
-                path = self.network(mx.array([[0, row]]), cache=make_prompt_cache(self.network))[0, -1]
-                deviation = mx.abs(fork[row] - path).mean() / mx.maximum(mx.std(path), 1e-6)
-                if not (deviation < _TOLERANCE).item():
-                    raise self._refusal("a tree gives other logits than its paths")
-        except (TypeError, ValueError, AttributeError) as error:
-            raise self._refusal(f"it uses positions or masks in its own way: {_reason(error)}") from error
-        return fork.shape[-1], sequence.layout(self.context)
+        flaw = next((cache.no_trees for cache in TreeSequence(self.network).caches if cache.no_trees), "")
+        flaw = flaw or self._flaw("tree", self._fork_deviations)
+        if not flaw:
+            return "tree", ""
+        worse, lower = "", ("chain", "plain")
+        for level in lower:
+            worse = self._flaw(level, partial(self._undo_deviations, level))
+            if not worse:
+                return level, flaw
+        raise InputError(
+            f"The model in {self.folder} ({self.architecture}) can't be served ({worse}): its files may be damaged, or "
+            "mlx-lm's code for it has changed. Download it again, or choose another model."
+        )
 
-    def _quantize(self, bits: KvBits) -> None:
-        self._encodings = proved_encodings(lambda forms: TreeSequence(self.network, forms), self.level, bits)
-        if not self._encodings:
+    def _flaw(self, level: Level, deviations: Callable[[], list[float]]) -> str:
+        """Why sequences of this level don't work, as half a sentence; empty if they do."""
+        try:
+            exact = all(deviation < _TOLERANCE for deviation in deviations())
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            return f"it uses positions, masks or caches in its own way: {_reason(error)}"
+        return "" if exact else f"a {level} gives other logits than its tokens one by one"
+
+    def _fork_deviations(self) -> list[float]:
+        """Of two tokens of a fork from their paths."""
+        sequence = TreeSequence(self.network)
+        folding = any(cache.folds for cache in sequence.caches)
+        fork = sequence.evaluate(*_FORK)
+        mx.eval(fork)
+        deviations = [_deviation(fork[row], self._alone([0, row])[-1]) for row in (1, len(_FORK[0]) - 1)]
+        return deviations + self._undo_deviations("tree") if folding else deviations
+
+    def _undo_deviations(self, level: Level) -> list[float]:
+        """Of two paths, the first of which is kept in part."""
+        sequence, width = TreeSequence(self.network, level), _WIDTHS[level]
+        sequence.prefill([0])
+        first = sequence.evaluate(range(1, 1 + width), [PREFIX, *range(width - 1)])
+        mx.eval(first)
+        sequence.keep([0], ())
+        second = sequence.evaluate(range(2, 2 + width), [PREFIX, *range(width, 2 * width - 1)])
+        mx.eval(second)
+        alone = self._alone(range(2 + width))
+        return [_deviation(*rows) for rows in zip([*first, *second], [*alone[1:-1], *alone[2:]], strict=True)]
+
+    def _alone(self, text: Sequence[int]) -> list[mx.array]:
+        """Logits behind each token, by mlx-lm's own caches."""
+        stock, logits = make_prompt_cache(self.network), []
+        for token in text:
+            logits.append(self.network(mx.array([[token]]), cache=stock)[0, -1])
+            # One forward after the other: ranks that share a model must run them in the same order.
+            mx.eval(logits[-1])
+        return logits
+
+    def _quantized(self, bits: KvBits) -> Encodings:
+        encodings = proved_encodings(lambda forms: TreeSequence(self.network, self.level, forms), self.level, bits)
+        if not encodings:
             raise InputError(
                 f"The KV of {self.folder} ({self.architecture}) can't be held in {bits} bits, because no layer has "
                 f"keys and values in whole groups of 32 numbers: leave out --kv-bits."
             )
-        sequence = self.sequence()
-        sequence.prefill((0,))
-        self.layout = sequence.layout(self.context)
+        return encodings
 
     def _validate_joint(self) -> bool:
         """Compare a joint forward of two forks with a forward of one. If it fails, sequences are evaluated in turns."""
-        if not can_join(self.network.modules()):
+        if self.level != "tree" or not can_join(self.network.modules()):
             return False
         alone = self.sequence().evaluate(*_FORK)
         # One forward after the other: ranks that share a model must run them in the same order.
@@ -161,16 +197,10 @@ class LanguageModel:
         try:
             joint = evaluate_together(self.network, [ForwardPart(self.sequence(), *_FORK) for _ in range(2)])
             mx.eval(joint)
-        except (TypeError, ValueError, AttributeError):
+        except (TypeError, ValueError, AttributeError, LookupError):
             return False
         most = _TOLERANCE * mx.std(alone)
         return all((mx.abs(logits - alone).mean() < most).item() for logits in joint)
-
-    def _refusal(self, reason: str) -> InputError:
-        return InputError(
-            f"The model in {self.folder} ({self.architecture}) can't verify token trees ({reason}): "
-            "choose a model whose layers are full attention or sliding windows, such as Llama, Qwen3 or Gemma 3."
-        )
 
 
 class PositionedRope(nn.Module):
@@ -181,11 +211,11 @@ class PositionedRope(nn.Module):
         super().__init__()
         self.inner = inner
 
-    def __call__(self, x: mx.array, offset: int | mx.array | TreePositions = 0) -> mx.array:
+    def __call__(self, x: mx.array, offset: int | mx.array | TreePositions = 0, **others: Any) -> mx.array:
         tree = TreePositions.of(offset, x.shape[2])
         if tree is None:
-            return self.inner(x, offset=offset)
-        return self.inner(x.transpose(2, 1, 0, 3), offset=tree.positions).transpose(2, 1, 0, 3)
+            return self.inner(x, offset=offset, **others)
+        return self.inner(x.transpose(2, 1, 0, 3), offset=tree.positions, **others).transpose(2, 1, 0, 3)
 
 
 def stated_context(config: Mapping[str, Any]) -> int:
@@ -202,6 +232,14 @@ def _fields(part: object) -> Mapping[str, Any]:
     if isinstance(part, Mapping):
         return part
     return vars(part) if hasattr(part, "__dict__") else {}
+
+
+def _deviation(logits: mx.array, expected: mx.array) -> float:
+    """The mean, in standard deviations, over the tokens that are not ruled out."""
+    possible = mx.isfinite(expected)
+    difference = mx.where(possible, mx.abs(logits - expected), 0.0)
+    kept = mx.where(possible, expected, 0.0)
+    return (difference.mean() / mx.maximum(mx.std(kept), 1e-6)).item()
 
 
 def _let_positions_through(model: nn.Module) -> None:

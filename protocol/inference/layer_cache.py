@@ -1,7 +1,7 @@
 """The interface of a layer's cache, and the registry of its implementations. Knows no model and no implementation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -15,9 +15,13 @@ class ForwardShape(NamedTuple):
 
     begin: int
     """Slot of its first token."""
-    positions: mx.array | None
+    length: int
+    """Its tokens."""
+    positions: mx.array | None = None
     """(L,) absolute positions, or None when they are begin, begin + 1, ..."""
-    mask: MaskKind
+    mask: MaskKind = None
+    parents: tuple[int, ...] | None = None
+    """Slot of the token before each one; -1: the last committed token. None: the tokens are committed already."""
     slots: mx.array | None = None
     """(S,) absolute positions of the tokens in all slots up to the forward's last, or None when they are 0, 1, ...
 
@@ -38,24 +42,24 @@ class ForwardShape(NamedTuple):
 class TreePositions:
     """(L,) absolute positions of a forward's tokens, in place of the offset from which consecutive ones count.
 
-    Only a `PositionedRope` understands it. Arithmetic with it fails, instead of giving wrong positions.
+    A `PositionedRope` understands it. Other arithmetic works if it adds the offset to 0, 1, ..., L - 1, and fails or
+    shows in the proof of a model's level otherwise.
     """
 
     def __init__(self, positions: mx.array) -> None:
         self.positions = positions
 
     def __mlx_array__(self) -> mx.array:
-        """(L + 1,): -1, then the positions. Some models make an array of the offset and hand it to a rope; others add
-        it to L numbers, which the length forbids."""
-        return mx.concatenate([mx.array([-1]), self.positions])
+        """(L,): what has to be added to 0, 1, ..., L - 1."""
+        return self.positions - mx.arange(self.positions.size)
 
     @classmethod
     def of(cls, offset: object, length: int) -> "TreePositions | None":
         """From an offset that a rope of `length` tokens is called with."""
         if isinstance(offset, cls):
             return offset
-        if isinstance(offset, mx.array) and offset.ndim == 1 and offset.size == length + 1:
-            return cls(offset[1:])
+        if isinstance(offset, mx.array) and offset.ndim == 1 and offset.size == length > 1:
+            return cls(offset + mx.arange(length))
         return None
 
 
@@ -74,38 +78,47 @@ class LayerCache(ABC):
     [forward.begin, forward.begin + L). A slot that no later mask shows is dead. The cache does not know which slots are
     dead: `move` removes them, or a later forward overwrites them. Slot numbers are the same in all layers.
 
-    So an implementation must be able to serve a forward from any subset of the slots before it. One that folds tokens
-    into a state (recurrent layers) or drops old tokens (a ring buffer) has to hold enough per slot for that. Keys and
-    values need not lie in rows: an implementation whose slots have no rows of their own has no `row_form`, and its
-    sequences are not exported or adopted.
+    So an implementation serves a forward from any subset of the slots before it, or says why it does not (`no_trees`):
+    then every forward is one path behind all slots before it. Keys and values need not lie in rows: an
+    implementation whose slots have no rows of their own has no `row_form`, and its sequences are not exported or
+    adopted.
 
     An implementation is constructed with the mlx-lm cache that it replaces, which has the layer's sizes. Beside the
-    three members below it has the other attributes of that class that mlx-lm's layers read (`bits`, for example).
+    members below it has the other attributes of that class that mlx-lm's layers read (`bits`, for example).
     """
 
     window: int | None = None
     """Tokens that a token sees, itself included; None: all of its path."""
+    no_trees = ""
+    """Why a forward can hold one path only, as half a sentence; empty: it may hold any tree."""
+    folds = False
+    """It folds tokens into a state, and can be cut back only to where `reach` says."""
 
     def __init__(self, stock: Any) -> None:
-        self.forward = ForwardShape(0, None, None)
-        """The next forward, or the one in progress. The sequence sets it before each."""
+        self.forward = ForwardShape(0, 1)
+        """The next forward, or the one in progress."""
 
-    # What mlx-lm's attention calls.
+    # What mlx-lm's layers call.
+
+    @property
+    def given(self) -> Any:
+        """What mlx-lm's layer gets as its cache."""
+        return self
 
     @property
     def offset(self) -> int | TreePositions:
         """The first token's position if the positions are consecutive, else those of all tokens."""
         return self.forward.begin if self.forward.positions is None else TreePositions(self.forward.positions)
 
-    @abstractmethod
     def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
         """The mask of the `length` tokens of the forward over all slots up to its last. With a `window_size`, a token
         sees the last so many tokens of its path, itself included. Raises ValueError if the cache can't serve that."""
+        raise ValueError("this cache has no mask")
 
-    @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write (1, heads, L, size) of the forward; keys and values of all slots up to its last, in the form that
         mlx-lm's attention takes from the replaced cache."""
+        raise ValueError("this cache holds no keys and values")
 
     # What the sequence calls.
 
@@ -118,6 +131,28 @@ class LayerCache(ABC):
         """Before the first forward: hold keys and values in this form, which `quantized` gave for the layer."""
         raise NotImplementedError
 
+    def prepare(self, forward: ForwardShape) -> None:
+        """Called before each forward. With `no_trees`, no slot before `forward.begin` is dead."""
+        self.forward = forward
+
+    def finish(self) -> None:  # noqa: B027
+        """Called after each forward is built. Raises LookupError if the layer used the cache in an unknown way."""
+
+    # For a cache that `folds`:
+
+    def commit(self, slots: Sequence[int], surviving: Collection[int]) -> None:  # noqa: B027
+        """Commit the tokens in these slots, in order; of the others, those in `surviving` slots stay."""
+
+    def reach(self, tokens: int) -> int:
+        """The most of the first `tokens` committed tokens to which `cut` can go back."""
+        return tokens
+
+    def cut(self, tokens: int) -> None:  # noqa: B027
+        """Forget all but the first `tokens` tokens, to which the cache can go back."""
+
+    def remember(self) -> None:  # noqa: B027
+        """Let `reach` find the committed tokens so far, also after later forwards."""
+
     @property
     @abstractmethod
     def arrays(self) -> list[mx.array]:
@@ -128,27 +163,30 @@ class LayerCache(ABC):
         """Bytes, room to grow included."""
         return sum(array.nbytes for array in self.arrays)
 
-    @abstractmethod
     def move(self, begin: int, slots: mx.array) -> None:
-        """Move the contents of `slots` (ascending) to the slots from `begin` on."""
+        """Move the contents of `slots` (ascending) to the slots from `begin` on. Never called with `no_trees`."""
+        raise NotImplementedError
 
     @abstractmethod
     def copy(self, slots: int) -> Self:
         """Another cache with the first `slots` slots of this one, in arrays of its own; not yet computed."""
 
     @property
-    @abstractmethod
     def row_form(self) -> RowForm | None:
-        """The form of `rows`, after the first forward; None if keys and values differ in it or have no rows."""
+        """The form of `rows`, after the first forward; None if keys and values differ in it or have no rows.
 
-    @abstractmethod
+        Without it, `rows` and `adopt` are never called.
+        """
+        return None
+
     def rows(self, slots: slice | mx.array) -> tuple[mx.array, mx.array]:
         """Keys and values (1, heads, rows, size) of these slots, in their order; not yet computed."""
+        raise NotImplementedError
 
-    @abstractmethod
     def adopt(self, keys: mx.array, values: mx.array) -> None:
         """In an empty cache: use (1, heads, slots, size) as the contents of the first slots. Slots without a token are
         room to grow."""
+        raise NotImplementedError
 
 
 LAYER_CACHES: dict[type, Callable[[Any], LayerCache]] = {}

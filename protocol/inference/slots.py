@@ -116,6 +116,10 @@ class SlotTable:
             positions[row.slot] = row.position
         return positions
 
+    def parent_slots(self, rows: Sequence[TreeRow]) -> tuple[int, ...]:
+        """Slot of the row before each of `rows`; -1: the last committed token."""
+        return tuple(-1 if row.parent == self._tip else self._rows[row.parent].slot for row in rows)
+
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         """Commit the rows of `path` in order, keep those in `surviving`, drop the others."""
         for number in path:

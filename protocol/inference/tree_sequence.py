@@ -12,14 +12,18 @@ from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from protocol.inference.layer_cache import ForwardShape
-from protocol.inference.layer_caches import layer_cache
+from protocol.inference.layer_caches import alike, flat, replaced
 from protocol.inference.quantized_kv import Encodings, encode
+from protocol.inference.recurrence import reading
 from protocol.inference.slots import SlotTable
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
+from protocol.messages.base import Level
 
 _DEAD_SLOTS = 64
 """So many dead slots are cheaper to remove than to attend past."""
+_MOST_TOGETHER = 8
+"""So many tokens that are evaluated again join the next forward. More of them have a forward of their own."""
 _ELEMENT_TYPES = {
     mx.float16: ElementType.FLOAT16,
     mx.bfloat16: ElementType.BFLOAT16,
@@ -33,13 +37,17 @@ class TreeSequence:
     copyable = True
     """Another sequence can begin with a copy of the KV."""
 
-    def __init__(self, network: Any, encodings: Encodings = ()) -> None:
-        """Raises LookupError, with the reason, if a layer of the network needs a cache that is not implemented."""
+    def __init__(self, network: Any, level: Level = "tree", encodings: Encodings = ()) -> None:
         self._network = network
+        self._level: Level = level
         self._encodings = encodings
-        self.caches = [layer_cache(stock) for stock in make_prompt_cache(network)]
-        """One for each layer."""
+        self._layers = [replaced(stock, level) for stock in make_prompt_cache(network)]
+        self.caches = flat(self._layers)
+        """All layers' caches."""
         self._windows = {cache.window for cache in self.caches if cache.window is not None}
+        self._folding = [cache for cache in self.caches if cache.folds]
+        self._tokens: list[int] = []
+        """The token in each slot, below level tree."""
         self._table = SlotTable()
         encode(self.caches, encodings)
 
@@ -70,49 +78,65 @@ class TreeSequence:
             self._compact()
         begin = self._table.size
         self._table.append(len(tokens))
-        self._prepare(self._chain(begin, len(tokens)))
-        self._logits(tokens)
+        self._logits(tokens, self._chain(begin, len(tokens)))
         self._compute()
+        for cache in self._folding:
+            cache.remember()
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
         """(L, V) logits, not yet computed, of tokens that become rows next_row, next_row + 1, ...
 
-        A parent is a row's number, of an earlier call or of this one, or -1 for the committed tokens.
+        A parent is a row's number, of an earlier call or of this one, or -1 for the committed tokens. At level chain
+        every row is the child of the one before it, at level plain there is one row.
         """
-        self.begin(parents)
-        return self._logits(tokens)
+        return self._logits(tokens, self._shape(parents))
+
+    def alike(self, caches: Sequence[Any]) -> list[Any]:
+        """One thing for each of `caches`, in the structure that mlx-lm's model expects."""
+        return alike(self._layers, caches)
 
     def begin(self, parents: Sequence[int]) -> ForwardShape:
-        """Add rows for a forward and prepare every layer's cache for it; see `evaluate`."""
-        rows = self._table.add(parents)
-        if self._table.continues(rows):
-            return self._prepare(self._chain(rows[0].slot, len(rows)))
-        positions = [row.position for row in rows]
-        mask: Any = self._table.mask(rows)
-        slots: Any = self._table.positions()
-        first_seen = {window: self._table.slot_of(min(positions) - window + 1) for window in self._windows}
-        shape = ForwardShape(rows[0].slot, mx.array(positions), mx.array(mask), mx.array(slots), first_seen)
-        return self._prepare(shape)
+        """Add rows for a forward and prepare every layer's cache for it; see `evaluate`. The level is tree."""
+        return self._prepare(self._shape(parents))
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         """Commit the rows of `path` in order, keep those in `surviving`, drop the others.
 
         The ancestors of surviving rows must be in `path` or survive. Row numbers stay valid.
         """
+        surviving = tuple(surviving)
+        if self._folding:
+            self._commit(path, surviving)
         self._table.keep(path, surviving)
         if self._table.dead >= _DEAD_SLOTS:
             self._compact()
 
+    def reach(self, length: int) -> int:
+        """The most of the first `length` committed tokens whose KV would remain after `truncate`."""
+        while self._folding and (less := min(cache.reach(length) for cache in self._folding)) < length:
+            length = less
+        return length
+
     def truncate(self, length: int) -> None:
-        """Drop committed tokens behind the first `length`, and all rows."""
+        """Drop all rows, and committed tokens behind the first `length`, or a few more: see `reach`."""
+        if length < self.committed:
+            length = self.reach(length)
+            for cache in self._folding if self._level == "tree" else ():
+                cache.cut(length)
         self._table.truncate(length)
 
     def copy(self, length: int) -> "TreeSequence":
-        """Another sequence with the KV of the first `length` committed tokens; `length` is positive."""
-        other = TreeSequence(self._network, self._encodings)
+        """Another sequence with the KV of the first `length` committed tokens, or of a few less: see `reach`.
+
+        `length` is positive.
+        """
+        other = TreeSequence(self._network, self._level, self._encodings)
         other._table = self._table.copy()
-        other.truncate(length)
-        other.caches = [cache.copy(other._table.size) for cache in self.caches]
+        other._table.truncate(self.reach(length))
+        other._layers = alike(self._layers, [cache.copy(other._table.size) for cache in self.caches])
+        other.caches = flat(other._layers)
+        other._folding = [cache for cache in other.caches if cache.folds]
+        other._tokens = list(self._tokens)
         other._compute()
         return other
 
@@ -149,18 +173,71 @@ class TreeSequence:
             cache.adopt(_to_mlx(layer_keys, element), _to_mlx(layer_values, element))
         self._table.append(tokens)
 
+    def _shape(self, parents: Sequence[int]) -> ForwardShape:
+        """Of a forward over new rows."""
+        rows = self._table.add(parents)
+        before = self._table.parent_slots(rows) if self._folding else None
+        if self._table.continues(rows):
+            return self._chain(rows[0].slot, len(rows))._replace(parents=before)
+        assert self._level == "tree", "this model evaluates one path"
+        positions = [row.position for row in rows]
+        mask: Any = self._table.mask(rows)
+        slots: Any = self._table.positions()
+        first_seen = {window: self._table.slot_of(min(positions) - window + 1) for window in self._windows}
+        return ForwardShape(
+            rows[0].slot, len(rows), mx.array(positions), mx.array(mask), before, mx.array(slots), first_seen
+        )
+
     def _chain(self, begin: int, length: int) -> ForwardShape:
         """Tokens that see every slot before them, at the positions that are their slots."""
         first_seen = {window: max(0, begin - window + 1) for window in self._windows}
-        return ForwardShape(begin, None, "causal" if length > 1 else None, first_seen=first_seen)
+        return ForwardShape(begin, length, mask="causal" if length > 1 else None, first_seen=first_seen)
 
     def _prepare(self, forward: ForwardShape) -> ForwardShape:
         for cache in self.caches:
-            cache.forward = forward
+            cache.prepare(forward)
         return forward
 
-    def _logits(self, tokens: Sequence[int]) -> mx.array:
-        return self._network(mx.array([tokens]), cache=self.caches)[0]
+    def _logits(self, tokens: Sequence[int], forward: ForwardShape) -> mx.array:
+        """(L, V), of a forward of this shape over `tokens`."""
+        if self._level == "tree":
+            return self._evaluated(tokens, forward)
+        missing = self._cut(forward.begin) if self._folding else []
+        if missing and (self._level == "plain" or len(missing) > _MOST_TOGETHER):
+            self._repeat(missing, forward.begin)
+            missing = []
+        if missing:
+            forward = self._chain(forward.begin - len(missing), len(missing) + forward.length)
+        self._tokens[forward.begin :] = [*missing, *tokens]
+        return self._evaluated([*missing, *tokens], forward)[len(missing) :]
+
+    def _evaluated(self, tokens: Sequence[int], forward: ForwardShape) -> mx.array:
+        self._prepare(forward)
+        given = self.alike([cache.given for cache in self.caches])
+        with reading():
+            logits = self._network(mx.array([list(tokens)]), cache=given)[0]
+        for cache in self._folding:
+            cache.finish()
+        return logits
+
+    def _commit(self, path: Sequence[int], surviving: Sequence[int]) -> None:
+        committed, live = ([self._table.row(row).slot for row in rows] for rows in (path, surviving))
+        for cache in self._folding:
+            cache.commit(committed, live)
+
+    def _cut(self, slots: int) -> list[int]:
+        """Let the caches go back to these slots, or to earlier ones; the tokens that they forget beyond that."""
+        reach = self.reach(slots)
+        for cache in self._folding:
+            cache.cut(reach)
+        return self._tokens[reach:slots]
+
+    def _repeat(self, tokens: Sequence[int], end: int) -> None:
+        """Evaluate tokens again, the last of which is in the slot before `end`."""
+        width = 1 if self._level == "plain" else len(tokens)
+        for index in range(0, len(tokens), width):
+            self._logits(tokens[index : index + width], self._chain(end - len(tokens) + index, width))
+        self._compute()
 
     def _compute(self) -> None:
         mx.eval([cache.arrays for cache in self.caches])

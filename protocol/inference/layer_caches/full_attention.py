@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache
 
 from protocol.inference.layer_cache import LayerCache, MaskKind, RowForm, layer_cache_for
 from protocol.inference.layer_caches.row_encoding import (
@@ -22,7 +22,10 @@ _GROWTH = 256
 
 @layer_cache_for(KVCache)
 class FullAttentionCache(LayerCache):
-    """Arrays (1, heads, slots, size). A slot's rows hold the keys, or values, of its token."""
+    """Arrays (1, heads, slots, size). A slot's rows hold the keys, or values, of its token.
+
+    A layer that computes no attention has a cache that stays empty.
+    """
 
     def __init__(self, stock: KVCache | RotatingKVCache) -> None:
         super().__init__(stock)
@@ -124,6 +127,16 @@ class WindowCache(FullAttentionCache):
         """The first slot that the forward reads."""
         assert self.window is not None
         return self.forward.first_seen.get(self.window, 0)
+
+
+@layer_cache_for(ChunkedKVCache)
+class ChunkCache(FullAttentionCache):
+    """Attention to the tokens of one chunk of positions. The model makes the mask; the rows of earlier chunks stay."""
+
+    start_position = 0
+
+    def maybe_trim_front(self) -> None:
+        """mlx-lm's own forgets the rows of earlier chunks here."""
 
 
 def _taken(stored: Stored, slots: slice | mx.array) -> Stored:

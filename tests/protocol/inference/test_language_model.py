@@ -100,7 +100,7 @@ def test_a_chain_costs_no_mask():
     sequence.keep([0], [])
     sequence.evaluate((3,), (-1,))
 
-    assert sequence.caches[0].forward[:3] == (len(_PROMPT) + 1, None, None)
+    assert sequence.caches[0].forward[:4] == (len(_PROMPT) + 1, 1, None, None)
 
 
 def test_prefill_in_chunks_equals_prefill_at_once():

@@ -1,4 +1,4 @@
-"""Of every architecture of the installed mlx-lm whose caches hold trees, trees give the logits of their paths."""
+"""Every architecture of the installed mlx-lm reaches its level, and gives there the logits of its tokens one by one."""
 
 import random
 from collections.abc import Sequence
@@ -9,29 +9,25 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from protocol.errors import InputError
 from protocol.inference import tree_sequence
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
+from protocol.messages.base import Level
 from tests.support.models.architecture_sizes import VOCABULARY, WINDOW
 from tests.support.models.architectures import IMPOSSIBLE, modules, tiny
 
-RECURRENT = {
-    *("baichuan_m1", "bailing_hybrid", "bailing_moe_linear", "bailing_moe_v3", "falcon_h1", "gear", "granitemoehybrid"),
-    *("jamba", "kimi_k3", "kimi_linear", "lfm2", "lfm2-vl", "lfm2_moe", "longcat_flash_ngram", "mamba", "mamba2"),
-    *("nemotron_h", "olmo_hybrid", "plamo2", "prism_hadamard_qwen35", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
-    *("recurrent_gemma", "rwkv7"),
+CHAINS = {
+    *("baichuan_m1", "jamba", "longcat_flash_ngram", "mamba", "recurrent_gemma", "rwkv7"),
+    *("afm7", "gpt2", "gpt_bigcode", "llama4", "minimax_m3_vl", "nanochat", "talkie"),
+    "deepseek_v41",
 }
-CACHES_WITHOUT_TREES = {"deepseek_v32", "deepseek_v41", "glm_moe_dsa", "llama4", "longcat_flash", "minimax_m3_vl"}
-OWN_POSITIONS = {"afm7", "gpt2", "gpt_bigcode", "ministral3", "mistral4", "nanochat", "talkie"}
-"""They compute with the offset."""
-OWN_MASKS = {"phi3small"}
+"""Of layers that fold tokens in a way of their own, that compute with positions, and a cache that is used as it is."""
+PLAIN = {"phi3small"}
 """It sees later tokens in prefill: a boolean mask is added to its scores."""
 NARROWER_WHEN_DECODING = {"plamo3"}
 """mlx-lm masks its prompts with a window that is wider by one than the cache's."""
-REFUSED = RECURRENT | CACHES_WITHOUT_TREES | OWN_POSITIONS | OWN_MASKS
-TREES = sorted(set(modules()) - REFUSED - set(IMPOSSIBLE))
+TREES = sorted(set(modules()) - CHAINS - PLAIN - set(IMPOSSIBLE))
 CONTEXT = 3 * WINDOW + 2
 TREE = (-1, 0, 0, 1, -1, 3, 4)
 MOST = 1e-3
@@ -83,6 +79,7 @@ def test_trees_give_the_logits_of_their_paths_beyond_the_window(name: str, monke
     sequence, text = model(name).sequence(), tokens(CONTEXT, 1)
     for begin, end in ((0, 1), (1, 8), (8, CONTEXT)):
         sequence.prefill(text[begin:end])
+    sequence = sequence.copy(CONTEXT)
     for round in range(3):
         first = sequence.next_row
         tree, logits = grown(sequence, round)
@@ -92,7 +89,7 @@ def test_trees_give_the_logits_of_their_paths_beyond_the_window(name: str, monke
     sequence.truncate(WINDOW + 5)
     tree, logits = grown(sequence, 9)
 
-    assert_paths(name, logits, text[: WINDOW + 5], tree)
+    assert_paths(name, logits, text[: sequence.committed], tree)
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -109,7 +106,52 @@ def test_joint_forwards_give_the_same(name: str):
         assert_paths(name, logits, text, tree)
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED & set(modules())))
-def test_the_others_are_refused_with_a_sentence(name: str):
-    with pytest.raises(InputError, match=r"can't verify token trees \(.*\): choose"):
-        LanguageModel(tiny(name), Path(name))
+LEVELS: dict[str, Level] = {
+    **dict.fromkeys(TREES, "tree"),
+    **dict.fromkeys(CHAINS, "chain"),
+    **dict.fromkeys(PLAIN, "plain"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LEVELS))
+def test_the_level_is_found_and_a_lower_one_has_a_reason(name: str):
+    found = model(name)
+
+    assert found.level == LEVELS[name]
+    assert bool(found.level_reason) == (found.level != "tree")
+
+
+@pytest.mark.parametrize("name", sorted(CHAINS | PLAIN))
+@pytest.mark.parametrize("remembered", [True, False])
+def test_a_path_that_is_kept_in_part_gives_the_logits_of_its_tokens_one_by_one(name: str, remembered: bool):
+    """Also from a copy, and after a cut to a token that no state is remembered of."""
+    sequence, text, numbers = model(name).sequence(), tokens(CONTEXT, 1), random.Random(7)
+    for begin, end in [(0, 1), (1, 8), (8, CONTEXT)] if name not in PLAIN else [(i, i + 1) for i in range(CONTEXT)]:
+        sequence.prefill(text[begin:end])
+    for round in range(4):
+        rows = [sequence.next_row + row for row in range(1 if name in PLAIN else 5)]
+        path = tokens(len(rows), round)
+        assert_chain(name, sequence.evaluate(path, [-1, *rows[:-1]]), text, path)
+        kept = numbers.randrange(len(rows) + 1)
+        sequence.keep(rows[:kept], ())
+        text += path[:kept]
+    if remembered:
+        sequence = sequence.copy(sequence.committed)
+    else:
+        sequence.truncate(WINDOW + 5)
+        assert sequence.committed <= WINDOW + 5
+        text = text[: sequence.committed]
+    path = tokens(1 if name in PLAIN else 3, 9)
+    parents = [-1, *range(sequence.next_row, sequence.next_row + len(path) - 1)]
+
+    assert_chain(name, sequence.evaluate(path, parents), text, path)
+
+
+def assert_chain(name: str, logits: mx.array, prefix: Sequence[int], path: Sequence[int]) -> None:
+    stock, expected = make_prompt_cache(model(name).network), []
+    for token in (*prefix, *path):
+        expected.append(model(name).network(mx.array([[token]]), cache=stock)[0, -1])
+    for row, one in zip(logits, expected[len(prefix) :], strict=True):
+        possible = mx.isfinite(one)
+        deviation = mx.where(possible, mx.abs(row - one), 0).mean() / mx.std(mx.where(possible, one, 0))
+        assert (deviation < MOST).item(), deviation

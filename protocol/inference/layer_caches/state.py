@@ -1,0 +1,126 @@
+"""Caches that fold tokens into a state: it is saved where a sequence may have to go back."""
+
+from abc import abstractmethod
+from copy import copy, deepcopy
+from typing import Any, Self
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from protocol.inference.layer_cache import ForwardShape, LayerCache
+
+_MOST_REMEMBERED = 4
+"""States remembered beside the current one. A state of a large model takes tens of megabytes."""
+
+
+class FoldingCache(LayerCache):
+    """Goes back to remembered states, and to nothing."""
+
+    folds = True
+
+    def __init__(self, stock: Any) -> None:
+        super().__init__(stock)
+        self._stock = stock
+        self._end = 0
+        """Tokens in the state."""
+        self._remembered = {0: self._saved()}
+
+    @property
+    def given(self) -> Any:
+        return self._stock
+
+    @abstractmethod
+    def _saved(self) -> Any:
+        """The state, which no later forward changes."""
+
+    @abstractmethod
+    def _restore(self, state: Any) -> None:
+        """Go on from a saved state, which stays as it is."""
+
+    def _states(self) -> dict[int, Any]:
+        """States to go back to, by their tokens."""
+        return self._remembered
+
+    def reach(self, tokens: int) -> int:
+        return max(each for each in (self._end, *self._states()) if each <= tokens)
+
+    def cut(self, tokens: int) -> None:
+        if tokens != self._end:
+            self._restore(self._states()[tokens])
+            self._end = tokens
+        self._remembered = {each: state for each, state in self._remembered.items() if each <= tokens}
+
+    def remember(self) -> None:
+        self._remembered[self._end] = self._saved()
+        if len(self._remembered) > _MOST_REMEMBERED + 1:
+            del self._remembered[_densest(list(self._remembered))]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return _arrays(vars(self._stock))
+
+    @property
+    def memory(self) -> int:
+        held = [*self.arrays, *(array for state in self._states().values() for array in _arrays(state))]
+        return sum(array.nbytes for array in {id(array): array for array in held}.values())
+
+    def copy(self, slots: int) -> Self:
+        other = copy(self)
+        other._remembered = dict(self._remembered)
+        other._stock = copy(self._stock)
+        other._restore(self._saved())
+        return other
+
+
+class StockCache(FoldingCache):
+    """Any cache of mlx-lm, used as it is. It also goes back to the begin of the last forward. MLX copies an array when
+    it is written to while a saved state holds it."""
+
+    def __init__(self, stock: Any) -> None:
+        super().__init__(stock)
+        self.no_trees = f"its {type(stock).__name__} is used as it is"
+        self._before = (0, self._remembered[0])
+        """The tokens and the state before the last forward."""
+
+    def prepare(self, forward: ForwardShape) -> None:
+        assert forward.begin == self._end, "a state can't skip tokens"
+        super().prepare(forward)
+        self._before = (self._end, self._saved())
+        self._end += forward.length
+
+    def cut(self, tokens: int) -> None:
+        super().cut(tokens)
+        if self._before[0] > tokens:
+            self._before = (tokens, self._saved())
+
+    def _states(self) -> dict[int, Any]:
+        tokens, state = self._before
+        return {**self._remembered, tokens: state}
+
+    def _saved(self) -> Any:
+        return deepcopy(vars(self._stock))
+
+    def _restore(self, state: Any) -> None:
+        # The layer's attention holds this object.
+        vars(self._stock).update(deepcopy(state))
+
+
+class ReplacedArrays(StockCache):
+    """mlx-lm's ArraysCache. A layer replaces its arrays by new ones, so that saving them costs nothing."""
+
+    def _saved(self) -> list[Any]:
+        return list(self._stock.cache)
+
+    def _restore(self, state: list[Any]) -> None:
+        self._stock.cache = list(state)
+
+
+def _densest(slots: list[int]) -> int:
+    """The one of ascending slots, neither first nor last, that lies in the narrowest gap of its neighbours."""
+    inner = range(1, len(slots) - 1)
+    return slots[min(inner, key=lambda index: slots[index + 1] - slots[index - 1])]
+
+
+def _arrays(state: Any) -> list[mx.array]:
+    """All arrays in a saved state."""
+    return [leaf for _, leaf in tree_flatten(state) if isinstance(leaf, mx.array)]
