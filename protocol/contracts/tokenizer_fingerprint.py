@@ -28,8 +28,8 @@ def tokenizer_fingerprint(folder: Path) -> str:
 def vocabulary_fingerprint(folder: Path) -> str:
     """The same over the tokens into which plain text is divided: equal for a draft and a target that divide it alike.
 
-    Added tokens are left out, since models of one family differ in them (Qwen2.5 and Qwen3, Gemma 3 in two sizes). A
-    draft never guesses an added token that it lacks, and a wrong guess changes no token.
+    Added tokens are left out, since models of one family differ in them (Qwen2.5 and Qwen3, Gemma 3 in two sizes). An
+    added token that one of them lacks costs a wrong guess at most, and a wrong guess changes no token.
     """
     tokenizer = _read(folder)
     return _hash(_plain_ids(tokenizer), tokenizer)
