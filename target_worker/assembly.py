@@ -4,8 +4,9 @@ import os
 import time
 from pathlib import Path
 
+from protocol.contracts.kv_bits import kv_fingerprint
 from protocol.contracts.model_fingerprint import model_fingerprint
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.language_model import LanguageModel
@@ -40,10 +41,10 @@ def build(setup: WorkerSetup) -> TargetWorker:
 def _computing(setup: WorkerSetup) -> TargetWorker:
     folder, began = Path(setup.model), time.perf_counter()
     if setup.hosts is None:
-        model, share = LanguageModel.load(folder), setup.gpu_share
+        model, share = LanguageModel.load(folder, kv_bits=setup.kv_bits), setup.gpu_share
     else:
         share = setup.gpu_share / (setup.hosts.ranks if setup.hosts.local else 1)
-        model = load_leading_model(folder, setup.hosts, share)
+        model = load_leading_model(folder, setup.hosts, share, setup.kv_bits)
     wire(share, TARGET)
     costs = () if setup.pace else costs_at_load(model, time.perf_counter() - began)
     exchange = _exchange(setup, model)
@@ -54,7 +55,7 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         architecture=model.architecture,
         vocabulary=model.vocabulary,
         context=model.context,
-        tokenizer_fingerprint=tokenizer_fingerprint(folder),
+        tokenizer_fingerprint=vocabulary_fingerprint(folder),
         device=device(),
         pid=os.getpid(),
         kv=exchange and exchange.form,
@@ -78,7 +79,7 @@ def _replaying(setup: WorkerSetup) -> TargetWorker:
         architecture="recorded",
         vocabulary=texts.target.vocabulary,
         context=texts.target.context,
-        tokenizer_fingerprint=tokenizer_fingerprint(folder),
+        tokenizer_fingerprint=vocabulary_fingerprint(folder),
         device=device(),
         pid=os.getpid(),
     )
@@ -90,5 +91,5 @@ def _exchange(setup: WorkerSetup, model: LanguageModel) -> KvExchange | None:
     if setup.owner is None or model.layout is None or setup.hosts is not None:
         # Each rank of a divided model holds a slice of the KV, and an arena needs all of it.
         return None
-    fingerprint = model_fingerprint(Path(setup.model))
+    fingerprint = kv_fingerprint(Path(setup.model), setup.kv_bits)
     return KvExchange(model.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner)

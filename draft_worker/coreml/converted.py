@@ -11,7 +11,7 @@ from draft_worker.coreml.package import HOST, MODEL, Package
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.rotation import Rotation
 from draft_worker.head_tokens import HeadTokens, are_head_tokens
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
 from protocol.errors import InputError
 
 
@@ -48,6 +48,10 @@ class Converted(NamedTuple):
         if package.tokenizer and tokenizer_fingerprint(folder) != package.tokenizer:
             raise InputError(f"The tokenizer in {folder} does not match the package: convert the model again.")
         return cls(folder, package, file, _tables(folder / HOST, package))
+
+    def vocabulary_fingerprint(self) -> str:
+        """Of the tokenizer beside the package; empty if it was converted without one."""
+        return vocabulary_fingerprint(self.folder) if self.package.tokenizer else ""
 
 
 def require_functions(file: ProgramFile, package: Package) -> None:

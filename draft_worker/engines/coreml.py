@@ -54,7 +54,7 @@ class CoreMlEngine(Engine):
         self.vocabulary = package.shape.vocabulary
         self.context = package.context
         self.device = runtime.device
-        self.tokenizer = package.tokenizer
+        self.tokenizer = converted.vocabulary_fingerprint()
         self._head = converted.tables.head_tokens
         self._package = package
         self._runtime = runtime

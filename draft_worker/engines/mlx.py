@@ -11,7 +11,7 @@ from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.short_head import shorten_head
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from protocol.contracts.engines import EngineDeclaration
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
@@ -64,7 +64,7 @@ class MlxEngine(Engine):
     def load(cls, folder: Path) -> "MlxEngine":
         """Raises InputError if the folder holds no model that can serve."""
         model = LanguageModel.load(folder)
-        return cls(model, tokenizer_fingerprint(folder), read_head_tokens(folder, model.vocabulary))
+        return cls(model, vocabulary_fingerprint(folder), read_head_tokens(folder, model.vocabulary))
 
     def measure(self, loading: float) -> None:
         """Measure the `costs` of a model that took `loading` seconds to load, where that is worth its time."""

@@ -11,7 +11,7 @@ import msgspec
 
 from draft_worker.engine import ANY_TOKEN, Batch, Engine, EngineSequence
 from protocol.contracts.engines import EngineDeclaration
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
@@ -47,7 +47,7 @@ class NgramEngine(Engine):
         if folder is not None:
             self.model = str(folder)
             self.vocabulary = _vocabulary(folder)
-            self.tokenizer = tokenizer_fingerprint(folder)
+            self.tokenizer = vocabulary_fingerprint(folder)
             self._grammars = Grammars(folder, self.vocabulary)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "NgramSequence":

@@ -15,7 +15,7 @@ from draft_worker.coreml.stateful.package import StatefulPackage
 from draft_worker.coreml.stateful.runtimes import StatefulRuntime, open_stateful
 from draft_worker.engine import Batch, Engine, EngineSequence
 from protocol.contracts.engines import EngineDeclaration
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.processor import compute_on_processor
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
@@ -46,7 +46,7 @@ class StatefulEngine(Engine):
         self.vocabulary = layout.vocabulary
         self.context = layout.context
         self.device = runtime.device
-        self.tokenizer = tokenizer_fingerprint(package.tokenizer)
+        self.tokenizer = vocabulary_fingerprint(package.tokenizer)
         self.state_bytes = layout.state_bytes
         self.forward = StatefulForward(layout, runtime)
         self._selectors: dict[int, CandidateSelector] = {}

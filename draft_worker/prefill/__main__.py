@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from draft_worker.prefill.kv_sink import ArenaSink, OpenSink, RemoteSink
 from draft_worker.prefill.worker import PrefillWorker
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.kv_bits import UNQUANTIZED, kv_fingerprint
 from protocol.errors import InputError
 from protocol.inference.light_import import import_models
 from protocol.kv.exchange import KvExchange
@@ -27,7 +27,7 @@ def main() -> int:
 def _build(setup: WorkerSetup) -> PrefillWorker:
     import_models()
     engine = _load_engine(setup)
-    fingerprint = model_fingerprint(Path(setup.source or setup.model))
+    fingerprint = kv_fingerprint(Path(setup.source or setup.model), setup.kv_bits)
     open_sink: OpenSink = RemoteSink
     if not setup.server:
         if setup.owner is None:
@@ -45,13 +45,15 @@ def _load_engine(setup: WorkerSetup) -> "MlxPrefillEngine | CoreMlPrefillEngine"
         from draft_worker.prefill.mlx import MlxPrefillEngine
         from protocol.inference.wired_memory import BESIDE_TARGET, wire
 
-        engine = MlxPrefillEngine.load(Path(setup.model))
+        engine = MlxPrefillEngine.load(Path(setup.model), setup.kv_bits)
         wire(setup.gpu_share, BESIDE_TARGET)
         return engine
-    if setup.engine == "coreml":
+    if setup.engine == "coreml" and setup.kv_bits == UNQUANTIZED:
         from draft_worker.prefill.coreml import CoreMlPrefillEngine
 
         return CoreMlPrefillEngine.load(Path(setup.model), Path(setup.source))
+    if setup.engine == "coreml":
+        raise InputError("A Core ML prefill worker can't quantize KV: use --prefill-engine mlx, or --kv-bits 16.")
     raise InputError(f"Prefill engine {setup.engine!r} does not exist: choose mlx, coreml or none.")
 
 

@@ -43,7 +43,7 @@ class CoreMlPrefillEngine:
         self.vocabulary = shape.vocabulary
         self.context = package.context
         self.device = runtime.device
-        self.tokenizer = package.tokenizer
+        self.tokenizer = converted.vocabulary_fingerprint()
         self._forward = PackageForward(package, converted.tables, runtime)
         self._selector = CandidateSelector(shape.vocabulary, shape.vocabulary)
         self._cache: Single = np.zeros(package.cache_shape, np.float32)

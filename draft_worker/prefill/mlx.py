@@ -5,7 +5,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
@@ -34,9 +35,9 @@ class MlxPrefillEngine:
         self._network = model
 
     @classmethod
-    def load(cls, folder: Path) -> "MlxPrefillEngine":
+    def load(cls, folder: Path, kv_bits: KvBits = UNQUANTIZED) -> "MlxPrefillEngine":
         """Raises InputError if the folder holds no model that can serve."""
-        return cls(LanguageModel.load(folder), tokenizer_fingerprint(folder))
+        return cls(LanguageModel.load(folder, kv_bits=kv_bits), vocabulary_fingerprint(folder))
 
     def open(self) -> "MlxPrefillSequence":
         return MlxPrefillSequence(self._network.sequence())

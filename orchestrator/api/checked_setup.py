@@ -1,5 +1,6 @@
 """What the user asked of a pipeline to what its orchestrator is told; all that can be checked is checked here."""
 
+import filecmp
 import socket
 import warnings
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import msgspec
 from orchestrator.api.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.old_names import renamed
 from orchestrator.api.validation import out_of_range
+from orchestrator.core.admission import foreign_tokenizer
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.device_profiles import load_profile
@@ -22,7 +24,9 @@ from orchestrator.machine.progress import OnProgress
 from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from protocol.contracts.engines import AUTO, NO_DRAFT
+from protocol.contracts.kv_bits import UNQUANTIZED
 from protocol.contracts.target_hosts import TargetHosts
+from protocol.contracts.tokenizer_fingerprint import first_difference
 from protocol.errors import InputError
 from protocol.kv.segments import free_shared_memory
 from protocol.paths import keys_folder
@@ -54,6 +58,8 @@ def checked_setup(
         # A second draft would change what is measured, and a program of the user's own has no engine.
         choice = DraftChoice("mlx", Path(choice.auto.checkpoint))
     note = choice.note if STRATEGIES[options.strategy].drafts else ""
+    if choice.folder is not None and STRATEGIES[options.strategy].drafts:
+        _require_shared_vocabulary(folder, choice.folder)
     if choice.engine == NO_DRAFT and listen is None:
         options = msgspec.structs.replace(options, strategy="ar")
     prefill = others["prefill_engine"]
@@ -114,12 +120,23 @@ def _listening(where: str) -> Listening:
     return Listening(address=tcp_address(numeric, port, listening=True), folder=str(keys_folder()))
 
 
+def _require_shared_vocabulary(target: Path, draft: Path) -> None:
+    """Raises InputError, which names the first token that differs. Drafts without such a file are checked later."""
+    files = [folder / "tokenizer.json" for folder in (target, draft)]
+    if all(file.is_file() for file in files) and not filecmp.cmp(*files, shallow=False):
+        difference = first_difference(target, draft)
+        if difference is not None:
+            raise InputError(foreign_tokenizer(str(draft), str(target), difference))
+
+
 def _require_served(
     target: str, prefill: str, listen: str | None, hosts: str | TargetHosts | None, options: Options
 ) -> None:
     """A pipeline needs a target or a way in for one, and a prefill engine needs shared memory with the target."""
     if prefill != "none" and not options.arena_memory:
         raise InputError("A prefill engine hands KV over in shared memory: set arena_memory above 0.")
+    if prefill == "coreml" and options.kv_bits != UNQUANTIZED:
+        raise InputError("A Core ML prefill worker can't quantize KV: use the prefill engine mlx, or kv_bits 16.")
     if target == "none" and listen is None:
         raise InputError("The target engine none waits for a target of another machine: set listen to HOST:PORT.")
     if target == "none" and hosts is not None:

@@ -74,7 +74,7 @@ _SPECULATION = ("draft_tokens", "draft_width", "draft_fan", "max_verify", "fan_b
 _DRAFT = ("draft", "draft_engine", "draft_command", "draft_link", *_SPECULATION)
 _PIPELINE = (
     *_DRAFT,
-    *("strategy", "prefill_engine", "prefill", "concurrent", "turn", "arena_memory", "prefix_cache_memory"),
+    *("strategy", "prefill_engine", "prefill", "concurrent", "turn", "arena_memory", "prefix_cache_memory", "kv_bits"),
     *("kv_memory", "kept_memory", "target_hosts", "record", "pace"),
 )
 _COMPARISON = ("verification", "random_draft", "rivals", "link_delay", "link_loss", "target_hosts", "replay")
@@ -131,6 +131,7 @@ RULES: tuple[Rule, ...] = (
         _is("command", "generate", "chat", "profile"),
         "this command sends one request at a time",
     ),
+    Rule(("kv_bits",), _is("target_engine", "none"), "a target of another machine has its own"),
     Rule(("turn",), _is("concurrent", 1), "no other request can take the place"),
     Rule(
         ("prefix_cache_memory", "kept_memory"),

@@ -18,6 +18,7 @@ from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.device_profiles import profile_names
 from orchestrator.machine.recommended_pairs import pairs
 from protocol.contracts.engines import AUTO, NO_DRAFT, PrefillEngineName, TargetEngineName, draft_model, offered_engines
+from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 
 Command: TypeAlias = Callable[..., Any]
 Decorator: TypeAlias = Callable[[Command], Command]
@@ -50,6 +51,14 @@ target_engine_option = click.option(
     default="mlx",
     show_default=True,
     help="none: wait for a target of another machine; --target then gives the tokenizer.",
+)
+
+kv_bits_option = click.option(
+    "--kv-bits",
+    type=click.Choice(get_args(KvBits)),
+    default=UNQUANTIZED,
+    show_default=True,
+    help="Of a target or a prefill worker: bits of each key and value.",
 )
 
 

@@ -6,14 +6,20 @@ from protocol.messages.worker import Hello
 
 
 def mismatch(one: Hello, other: Hello) -> str | None:
-    """Why this draft and this target can't be a pair, or None. Padded vocabulary sizes may differ."""
+    """Why this draft and this target can't be a pair, or None. Vocabulary sizes and added tokens may differ."""
     target, draft = (one, other) if one.role == "target" else (other, one)
     if draft.tokenizer_fingerprint and draft.tokenizer_fingerprint != target.tokenizer_fingerprint:
-        return (
-            f"The draft {draft.model} has another tokenizer than the target {target.model}, so its guesses would be "
-            f"gibberish. Choose a draft of the same model family, or the draft engine {_engines('none')}."
-        )
+        return foreign_tokenizer(draft.model, target.model)
     return None
+
+
+def foreign_tokenizer(draft: str, target: str, difference: str = "") -> str:
+    """That these models can't be a pair. `difference`: a clause that says where their tokenizers differ, if known."""
+    where = f" ({difference})" if difference else ""
+    return (
+        f"The draft {draft} has another tokenizer than the target {target}{where}, so its guesses would be gibberish. "
+        f"Choose a draft of the same model family, or the draft engine {_engines('none')}."
+    )
 
 
 def refusal(request: Request, target: Hello, draft: Hello | None = None) -> str | None:

@@ -9,6 +9,8 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+
 StrategyName: TypeAlias = str
 """A name in `policy.strategies.STRATEGIES`."""
 PrefillMode = Literal["auto", "always"]
@@ -52,3 +54,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     prefix_cache_memory: Annotated[
         int, Meta(ge=0, le=1 << 24, description="MiB of each worker's own memory for KV of ended requests.")
     ] = 512
+    kv_bits: Annotated[
+        KvBits,
+        Meta(description="Bits of each key and value of the target; 8 or 4 for long contexts: other tokens than 16."),
+    ] = UNQUANTIZED

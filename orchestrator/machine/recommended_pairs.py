@@ -16,14 +16,23 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     id: str
     parameters: Annotated[float, Meta(gt=0.0)]
     """Billions."""
+    active: Annotated[float, Meta(gt=0.0)] | None = None
+    """Billions that a forward over one token reads, of a mixture of experts or with large tables of embeddings."""
     bits: Annotated[float, Meta(gt=0.0, le=32.0)]
     """Per weight, scales included."""
     tokenizer: str
-    """Family; within one, equal ids mean equal tokens."""
+    """Family; models of one divide text alike."""
 
     def weights(self, on_processor: bool) -> float:
-        """Bytes that a forward reads, estimated."""
-        return self.parameters * 1e9 * (PROCESSOR_BITS if on_processor else self.bits) / 8
+        """Bytes of all weights, estimated."""
+        return self._bytes(self.parameters, on_processor)
+
+    def read(self, on_processor: bool) -> float:
+        """Bytes that a forward over one token reads, estimated."""
+        return self._bytes(self.active or self.parameters, on_processor)
+
+    def _bytes(self, billions: float, on_processor: bool) -> float:
+        return billions * 1e9 * (PROCESSOR_BITS if on_processor else self.bits) / 8
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.plan import Scenario, plain, simulated
 from orchestrator.tools.simulate.sweep import with_draft_step, with_target_step
 from protocol.contracts.conversion import Choices
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 
 _FP16_BYTES = 2
 _TOKENS = 128
@@ -54,7 +54,7 @@ def tokenizers(pair: Pair) -> tuple[bool, bool]:
     folders = cached(pair.target.id), cached(pair.draft.id)
     if None in folders:
         return pair.target.tokenizer == pair.draft.tokenizer, False
-    target, draft = (tokenizer_fingerprint(folder) for folder in folders if folder is not None)
+    target, draft = (vocabulary_fingerprint(folder) for folder in folders if folder is not None)
     return target == draft, True
 
 
@@ -71,7 +71,7 @@ def forecast(pair: Pair, profile: DeviceProfile, on_processor: bool) -> Forecast
         (with_target_step, scenario.devices.target, pair.target, measured[0]),
         (with_draft_step, scenario.devices.draft, pair.draft, measured[1]),
     ):
-        factor = model.weights(on_processor) / known
+        factor = model.read(on_processor) / known
         milliseconds = 1000 * pace.forward(1) * factor
         if not 1 / _MAX_RATIO <= factor <= _MAX_RATIO or milliseconds > _MAX_MILLISECONDS:
             return None

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.errors import InputError
 
 EXAMPLE = '[["10.0.0.1:5711"], ["10.0.0.2:5711"]]'
@@ -65,6 +66,8 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Folder of the model."""
     gpu_share: float = 1.0
     """As in `WorkerSetup`."""
+    kv_bits: KvBits = UNQUANTIZED
+    """As in `WorkerSetup`, and the same of all ranks."""
     parent_socket: int | None = None
     """A socket shared with the parent process. Its end of file means that the parent has ended."""
 

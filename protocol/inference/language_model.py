@@ -14,10 +14,12 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
+from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.errors import InputError
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.layer_cache import TreePositions
 from protocol.inference.processor import spare_compiler
+from protocol.inference.quantized_kv import Encodings, proved_encodings
 from protocol.inference.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
@@ -55,7 +57,13 @@ class LanguageModel:
     Raises InputError for a model whose logits are wrong at every level.
     """
 
-    def __init__(self, model: nn.Module, folder: Path = Path(), config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        folder: Path = Path(),
+        config: Mapping[str, Any] | None = None,
+        kv_bits: KvBits = UNQUANTIZED,
+    ) -> None:
         """`config`: the content of config.json; without one, what the model itself keeps of it."""
         self.folder = folder
         self.network: Any = model
@@ -67,6 +75,7 @@ class LanguageModel:
         let_recurrences_record(model)
         self.level, self.level_reason = self._best_level()
         """The trees that one forward can evaluate; why not all trees, or nothing."""
+        self._encodings: Encodings = () if kv_bits == UNQUANTIZED else self._quantized(kv_bits)
         sequence = self.sequence()
         self.vocabulary = sequence.evaluate([0], [PREFIX]).shape[-1]
         self.layout = sequence.layout(self.context)
@@ -74,10 +83,10 @@ class LanguageModel:
         """One forward can evaluate several sequences."""
 
     @classmethod
-    def load(cls, folder: Path, division: Division | None = None) -> Self:
+    def load(cls, folder: Path, division: Division | None = None, kv_bits: KvBits = UNQUANTIZED) -> Self:
         """The model in a folder of config.json and model*.safetensors; code in the folder is never run.
 
-        With `division`, this process's share of it.
+        With `division`, this process's share of it. Its sequences hold keys and values in `kv_bits` bits.
         """
         try:
             model, config = load_model(folder, lazy=True, trust_remote_code=False)
@@ -100,11 +109,11 @@ class LanguageModel:
             ) from error
         if division is not None:
             division.await_loaded()
-        return cls(model, folder, config)
+        return cls(model, folder, config, kv_bits)
 
     def sequence(self) -> "TreeSequence":
         """A new, empty sequence."""
-        return TreeSequence(self.network, self.level)
+        return TreeSequence(self.network, self.level, self._encodings)
 
     def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
         """(L, V) logits of each part, not yet computed: in one forward, where this architecture allows it."""
@@ -168,6 +177,15 @@ class LanguageModel:
             # One forward after the other: ranks that share a model must run them in the same order.
             mx.eval(logits[-1])
         return logits
+
+    def _quantized(self, bits: KvBits) -> Encodings:
+        encodings = proved_encodings(lambda forms: TreeSequence(self.network, self.level, forms), self.level, bits)
+        if not encodings:
+            raise InputError(
+                f"The KV of {self.folder} ({self.architecture}) can't be held in {bits} bits, because no layer has "
+                f"keys and values in whole groups of 32 numbers: leave out --kv-bits."
+            )
+        return encodings
 
     def _validate_joint(self) -> bool:
         """Compare a joint forward of two forks with a forward of one. If it fails, sequences are evaluated in turns."""

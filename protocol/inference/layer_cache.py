@@ -122,6 +122,15 @@ class LayerCache(ABC):
 
     # What the sequence calls.
 
+    def quantized(self, bits: int, fused: bool) -> Any:
+        """After a forward: the argument with which `encode` holds keys and values in so many bits; None if this cache
+        can't. `fused`: the layer's attention reads them so."""
+        return None
+
+    def encode(self, encoding: Any) -> None:
+        """Before the first forward: hold keys and values in this form, which `quantized` gave for the layer."""
+        raise NotImplementedError
+
     def prepare(self, forward: ForwardShape) -> None:
         """Called before each forward. With `no_trees`, no slot before `forward.begin` is dead."""
         self.forward = forward

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from protocol.inference.layer_cache import ForwardShape
 from protocol.inference.layer_caches import alike, flat, replaced
+from protocol.inference.quantized_kv import Encodings, encode
 from protocol.inference.recurrence import reading
 from protocol.inference.slots import SlotTable
 from protocol.kv.arena import LayerRows
@@ -36,10 +37,11 @@ class TreeSequence:
     copyable = True
     """Another sequence can begin with a copy of the KV."""
 
-    def __init__(self, network: Any, level: Level = "tree") -> None:
+    def __init__(self, network: Any, level: Level = "tree", encodings: Encodings = ()) -> None:
         self._network = network
         self.level: Level = level
         """The trees that one forward evaluates."""
+        self._encodings = encodings
         self._layers = [replaced(stock, level) for stock in make_prompt_cache(network)]
         self.caches = flat(self._layers)
         """All layers' caches."""
@@ -48,6 +50,7 @@ class TreeSequence:
         self._tokens: list[int] = []
         """The token in each slot, below level tree."""
         self._table = SlotTable()
+        encode(self.caches, encodings)
 
     @property
     def committed(self) -> int:
@@ -127,8 +130,8 @@ class TreeSequence:
 
         `length` is positive.
         """
-        other = TreeSequence(self._network, self.level)
         length = self.reach(length)
+        other = TreeSequence(self._network, self.level, self._encodings)
         other._table = self._table.copy()
         other._table.truncate(length)
         other._layers = alike(self._layers, [cache.copy(other._table.size) for cache in self.caches])

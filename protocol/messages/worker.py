@@ -87,7 +87,7 @@ class Hello(Message, frozen=True):
     vocabulary: Vocabulary
     context: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
     tokenizer_fingerprint: PlainText
-    """Empty if the worker's tokens are always the target's."""
+    """`vocabulary_fingerprint` of the model's tokenizer; empty if the worker's tokens are always the target's."""
     device: PlainText
     pid: Annotated[int, Meta(ge=0, lt=1 << 32)]
     kv: KvForm | None = None

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.descriptors import raise_descriptor_limit
 from protocol.errors import PipelineError
@@ -57,6 +58,8 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Process whose end makes this worker's shared memory stale; None for no KV in shared memory."""
     prefix_cache: int = 0
     """MiB of the prefix cache."""
+    kv_bits: KvBits = UNQUANTIZED
+    """Of the target's keys and values, as the target and a prefill worker hold them."""
     gpu_share: float = 1.0
     """Of the memory that macOS recommends for the GPU: other processes of the pipeline use the rest."""
     pace: DevicePace | None = None

@@ -14,13 +14,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import msgspec
 
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.kv_bits import UNQUANTIZED, KvBits, kv_fingerprint
 from protocol.contracts.target_hosts import RankSetup, TargetHosts, require_divisible
 from protocol.errors import InputError, PipelineError
 from protocol.inference.language_model import LanguageModel
@@ -35,22 +36,25 @@ _PARENT_SOCKETS: list[socket.socket] = []
 """This process's ends of the socket pairs with its children: open for as long as this process lives."""
 
 
-def load_leading_model(folder: Path, hosts: TargetHosts, gpu_share: float = 1.0) -> LeadingModel:
+def load_leading_model(
+    folder: Path, hosts: TargetHosts, gpu_share: float = 1.0, kv_bits: KvBits = UNQUANTIZED
+) -> LeadingModel:
     """Rank 0's share of the model, with connections to all other ranks. Starts the ranks of this machine.
 
     Raises InputError for a model that can't be divided and for hosts that can't meet. Ends the process if a rank
     is lost, now or later: MLX can't replace a rank, so all of them restart. `gpu_share`: of each rank on this machine.
     """
     require_divisible(folder, hosts.ranks)
-    setups = (RankSetup(hosts=hosts, rank=n, model=str(folder), gpu_share=gpu_share) for n in _local_ranks(hosts))
+    rank_setup = partial(RankSetup, hosts=hosts, model=str(folder), gpu_share=gpu_share, kv_bits=kv_bits)
+    setups = (rank_setup(rank=n) for n in _local_ranks(hosts))
     children = [_start_rank(setup) for setup in setups]
-    peers = meet(hosts, model_fingerprint(folder), lambda: _require_alive(children))
+    peers = meet(hosts, kv_fingerprint(folder, kv_bits), lambda: _require_alive(children))
     for peer in peers:
         start_heartbeat(
             peer.heartbeat, hosts.silence, _end_process(f"Rank {peer.rank} ({hosts.addresses[peer.rank][0]})")
         )
     with _rank_loss_ends_process():
-        model = LeadingModel.load(folder, GroupDivision(connect(hosts, 0)))
+        model = LeadingModel.load(folder, GroupDivision(connect(hosts, 0)), kv_bits)
     model.lead(peers)
     return model
 
@@ -63,11 +67,11 @@ def serve_rank(setup: RankSetup, ready: Callable[[], None], report: Callable[[st
     hosts, folder = setup.hosts, Path(setup.model)
     require_divisible(folder, hosts.ranks)
     report(f"waiting for rank 0 at {hosts.addresses[0][0]}")
-    peer = join(hosts, setup.rank, model_fingerprint(folder))
+    peer = join(hosts, setup.rank, kv_fingerprint(folder, setup.kv_bits))
     start_heartbeat(peer.heartbeat, hosts.silence, _end_process("Rank 0"))
     report("loading")
     with _rank_loss_ends_process():
-        model = LanguageModel.load(folder, GroupDivision(connect(hosts, setup.rank)))
+        model = LanguageModel.load(folder, GroupDivision(connect(hosts, setup.rank)), setup.kv_bits)
     ready()
     report("at work")
     follow(model, _commands(peer))

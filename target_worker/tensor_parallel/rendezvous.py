@@ -34,7 +34,7 @@ class Greeting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: int
     ranks: int
     model: str
-    """Fingerprint of the weights."""
+    """Fingerprint of the weights, and of what holds their keys and values."""
     use: Literal["commands", "heartbeat"]
 
 
@@ -115,7 +115,7 @@ def _require_fitting(greeting: Greeting, connection: socket.socket, hosts: Targe
     if greeting.version != _VERSION or greeting.ranks != hosts.ranks or not 0 < greeting.rank < hosts.ranks:
         refusal = "has another hosts file or version than rank 0: give all ranks the same."
     elif greeting.model != model:
-        refusal = "has another target model than rank 0: copy the same folder to every host."
+        refusal = "has another target model or other --kv-bits than rank 0: give every host the same of both."
     if refusal:
         text = f"Rank {greeting.rank} {refusal}"
         _send(connection, f"{text}\n".encode())

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.quantized_kv import Encodings
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
 from target_worker.tensor_parallel.rank_commands import (
@@ -43,7 +44,7 @@ class LeadingModel(LanguageModel):
     def sequence(self) -> TreeSequence:
         if self._send is None:
             return super().sequence()
-        return LeadingSequence(self.network, self.level, self._send, next(self.numbers))
+        return LeadingSequence(self.network, self.level, self._encodings, self._send, next(self.numbers))
 
     def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
         if self._send is None or len(parts) == 1 or not self.joins:
@@ -59,8 +60,8 @@ class LeadingSequence(TreeSequence):
 
     copyable = False
 
-    def __init__(self, network: Any, level: Level, send: SendCommand, number: int) -> None:
-        super().__init__(network, level)
+    def __init__(self, network: Any, level: Level, encodings: Encodings, send: SendCommand, number: int) -> None:
+        super().__init__(network, level, encodings)
         self._send = send
         self.number = number
         """Number of this sequence on all ranks."""

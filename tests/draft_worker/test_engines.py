@@ -11,7 +11,7 @@ import pytest
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.ngram import NgramEngine
 from draft_worker.worker import DraftWorker
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import NodeId, SequenceId
@@ -128,13 +128,19 @@ def test_growth_after_a_random_walk_equals_that_of_a_new_start(engine: MlxEngine
 
 
 _KINDS = ["gemma3_text", "qwen3_next", "lfm2", "rwkv7", "gpt2", "deepseek_v41"]
+_UNSTABLE = {
+    "deepseek_v32": "its indexer's scores tie at 0, and which of them it takes depends on the slots",
+    "glm_moe_dsa": "the same",
+    "phi3small": "mlx-lm's prefill shows it later tokens, so chunks change its logits",
+}
+"""Models whose logits depend on more than the tokens."""
 
 
 @pytest.mark.parametrize(
     "architecture",
     [
         pytest.param(name, marks=() if name in _KINDS else pytest.mark.slow)
-        for name in sorted(set(modules()) - set(IMPOSSIBLE))
+        for name in sorted(set(modules()) - set(IMPOSSIBLE) - set(_UNSTABLE))
     ],
 )
 def test_a_draft_of_any_architecture_grows_after_a_walk_as_a_new_one(architecture: str):
@@ -203,7 +209,7 @@ def test_the_demo_draft_introduces_itself():
     hello = DraftWorker(MlxEngine.load(DEMO), lambda: 0.0).hello()
 
     assert (hello.engine, hello.architecture, hello.vocabulary, hello.context) == ("mlx", "llama", 4096, 2048)
-    assert hello.tokenizer_fingerprint == tokenizer_fingerprint(DEMO)
+    assert hello.tokenizer_fingerprint == vocabulary_fingerprint(DEMO)
 
 
 # N-grams -------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """A target with another tokenizer than the demo draft's: it decodes alone and says why, or has a draft that fits."""
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -87,8 +89,23 @@ def test_a_draft_of_its_own_family_drafts_for_it(target: str, alone: Result, tmp
     assert result.statistics.hit_rate is not None
 
 
+def test_a_draft_with_other_added_tokens_drafts_for_it(tmp_path: Path):
+    draft = Path(shutil.copytree(DEMO_DRAFT, tmp_path / "draft"))
+    tokenizer = json.loads((draft / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 4096, "content": "<think>"})
+    (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with Pipeline(str(DEMO_TARGET), strategy="ar") as plain, Pipeline(str(DEMO_TARGET), str(draft)) as pipeline:
+        alone, result = plain.generate(PROMPT, PARAMS), pipeline.generate(PROMPT, PARAMS)
+
+    assert result.tokens == alone.tokens
+    assert result.statistics.acceptance_rate
+
+
 def test_a_draft_that_was_asked_for_and_does_not_fit_is_an_error(target: str):
-    with pytest.raises(InputError, match=r"has another tokenizer than the target .* Choose a draft of the same"):
+    with pytest.raises(
+        InputError,
+        match=r"another tokenizer than the target .* \(token \d+ is .* in the draft\).* Choose a draft of the same",
+    ):
         Pipeline(target, str(DEMO_DRAFT)).start()
 
 

@@ -14,13 +14,14 @@ from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.options import draft_engine_option
+from orchestrator.cli.options import draft_engine_option, kv_bits_option
 from orchestrator.cli.pipelines import target_folder
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.known_servers import KnownServer, known_server, known_servers
 from orchestrator.machine.target_hosts import checked_hosts
+from protocol.contracts.kv_bits import KvBits
 from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
 from protocol.messages.base import Role
@@ -49,10 +50,11 @@ _PAUSE_SECONDS = 0.5
     show_default=True,
     help="The same for a prefill worker, which runs the other machine's target.",
 )
+@kv_bits_option
 @click.option("--name", help="Name of this machine in the other's lists.  [default: its host name]")
 @click.option("--discover", is_flag=True, help="Look for the address on the local network; the key must be known.")
 @stays_awake
-def attach(role: Role, server: str | None, name: str | None, discover: bool, **options: Any) -> None:
+def attach(role: Role, server: str | None, name: str | None, discover: bool, kv_bits: KvBits, **options: Any) -> None:
     """Lend a worker of this machine to a pipeline on another one, until Ctrl-C.
 
     The other machine runs `launch-pipeline serve-workers --listen HOST:PORT`, which prints the join line. It is good
@@ -70,7 +72,7 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, **o
     line = JoinLine.parse(server) if server is not None and server.startswith("lp1:") else None
     known = _server(folder, server, line, discover)
     engine, model, source = _model(role, options)
-    lending = Lending(role, engine, model, known, _checked(name), folder, source, line)
+    lending = Lending(role, engine, model, known, _checked(name), folder, source, kv_bits, line)
     console = Console(stderr=True)
     with console.status("Connecting ...") as status:
         attachment = Attachment(lending, show=_shown(console, status.update))
@@ -81,8 +83,9 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, **o
 @click.option("--hosts", "file", metavar="FILE", required=True, help="The hosts file, the same on every host.")
 @click.option("--rank", type=click.IntRange(min=1), required=True, help="Which of its hosts this is; the first is 0.")
 @click.option("--target", metavar="MODEL", help="The same as at rank 0. Default: the default target.")
+@kv_bits_option
 @stays_awake
-def target_rank(file: str, rank: int, target: str | None) -> None:
+def target_rank(file: str, rank: int, target: str | None, kv_bits: KvBits) -> None:
     """Serve a target that is bigger than one machine, as one of its ranks, until Ctrl-C.
 
     Rank 0 is the pipeline itself. The wire between the ranks must be one that you trust: MLX neither
@@ -96,7 +99,7 @@ def target_rank(file: str, rank: int, target: str | None) -> None:
     hosts = checked_hosts(file, folder)
     if rank >= hosts.ranks:
         raise InputError(f"The hosts file {file} has no rank {rank}: choose 1 to {hosts.ranks - 1}.")
-    while _lived(RankSetup(hosts=hosts, rank=rank, model=str(folder))) != _REFUSED:
+    while _lived(RankSetup(hosts=hosts, rank=rank, model=str(folder), kv_bits=kv_bits)) != _REFUSED:
         time.sleep(_PAUSE_SECONDS)
     raise InputError(f"Rank {rank} can't serve: see the reason above.")
 

@@ -7,7 +7,7 @@ from orchestrator.machine.checkpoints import demo_model, worker_folder
 from orchestrator.machine.downloads.default_target import default_target, is_default_target
 from orchestrator.machine.drafts.packed_draft import whole_draft
 from orchestrator.machine.progress import OnProgress, silent
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 
 
 class DefaultDraft(NamedTuple):
@@ -37,7 +37,7 @@ def shipped_draft(target: Path) -> Path | None:
     if is_default_target(target):
         return whole_draft(packed_draft(), target)
     demo = demo_model("draft")
-    return demo if tokenizer_fingerprint(demo) == tokenizer_fingerprint(target) else None
+    return demo if vocabulary_fingerprint(demo) == vocabulary_fingerprint(target) else None
 
 
 def packed_draft() -> Path:

@@ -52,8 +52,8 @@ class KvIntake:
             return "The target of this pipeline can't adopt keys and values: attach a draft instead."
         if worker.model_fingerprint != target.model_fingerprint:
             return (
-                f"The prefill worker's model ({worker.model}) is not the target's ({target.model}): "
-                "attach it with the same files, byte for byte."
+                f"The prefill worker's model ({worker.model}) is not the target's ({target.model}), "
+                "or holds KV in other bits: attach it with the same files, byte for byte, and the same --kv-bits."
             )
         if worker.kv != target.kv:
             return (

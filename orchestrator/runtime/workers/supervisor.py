@@ -19,6 +19,7 @@ from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.gpu_shares import gpu_shares, weights_on_gpu
 from orchestrator.runtime.workers.launch import launch, worker_command
+from protocol.contracts.kv_bits import UNQUANTIZED
 from protocol.messages.base import Role
 from protocol.worker.pacing import DevicePace
 from protocol.worker.process import WorkerSetup
@@ -218,6 +219,7 @@ class Supervisor:
             texts=self._setup.target_texts if role == "target" else "",
             hosts=self._setup.target_hosts if role == "target" else None,
             owner=os.getpid() if self._setup.options.arena_memory else None,
+            kv_bits=self._setup.options.kv_bits if role != "draft" else UNQUANTIZED,
             gpu_share=self._gpu_shares.get(role, 1.0),
             prefix_cache=self._setup.options.prefix_cache_memory if self._setup.options.arena_memory else 0,
             trace=self._setup.trace,

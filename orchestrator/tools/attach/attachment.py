@@ -22,6 +22,7 @@ from orchestrator.machine.hardware import usable_cores, worker_environment
 from orchestrator.machine.known_servers import KnownServer, remember
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.workers.launch import launch, worker_command
+from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.base import Role, plain
 from protocol.messages.client import Refused
@@ -54,6 +55,8 @@ class Lending:
     """Folder of this machine's keys."""
     source: str = ""
     """Folder of the original model, if `model` is a conversion of it."""
+    kv_bits: KvBits = UNQUANTIZED
+    """Of a target's keys and values, and equally of a prefill worker's."""
     line: JoinLine | None = None
     """For a server that this machine has not joined yet."""
 
@@ -220,6 +223,7 @@ class Attachment:
             engine=lending.engine,
             model=lending.model,
             source=lending.source,
+            kv_bits=lending.kv_bits,
         )
         environment = worker_environment(lending.role, usable_cores())
         log = self._session.log(lending.role)

@@ -24,7 +24,7 @@ from orchestrator.machine.network import own_host
 from orchestrator.runtime.session import sessions_home, stale_sessions
 from orchestrator.tools.doctor.metal_kernels import metal_kernels
 from protocol.contracts.neural_engine import EngineVerdict, all_recorded
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import PipelineError
 from protocol.kv.segments import free_shared_memory, stale_segments
 from protocol.messages.base import Role
@@ -199,7 +199,7 @@ def demo_pair() -> Finding:
     try:
         folders = [demo_model(role) for role in _ROLES]
         broken = [folder for folder in folders if not weights_are_whole(folder / "model.safetensors")]
-        same = len({tokenizer_fingerprint(folder) for folder in folders}) == 1
+        same = len({vocabulary_fingerprint(folder) for folder in folders}) == 1
     except PipelineError as error:
         return Finding("demo pair", "fail", str(error), reinstall())
     if broken or not same:

@@ -1,4 +1,4 @@
-"""Full attention, and sliding windows over it: keys and values of every slot."""
+"""Full attention, and sliding windows over it: keys and values of every slot, as they are or in fewer bits."""
 
 from copy import copy
 from typing import Any, Self
@@ -8,6 +8,13 @@ from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache
 
 from protocol.inference.layer_cache import LayerCache, MaskKind, RowForm, layer_cache_for
+from protocol.inference.layer_caches.row_encoding import (
+    PlainRows,
+    QuantizedRows,
+    RowEncoding,
+    Stored,
+    quantized_rows,
+)
 
 _GROWTH = 256
 """Slots by which the arrays grow, as in mlx-lm's own cache."""
@@ -15,17 +22,30 @@ _GROWTH = 256
 
 @layer_cache_for(KVCache)
 class FullAttentionCache(LayerCache):
-    """Two arrays (1, heads, slots, size). A slot's row holds the keys, or values, of its token.
+    """Arrays (1, heads, slots, size). A slot's rows hold the keys, or values, of its token.
 
     A layer that computes no attention has a cache that stays empty.
     """
 
     def __init__(self, stock: KVCache | RotatingKVCache) -> None:
         super().__init__(stock)
-        self.keys: Any = None
-        self.values: Any = None
+        self._keys: Stored = ()
+        self._values: Stored = ()
+        self._encoding: RowEncoding = PlainRows()
         self._end = 0
         """Slot behind the last forward."""
+
+    def quantized(self, bits: int, fused: bool) -> QuantizedRows | None:
+        if not self._keys:
+            return None
+        sizes = self._keys[0].shape[-1], self._values[0].shape[-1]
+        return quantized_rows(bits, sizes, fused)
+
+    def encode(self, encoding: QuantizedRows) -> None:
+        self._encoding = encoding
+        if encoding.fused:
+            # mlx-lm's attention looks for these two attributes.
+            self.bits, self.group_size = encoding.bits, encoding.group_size
 
     @property
     def _first(self) -> int:
@@ -39,48 +59,46 @@ class FullAttentionCache(LayerCache):
             return create_causal_mask(length, self.forward.begin)
         return self.forward.mask
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         begin, end = self.forward.begin, self.forward.begin + keys.shape[2]
-        self.keys = _written(self.keys, keys, begin, end)
-        self.values = _written(self.values, values, begin, end)
+        self._keys = _all_written(self._keys, self._encoding.encoded(keys), begin, end)
+        self._values = _all_written(self._values, self._encoding.encoded(values), begin, end)
         self._end = end
         return self.keys_and_values()
 
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+    def keys_and_values(self) -> tuple[Any, Any]:
         """As the forward in progress has seen them: layers that share another one's KV ask for them."""
-        first, end = self._first, self._end
-        return self.keys[..., first:end, :], self.values[..., first:end, :]
+        seen = slice(self._first, self._end)
+        return self._encoding.fetched(_taken(self._keys, seen)), self._encoding.fetched(_taken(self._values, seen))
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [] if self.keys is None else [self.keys, self.values]
+        return [*self._keys, *self._values]
 
     def move(self, begin: int, slots: mx.array) -> None:
-        if self.keys is None:
-            return
         end = begin + slots.size
-        self.keys[..., begin:end, :] = mx.take(self.keys, slots, axis=2)
-        self.values[..., begin:end, :] = mx.take(self.values, slots, axis=2)
+        for array in self.arrays:
+            array[..., begin:end, :] = mx.take(array, slots, axis=2)
 
     def copy(self, slots: int) -> Self:
         other = copy(self)
-        if self.keys is None:
-            return other
         # Arrays are written in place, so each cache needs its own.
-        other.keys = mx.contiguous(self.keys[..., :slots, :])
-        other.values = mx.contiguous(self.values[..., :slots, :])
+        other._keys = tuple(map(mx.contiguous, _taken(self._keys, slice(slots))))
+        other._values = tuple(map(mx.contiguous, _taken(self._values, slice(slots))))
         return other
 
     @property
     def row_form(self) -> RowForm | None:
-        forms = {RowForm(array.shape[1], array.shape[3], array.dtype) for array in self.arrays}
+        if not self._keys:
+            return None
+        forms = {RowForm(array.shape[1], array.shape[3], array.dtype) for array in self.rows(slice(1))}
         return forms.pop() if len(forms) == 1 else None
 
     def rows(self, slots: slice | mx.array) -> tuple[mx.array, mx.array]:
-        return self.keys[..., slots, :], self.values[..., slots, :]
+        return self._encoding.packed(_taken(self._keys, slots)), self._encoding.packed(_taken(self._values, slots))
 
     def adopt(self, keys: mx.array, values: mx.array) -> None:
-        self.keys, self.values = keys, values
+        self._keys, self._values = self._encoding.unpacked(keys), self._encoding.unpacked(values)
 
 
 @layer_cache_for(RotatingKVCache)
@@ -119,6 +137,14 @@ class ChunkCache(FullAttentionCache):
 
     def maybe_trim_front(self) -> None:
         """mlx-lm's own forgets the rows of earlier chunks here."""
+
+
+def _taken(stored: Stored, slots: slice | mx.array) -> Stored:
+    return tuple(array[..., slots, :] for array in stored)
+
+
+def _all_written(old: Stored, new: Stored, begin: int, end: int) -> Stored:
+    return tuple(_written(array, rows, begin, end) for array, rows in zip(old or [None] * len(new), new, strict=True))
 
 
 def _written(old: mx.array | None, new: mx.array, begin: int, end: int) -> mx.array:

@@ -97,6 +97,13 @@ def test_a_forecast_grows_with_the_weights():
     assert forecast(PAIR, load_profile("m4-16gb-qwen2.5-3b"), False) is None
 
 
+def test_a_mixture_of_experts_reads_its_active_parameters_and_needs_memory_for_all():
+    sparse = msgspec.structs.replace(PAIR, target=msgspec.structs.replace(PAIR.target, parameters=30.9, active=3.09))
+
+    assert forecast(sparse, measured(1, 1), False) == forecast(PAIR, measured(1, 1), False)
+    assert memory(sparse, False) - memory(PAIR, False) == pytest.approx(9 * PAIR.target.weights(False))
+
+
 def test_nothing_is_forecast_from_a_pair_of_quite_another_size():
     assert forecast(PAIR, measured(1 / 300, 1), False) is None
     assert forecast(PAIR, measured(1, 30), False) is None

@@ -1,11 +1,11 @@
-"""Laws of the tokenizer fingerprint: equal exactly when token ids mean the same text."""
+"""Laws of the tokenizer fingerprints: equal exactly when token ids, or those of plain text, mean the same text."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import first_difference, tokenizer_fingerprint, vocabulary_fingerprint
 from protocol.errors import InputError
 from tests.support.paths import ROOT
 
@@ -15,10 +15,14 @@ TOKENIZER = {
 }
 
 
-def fingerprint(folder: Path, **changes: object) -> str:
+def write(folder: Path, **changes: object) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER | changes))
-    return tokenizer_fingerprint(folder)
+    return folder
+
+
+def fingerprint(folder: Path, **changes: object) -> str:
+    return tokenizer_fingerprint(write(folder, **changes))
 
 
 def model(**changes: object) -> dict:
@@ -90,3 +94,37 @@ def test_a_broken_tokenizer_is_named_with_the_next_step(tmp_path: Path, content:
 
     with pytest.raises(InputError, match=r"is broken.*download the model again"):
         tokenizer_fingerprint(tmp_path)
+
+
+def test_a_pair_may_differ_in_its_added_tokens(tmp_path: Path):
+    """As Qwen2.5 and Qwen3 do."""
+    more = [*TOKENIZER["added_tokens"], {"id": 4, "content": "<think>"}]
+    ours, theirs = write(tmp_path / "a"), write(tmp_path / "b", added_tokens=more)
+
+    assert tokenizer_fingerprint(ours) != tokenizer_fingerprint(theirs)
+    assert vocabulary_fingerprint(ours) == vocabulary_fingerprint(theirs)
+    assert first_difference(ours, theirs) is None
+
+
+def test_an_added_token_may_have_the_id_of_none_or_of_another(tmp_path: Path):
+    """As reserved tokens do that a later model of a family has renamed."""
+    renamed = write(tmp_path / "b", added_tokens=[{"id": 3, "content": "<stop>"}])
+
+    assert vocabulary_fingerprint(write(tmp_path / "a")) == vocabulary_fingerprint(renamed)
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"vocab": {"a": 0, "c": 1, "ab": 2}}, "token 1 is 'b' in the target and 'c' in the draft"),
+        ({"vocab": {"a": 0, "b": 1}}, "token 2 is 'ab' in the target and absent in the draft"),
+        ({"vocab": {"a": 0, "b": 1, "ab": 2, "\n": 9}}, "token 9 is absent in the target and '\\n' in the draft"),
+        ({"merges": ["b a"]}, "merge 0 is 'a+b' in the target and 'b+a' in the draft"),
+        ({"merges": []}, "merge 0 is 'a+b' in the target and absent in the draft"),
+    ],
+)
+def test_the_first_difference_is_named(tmp_path: Path, change: dict, difference: str):
+    ours, theirs = write(tmp_path / "a"), write(tmp_path / "b", model=model(**change))
+
+    assert vocabulary_fingerprint(ours) != vocabulary_fingerprint(theirs)
+    assert first_difference(ours, theirs) == difference

@@ -118,20 +118,19 @@ class Sequences(RuleBasedStateMachine):
     def every_sequence_gives_the_logits_of_a_new_one(self) -> None:
         for sequence, committed in self.all:
             assert sequence.committed == len(committed)
-            assert answers(self.model, sequence, committed)
+            assert self.answers(sequence, committed)
+
+    def answers(self, sequence: TreeSequence, committed: Sequence[int]) -> bool:
+        """Whether the logits behind one more token are those of mlx-lm alone. The sequence does not change."""
+        logits = sequence.evaluate((8,), (-1,))[0]
+        sequence.keep((), ())
+        return np.allclose(np.array(logits), np.array(stock_logits(self.model.network, [*committed, 8])), atol=1e-3)
 
     def of(self, which: int) -> tuple[TreeSequence, list[int]]:
         return self.all[which % len(self.all)]
 
     def add(self, sequence: TreeSequence, committed: list[int]) -> None:
         self.all = [*self.all, (sequence, committed)][-MOST_SEQUENCES:]
-
-
-def answers(model: LanguageModel, sequence: TreeSequence, committed: Sequence[int]) -> bool:
-    """Whether the logits behind one more token are those of mlx-lm alone. The sequence does not change."""
-    logits = sequence.evaluate((8,), (-1,))[0]
-    sequence.keep((), ())
-    return np.allclose(np.array(logits), np.array(stock_logits(model.network, [*committed, 8])), atol=1e-3)
 
 
 TestSequences = Sequences.TestCase

@@ -127,6 +127,12 @@ TEXT_CLASSES = {
 }
 """Where config.json has the language model's fields under `text_config`: the module and the class that read them."""
 
+HEAD_SIZES = {
+    *("head_dim", "swa_head_dim", "swa_v_head_dim", "hidden_size_per_head", "kv_channels", "qk_head_dim"),
+    *("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "rotary_dim"),
+}
+WIDTHS = {64, 96}
+"""Values of `SIZES` that are several heads wide."""
 RECIPES: dict[str, dict[str, Any]] = {
     "afm7": {"num_kv_reuse_layers": 2},
     "baichuan_m1": {"sliding_window_layers": [0, 2], "conv_window": 2},

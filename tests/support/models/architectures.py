@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx_lm.models
 from mlx.utils import tree_map_with_path
 
-from tests.support.models.architecture_sizes import RECIPES, SIZES, TEXT_CLASSES
+from tests.support.models.architecture_sizes import HEAD_SIZES, RECIPES, SIZES, TEXT_CLASSES, WIDTHS
 
 IMPOSSIBLE = {
     "bitnet": "its linear layers exist only as a Metal kernel",
@@ -59,9 +59,24 @@ def configuration(name: str, **changes: Any) -> dict[str, Any]:
 
 def tiny(name: str, seed: int = 0, **changes: Any) -> Any:
     """A random float32 model. Raises what the module raises if the configuration does not fit it."""
+    return _built(name, configuration(name, **changes), seed)
+
+
+def tiny_with_wide_heads(name: str) -> Any:
+    """The same with heads of 32, and of 32 only, which a quantization divides into groups."""
+    config = configuration(name)
+    for part in (config, config.get("text_config", {})):
+        part.update({field: 32 for field in part if field in HEAD_SIZES and isinstance(part[field], int)})
+        part.update(
+            {field: 2 * part[field] for field in part if isinstance(part[field], int) and part[field] in WIDTHS}
+        )
+    return _built(name, config, 0)
+
+
+def _built(name: str, config: dict[str, Any], seed: int) -> Any:
     module = modules()[name]
     mx.random.seed(seed)
-    model = module.Model(module.ModelArgs.from_dict(configuration(name, **changes)))
+    model = module.Model(module.ModelArgs.from_dict(config))
     model.set_dtype(mx.float32)
     model.update(tree_map_with_path(_varied, model.parameters()))
     model.eval()

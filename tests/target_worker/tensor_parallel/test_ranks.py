@@ -177,7 +177,9 @@ def test_a_rank_with_another_model_is_refused_on_both_sides(hosts: TargetHosts):
     two = TargetHosts(hosts.addresses[:2], silence=30.0)
     with ThreadPoolExecutor() as pool:
         other = pool.submit(join, two, 1, "fine-tuned")
-        with pytest.raises(InputError, match="Rank 1 has another target model than rank 0: copy the same folder"):
+        with pytest.raises(
+            InputError, match="Rank 1 has another target model or other --kv-bits than rank 0: give every host"
+        ):
             meet(two, "model", _no_check)
         with pytest.raises(
             (InputError, ConnectionError), match=r"Rank 1 has another target model|Rank 0 has ended|reset"

@@ -13,7 +13,7 @@ from draft_worker.engines.mlx import MlxEngine
 from orchestrator.machine.drafts.packed_draft import CONFIG, LAYERS, join, whole_draft
 from orchestrator.tools.training.chat_draft.package import pack
 from protocol.contracts.head_tokens import HEAD_TOKENS
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from tests.support.models.packed_drafts import HEAD, packed, target, trained
 
@@ -68,7 +68,7 @@ def test_the_draft_engine_loads_it_with_the_targets_tokenizer_and_positions(tmp_
 
     engine = MlxEngine.load(folder)
 
-    assert engine.tokenizer == tokenizer_fingerprint(model)
+    assert engine.tokenizer == vocabulary_fingerprint(model)
     assert engine.context == json.loads((model / CONFIG).read_text())["max_position_embeddings"]
     assert np.array_equal(np.load(folder / HEAD_TOKENS), HEAD)
 
