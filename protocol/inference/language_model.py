@@ -61,6 +61,8 @@ class LanguageModel:
         self.context = stated_context(config)
         self.level: Level = "tree"
         """The trees that one forward can evaluate."""
+        self.level_reason = ""
+        """Why it is not a higher level, without a subject; empty at the highest."""
         self._require_layer_caches()
         _let_positions_through(model)
         self.vocabulary, self.layout = self._validate_tree()
