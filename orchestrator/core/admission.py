@@ -24,8 +24,8 @@ def refusal(request: Request, target: Hello, draft: Hello | None = None) -> str 
     uses no draft.
     """
     length = len(request.tokens)
-    used = draft is not None and target.level != "plain"
-    if used and _is_converted(draft) and length >= draft.context:
+    guessing = target.level != "plain"
+    if guessing and draft is not None and _is_converted(draft) and length >= draft.context:
         return (
             f"The prompt has {length:,} tokens, but the converted draft {draft.model} has room for {draft.context:,}. "
             f"Convert it with a longer context, shorten the prompt, or use the draft engine {_engines('checkpoint')}."

@@ -62,7 +62,7 @@ class LanguageModel:
         self.level: Level = "tree"
         """The trees that one forward can evaluate."""
         self.level_reason = ""
-        """Why it is not a higher level, without a subject; empty at the highest."""
+        """Why it is not a higher level; empty at the highest."""
         self._require_layer_caches()
         _let_positions_through(model)
         self.vocabulary, self.layout = self._validate_tree()

@@ -1,6 +1,7 @@
 """Laws of levels, in virtual time: a target is sent only what one forward of it can verify. Tokens stay its own."""
 
 import pytest
+from msgspec import structs
 
 from orchestrator.core.admission import refusal
 from orchestrator.core.commands import Emit, SendMessage, TrialDecided
@@ -179,7 +180,6 @@ def test_the_draft_is_stopped_and_started_as_the_targets_change():
 @pytest.mark.parametrize(("level", "served"), [("tree", False), ("chain", False), ("plain", True)])
 def test_a_short_converted_draft_limits_only_a_target_that_uses_it(level: Level, served: bool):
     target = modelled_hello("target", 400, level=level)
-    draft = modelled_hello("draft", 100)
-    converted = type(draft)(**{name: getattr(draft, name) for name in draft.__struct_fields__} | {"engine": "coreml"})
+    draft = structs.replace(modelled_hello("draft", 100), engine="coreml")
 
-    assert (refusal(Request((3,) * 200, Sampling(), 5), target, converted) is None) == served
+    assert (refusal(Request((3,) * 200, Sampling(), 5), target, draft) is None) == served
