@@ -77,7 +77,7 @@ class Adaptive:
     def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
         """Verify the root of each request and the best nodes of all trees together."""
         lookup = self._options.lookup == "on"
-        guesses = [candidates(view, self._options.max_verify, lookup) for view in views]
+        guesses = [candidates(view, self._options.max_verify, lookup, len(views)) for view in views]
         gains = [each.gains for each in guesses]
         now = best_counts(gains, views[0].estimates.target, views[0].estimates.hop.get(0.0))
         expected = [self._expected_growth(view, each) for view, each in zip(views, guesses, strict=True)]

@@ -10,7 +10,8 @@ from orchestrator.core.policy.expected_rate import with_growth
 from protocol.speculation.token_tree import Node
 
 _SEARCHED = 8
-"""Nodes that are searched for the best paths, for each node of the longest path."""
+"""Nodes that are searched for the best paths, for each node of the longest path, in all trees of a forward: the more
+requests share it, the shorter are the paths that are worth their cost."""
 
 
 class Candidates(Protocol):
@@ -33,9 +34,11 @@ class Candidates(Protocol):
         ...
 
 
-def candidates(view: SequenceView, limit: int, lookup: bool) -> Candidates:
-    """At most `limit` nodes, with guesses by prompt lookup if `lookup`."""
-    return TreeCandidates(view, limit, lookup) if view.level == "tree" else PathCandidates(view, limit, lookup)
+def candidates(view: SequenceView, limit: int, lookup: bool, sharing: int) -> Candidates:
+    """At most `limit` nodes, with guesses by prompt lookup if `lookup`, of one of `sharing` requests."""
+    if view.level == "tree":
+        return TreeCandidates(view, limit, lookup)
+    return PathCandidates(view, limit, lookup, max(limit, _SEARCHED * limit // sharing))
 
 
 class TreeCandidates:
@@ -69,9 +72,10 @@ class PathCandidates:
     The best paths of two lengths may differ, so `gains` need neither fall nor be positive.
     """
 
-    def __init__(self, view: SequenceView, limit: int, lookup: bool) -> None:
+    def __init__(self, view: SequenceView, limit: int, lookup: bool, searched: int) -> None:
+        """`searched`: the number of most probable nodes that paths are made of."""
         root = view.tree.root
-        drafted = _most_probable(view, _SEARCHED * limit)
+        drafted = _most_probable(view, searched)
         probabilities = view.path_probabilities(drafted)
         leaves = [each for each in zip(drafted, probabilities, strict=True) if not each[0].children]
         self._open = leaves if root.children else [(root, 1.0)]

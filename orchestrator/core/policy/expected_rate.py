@@ -1,9 +1,10 @@
 """The expected-rate rule: how many nodes to verify, and whether to wait for more growth. Pure arithmetic."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import ge
 
 ForwardCost = Callable[[int], float]
 """Seconds of one target forward over so many tokens, root included."""
@@ -46,21 +47,17 @@ def best_counts(gains: Sequence[Sequence[float]], cost: ForwardCost, overhead: f
     if len(gains) == 1:
         alone = best_count(gains[0], cost, overhead)
         return NodeCounts([alone.nodes], alone.rate)
-    ranked = sorted(
-        (
-            (rank, request, -place, gain)
-            for request, own in enumerate(gains)
-            for place, (rank, gain) in enumerate(zip(_falling(own), own, strict=True))
-        ),
-        reverse=True,
-    )
-    best = best_count([gain for *_, gain in ranked], cost, overhead, len(gains))
-    chosen = Counter(request for _, request, *_ in ranked[: best.nodes])
+    ranked = sorted(((rank, request) for request, own in enumerate(gains) for rank in _falling(own)), reverse=True)
+    following = [iter(own) for own in gains]
+    best = best_count([next(following[request]) for _, request in ranked], cost, overhead, len(gains))
+    chosen = Counter(request for _, request in ranked[: best.nodes])
     return NodeCounts([chosen[request] for request in range(len(gains))], best.rate)
 
 
-def _falling(gains: Sequence[float]) -> Iterator[float]:
+def _falling(gains: Sequence[float]) -> Sequence[float]:
     """The slopes of the least concave function above the sums of `gains`: runs that rise become their mean."""
+    if all(map(ge, gains, gains[1:])):
+        return gains
     runs: list[tuple[float, int]] = []
     for gain in gains:
         total, count = gain, 1
@@ -68,7 +65,7 @@ def _falling(gains: Sequence[float]) -> Iterator[float]:
             earlier, places = runs.pop()
             total, count = total + earlier, count + places
         runs.append((total, count))
-    return (total / count for total, count in runs for _ in range(count))
+    return [total / count for total, count in runs for _ in range(count)]
 
 
 def with_growth(probabilities: Sequence[float], open_paths: Sequence[float], acceptance: float) -> list[float]:

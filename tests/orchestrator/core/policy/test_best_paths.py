@@ -143,7 +143,8 @@ def test_growth_is_expected_to_give_each_open_node_one_child(grown, acceptance, 
 
 
 def _gains_after_growth(made: TokenTree, limit: int, width: int, acceptance: float) -> list[float]:
-    return PathCandidates(view(made, [0.1]), limit, lookup=False).gains_after_growth(width, acceptance)
+    found = PathCandidates(view(made, [0.1]), limit, lookup=False, searched=100)
+    return found.gains_after_growth(width, acceptance)
 
 
 def test_another_path_may_be_best_at_another_length():
