@@ -235,8 +235,8 @@ class Orchestrator:
             self._was_ready = True
             self._workers.settled()
             self._clients.notify_inquirers()
-            if self._draft_engine is not None and state.level != "plain":
-                self._draft_engine.pipeline_ready()
+            if self._draft_engine is not None:
+                self._draft_engine.pipeline_ready(state.level)
 
     def _fail(self, error: PipelineError) -> None:
         """The pipeline has failed: refuse all requests, and report the reason."""
