@@ -107,9 +107,9 @@ class EngineSequence(ABC):
     def truncate(self, length: int) -> None:
         """Drop all rows, and the committed tokens behind `length`, or a few more: see `reach`."""
 
-    def reach(self, length: int) -> int:
-        """The most of the first `length` committed tokens whose KV remains after `truncate`."""
-        return length
+    def reach(self, tokens: int) -> int:
+        """The most of the first `tokens` committed tokens whose KV remains after `truncate`."""
+        return tokens
 
     @property
     def memory(self) -> int:

@@ -69,8 +69,8 @@ class WrappedSequence(EngineSequence):
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         self.inner.keep(path, surviving)
 
-    def reach(self, length: int) -> int:
-        return self.inner.reach(length)
+    def reach(self, tokens: int) -> int:
+        return self.inner.reach(tokens)
 
     def truncate(self, length: int) -> None:
         self.inner.truncate(length)

@@ -11,7 +11,7 @@ from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
 from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import shared_tokens
-from protocol.messages.base import NodeId
+from protocol.messages.base import Level, NodeId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start, Verdict, Verify
 from protocol.sampling.grammar import GrammarError, Grammars
@@ -32,6 +32,7 @@ class TargetModel(Protocol):
     folder: Path
     vocabulary: int
     context: int
+    level: Level
 
     def sequence(self) -> TreeSequence: ...
 

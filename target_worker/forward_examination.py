@@ -7,7 +7,7 @@ GPU it does up to the order of sums, and where two tokens are nearly tied, the o
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,9 +21,11 @@ from protocol.contracts.forward_examination import Compared, ForwardOrder, Forwa
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
+from protocol.messages.base import Level
 
 _WARM_UP = 2
-_SHAPES: tuple[Shape, ...] = ("chain", "tree")
+_SHAPES: Mapping[Level, tuple[Shape, ...]] = {"tree": ("chain", "tree"), "chain": ("chain",), "plain": ()}
+"""Of forwards over several tokens, by what the model evaluates."""
 _CHUNK = 512
 
 
@@ -51,7 +53,7 @@ class In32Bits:
 
 
 def examine(model: LanguageModel, order: ForwardOrder, clock: Callable[[], float]) -> Iterator[ForwardReport]:
-    """Everything that the order asks for."""
+    """Everything that the order asks for, as far as the model's level allows it."""
     sequence = model.sequence()
     first = sequence.evaluate((0,), (PREFIX,))
     device = "GPU" if mx.default_device() == mx.Device(mx.gpu) else "processor"
@@ -59,7 +61,7 @@ def examine(model: LanguageModel, order: ForwardOrder, clock: Callable[[], float
     if order.compared:
         expected = _rows(model, order, 1, "chain")
         for width in order.compared:
-            for shape in _SHAPES if width > 1 else _SHAPES[:1]:
+            for shape in _SHAPES[model.level] if width > 1 else ("chain",):
                 got = _rows(model, order, width, shape)
                 yield compare(expected[: len(got)], got, width, shape)
     for context in order.contexts:
@@ -104,7 +106,7 @@ def _timed(model: LanguageModel, order: ForwardOrder, context: int, clock: Calla
     if context + widest > model.context:
         return
     sequence = _prefilled(model, random.integers(model.vocabulary, size=context).tolist())
-    for width in order.timed:
+    for width in order.timed if model.level != "plain" else (1,):
         tokens = random.integers(model.vocabulary, size=width).tolist()
         seconds = [_forward(sequence, tokens, clock) for _ in range(_WARM_UP + order.samples)]
         yield Timed(width, context, 1e3 * median(seconds[_WARM_UP:]))

@@ -10,6 +10,7 @@ from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.recorded_network import KnownText
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.prefix_cache import Found
+from protocol.messages.base import Level
 from protocol.messages.worker import Start
 from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.worker.recorded_texts import RecordedText, RecordedTexts
@@ -48,6 +49,7 @@ class RecordedModel:
         self.folder = folder
         self.vocabulary = texts.target.vocabulary
         self.context = texts.target.context
+        self.level: Level = "tree"
 
     def sequence(self) -> "RecordedSequence":
         """A new, empty sequence, which follows no text yet."""

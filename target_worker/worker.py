@@ -248,7 +248,8 @@ class TargetWorker:
             return (last,) if last is not None and last.round == verify.round else ()
         if difference := _difference(sequence, verify):
             return (Fault("lost", difference, verify.sequence),)
-        if refusal := flaw(verify, sequence.sampling, self._engine.model.vocabulary, self._engine.model.context):
+        model = self._engine.model
+        if refusal := flaw(verify, sequence.sampling, model.vocabulary, model.context, model.level):
             return (_refused(verify, refusal),)
         return None
 

@@ -139,8 +139,8 @@ class MlxSequence(EngineSequence):
     def truncate(self, length: int) -> None:
         self._rows.truncate(length)
 
-    def reach(self, length: int) -> int:
-        return self._rows.reach(length)
+    def reach(self, tokens: int) -> int:
+        return self._rows.reach(tokens)
 
     @property
     def memory(self) -> int:

@@ -156,6 +156,11 @@ RULES: tuple[Rule, ...] = (
     Rule(("repetition_context",), _is("repetition_penalty", 1.0), "there is no repetition penalty"),
     Rule(("out",), _all(_is("command", "profile"), _is_not("overhead", None)), "the cost of tracing is only printed"),
     Rule(
+        ("neural_engine", "draft", "runtime"),
+        _all(_is("command", "doctor"), lambda values: "target" in values.get("flags", set())),
+        "a target is examined alone",
+    ),
+    Rule(
         ("draft",),
         _all(_is("command", "doctor"), _is("neural_engine", False), _no_package),
         "only the examination of a draft for the Neural Engine and that of a .mlpackage use it",

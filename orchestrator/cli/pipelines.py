@@ -14,6 +14,7 @@ from orchestrator.cli.notices import Notices
 from orchestrator.cli.options import given_only
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.downloads.default_target import default_target
+from orchestrator.machine.levels import level_note
 from orchestrator.runtime.notices import Notice
 
 
@@ -29,7 +30,10 @@ class Starting:
     def __enter__(self) -> Pipeline:
         console = Console(stderr=True, quiet=self._quiet)
         with console.status("Loading models ..."):
-            return self._stack.enter_context(self._pipeline)
+            pipeline = self._stack.enter_context(self._pipeline)
+        if not self._quiet:
+            print_notes([level_note(pipeline.state().level)])
+        return pipeline
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

@@ -26,10 +26,12 @@ def refusal(request: Request, target: Hello, draft: Hello | None = None) -> str 
     """Why these workers can't serve a request, or None.
 
     A draft that reaches its last position sends no more growth, which costs no token. Only a prompt longer than the
-    context of a converted draft is an error, because the user chose that context.
+    context of a converted draft is an error, because the user chose that context. A target that verifies no guesses
+    uses no draft.
     """
     length = len(request.tokens)
-    if draft is not None and _is_converted(draft) and length >= draft.context:
+    guessing = target.level != "plain"
+    if guessing and draft is not None and _is_converted(draft) and length >= draft.context:
         return (
             f"The prompt has {length:,} tokens, but the converted draft {draft.model} has room for {draft.context:,}. "
             f"Convert it with a longer context, shorten the prompt, or use the draft engine {_engines('checkpoint')}."

@@ -128,8 +128,10 @@ class Machine:
                     commands.append(Dismiss("draft", draft, text))
                     commands += self._on_worker_down(WorkerDown("draft", draft), now)
                 self._workers.add(event, now)
-                self.drafts.target_up(event.hello)
-                return [*commands, *(command for sequence in self._running() for command in self._start(sequence, now))]
+                self.drafts.expect_target(event.hello)
+                for sequence in self._running():
+                    commands += self._start(sequence, now)
+                return [*commands, *self.drafts.follow_target(now)]
 
     def _on_draft_up(self, event: WorkerUp, now: float) -> list[Command]:
         text = self._workers.draft_mismatch(event.hello)
@@ -162,7 +164,7 @@ class Machine:
         reason = refusal(sequence.request, target, self._workers.chosen_draft)
         if reason is not None:
             return [*self._forget(sequence, now), Reject(sequence.id, reason)]
-        sequence.limit_to_context(target.context)
+        sequence.limit_to(target)
         sequence.outstanding = None
         return [self.prefills.begin(sequence, now), *self.drafts.begin(sequence, now)]
 
@@ -241,7 +243,8 @@ class Machine:
         sequence.settle(verified, verdict, tokens)
         if sequence.phase is not Phase.WAITING:
             yield from self.drafts.follow(sequence, tokens, len(verified.tokens), waited, hit, now)
-        yield Emit(sequence.id, tuple(tokens), hit if self.strategy.caches else None, verdict.likelihoods)
+        told = hit if self.strategy.caches and sequence.level != "plain" else None
+        yield Emit(sequence.id, tuple(tokens), told, verdict.likelihoods)
 
     def _on_fault(self, role: Role, incarnation: int, fault: Fault, now: float) -> list[Command]:
         sequence = None if fault.sequence is None else self.sequences.get(fault.sequence)

@@ -139,7 +139,7 @@ class Scheduler:
         trees: list[Verify] = []
         awaited: list[tuple[SequenceId, int]] = []
         # A forward that begins before its Verify serves one sequence, and others would wait for it.
-        only_plain = not self._strategy.drafts and len(sequences) == 1
+        only_plain = len(sequences) == 1 and (not self._strategy.drafts or ready[0].level == "plain")
         for sequence, decision in self._decisions(ready, now):
             match decision:
                 case VerifyNodes(nodes, draft_silent):
@@ -158,12 +158,15 @@ class Scheduler:
         """The next round's requests, each with a decision.
 
         Requests without a token go before the others, by plain decoding: the round is short, and their first token
-        early. Never twice in a row, or a stream of new requests would starve the others.
+        early. Never twice in a row, or a stream of new requests would starve the others. Beside a target that verifies
+        no guesses the strategy is not asked.
         """
         new = [sequence for sequence in ready if not sequence.round]
         self._only_new = 0 < len(new) < len(ready) and not self._only_new
         if self._only_new:
             return [(sequence, VerifyNodes([])) for sequence in new]
+        if ready[0].level == "plain":
+            return [(sequence, VerifyNodes([])) for sequence in ready]
         decisions = self._strategy.decide_together([sequence.view(now) for sequence in ready])
         return list(zip(ready, decisions, strict=True))
 

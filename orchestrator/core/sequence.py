@@ -10,9 +10,9 @@ from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.turn_taking import MeasuredRound
 from orchestrator.core.request_stats import RequestStats
 from orchestrator.core.speculation import Speculation
-from protocol.messages.base import MAX_EOS_TOKENS, NodeId, SequenceId
+from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, SequenceId
 from protocol.messages.plans import GrowthPlan
-from protocol.messages.worker import KvReference, Reroot, Start, Verdict, Verify
+from protocol.messages.worker import Hello, KvReference, Reroot, Start, Verdict, Verify
 from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.speculation.token_tree import Node, TokenTree, end_of_path, flatten, node_id
 
@@ -51,6 +51,8 @@ class Sequence:
         """When the present root became known."""
         self.waited = 0.0
         """Seconds that the present round was delayed to wait for growth."""
+        self.level: Level = "tree"
+        """What the target verifies."""
         self._max_tokens = request.max_tokens
         self._lookup = PromptLookup()
         self._lookup.extend(self.tokens)
@@ -171,9 +173,10 @@ class Sequence:
 
     # Rounds -----------------------------------------------------------------------------------
 
-    def limit_to_context(self, context: int) -> None:
-        """Generate no more than a context of `context` tokens has room for."""
-        self._max_tokens = min(self.request.max_tokens, context - len(self.request.tokens))
+    def limit_to(self, target: Hello) -> None:
+        """Generate no more than this target's context has room for, and verify no more than it can."""
+        self._max_tokens = min(self.request.max_tokens, target.context - len(self.request.tokens))
+        self.level = target.level
 
     def view(self, now: float, speculation: Speculation | None = None) -> SequenceView:
         """What a strategy decides on; with the `speculation` of another draft, if one is given."""
@@ -195,6 +198,7 @@ class Sequence:
             resting=speculation.resting,
             asked_at=speculation.asked_at,
             draft_tokens=self.request.draft_tokens,
+            level=self.level,
         )
 
     def verify(self, nodes: list[Node], now: float, only_plain: bool = False) -> Verify:
@@ -298,8 +302,9 @@ class Sequence:
         self.ended_round = self._expected_tokens, now - self.ready_since
         self.ready_since = now
         hit = self.speculation.advance(tokens, self.round, now)
-        self.stats.hit_chances += 1
-        self.stats.hits += hit
+        if self.level != "plain":
+            self.stats.hit_chances += 1
+            self.stats.hits += hit
         return hit
 
     def _lookup_chain(self, leaf: Node, limit: int) -> list[tuple[int, float]]:

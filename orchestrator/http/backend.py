@@ -42,7 +42,9 @@ class PipelineBackend:
 class PipelineThread(threading.Thread):
     """Starts a pipeline and waits for its end."""
 
-    def __init__(self, pipeline: Pipeline, on_ready: Callable[[], None], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, on_ready: Callable[[PipelineState], None], on_end: Callable[[], None]
+    ) -> None:
         super().__init__(daemon=True)
         self._pipeline = pipeline
         self._on_ready = on_ready
@@ -52,8 +54,7 @@ class PipelineThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._pipeline.start()
-            self._on_ready()
+            self._on_ready(self._pipeline.start())
             self._pipeline.wait()
         except PipelineError as error:
             self.failure = error

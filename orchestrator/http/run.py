@@ -13,10 +13,13 @@ from orchestrator.http.app import application
 from orchestrator.http.backend import PipelineBackend, PipelineThread
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings, loopback
+from orchestrator.machine.levels import level_note
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.descriptors import raise_descriptor_limit
 from protocol.errors import InputError
+from protocol.messages.base import Level
+from protocol.messages.client import PipelineState
 from protocol.transport.ports import require_unused
 
 _CONNECTIONS = 512
@@ -43,9 +46,9 @@ def run(pipeline: Pipeline, folder: Path, settings: ServerSettings, listener: so
     )
     server = _Listener(config, api.stop)
 
-    def on_ready() -> None:
+    def on_ready(state: PipelineState) -> None:
         backend.ready = True
-        click.echo("Ready. Ctrl-C ends it.")
+        click.echo(ready_line(state.level))
 
     thread = PipelineThread(pipeline, on_ready, on_end=lambda: setattr(server, "should_exit", True))
     greet(settings, listener, made)
@@ -75,6 +78,11 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, backend: Pipel
         await server.serve(sockets=[listener])
     finally:
         backend.close()
+
+
+def ready_line(level: Level) -> str:
+    """What the terminal says once the models are loaded."""
+    return " ".join(filter(None, ("Ready.", level_note(level), "Ctrl-C ends it.")))
 
 
 def greet(settings: ServerSettings, listener: socket.socket, made: bool) -> None:

@@ -31,6 +31,7 @@ from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
+from protocol.messages.base import Level
 from protocol.messages.client import PipelineState
 from protocol.sampling.grammar import require_enforceable
 
@@ -71,11 +72,17 @@ class Server:
         return Response(self.figures.text(await self._health.check()), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
-        cards = [model_card(name, self._created) for name in self._settings.names]
+        level = await self._level()
+        cards = [model_card(name, self._created, level) for name in self._settings.names]
         return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
-        return JSONResponse(model_card(self.model_name(request.path_params["name"]), self._created))
+        name = self.model_name(request.path_params["name"])
+        return JSONResponse(model_card(name, self._created, await self._level()))
+
+    async def _level(self) -> Level | None:
+        state = (await self._health.check()).serving
+        return None if state is None else state.level
 
     async def complete(self, request: Request) -> Response:
         question = read(await body(request), CompletionRequest)

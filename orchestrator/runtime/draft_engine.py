@@ -24,6 +24,7 @@ from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.local import LocalWorkers
 from orchestrator.runtime.workers.supervisor import Seat
 from protocol.contracts.neural_engine import EngineChoice
+from protocol.messages.base import Level
 from protocol.messages.worker import Hello
 
 log = structlog.get_logger()
@@ -49,8 +50,9 @@ class DraftEngine:
 
     # Facts ------------------------------------------------------------------------------------
 
-    def pipeline_ready(self) -> None:
-        self._perform(self._selection.pipeline_ready())
+    def pipeline_ready(self, level: Level) -> None:
+        """`level`: of the target."""
+        self._perform(self._selection.pipeline_ready(level))
 
     def draft_up(self, incarnation: int, hello: Hello) -> None:
         """A draft is up; it may be one of another machine."""

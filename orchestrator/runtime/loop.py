@@ -226,15 +226,17 @@ class Orchestrator:
             vocabulary=target.vocabulary if target else 0,
             down=tuple(role for role in self._hellos if role not in self._up.values()),
             lost=self._lost,
+            level=target.level if target else "tree",
         )
 
     def _became_ready(self) -> None:
-        if not self._was_ready and self._state().ready:
+        state = self._state()
+        if not self._was_ready and state.ready:
             self._was_ready = True
             self._workers.settled()
             self._clients.notify_inquirers()
             if self._draft_engine is not None:
-                self._draft_engine.pipeline_ready()
+                self._draft_engine.pipeline_ready(state.level)
 
     def _fail(self, error: PipelineError) -> None:
         """The pipeline has failed: refuse all requests, and report the reason."""

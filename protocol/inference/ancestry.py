@@ -1,6 +1,7 @@
 """Which rows of a tree lie on the path of which others. Pure numpy."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +18,7 @@ class Ancestry:
             self.paths.append((*(self.paths[parent] if parent >= 0 else ()), row))
         self.depth = max(len(path) for path in self.paths)
         """Rows of the longest path."""
-        seen = np.zeros((len(parents), len(parents)), dtype=bool)
+        seen: Any = np.zeros((len(parents), len(parents)), dtype=bool)
         for row, path in enumerate(self.paths):
             seen[row, list(path)] = True
         self.seen = mx.array(seen)

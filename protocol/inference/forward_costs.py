@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
+from protocol.messages.base import Level
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ _LEAST_SECONDS = 1e-6
 
 class _Model(Protocol):
     context: int
+    level: Level
 
     def sequence(self) -> TreeSequence: ...
 
@@ -49,10 +51,14 @@ def costs_at_load(model: _Model, loading: float) -> tuple[Cost, ...]:
 
 
 def measured_costs(model: _Model, clock: Callable[[], float], budget: float) -> tuple[Cost, ...]:
-    """The cost of a forward over a token tree, by rising width; nothing if `budget` seconds allow too few widths.
+    """The cost of a forward over a token tree, or over a path where the model evaluates no more, by rising width;
+    nothing if `budget` seconds allow too few widths, or if the model evaluates a single token.
 
     Each width is warmed as a chain and as a tree and then measured once; the best of two counts where time is left.
     """
+    if model.level == "plain":
+        return ()
+    shape = _tree if model.level == "tree" else _chain
     if model.context < _PREFIX_TOKENS + max(WIDTHS):
         return ()
     end = clock() + budget
@@ -73,12 +79,12 @@ def measured_costs(model: _Model, clock: Callable[[], float], budget: float) -> 
         if clock() >= end:
             break
         forward(_chain(width))
-        forward(_tree(width))
-        costs[width] = forward(_tree(width))
+        forward(shape(width))
+        costs[width] = forward(shape(width))
     for width in costs:
         if clock() >= end:
             break
-        costs[width] = min(costs[width], forward(_tree(width)))
+        costs[width] = min(costs[width], forward(shape(width)))
     return tuple(sorted(costs.items())) if len(costs) >= _FEWEST else ()
 
 

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind, TreePositions
 from protocol.inference.layer_caches.recurrent import RecurrentCache
+from protocol.inference.path_sequence import PathSequence
 from protocol.inference.recurrence import Recurrence, ShortConvolution, reading, reads
 from protocol.inference.tree_sequence import TreeSequence
 
@@ -23,7 +24,7 @@ _ATTENTION = "scaled_dot_product_attention"
 class ForwardPart(NamedTuple):
     """One sequence's part of a forward: the arguments of its `TreeSequence.evaluate`."""
 
-    sequence: TreeSequence
+    sequence: TreeSequence | PathSequence
     tokens: Sequence[int]
     parents: Sequence[int]
 
@@ -43,11 +44,12 @@ def can_join(layers: Iterable[Any]) -> bool:
 
 def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.array]:
     """(L, V) logits of each part, not yet computed, as its sequence alone would give them."""
-    forwards = [part.sequence.begin(part.parents) for part in parts]
+    sequences = [part.sequence for part in parts if isinstance(part.sequence, TreeSequence)]
+    forwards = [sequence.begin(part.parents) for sequence, part in zip(sequences, parts, strict=True)]
     lengths = [len(part.tokens) for part in parts]
     positions = mx.concatenate([_positions(*each) for each in zip(forwards, lengths, strict=True)])
-    layers = zip(*(part.sequence.caches for part in parts), strict=True)
-    caches = parts[0].sequence.alike([_joint(layer, lengths, positions) for layer in layers])
+    layers = zip(*(sequence.caches for sequence in sequences), strict=True)
+    caches = sequences[0].alike([_joint(layer, lengths, positions) for layer in layers])
     tokens = mx.array([[token for part in parts for token in part.tokens]])
     with reading():
         logits = network(tokens, cache=caches)[0]

@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
@@ -30,6 +31,8 @@ _ROPES = ("rope", "rotary_emb")
 """Names of ropes in mlx-lm's attention."""
 _FORK = tuple(range(12)), (PREFIX, *[0] * 11)
 """Tokens and parents. The last one's slot is far from its position: confusing them shows."""
+_LOWER: tuple[Level, ...] = ("chain", "plain")
+"""Levels below trees, the best one first."""
 _WIDTHS: Mapping[Level, int] = {"tree": 3, "chain": 3, "plain": 1}
 """Tokens of a forward in the proof of a level."""
 _TOLERANCE = 0.1
@@ -71,10 +74,13 @@ class LanguageModel:
         config = vars(kept) if config is None else config
         self.architecture = str(config["model_type"])
         self.context = stated_context(config)
+        self.level: Level
+        """The trees that one forward can evaluate."""
+        self.level_reason: str
+        """Why it is not a higher level; empty at the highest."""
         _let_positions_through(model)
         let_recurrences_record(model)
         self.level, self.level_reason = self._best_level()
-        """The trees that one forward can evaluate; why not all trees, or nothing."""
         self._encodings: Encodings = () if kv_bits == UNQUANTIZED else self._quantized(kv_bits)
         sequence = self.sequence()
         self.vocabulary = sequence.evaluate([0], [PREFIX]).shape[-1]
@@ -130,8 +136,8 @@ class LanguageModel:
         flaw = flaw or self._flaw("tree", self._fork_deviations)
         if not flaw:
             return "tree", ""
-        worse, lower = "", ("chain", "plain")
-        for level in lower:
+        worse = ""
+        for level in _LOWER:
             worse = self._flaw(level, partial(self._undo_deviations, level))
             if not worse:
                 return level, flaw
@@ -239,7 +245,7 @@ def _deviation(logits: mx.array, expected: mx.array) -> float:
     possible = mx.isfinite(expected)
     difference = mx.where(possible, mx.abs(logits - expected), 0.0)
     kept = mx.where(possible, expected, 0.0)
-    return (difference.mean() / mx.maximum(mx.std(kept), 1e-6)).item()
+    return float(np.array(difference.mean() / mx.maximum(mx.std(kept), 1e-6)))
 
 
 def _let_positions_through(model: nn.Module) -> None:

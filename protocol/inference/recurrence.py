@@ -121,8 +121,8 @@ def let_recurrences_record(model: nn.Module) -> None:
     modules = {sys.modules[type(layer).__module__] for layer in model.modules()}
     for module in modules:
         for name, kind in KINDS.items():
-            inner = getattr(module, name, None)
-            if callable(inner) and not isinstance(inner, Recurrence):
+            inner: Any = vars(module).get(name)
+            if inner is not None and not isinstance(inner, Recurrence):
                 setattr(module, name, Recurrence(inner, kind))
     for layer in model.modules():
         if isinstance(layer, ShortConvolution):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta
 
 from protocol.errors import Blame
-from protocol.messages.base import MAX_CONTEXT, MAX_NODES, Message, MessagePart, Role, ShortText, Token
+from protocol.messages.base import MAX_CONTEXT, MAX_NODES, Level, Message, MessagePart, Role, ShortText, Token
 from protocol.messages.sampling import Likelihoods, Sampling
 
 
@@ -49,6 +49,8 @@ class PipelineState(Message, frozen=True):
     """Roles whose worker is down at present. The pipeline continues without it as far as that is possible."""
     lost: int = 0
     """Workers that went down so far; local ones are restarted."""
+    level: Level = "tree"
+    """What the target verifies in one forward."""
 
 
 class Output(Message, frozen=True):

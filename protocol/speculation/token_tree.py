@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from protocol.messages.base import NodeId
+from protocol.messages.base import Level, NodeId
 
 _MASK = (1 << 63) - 1
 
@@ -134,6 +134,11 @@ def flatten(root: Node, nodes: Sequence[Node]) -> tuple[tuple[int, ...], tuple[i
         parents.append(index[node.parent.id])
         index[node.id] = position
     return (root.token, *(node.token for node in nodes)), tuple(parents)
+
+
+def fits(parents: tuple[int, ...], level: Level) -> bool:
+    """Whether a model of this level evaluates a flattened tree with these parents in one forward."""
+    return level == "tree" or len(parents) == 1 or (level == "chain" and parents[1:] == tuple(range(len(parents) - 1)))
 
 
 def end_of_path(tokens: Sequence[int], parents: Sequence[int], path: Sequence[int]) -> int:

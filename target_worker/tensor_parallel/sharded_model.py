@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.path_sequence import PathSequence
 from protocol.inference.quantized_kv import Encodings
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
@@ -112,7 +113,7 @@ def follow(model: LanguageModel, commands: Iterable[RankCommand]) -> None:
                 sequence.truncate(length)
 
 
-def _evaluate(sequence: TreeSequence, tokens: Sequence[int], parents: Sequence[int]) -> EvaluateCommand:
+def _evaluate(sequence: TreeSequence | PathSequence, tokens: Sequence[int], parents: Sequence[int]) -> EvaluateCommand:
     assert isinstance(sequence, LeadingSequence)
     return EvaluateCommand(sequence.number, tuple(tokens), tuple(parents))
 

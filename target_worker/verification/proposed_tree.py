@@ -6,11 +6,11 @@ Pure; knows no model and no KV.
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from protocol.messages.base import NodeId
+from protocol.messages.base import Level, NodeId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Verify
-from protocol.speculation.token_tree import node_id
+from protocol.speculation.token_tree import fits, node_id
 
 
 class ProposedTree:
@@ -72,9 +72,9 @@ class ProposedTree:
         return tuple(ids[1:])
 
 
-def flaw(verify: Verify, sampling: Sampling, vocabulary: int, context: int) -> str | None:
+def flaw(verify: Verify, sampling: Sampling, vocabulary: int, context: int, level: Level) -> str | None:
     """The reason, as a sentence, why the target can't verify this tree; None if it can."""
-    structural = _structural_flaw(verify)
+    structural = _structural_flaw(verify) or _level_flaw(verify, level)
     if structural:
         return structural
     if max(verify.tokens) >= vocabulary:
@@ -99,6 +99,14 @@ def _structural_flaw(verify: Verify) -> str | None:
     if len(set(_below_root(verify))) != len(verify.tokens) - 1:
         return "The tree proposes a token twice behind the same entry."
     return None
+
+
+def _level_flaw(verify: Verify, level: Level) -> str | None:
+    if fits(verify.parents, level):
+        return None
+    if level == "chain":
+        return "The tree branches, and this target verifies one path a forward."
+    return "The tree has nodes below its root, and this target evaluates one token a forward."
 
 
 def _distribution_flaws(

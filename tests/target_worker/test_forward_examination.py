@@ -10,6 +10,7 @@ import pytest
 
 from protocol.contracts.forward_examination import Compared, ForwardOrder, Loaded, Timed
 from protocol.inference.language_model import LanguageModel
+from protocol.messages.base import Level
 from target_worker.float32_copy import copy_in_32_bits
 from target_worker.forward_examination import In32Bits, compare, examine
 from tests.support.models.tiny_models import VOCABULARY, tree_model
@@ -31,6 +32,22 @@ def test_every_width_and_shape_is_compared_with_width_1_and_none_differs_here():
         assert one.positions >= 27
         assert (one.flips, one.gap) == (0, None)
         assert one.difference < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("level", "forwards", "timed"),
+    [("chain", [(1, "chain"), (2, "chain"), (5, "chain")], [1, 5]), ("plain", [(1, "chain")], [1])],
+)
+def test_only_forwards_of_the_models_level_are_examined(
+    level: Level, forwards: list[tuple[int, str]], timed: list[int]
+):
+    model = tree_model()
+    model.level = level
+    order = ForwardOrder(folder="", tokens=TOKENS, prompt=8, compared=(1, 2, 5), timed=(1, 5), contexts=(16,))
+    reports = list(examine(model, order, lambda: 0.0))
+
+    assert [(one.width, one.shape) for one in reports if isinstance(one, Compared)] == forwards
+    assert [one.width for one in reports if isinstance(one, Timed)] == timed
 
 
 def test_a_flip_is_counted_with_the_gap_that_it_had():

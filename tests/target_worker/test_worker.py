@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import Level, NodeId, SequenceId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import (
@@ -47,9 +47,11 @@ _FILTERED = Sampling(
 _SAMPLINGS = {"greedy": _GREEDY, "hot": _HOT, "filtered": _FILTERED}
 
 
-def _worker(chunk: int = 3, **changes: Any) -> TargetWorker:
+def _worker(chunk: int = 3, level: Level = "tree", **changes: Any) -> TargetWorker:
     ticks = count()
-    return TargetWorker(TargetEngine(tree_model(**changes), chunk), lambda: float(next(ticks)), _HELLO)
+    model = tree_model(**changes)
+    model.level = level
+    return TargetWorker(TargetEngine(model, chunk), lambda: float(next(ticks)), _HELLO)
 
 
 def _start(tokens: Sequence[int] = _PROMPT, sampling: Sampling = _GREEDY, sequence: int = 1, round: int = 0) -> Start:
@@ -565,6 +567,45 @@ def test_rejection_refuses_branches():
     orchestrator = _Orchestrator(_worker(), _start(sampling=sampling))
 
     assert _fault(_answers(orchestrator.worker, orchestrator.verify(([1, 2], [0, 0]))))[0] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("level", "tree", "words"),
+    [
+        ("chain", ([1, 2], [0, 0]), "verifies one path"),
+        ("chain", ([1, 2, 3], [0, 1, 1]), "verifies one path"),
+        ("plain", ([1], [0]), "one token"),
+        ("plain", ([1, 2, 3], [0, 1, 0]), "one token"),
+    ],
+)
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_tree_beyond_the_targets_level_is_refused_and_changes_no_token(
+    level: Level, tree: Tree, words: str, joint: bool
+):
+    worker = _worker(level=level)
+    orchestrator, other = (_Orchestrator(worker, _start(sampling=_HOT, sequence=number)) for number in (1, 2))
+    bad = orchestrator.verify(tree)
+
+    fault, *others = _answers(worker, Forest((bad, other.verify())) if joint else bad)
+
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.sequence, fault.nodes) == ("refused", 1, len(tree[0]))
+    assert words in fault.text
+    assert [type(answer) for answer in others] == [Verdict] * joint
+    assert tuple(orchestrator.decode(_nothing)) == _reference(_HOT)
+
+
+def test_a_target_of_one_path_serves_paths_of_any_length():
+    orchestrator = _Orchestrator(_worker(level="chain"), _start(sampling=_HOT))
+    path = random.Random(4)
+
+    def propose(tokens: list[int]) -> Tree:
+        length = path.randrange(6)
+        right = list(_reference(_HOT)[len(tokens) : len(tokens) + length])
+        return [*right[:3], *(path.randrange(VOCABULARY) for _ in right[3:])], range(len(right))
+
+    assert tuple(orchestrator.decode(propose)) == _reference(_HOT)
+    assert orchestrator.round < _GENERATED
 
 
 def test_rejection_serves_chains_with_and_without_distributions():

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from orchestrator.cli import report
@@ -19,24 +20,32 @@ _FAILED = 1
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--neural-engine", is_flag=True, help="Examine instead whether a draft can run on the Neural Engine.")
+@click.option("--target", metavar="MODEL", help="Load this target instead, and say what it verifies at a time.")
 @click.option("--draft", metavar="MODEL", help="With --neural-engine: which one. Or a .mlpackage: what it is.")
 @click.option(
     "--runtime", type=click.Choice(["coreml", "executor"]), help="With --neural-engine: executor rehearses it."
 )
 @stays_awake
-def doctor(as_json: bool, neural_engine: bool, draft: str | None, runtime: Any) -> None:
+def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | None, runtime: Any) -> None:
     """Show what this machine has, what will be used, and the next step for what is missing.
 
     \b
     launch-pipeline doctor
     launch-pipeline doctor --json
+    launch-pipeline doctor --target MODEL
     """
     from orchestrator.machine.drafts.stateful_draft import is_package
     from orchestrator.tools.doctor.doctor import examine, to_json
     from orchestrator.tools.doctor.draft_package import package_finding
+    from orchestrator.tools.doctor.target_model import target_finding
 
     print_notes(without_effect({}))
-    if draft is not None and is_package(draft):
+    # A target in the configuration is for the commands that use one: without a flag this machine is examined.
+    named = click.get_current_context().get_parameter_source("target") is ParameterSource.COMMANDLINE
+    if target is not None and named:
+        with ConversionBar(as_json) as bar:
+            findings = [target_finding(target, bar)]
+    elif draft is not None and is_package(draft):
         findings = [package_finding(draft)]
     else:
         findings = _neural_engine(draft, runtime, quiet=as_json) if neural_engine else examine()

@@ -66,7 +66,8 @@ def _prompt(prompt: str | None, file: Any) -> str:
 
 
 def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet: bool, raw: bool) -> None:
-    template = own_template(client.state().target)
+    state = client.state()
+    template = own_template(state.target)
     chat = template is not None and not raw
     if template is not None and not quiet and not as_json:
         print_notes([_ANSWERED if chat else _CONTINUED])
@@ -78,7 +79,7 @@ def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet
     result = stream.result
     assert isinstance(result, Result)
     if as_json:
-        click.echo(json.dumps({**result.to_json(), "chat": chat}))
+        click.echo(json.dumps({**result.to_json(), "chat": chat, "level": state.level}))
         return
     click.echo()
     if not quiet:

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.console import Console
@@ -24,6 +24,7 @@ from orchestrator.tools.simulate.plan import GREEDY, SAMPLED, Prediction, Scenar
 from orchestrator.tools.simulate.sweep import SWEEPS, Point, sweep, with_draft_delay, with_draft_step, with_target_step
 from orchestrator.tools.simulate.trace import Recorded, coverage, read_trace
 from protocol.errors import InputError
+from protocol.messages.base import Level
 
 _DEFAULT_PROFILE = "m4-16gb-qwen2.5-3b"
 _SPECULATION = ("draft_tokens", "draft_width", "draft_fan", "max_verify", "fan_budget", "lookup", "fallback")
@@ -47,6 +48,13 @@ _MILLISECONDS = click.FloatRange(0.0, min_open=True)
 @click.option("--independent", type=_SHARE, help="How often two independent draws agree (mlx-lm above temperature 0).")
 @click.option("--draft-ms", type=_MILLISECONDS, help="Another draft: milliseconds of one step.")
 @click.option("--target-ms", type=_MILLISECONDS, help="Another target: milliseconds of one forward.")
+@click.option(
+    "--level",
+    type=click.Choice(get_args(Level)),
+    default="tree",
+    show_default=True,
+    help="What one forward of the target verifies: trees, one path (chain), or no guesses (plain).",
+)
 @click.option("--draft-delay", type=click.FloatRange(0.0), help="Milliseconds to a draft elsewhere, each way.")
 @click.option(
     "--hop", type=click.FloatRange(0.0), default=0.3, show_default=True, help="Milliseconds of messages a round."
@@ -148,6 +156,7 @@ def _scenarios(profile: DeviceProfile, options: dict[str, Any]) -> Iterator[Scen
             acceptance=_acceptance(temperature, recorded, options),
             recorded=recorded,
             temperature=temperature,
+            level=options["level"],
             options=_checked(options),
             tokens=options["tokens"],
             requests=options["requests"],
@@ -193,6 +202,7 @@ def _circumstances(scenario: Scenario) -> dict[str, Any]:
     acceptance = scenario.acceptance
     return {
         "temperature": scenario.temperature,
+        "level": scenario.level,
         "source": "recorded" if scenario.recorded else "modelled",
         "coverage": coverage(scenario.recorded) if scenario.recorded else None,
         "acceptance": acceptance.accept,

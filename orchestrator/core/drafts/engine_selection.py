@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from orchestrator.core.commands import TrialDecided
 from protocol.contracts.neural_engine import EngineChoice, EngineRates
+from protocol.messages.base import Level
 
 LOADING_SECONDS = 20.0
 """After so long, MLX drafts beside a Core ML draft that still loads."""
@@ -81,9 +82,9 @@ class EngineSelection:
         self._phase = "trying"
         return [*self._start("mlx"), Tell("Core ML still loads the draft; MLX drafts meanwhile.")]
 
-    def pipeline_ready(self) -> list[SelectionAction]:
-        """All models are loaded, so that the preparation delays none of them."""
-        if self._phase != "waiting":
+    def pipeline_ready(self, level: Level = "tree") -> list[SelectionAction]:
+        """All models are loaded, so that the preparation delays none of them. `level`: of the target."""
+        if self._phase != "waiting" or level == "plain":
             return []
         self._phase = "preparing"
         return [Prepare()]

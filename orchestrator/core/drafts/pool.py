@@ -23,7 +23,8 @@ from protocol.messages.worker import Extend, Fault, Grow, Hello, KvOffer, Prefil
 
 
 class DraftPool:
-    """One draft is active and at most one is on trial: these are in use. The others serve no sequence."""
+    """One draft is active and at most one is on trial: these are in use, if the target verifies guesses. The others
+    serve no sequence."""
 
     def __init__(self, strategy: Strategy, sequences: Mapping[SequenceId, Sequence], workers: WorkerRegistry) -> None:
         self._strategy = strategy
@@ -58,8 +59,16 @@ class DraftPool:
         """The estimates that a new sequence begins with."""
         return self._history(self._active).estimates(request)
 
-    def target_up(self, hello: Hello) -> None:
+    def expect_target(self, hello: Hello) -> None:
+        """A target has come up, with costs of its own."""
         self._histories.without_draft.expect_target(hello)
+
+    def follow_target(self, now: float) -> list[Command]:
+        """Serve the sequences that the target was sent, or stop, if it verifies no guesses."""
+        if not self._guessing:
+            for sequence in self._sequences.values():
+                sequence.speculation.drafting = False
+        return self._apply_election(now)
 
     # Drafts -----------------------------------------------------------------------------------
 
@@ -114,7 +123,7 @@ class DraftPool:
         self, sequence: Sequence, tokens: list[int], width: int, waited: float, hit: bool, now: float
     ) -> list[Command]:
         """The drafts follow a round that committed `tokens`, verified `width` tokens and waited for growth."""
-        if self._active is None:
+        if self._active is None or not self._guessing:
             return []
         commands = self._reroot(self._active, sequence.speculation, sequence, tokens, hit, now)
         if self._trial is not None:
@@ -187,8 +196,16 @@ class DraftPool:
         """Requests whose trees a draft grows."""
         return max(1, sum(sequence.phase is not Phase.WAITING for sequence in self._sequences.values()))
 
+    @property
+    def _guessing(self) -> bool:
+        """The target that is up, or will be, verifies guesses."""
+        target = self._workers.target
+        return target is None or target.level != "plain"
+
     def _in_use(self) -> list[int]:
-        """The active draft and the one on trial."""
+        """The active draft and the one on trial; none beside a target that verifies no guesses."""
+        if not self._guessing:
+            return []
         trial = [] if self._trial is None else [self._trial.incarnation]
         return trial if self._active is None else [self._active, *trial]
 
@@ -218,7 +235,7 @@ class DraftPool:
 
     def _apply_election(self, now: float) -> list[Command]:
         """Follow the election: hand sequences over, start the drafts in use, stop the others."""
-        active, on_trial = self._election.active, self._election.on_trial
+        active, on_trial = self._election.active, self._election.on_trial if self._guessing else None
         grown = {} if self._trial is None else {self._trial.incarnation: self._trial.sequences}
         changed = active != self._active
         if changed:

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import merge
 
 from orchestrator.core.options import Options
+from orchestrator.core.policy.candidates import Candidates, candidates
 from orchestrator.core.policy.decision import (
     MIN_GROWTH_TIMEOUT,
     Decision,
@@ -15,10 +15,9 @@ from orchestrator.core.policy.decision import (
     growth_timeout,
 )
 from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.expected_rate import best_counts, with_growth
+from orchestrator.core.policy.expected_rate import best_counts
 from protocol.messages.base import MAX_STEPS
 from protocol.messages.plans import BestFirst, GrowthPlan
-from protocol.speculation.token_tree import Node
 
 _MIN_WIDTH = 4
 """Fewest nodes of one tree that a growth step evaluates, however many trees share the step."""
@@ -76,26 +75,19 @@ class Adaptive:
         return self.decide_together([view])[0]
 
     def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
-        """Verify the root of each request and the most probable nodes of all trees together."""
-        limit = self._options.max_verify
-        drafted = [_best_nodes(view, limit) for view in views]
-        nodes = drafted
-        if self._options.lookup == "on":
-            nodes = [_with_lookup(view, drafts, limit) for view, drafts in zip(views, drafted, strict=True)]
-        drafted_paths = [view.path_probabilities(drafts) for view, drafts in zip(views, drafted, strict=True)]
-        paths = [
-            draft_paths if candidates is drafts else view.path_probabilities(candidates)
-            for view, candidates, drafts, draft_paths in zip(views, nodes, drafted, drafted_paths, strict=True)
-        ]
-        now = best_counts(paths, views[0].estimates.target, views[0].estimates.hop.get(0.0))
-        expected = [self._expected_growth(*each) for each in zip(views, drafted, drafted_paths, strict=True)]
-        until = self._wait_until(views, paths, expected, now.rate)
+        """Verify the root of each request and the best nodes of all trees together."""
+        lookup = self._options.lookup == "on"
+        guesses = [candidates(view, self._options.max_verify, lookup, len(views)) for view in views]
+        gains = [each.gains for each in guesses]
+        now = best_counts(gains, views[0].estimates.target, views[0].estimates.hop.get(0.0))
+        expected = [self._expected_growth(view, each) for view, each in zip(views, guesses, strict=True)]
+        until = self._wait_until(views, gains, expected, now.rate)
         if until is not None:
             return [WaitUntil(until, growth and growth.steps) for growth in expected]
-        return [VerifyNodes(candidates[:count]) for candidates, count in zip(nodes, now.nodes, strict=True)]
+        return [VerifyNodes(each.nodes(count)) for each, count in zip(guesses, now.nodes, strict=True)]
 
-    def _expected_growth(self, view: SequenceView, nodes: list[Node], paths: list[float]) -> "_ExpectedGrowth | None":
-        """The next growth, if one can be waited for. `paths`: the path probabilities of the draft's `nodes`."""
+    def _expected_growth(self, view: SequenceView, guesses: Candidates) -> "_ExpectedGrowth | None":
+        """The next growth, if one can be waited for."""
         estimates, missed = view.estimates, not view.tree.root.children
         if not view.drafting or not estimates.step.count or not estimates.target.known:
             return None
@@ -115,20 +107,15 @@ class Adaptive:
         give_up = due + min(step, MIN_GROWTH_TIMEOUT)
         if give_up <= view.now or give_up == math.inf:
             return None
-        open_paths = [path for node, path in zip(nodes, paths, strict=True) if not node.children]
-        if missed:
-            open_paths = [1.0]
-        elif not open_paths or open_paths[0] < self._least(estimates):
+        if not guesses.open or guesses.open[0] < self._least(estimates):
             return None  # the draft pauses
-        later = with_growth(paths, open_paths[: self._width(estimates)], estimates.acceptance.get(0.0))
-        return _ExpectedGrowth(
-            due, give_up, later[: self._options.max_verify], view.steps + 1 if view.resting else None
-        )
+        gains = guesses.gains_after_growth(self._width(estimates), estimates.acceptance.get(0.0))
+        return _ExpectedGrowth(due, give_up, gains, view.steps + 1 if view.resting else None)
 
     def _wait_until(
         self,
         views: Sequence[SequenceView],
-        paths: list[list[float]],
+        gains: list[list[float]],
         expected: "list[_ExpectedGrowth | None]",
         rate: float,
     ) -> float | None:
@@ -144,8 +131,8 @@ class Adaptive:
         horizon = first + 0.5 * estimates.step.get(0.0)
         awaited = [growth for growth in growths if growth.due <= horizon]
         later = [
-            present if growth is None or growth.due > horizon else growth.paths
-            for present, growth in zip(paths, expected, strict=True)
+            present if growth is None or growth.due > horizon else growth.gains
+            for present, growth in zip(gains, expected, strict=True)
         ]
         wait = max(0.0, max(growth.due for growth in awaited) - now)
         best = best_counts(later, estimates.target, estimates.hop.get(0.0) + wait)
@@ -160,29 +147,7 @@ class _ExpectedGrowth:
     """When it should arrive."""
     give_up: float
     """When to stop waiting for it."""
-    paths: list[float]
-    """Path probabilities of the nodes that the tree should have then, falling."""
+    gains: list[float]
+    """Expected tokens that each further node should add then."""
     steps: int | None
     """What to ask a resting draft for; None if the growth comes by itself."""
-
-
-def _best_nodes(view: SequenceView, limit: int) -> list[Node]:
-    """The `limit` most probable nodes that the request still has room for, parents first."""
-    deepest = view.tree.root.depth + view.room
-    nodes: list[Node] = []
-    for node in view.tree.best():
-        if len(nodes) == limit:
-            break
-        if node.depth <= deepest:
-            nodes.append(node)
-    return nodes
-
-
-def _with_lookup(view: SequenceView, nodes: list[Node], limit: int) -> list[Node]:
-    """The draft's nodes with guesses by prompt lookup behind the most probable leaf, by falling path probability.
-
-    At most `limit` nodes; `nodes` itself if there is no guess.
-    """
-    leaf = next((node for node in nodes or [view.tree.root] if not node.children), None)
-    lookup = [] if leaf is None else view.lookup_chain(leaf)
-    return list(merge(nodes, lookup, key=lambda node: -node.log_path))[:limit] if lookup else nodes

@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import Estimates
+from protocol.messages.base import Level
 from protocol.messages.plans import GrowthPlan
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 
@@ -72,6 +73,8 @@ class SequenceView:
     """When a draft that drafts in turns was last asked for a step."""
     draft_tokens: int | None = None
     """The request's own K, for strategies that verify chains; None for the option's."""
+    level: Level = "tree"
+    """What the target verifies: any tree of guesses, or one path of them. Without guesses no strategy is asked."""
 
     def path_probabilities(self, nodes: Sequence[Node]) -> list[float]:
         """The path probability of each node."""

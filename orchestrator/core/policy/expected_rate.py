@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import ge
 
 ForwardCost = Callable[[int], float]
 """Seconds of one target forward over so many tokens, root included."""
@@ -25,30 +26,46 @@ class NodeCounts:
     rate: float
 
 
-def best_count(probabilities: Sequence[float], cost: ForwardCost, overhead: float, roots: int = 1) -> NodeCount:
-    """The number of nodes L that maximises (R + sum of the first L path probabilities) / (T(R + L) + overhead).
+def best_count(gains: Sequence[float], cost: ForwardCost, overhead: float, roots: int = 1) -> NodeCount:
+    """The number of nodes L that maximises (R + sum of the first L gains) / (T(R + L) + overhead).
 
-    `probabilities` fall; `overhead` is the hop plus any wait, in seconds; R is the number of `roots`, one a request,
-    each of which yields a token. L = 0 is plain decoding.
+    `gains`: the expected tokens that each further node adds. `overhead` is the hop plus any wait, in seconds; R is the
+    number of `roots`, one a request, each of which yields a token. L = 0 is plain decoding.
     """
-    tokens = accumulate(probabilities, initial=float(roots))
+    tokens = accumulate(gains, initial=float(roots))
     rates = [expected / (cost(width) + overhead) for width, expected in enumerate(tokens, start=roots)]
     rate = max(rates)
     return NodeCount(rates.index(rate), rate)
 
 
-def best_counts(probabilities: Sequence[Sequence[float]], cost: ForwardCost, overhead: float) -> NodeCounts:
-    """`best_count` for requests whose trees share a forward, given the falling path probabilities of each.
+def best_counts(gains: Sequence[Sequence[float]], cost: ForwardCost, overhead: float) -> NodeCounts:
+    """`best_count` for requests that share a forward, given the gains of each.
 
-    The nodes are the most probable ones of all trees together.
+    The nodes with the highest gains go first. A node whose gain is below that of a later one counts with the mean of
+    both, since the later one needs it.
     """
-    if len(probabilities) == 1:
-        alone = best_count(probabilities[0], cost, overhead)
+    if len(gains) == 1:
+        alone = best_count(gains[0], cost, overhead)
         return NodeCounts([alone.nodes], alone.rate)
-    ranked = sorted(((path, request) for request, paths in enumerate(probabilities) for path in paths), reverse=True)
-    best = best_count([path for path, _ in ranked], cost, overhead, len(probabilities))
+    ranked = sorted(((rank, request) for request, own in enumerate(gains) for rank in _falling(own)), reverse=True)
+    following = [iter(own) for own in gains]
+    best = best_count([next(following[request]) for _, request in ranked], cost, overhead, len(gains))
     chosen = Counter(request for _, request in ranked[: best.nodes])
-    return NodeCounts([chosen[request] for request in range(len(probabilities))], best.rate)
+    return NodeCounts([chosen[request] for request in range(len(gains))], best.rate)
+
+
+def _falling(gains: Sequence[float]) -> Sequence[float]:
+    """The slopes of the least concave function above the sums of `gains`: runs that rise become their mean."""
+    if all(map(ge, gains, gains[1:])):
+        return gains
+    runs: list[tuple[float, int]] = []
+    for gain in gains:
+        total, count = gain, 1
+        while runs and runs[-1][0] / runs[-1][1] < total / count:
+            earlier, places = runs.pop()
+            total, count = total + earlier, count + places
+        runs.append((total, count))
+    return [total / count for total, count in runs for _ in range(count)]
 
 
 def with_growth(probabilities: Sequence[float], open_paths: Sequence[float], acceptance: float) -> list[float]:

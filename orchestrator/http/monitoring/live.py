@@ -116,6 +116,7 @@ def _status(condition: Condition) -> dict[str, Any]:
     if condition.state is not None:
         state = condition.state
         content |= {"strategy": state.strategy, "context": state.context, "lost": state.lost, "down": state.down}
+        content |= {"level": state.level}
         content |= {"target": state.target.rsplit("/", 1)[-1], "draft": state.draft.rsplit("/", 1)[-1]}
     return content
 

@@ -13,6 +13,7 @@ from orchestrator.http.openai.logprobs import LogprobTranscript, whole
 from orchestrator.http.openai.tool_calls import ToolCallParser, split_calls
 from orchestrator.http.renderer import COMMENT, frame
 from orchestrator.text.tokenizer import TextCodec
+from protocol.messages.base import Level
 
 AnswerKind = Literal["chat", "text"]
 _PREFIX = {"chat": "chatcmpl", "text": "cmpl"}
@@ -163,5 +164,6 @@ def usage(results: Sequence[Result], prompts: int) -> dict[str, Any]:
     }
 
 
-def model_card(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "launch-pipeline"}
+def model_card(name: str, created: int, level: Level | None) -> dict[str, Any]:
+    """`level`: what the target verifies in one forward; None until that is known."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "launch-pipeline", "level": level}

@@ -7,6 +7,7 @@ from statistics import median
 
 from orchestrator.tools.calibration.worker_harness import WorkerHarness
 from orchestrator.tools.calibration.worker_load import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
+from protocol.errors import InputError
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Grow, Hello, Prefilled, Stop, Verdict
 
@@ -37,7 +38,11 @@ class Times:
 
 
 def device_widths(hello: Hello) -> tuple[int, ...]:
-    """The widths to measure on the worker's device."""
+    """The widths to measure on the worker's device. Raises InputError for a target that has only one."""
+    if hello.level == "plain":
+        raise InputError(
+            f"{hello.model} evaluates one token a forward, so there are no widths to measure: choose another target."
+        )
     return _GPU_WIDTHS if "gpu" in hello.device else WIDTHS
 
 

@@ -10,7 +10,7 @@ from orchestrator.tools.simulate.contention import Contention
 from orchestrator.tools.simulate.devices import Wire
 from orchestrator.tools.simulate.language import VOCABULARY
 from orchestrator.tools.simulate.virtual_clock import VirtualClock, WireDirection
-from protocol.messages.base import Role
+from protocol.messages.base import Level, Role
 from protocol.messages.worker import FromWorker, Grow, Hello, ToWorker, Verdict
 from protocol.worker.pacing import DevicePace, Pacer
 
@@ -51,7 +51,7 @@ class ModelledWorker(Protocol):
         ...
 
 
-def modelled_hello(role: Role, context: int = CONTEXT, pace: DevicePace | None = None) -> Hello:
+def modelled_hello(role: Role, context: int = CONTEXT, pace: DevicePace | None = None, level: Level = "tree") -> Hello:
     """With the costs that a worker of this pace measures."""
     return Hello(
         role=role,
@@ -64,6 +64,7 @@ def modelled_hello(role: Role, context: int = CONTEXT, pace: DevicePace | None =
         device="none",
         pid=1,
         costs=Pacer(pace).costs(),
+        level=level,
     )
 
 

@@ -13,6 +13,7 @@ from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.language import Language
 from orchestrator.tools.simulate.simulation import SimulatedClient, modelled_pipeline
 from orchestrator.tools.simulate.trace import Recorded, ReplayedLanguage
+from protocol.messages.base import Level
 from protocol.worker.pacing import DevicePace
 
 PLAIN_NAME = "mlx-lm"
@@ -38,6 +39,8 @@ class Scenario:
     recorded: tuple[Recorded, ...] = ()
     """Recorded requests to replay, all of one temperature; none: an invented language."""
     temperature: float = 0.0
+    level: Level = "tree"
+    """What the target verifies in one forward."""
     options: Options = field(default_factory=Options)
     """Of the speculating strategies; the strategy's name is replaced."""
     tokens: int = 256
@@ -104,7 +107,9 @@ def baseline_prediction(scenario: Scenario) -> list[Prediction]:
 def simulated(scenario: Scenario, strategy: str, name: str | None = None) -> Prediction:
     """One of our strategies, through the real state machine. Raises AssertionError if a token is not the target's."""
     options = msgspec.structs.replace(scenario.options, strategy=strategy)
-    simulation = modelled_pipeline(options, scenario.language, scenario.devices, scenario.wires, scenario.seed)
+    simulation = modelled_pipeline(
+        options, scenario.language, scenario.devices, scenario.wires, scenario.seed, level=scenario.level
+    )
     for request, tokens in scenario.work():
         simulation.submit(request, tokens, scenario.temperature)
         simulation.run()

@@ -30,7 +30,7 @@ from orchestrator.tools.simulate.language import Language
 from orchestrator.tools.simulate.modelled_worker import CONTEXT, ModelledWorker, WorkerHost
 from orchestrator.tools.simulate.target import ModelledTarget
 from orchestrator.tools.simulate.virtual_clock import VirtualClock
-from protocol.messages.base import Role, SequenceId
+from protocol.messages.base import Level, Role, SequenceId
 from protocol.messages.client import Statistics
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import FromWorker, ToWorker
@@ -261,12 +261,14 @@ class Simulation:
         self.clients[sequence].reason = reason
 
 
-def modelled_workers(language: Language, devices: Devices, context: int = CONTEXT) -> BuildWorker:
-    """Targets and drafts of this language with the times of these devices."""
+def modelled_workers(
+    language: Language, devices: Devices, context: int = CONTEXT, level: Level = "tree"
+) -> BuildWorker:
+    """Targets of this level and drafts, of this language, with the times of these devices."""
 
     def build(role: Role) -> ModelledWorker:
         if role == "target":
-            return ModelledTarget(language, devices.target, context)
+            return ModelledTarget(language, devices.target, context, level)
         return ModelledDraft(language, devices.draft, context)
 
     return build
@@ -279,11 +281,18 @@ def modelled_pipeline(
     wires: Wires | None = None,
     seed: int = 0,
     kept: int | None = 0,
+    level: Level = "tree",
 ) -> Simulation:
-    """A pipeline whose target is up; its draft too, if the strategy uses one."""
+    """A pipeline whose target, of this level, is up; its draft too, if the strategy uses one."""
     strategy = STRATEGIES[options.strategy]
     simulation = Simulation(
-        options, language, modelled_workers(language, devices), wires, seed, kept, devices.slow_down
+        options,
+        language,
+        modelled_workers(language, devices, level=level),
+        wires,
+        seed,
+        kept,
+        devices.slow_down,
     )
     simulation.start("target")
     if strategy.drafts:

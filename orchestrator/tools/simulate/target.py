@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orchestrator.tools.simulate.language import Language
 from orchestrator.tools.simulate.modelled_worker import CHUNK, CONTEXT, Work, modelled_hello
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import Level, NodeId, SequenceId
 from protocol.messages.worker import (
     Fault,
     Forest,
@@ -20,7 +20,7 @@ from protocol.messages.worker import (
     Verdict,
     Verify,
 )
-from protocol.speculation.token_tree import node_id
+from protocol.speculation.token_tree import fits, node_id
 from protocol.worker.pacing import DevicePace, ForwardPart
 
 
@@ -44,8 +44,8 @@ class _ServedSequence:
 class ModelledTarget:
     """Verifies at once; between verifications it prefills prompts chunk by chunk, in turns."""
 
-    def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT) -> None:
-        self.hello: Hello = modelled_hello("target", context, pace)
+    def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT, level: Level = "tree") -> None:
+        self.hello: Hello = modelled_hello("target", context, pace, level)
         self._language = language
         self._pace = pace
         self._sequences: dict[SequenceId, _ServedSequence] = {}
@@ -113,6 +113,7 @@ class ModelledTarget:
             served.root,
         ):
             return (Fault("lost", "The target is out of step.", verify.sequence),)
+        assert fits(verify.parents, self.hello.level), "a tree that the target can't verify"
         return None
 
     def _verdict(self, served: _ServedSequence, verify: Verify, seconds: float) -> Verdict:

@@ -1,9 +1,11 @@
 """The states of a recurrence and of short convolutions, with the inputs of rows that are not committed."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
 from protocol.inference.ancestry import Ancestry
@@ -15,13 +17,15 @@ _TOKENS = 1
 """The axis of tokens in the inputs of a convolution."""
 
 
-class _Row(NamedTuple):
+@dataclass(eq=False)
+class _Row:
     """A token of a forward."""
 
     forward: "_Forward"
-    index: int
+    number: int
+    """Among the forward's tokens."""
     before: "_Row | None"
-    """None: the token committed last when the row was made."""
+    """None: the token that was committed last when the row was made."""
 
 
 class _Call:
@@ -41,7 +45,7 @@ class _Forward:
     def __init__(self, earlier: Sequence[_Row], before: Sequence[int], direct: bool) -> None:
         """`before[i]`: of all rows, earlier ones included, the index of the row before row i, or -1."""
         self.earlier = earlier
-        """Rows of other forwards on the paths of this one's."""
+        """Rows of other forwards on the paths of this one's, until the forward is built."""
         self.length = len(before) - len(earlier)
         self.direct = direct
         """The rows are one path behind the committed tokens."""
@@ -119,9 +123,10 @@ class RecurrentCache(FoldingCache):
     def _path(self, row: _Row) -> list[_Row]:
         """The rows from the committed tokens to this one."""
         path: list[_Row] = []
-        while row is not None and row is not self._tip:
-            path.insert(0, row)
-            row = row.before
+        at: _Row | None = row
+        while at is not None and at is not self._tip:
+            path.insert(0, at)
+            at = at.before
         return path
 
     # What the layer does.
@@ -180,6 +185,7 @@ class RecurrentCache(FoldingCache):
         forward = self._forward
         if forward is None or (forward.direct and forward.length == 1):
             return
+        forward.earlier = ()
         recurrences = {call.made.entry for call in forward.calls if isinstance(call.made, Recurrence)}
         left = [index for index in sorted(forward.entries) if index not in recurrences]
         for call in forward.calls:
@@ -196,13 +202,16 @@ class RecurrentCache(FoldingCache):
         if not path:
             return
         forward = path[-1].forward
-        if forward.direct and [row.index for row in path if row.forward is forward] == list(range(forward.length)):
+        if forward.direct and [row.number for row in path if row.forward is forward] == list(range(forward.length)):
             for index, entry in forward.entries.items():
                 self.entries[index] = entry
         else:
             self._fold(path)
         self._end += len(path)
         self._tip = path[-1]
+        for row in path:
+            # Rows that follow would keep all rows before them in memory.
+            row.before = None
 
     def _fold(self, path: Sequence[_Row]) -> None:
         for number, call in enumerate(path[0].forward.calls):
@@ -227,7 +236,7 @@ class RecurrentCache(FoldingCache):
         self._rows, self._tip = {}, None
 
     def move(self, begin: int, slots: mx.array) -> None:
-        moved = {slot: begin + index for index, slot in enumerate(slots.tolist())}
+        moved = {slot: begin + index for index, slot in enumerate(np.array(slots).tolist())}
         self._rows = {moved.get(slot, slot): row for slot, row in self._rows.items() if slot < begin or slot in moved}
 
     def _saved(self) -> list[Any]:
@@ -250,4 +259,4 @@ class RecurrentCache(FoldingCache):
 def _of(row: _Row, call: int, name: str) -> mx.array:
     """A row's input of a call, with an axis of one token."""
     made = row.forward.calls[call]
-    return mx.split(made.inputs[name], [row.index, row.index + 1], axis=made.axis)[1]
+    return mx.split(made.inputs[name], [row.number, row.number + 1], axis=made.axis)[1]

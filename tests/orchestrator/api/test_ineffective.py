@@ -82,6 +82,7 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("profile --out elsewhere --overhead 3", {}, ["--out"]),
     ("doctor --draft d --runtime executor", {}, ["--draft", "--runtime"]),
     ("doctor --draft d.mlpackage --runtime executor", {}, ["--runtime"]),
+    ("doctor --target t --neural-engine --draft d.mlpackage", {}, ["--neural-engine", "--draft"]),
     ("bench --micro --limit 3 --pace p --reuse", {}, ["--limit", "--pace", "--reuse"]),
     ("bench --reuse --growth --requests 1 --strategies sd", {}, ["--growth", "--requests", "--strategies"]),
     ("bench --growth --requests 1 --draft-tokens 2 --random-draft", {},

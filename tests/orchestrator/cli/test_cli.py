@@ -124,8 +124,8 @@ def test_json_is_one_object_with_documented_keys(reference: Reference):
     answer = json.loads(output)
     expected = reference(PROMPT, SamplingParams(max_tokens=12, temperature=0.9, seed=21))
     assert (code, errors) == (0, "")
-    assert set(answer) == {"text", "tokens", "finish_reason", "seed", "stats", "chat"}
-    assert answer["chat"] is False
+    assert set(answer) == {"text", "tokens", "finish_reason", "seed", "stats", "chat", "level"}
+    assert (answer["chat"], answer["level"]) == (False, "tree")
     assert (answer["text"], answer["tokens"]) == (expected.text, list(expected.tokens))
     assert (answer["finish_reason"], answer["seed"]) == ("length", 21)
     assert set(answer["stats"]) >= {

@@ -20,7 +20,7 @@ from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker, Work, WorkerHost
 from orchestrator.tools.simulate.simulation import Simulation
 from orchestrator.tools.simulate.target import ModelledTarget
-from protocol.messages.base import Role, SequenceId
+from protocol.messages.base import Level, Role, SequenceId
 from protocol.messages.worker import ToWorker
 from tests.support.scripted_simulation import DRAFT, TARGET, ready
 
@@ -31,10 +31,13 @@ THEN = st.tuples(st.integers(0, 60), st.integers(0, 1 << 16))
 
 
 class DisorderedSimulation(Simulation):
-    """Messages wait in a bag until the test says what becomes of them; workers work when the bag is empty."""
+    """Messages wait in a bag until the test says what becomes of them; workers work when the bag is empty.
 
-    def __init__(self, options: Options, accept: float, prompt_tokens: int) -> None:
-        self._acceptance, self._prompt_tokens = AcceptanceModel(accept=accept), prompt_tokens
+    `levels`: of the targets, which fail at a tree that does not fit.
+    """
+
+    def __init__(self, options: Options, accept: float, prompt_tokens: int, levels: tuple[Level, ...]) -> None:
+        self._acceptance, self._prompt_tokens, self._levels = AcceptanceModel(accept=accept), prompt_tokens, levels
         super().__init__(options, self._language(0), self._worker, kept=None)
         self.bag: list[Callable[[], None]] = []
         """Each delivers one message."""
@@ -45,7 +48,8 @@ class DisorderedSimulation(Simulation):
 
     def _worker(self, role: Role) -> ModelledWorker:
         language = self._language(len(self.history))
-        return ModelledTarget(language, TARGET) if role == "target" else ModelledDraft(language, DRAFT)
+        level = self._levels[len(self.history) % len(self._levels)]
+        return ModelledTarget(language, TARGET, level=level) if role == "target" else ModelledDraft(language, DRAFT)
 
     def living(self, role: Role) -> list[int]:
         return [incarnation for incarnation, host in self.hosts.items() if host.role == role]
@@ -100,10 +104,11 @@ class Disorder(RuleBasedStateMachine):
         prompt_tokens=st.sampled_from([1, 3]),
         drafts=st.sampled_from([1, 1, 3]),
         concurrent=st.sampled_from([1, 2, 16]),
+        levels=st.sampled_from([("tree",), ("chain",), ("tree", "chain", "plain")]),
     )
-    def begin(self, strategy, accept, prompt_tokens, drafts, concurrent):
+    def begin(self, strategy, accept, prompt_tokens, drafts, concurrent, levels):
         options = Options(strategy=strategy, concurrent=concurrent, turn=7)
-        self.simulation = DisorderedSimulation(options, accept, prompt_tokens)
+        self.simulation = DisorderedSimulation(options, accept, prompt_tokens, levels)
         self.machine = self.simulation.machine
         self.most: dict[Role, int] = {"target": 1, "draft": drafts}
         self.start_missing(ROLES)

@@ -17,9 +17,10 @@ from orchestrator.http.errors import ApiError
 from orchestrator.http.monitoring.health import Health
 from orchestrator.http.monitoring.live import MAX_SUBSCRIBERS, Live
 from orchestrator.http.page import document
-from orchestrator.http.run import bound, greet
+from orchestrator.http.run import bound, greet, ready_line
 from orchestrator.http.settings import ServerSettings
 from protocol.errors import PipelineError
+from protocol.messages.base import Level
 from protocol.messages.client import Statistics
 from protocol.messages.telemetry import (
     RequestSnapshot,
@@ -204,6 +205,20 @@ def test_status_holds_names_of_models_and_not_their_paths():
     (_, (_, status)) = received(FakePipeline(condition=state), 2)
 
     assert (status["target"], status["draft"]) == ("target", "draft")
+
+
+@pytest.mark.parametrize("level", get_args(Level))
+def test_the_level_of_the_target_is_told_and_the_page_has_words_for_it(level: Level):
+    (_, (_, status)) = received(FakePipeline(condition=replace(READY, level=level)), 2)
+
+    assert status["level"] == level
+    assert re.search(rf"LEVELS = {{[^}}]*\b{level}: \"verifies ", document())
+
+
+def test_the_ready_line_tells_a_level_below_the_highest():
+    assert ready_line("tree") == "Ready. Ctrl-C ends it."
+    assert "is a chain model: one forward verifies one path" in ready_line("chain")
+    assert "is a plain model: one forward evaluates one token" in ready_line("plain")
 
 
 def test_a_stream_survives_loading_and_a_pipeline_that_does_not_answer():

@@ -16,6 +16,7 @@ from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError
+from protocol.messages.client import PipelineState
 from tests.support.fake_pipeline import READY, FakePipeline
 from tests.support.paths import DEMO_TARGET
 
@@ -250,6 +251,14 @@ def test_only_models_named_at_the_start_can_be_asked_for(name: str):
         assert response.status_code == 404
     assert post(CHAT, {**HELLO, "model": "b/c"}, names=("a", "b/c")).json()["model"] == "b/c"
     assert get("/v1/models/b/c", names=("a", "b/c")).json()["id"] == "b/c"
+
+
+@pytest.mark.parametrize("condition", [replace(READY, level="chain"), replace(READY, level="plain"), None])
+def test_models_tell_what_the_target_verifies_once_that_is_known(condition: PipelineState | None):
+    (listed,) = get("/v1/models", FakePipeline(condition=condition)).json()["data"]
+    named = get("/v1/models/demo", FakePipeline(condition=condition)).json()
+
+    assert listed["level"] == named["level"] == (None if condition is None else condition.level)
 
 
 def test_parameters_reach_the_pipeline():

@@ -17,6 +17,7 @@ from orchestrator.tools.calibration import calibrate
 from orchestrator.tools.calibration.calibrate import device_times, slow_down_of, to_toml
 from orchestrator.tools.calibration.measure import WIDTHS, Times, device_widths
 from orchestrator.tools.calibration.worker_load import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
+from protocol.errors import InputError
 from protocol.messages.base import Role
 from protocol.messages.worker import FromWorker, Grow, Hello, Prefilled, Start, Stop, ToWorker, Verdict
 from target_worker.engine import TargetEngine
@@ -43,6 +44,11 @@ def test_a_target_answers_every_width_round_after_round():
         assert isinstance(verdict, Verdict)
         assert len(asked.tokens) == width
         verifying.heard(verdict)
+
+
+def test_a_target_of_one_token_a_forward_has_no_widths_to_measure():
+    with pytest.raises(InputError, match="one token a forward"):
+        device_widths(msgspec.structs.replace(_hello(VOCABULARY), level="plain"))
 
 
 def test_a_sequence_is_given_up_before_the_context_ends():

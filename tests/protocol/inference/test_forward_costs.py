@@ -8,6 +8,7 @@ import pytest
 
 from protocol.inference import forward_costs
 from protocol.inference.forward_costs import WIDTHS, costs_at_load, measured_costs
+from protocol.messages.base import Level
 from tests.support.models.tiny_models import tree_model
 
 
@@ -15,6 +16,7 @@ class _Device:
     """A model and a clock: a forward takes as many seconds as it has tokens, and ten more at its kernel's first use."""
 
     context = 512
+    level: Level = "tree"
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -63,6 +65,15 @@ def test_too_few_widths_are_no_measurement():
     device = _Device()
 
     assert measured_costs(device, device.clock, 40.0) == ()
+
+
+def test_a_model_of_one_path_is_measured_by_chains_and_one_of_single_tokens_not():
+    device, single = _Device(), _Device()
+    device.level, single.level = "chain", "plain"
+
+    assert len(measured_costs(device, device.clock, 1e6)) == 17
+    assert not any(used for (_, chain), used in device.used.items() if not chain)
+    assert measured_costs(single, single.clock, 1e6) == ()
 
 
 def test_a_context_too_short_for_the_widest_forward_is_not_measured():

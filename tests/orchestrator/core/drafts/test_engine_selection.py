@@ -46,6 +46,11 @@ def test_the_neural_engine_is_prepared_once_all_models_are_loaded():
     assert selection.prepared() == [StartDraft("coreml")]
 
 
+def test_nothing_is_prepared_beside_a_target_that_verifies_no_guesses():
+    assert EngineSelection("mlx", 0.0).pipeline_ready("plain") == []
+    assert EngineSelection("mlx", 0.0).pipeline_ready("chain") == [Prepare()]
+
+
 @pytest.mark.parametrize(
     ("decided", "winner", "loser"),
     [

@@ -111,6 +111,21 @@ def test_predictions_are_the_same_twice():
     assert predict(scenario(seed=3)) == predict(scenario(seed=3))
 
 
+def test_a_target_that_verifies_less_is_predicted_to_gain_less():
+    shown = CliRunner().invoke(
+        plan, ["--temperature", "1", "--tokens", "40", "--requests", "1", "--json", "--level", "plain"]
+    )
+    (row,) = json.loads(shown.output)["plans"]
+    rates = {one["contender"]: one["tokens_per_second"] for one in row["predictions"]}
+    trees, path = (simulated(scenario(level=level, acceptance=SAMPLED), "adaptive") for level in ("tree", "chain"))
+
+    assert row["level"] == "plain"
+    assert rates["adaptive"] == rates["ssd"] == rates["ar"]
+    assert row["pays_from_acceptance"] is None
+    assert path.tokens_per_second > 1.2 * simulated(scenario(), "ar").tokens_per_second
+    assert path.tokens_per_round < trees.tokens_per_round
+
+
 def test_a_draft_pays_from_some_acceptance_on():
     threshold = pays_from(scenario())
 

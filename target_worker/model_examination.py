@@ -1,0 +1,35 @@
+"""Loads a target and finds its level: `python -m target_worker.model_examination FOLDER` prints one report in JSON."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from protocol.contracts.model_report import ModelRefusal, ModelReport
+from protocol.errors import InputError
+from protocol.inference.language_model import LanguageModel
+
+
+def main() -> int:
+    # Libraries may print to standard output, which is for the report alone.
+    output, sys.stdout = sys.stdout, sys.stderr
+    output.write(msgspec.json.encode(examine(Path(sys.argv[1]))).decode() + "\n")
+    return 0
+
+
+def examine(folder: Path) -> ModelReport | ModelRefusal:
+    try:
+        model = LanguageModel.load(folder)
+    except InputError as error:
+        return ModelRefusal(text=str(error))
+    return ModelReport(
+        architecture=model.architecture,
+        level=model.level,
+        reason=model.level_reason,
+        joins=model.joins,
+        context=model.context,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
