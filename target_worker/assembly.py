@@ -92,4 +92,5 @@ def _exchange(setup: WorkerSetup, model: LanguageModel) -> KvExchange | None:
         # Each rank of a divided model holds a slice of the KV, and an arena needs all of it.
         return None
     fingerprint = kv_fingerprint(Path(setup.model), setup.kv_bits)
-    return KvExchange(model.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner)
+    limit = setup.arena_memory << 20 if setup.arena_memory else None
+    return KvExchange(model.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner, limit=limit)

@@ -76,7 +76,7 @@ class TargetEngine:
         shared = 0 if found is None else found.tokens
         adoption = self._adopt(start, shared)
         if adoption.tokens or found is None or not shared:
-            return TargetSequence(self, start, processors, adoption, self._checkpoint(adoption.tokens))
+            return TargetSequence(self, start, processors, adoption, self._checkpoint(start, adoption.tokens))
         adoption = adoption._replace(cache=found.kv.first(shared, found.exclusive), tokens=shared)
         return TargetSequence(self, start, processors, adoption, self._continued(found, start))
 
@@ -113,10 +113,16 @@ class TargetEngine:
         checkpoint = found.kv.checkpoint
         if checkpoint is not None and found.exclusive and checkpoint.covered <= found.tokens and not checkpoint.closed:
             return checkpoint
-        return self._checkpoint(start.adopt.tokens if start.adopt else 0)
+        if found.kv.cache.forgotten:
+            # What a new arena would need is gone.
+            return None
+        return self._checkpoint(start, start.adopt.tokens if start.adopt else 0)
 
-    def _checkpoint(self, covered: int = 0) -> KvCheckpoint | None:
-        return None if self._exchange is None else KvCheckpoint(self._exchange, covered)
+    def _checkpoint(self, start: Start, covered: int) -> KvCheckpoint | None:
+        """None if the prompt's KV can't be saved anyway."""
+        if self._exchange is None or not self._exchange.holds(len(start.tokens)):
+            return None
+        return KvCheckpoint(self._exchange, covered)
 
 
 class TargetSequence:
@@ -191,6 +197,7 @@ class TargetSequence:
         chunk = self.tokens[begin : min(begin + self._engine.prefill_chunk, self.position)]
         self.cache.prefill(chunk)
         self.evaluated += len(chunk)
+        self._forget()
 
     def part(self, proposal: ProposedTree) -> ForwardPart:
         """This sequence's part of a forward over the proposal. `advance` later keeps or drops the new rows."""
@@ -237,6 +244,7 @@ class TargetSequence:
         """Commit the accepted tokens. The bonus token is the new root."""
         first = self.cache.next_row - len(proposal.tokens)
         self.cache.keep([first, *(first + entry for entry in walk.accepted)], ())
+        self._forget()
         tokens = _chosen(proposal, walk)
         self.tokens += tokens
         if self._processors is not None:
@@ -244,6 +252,13 @@ class TargetSequence:
         self.root = node_id((self.root, *verdict.path)[-1], walk.bonus)
         self.round = verdict.round + 1
         self.verdict = verdict
+
+    def _forget(self) -> None:
+        """Let go of rows behind windows that need not be saved any more."""
+        if self.checkpoint is None or self.checkpoint.closed:
+            self.cache.forget(self.cache.committed)
+        else:
+            self.cache.forget(self.checkpoint.saved)
 
 
 Proposal: TypeAlias = tuple[TargetSequence, ProposedTree]

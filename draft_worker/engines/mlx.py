@@ -112,6 +112,7 @@ class MlxSequence(EngineSequence):
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._rows.prefill(tokens)
+        self._rows.forget(self._rows.committed)
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
         return self._engine.evaluate_together([(self, batch)])[0]
@@ -135,6 +136,7 @@ class MlxSequence(EngineSequence):
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         self._rows.keep(path, surviving)
+        self._rows.forget(self._rows.committed)
 
     def truncate(self, length: int) -> None:
         self._rows.truncate(length)

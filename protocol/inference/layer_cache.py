@@ -94,6 +94,9 @@ class LayerCache(ABC):
     folds = False
     """It folds tokens into a state, and can be cut back only to where `reach` says."""
 
+    forgotten = 0
+    """Tokens, the first ones, whose rows it has let go."""
+
     def __init__(self, stock: Any) -> None:
         self.forward = ForwardShape(0, 1)
         """The next forward, or the one in progress."""
@@ -138,17 +141,21 @@ class LayerCache(ABC):
     def finish(self) -> None:  # noqa: B027
         """Called after each forward is built. Raises LookupError if the layer used the cache in an unknown way."""
 
+    def forget(self, slots: int, tokens: int) -> None:  # noqa: B027
+        """No forward reads the first `slots` slots any more, which hold the first `tokens` tokens. A cache may keep
+        them."""
+
+    def reach(self, tokens: int) -> int:
+        """The most of the first `tokens` committed tokens from which a sequence can go on."""
+        return tokens
+
     # For a cache that `folds`:
 
     def commit(self, slots: Sequence[int], surviving: Collection[int]) -> None:  # noqa: B027
         """Commit the tokens in these slots, in order; of the others, those in `surviving` slots stay."""
 
-    def reach(self, tokens: int) -> int:
-        """The most of the first `tokens` committed tokens to which `cut` can go back."""
-        return tokens
-
     def cut(self, tokens: int) -> None:  # noqa: B027
-        """Forget all but the first `tokens` tokens, to which the cache can go back."""
+        """Forget all but the first `tokens` tokens, a number that `reach` has given."""
 
     def remember(self) -> None:  # noqa: B027
         """Let `reach` find the committed tokens so far, also after later forwards."""

@@ -30,6 +30,9 @@ class PathSequence:
     def reach(self, length: int) -> int:
         return self._sequence.reach(length)
 
+    def forget(self, saved: int) -> None:
+        self._sequence.forget(saved)
+
     def position(self, row: int) -> int:
         return self.committed + len(self._path(row)) - 1
 

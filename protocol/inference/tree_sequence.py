@@ -24,6 +24,9 @@ _DEAD_SLOTS = 64
 """So many dead slots are cheaper to remove than to attend past."""
 _MOST_TOGETHER = 8
 """So many tokens that are evaluated again join the next forward. More of them have a forward of their own."""
+_SPARE_ROWS = 1024
+"""Rows kept behind a window, so that a conversation can be cut back by so many tokens without a new prefill. Twice as
+many are held before the rest is let go."""
 _ELEMENT_TYPES = {
     mx.float16: ElementType.FLOAT16,
     mx.bfloat16: ElementType.BFLOAT16,
@@ -114,15 +117,32 @@ class TreeSequence:
 
     def reach(self, length: int) -> int:
         """The most of the first `length` committed tokens whose KV would remain after `truncate`."""
-        while self._folding and (less := min(cache.reach(length) for cache in self._folding)) < length:
+        limiting = [cache for cache in self.caches if cache.folds or cache.forgotten]
+        while limiting and (less := min(cache.reach(length) for cache in limiting)) < length:
             length = less
         return length
+
+    @property
+    def forgotten(self) -> int:
+        """Tokens, the first ones, whose rows some layer has let go: they can't be exported."""
+        return max((cache.forgotten for cache in self.caches), default=0)
+
+    def forget(self, saved: int) -> None:
+        """Let go of rows that lie far behind windows, of no more than the first `saved` tokens."""
+        for window in self._windows:
+            caches = [cache for cache in self.caches if cache.window == window]
+            tokens = min(saved, self.committed - window - _SPARE_ROWS)
+            if tokens - caches[0].forgotten >= _SPARE_ROWS:
+                slots = self._table.slot_of(tokens)
+                for cache in caches:
+                    cache.forget(slots, tokens)
+                mx.eval([cache.arrays for cache in caches])
 
     def truncate(self, length: int) -> None:
         """Drop all rows, and committed tokens behind the first `length`, or a few more: see `reach`."""
         if length < self.committed:
             length = self.reach(length)
-            self._forget(length)
+            self._cut_states(length)
         self._table.truncate(length)
 
     def copy(self, length: int) -> "TreeSequence":
@@ -138,7 +158,7 @@ class TreeSequence:
         other.caches = flat(other._layers)
         other._folding = [cache for cache in other.caches if cache.folds]
         other._tokens = list(self._tokens)
-        other._forget(length)
+        other._cut_states(length)
         other._compute()
         return other
 
@@ -227,7 +247,7 @@ class TreeSequence:
         for cache in self._folding:
             cache.commit(committed, live)
 
-    def _forget(self, length: int) -> None:
+    def _cut_states(self, length: int) -> None:
         """Let the caches that fold tokens go back to these, where they can."""
         for cache in self._folding if self.level == "tree" else ():
             cache.cut(length)

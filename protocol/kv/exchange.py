@@ -8,6 +8,7 @@ from dataclasses import replace
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout
 from protocol.kv.blocks import kv_form
+from protocol.kv.segments import SegmentError
 from protocol.messages.worker import KvForm, KvReference
 
 _MIN_ROOM = 512
@@ -17,12 +18,22 @@ _MIN_ROOM = 512
 class KvExchange:
     """Creates and adopts arenas, for a process that shares KV with others of its pipeline."""
 
-    def __init__(self, layout: ArenaLayout, *, fingerprint: str, epoch: int, owner: int) -> None:
-        """`layout` has the model's context as capacity; `owner` is the process after whose end arenas are unlinked."""
+    def __init__(
+        self, layout: ArenaLayout, *, fingerprint: str, epoch: int, owner: int, limit: int | None = None
+    ) -> None:
+        """`layout` has the model's context as capacity; `owner` is the process after whose end arenas are unlinked.
+        `limit`: most bytes of one arena, since more would be unlinked at once; None for no bound."""
         self._layout = layout
         self.fingerprint = fingerprint
         self._epoch = epoch
         self._owner = owner
+        share = 1.0 if limit is None else min(1.0, limit / layout.segment_bytes)
+        self._most = int(layout.capacity * share)
+        """Tokens of the largest arena."""
+
+    def holds(self, tokens: int) -> bool:
+        """Whether an arena may be large enough for so many tokens."""
+        return tokens <= self._most
 
     @property
     def form(self) -> KvForm:
@@ -30,7 +41,9 @@ class KvExchange:
 
     def create(self, tokens: int) -> Arena:
         """A new arena for `tokens` tokens and half as many again, at least 512. Raises SegmentError."""
-        capacity = min(self._layout.capacity, tokens + max(_MIN_ROOM, tokens // 2))
+        if not self.holds(tokens):
+            raise SegmentError(f"The KV of {tokens:,} tokens is larger than the memory for arenas allows.")
+        capacity = min(self._most, tokens + max(_MIN_ROOM, tokens // 2))
         layout = replace(self._layout, capacity=capacity)
         return Arena.create(layout, fingerprint=self.fingerprint, epoch=self._epoch, owner=self._owner)
 

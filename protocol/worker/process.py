@@ -56,6 +56,8 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens of one prefill forward; messages are read between two forwards."""
     owner: int | None = None
     """Process whose end makes this worker's shared memory stale; None for no KV in shared memory."""
+    arena_memory: int = 0
+    """MiB of the largest arena; 0 for no bound."""
     prefix_cache: int = 0
     """MiB of the prefix cache."""
     kv_bits: KvBits = UNQUANTIZED

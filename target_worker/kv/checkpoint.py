@@ -22,6 +22,8 @@ class KvCheckpoint:
         """Tokens whose KV some arena holds."""
         self._exchange = exchange
         self._arena: Arena | None = None
+        self._full: Arena | None = None
+        """The arena before this one, until its rows are copied."""
         self._goal = 0
         """Tokens that the save in progress will cover; 0 if none is in progress."""
         self.closed = False
@@ -46,7 +48,7 @@ class KvCheckpoint:
         arena = self._with_room(goal)
         begin, end = arena.committed, min(arena.committed + _SLICE, goal)
         if begin < end:
-            arena.write_rows(begin, *cache.export(begin, end))
+            end = self._write(arena, cache, begin, end)
             arena.commit(end)
         self._goal = goal if end < goal else 0
         if end <= self.covered:
@@ -65,12 +67,34 @@ class KvCheckpoint:
         if self._arena is not None:
             self._arena.close()
             self._arena = None
+        if self._full is not None:
+            self._full.close()
+            self._full = None
+
+    @property
+    def saved(self) -> int:
+        """The first tokens that need not be exported again."""
+        return max((arena.committed for arena in (self._arena, self._full) if arena is not None), default=0)
+
+    def _write(self, arena: Arena, cache: TreeSequence, begin: int, end: int) -> int:
+        """Write tokens from `begin` to `end`, or to an earlier one; where it ends."""
+        full = self._full
+        if full is None or begin >= full.committed:
+            arena.write_rows(begin, *cache.export(begin, end))
+            return end
+        end = min(end, full.committed)
+        arena.write_rows(begin, list(full.keys[:, :, begin:end]), list(full.values[:, :, begin:end]))
+        if end == full.committed:
+            full.close()
+            self._full = None
+        return end
 
     def _with_room(self, tokens: int) -> Arena:
         full = self._arena
         if full is None or tokens > full.layout.capacity:
             self._arena = self._exchange.create(tokens)
-            if full is not None:
-                full.close()
+            if self._full is not None:
+                self._full.close()
+            self._full = full
         assert self._arena is not None
         return self._arena

@@ -219,6 +219,7 @@ class Supervisor:
             texts=self._setup.target_texts if role == "target" else "",
             hosts=self._setup.target_hosts if role == "target" else None,
             owner=os.getpid() if self._setup.options.arena_memory else None,
+            arena_memory=self._setup.options.arena_memory if role == "target" else 0,
             kv_bits=self._setup.options.kv_bits if role != "draft" else UNQUANTIZED,
             gpu_share=self._gpu_shares.get(role, 1.0),
             prefix_cache=self._setup.options.prefix_cache_memory if self._setup.options.arena_memory else 0,

@@ -4,10 +4,11 @@ from copy import copy
 from typing import Any, Self
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache
 
-from protocol.inference.layer_cache import LayerCache, MaskKind, RowForm, layer_cache_for
+from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind, RowForm, layer_cache_for
 from protocol.inference.layer_caches.row_encoding import (
     PlainRows,
     QuantizedRows,
@@ -34,6 +35,8 @@ class FullAttentionCache(LayerCache):
         self._encoding: RowEncoding = PlainRows()
         self._end = 0
         """Slot behind the last forward."""
+        self._base = 0
+        """The first slot that has rows."""
 
     def quantized(self, bits: int, fused: bool) -> QuantizedRows | None:
         if not self._keys:
@@ -61,14 +64,15 @@ class FullAttentionCache(LayerCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         begin, end = self.forward.begin, self.forward.begin + keys.shape[2]
-        self._keys = _all_written(self._keys, self._encoding.encoded(keys), begin, end)
-        self._values = _all_written(self._values, self._encoding.encoded(values), begin, end)
+        rows = begin - self._base, end - self._base
+        self._keys = _all_written(self._keys, self._encoding.encoded(keys), *rows)
+        self._values = _all_written(self._values, self._encoding.encoded(values), *rows)
         self._end = end
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """As the forward in progress has seen them: layers that share another one's KV ask for them."""
-        seen = slice(self._first, self._end)
+        seen = slice(self._first - self._base, self._end - self._base)
         return self._encoding.fetched(_taken(self._keys, seen)), self._encoding.fetched(_taken(self._values, seen))
 
     @property
@@ -83,19 +87,27 @@ class FullAttentionCache(LayerCache):
     def copy(self, slots: int) -> Self:
         other = copy(self)
         # Arrays are written in place, so each cache needs its own.
-        other._keys = tuple(map(mx.contiguous, _taken(self._keys, slice(slots))))
-        other._values = tuple(map(mx.contiguous, _taken(self._values, slice(slots))))
+        held = slice(max(0, slots - self._base))
+        other._keys = tuple(map(mx.contiguous, _taken(self._keys, held)))
+        other._values = tuple(map(mx.contiguous, _taken(self._values, held)))
         return other
 
     @property
     def row_form(self) -> RowForm | None:
         if not self._keys:
             return None
-        forms = {RowForm(array.shape[1], array.shape[3], array.dtype) for array in self.rows(slice(1))}
+        arrays = self._packed(slice(1))
+        forms = {RowForm(array.shape[1], array.shape[3], array.dtype) for array in arrays}
         return forms.pop() if len(forms) == 1 else None
 
     def rows(self, slots: slice | mx.array) -> tuple[mx.array, mx.array]:
-        return self._encoding.packed(_taken(self._keys, slots)), self._encoding.packed(_taken(self._values, slots))
+        if isinstance(slots, slice):
+            return self._packed(slice(slots.start - self._base, slots.stop - self._base))
+        return self._packed(slots - self._base)
+
+    def _packed(self, held: slice | mx.array) -> tuple[mx.array, mx.array]:
+        """Of these rows that it holds."""
+        return self._encoding.packed(_taken(self._keys, held)), self._encoding.packed(_taken(self._values, held))
 
     def adopt(self, keys: mx.array, values: mx.array) -> None:
         self._keys, self._values = self._encoding.unpacked(keys), self._encoding.unpacked(values)
@@ -103,8 +115,8 @@ class FullAttentionCache(LayerCache):
 
 @layer_cache_for(RotatingKVCache)
 class WindowCache(FullAttentionCache):
-    """A sliding window. Attention reads the window alone. The rows behind it stay, so that a rejected tree leaves
-    nothing to repair, and a sequence can be cut back and shared at any token."""
+    """A sliding window. Attention reads the window alone. Rows behind it stay until the sequence lets them go, so that
+    a rejected tree leaves nothing to repair, and a sequence can be cut back and shared at most tokens."""
 
     def __init__(self, stock: RotatingKVCache) -> None:
         """Raises LookupError for a cache that keeps its first tokens in sight."""
@@ -112,6 +124,28 @@ class WindowCache(FullAttentionCache):
         if stock.keep:
             raise LookupError("its windows keep the first tokens")
         self.window = stock.max_size
+
+    def prepare(self, forward: ForwardShape) -> None:
+        super().prepare(forward)
+        if forward.begin < self._base:
+            self._keys, self._values, self._base, self.forgotten = (), (), 0, 0
+
+    def forget(self, slots: int, tokens: int) -> None:
+        held = slice(slots - self._base, self._end - self._base)
+        self._keys = tuple(map(mx.contiguous, _taken(self._keys, held)))
+        self._values = tuple(map(mx.contiguous, _taken(self._values, held)))
+        self._base, self.forgotten = slots, tokens
+
+    def reach(self, tokens: int) -> int:
+        assert self.window is not None
+        return tokens if self.forgotten <= max(0, tokens - self.window + 1) else 0
+
+    def move(self, begin: int, slots: mx.array) -> None:
+        every = np.array(slots)
+        held = mx.array(every[every >= self._base] - self._base)
+        if begin < self._base:
+            self._base = begin + len(every) - held.size
+        super().move(max(begin - self._base, 0), held)
 
     def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
         assert self.window is not None

@@ -1,5 +1,6 @@
 """After any writes, drops, copies, exports and adoptions, a layer cache gives the results of a new one."""
 
+import random
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -15,8 +16,10 @@ from mlx_lm.models.cache import KVCache
 from protocol.inference import tree_sequence
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.layer_cache import layer_cache_for
+from protocol.inference.layer_caches import full_attention
 from protocol.inference.layer_caches.full_attention import FullAttentionCache
 from protocol.inference.tree_sequence import TreeSequence
+from tests.support.models.architecture_sizes import WINDOW
 from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY, network, stock_logits, tree_model
 
@@ -59,6 +62,7 @@ class Sequences(RuleBasedStateMachine):
     def begin(self, prompt: list[int]) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(tree_sequence, "_DEAD_SLOTS", 3)
+        self.patch.setattr(tree_sequence, "_SPARE_ROWS", 2)
         self.all: list[tuple[TreeSequence, list[int]]] = []
         self.add(self.model.sequence(), [])
         self.write(0, prompt)
@@ -103,11 +107,17 @@ class Sequences(RuleBasedStateMachine):
         length = min(length, len(committed))
         self.add(sequence.copy(length), committed[: sequence.reach(length)])
 
+    @rule(which=st.integers(0))
+    def forget(self, which: int) -> None:
+        """What lies behind windows."""
+        sequence, _ = self.of(which)
+        sequence.forget(sequence.committed)
+
     @rule(which=st.integers(0), length=st.integers(1, 100))
     def adopt(self, which: int, length: int) -> None:
         sequence, committed = self.of(which)
         length, layout = min(length, len(committed)), self.model.layout
-        if layout is None or not length:
+        if layout is None or not length or sequence.forgotten:
             return
         keys, values = sequence.export(0, length)
         adopting = self.model.sequence()
@@ -189,3 +199,33 @@ def test_a_registered_cache_serves_the_models_that_ask_for_its_class():
     sequence.evaluate((4, 5), (-1, -1))
 
     assert [cache.writes for cache in sequence.caches if isinstance(cache, _Counting)] == [2, 2]
+
+
+def test_rows_far_behind_a_window_are_let_go_and_the_rest_moves(monkeypatch: pytest.MonkeyPatch):
+    """Trees with dead slots before and behind the first row that is held."""
+    monkeypatch.setattr(tree_sequence, "_DEAD_SLOTS", 6)
+    monkeypatch.setattr(tree_sequence, "_SPARE_ROWS", 3)
+    monkeypatch.setattr(full_attention, "_GROWTH", 1)
+    made = model("gemma3_text")
+    sequence, text, numbers = made.sequence(), [1, 2, 3], random.Random(4)
+    sequence.prefill(text)
+    for _ in range(40):
+        first, tree = sequence.next_row, [numbers.randrange(60) for _ in range(4)]
+        logits = sequence.evaluate(tree, (-1, first, first, first + 2))
+        expected = stock_logits(made.network, [*text, tree[0], tree[2], tree[3]])
+        assert np.allclose(np.array(logits[3]), np.array(expected), atol=1e-3)
+        sequence.keep([first, first + 2], ())
+        text += [tree[0], tree[2]]
+        sequence.forget(len(text) - 1)
+
+    assert len(text) - WINDOW - 6 <= sequence.forgotten <= len(text) - WINDOW - 3
+    assert sequence.reach(len(text) - 3) == len(text) - 3
+    assert sequence.reach(len(text) - 30) == 0
+    held = {cache.arrays[0].shape[2] for cache in sequence.caches if cache.window}
+    assert max(held) < WINDOW + 24 < len(text)
+    for shorter in (len(text) - 3, 20):
+        sequence.truncate(shorter)
+        text = text[: sequence.committed]
+        logits = sequence.evaluate((7,), (-1,))
+        assert np.allclose(np.array(logits[0]), np.array(stock_logits(made.network, [*text, 7])), atol=1e-3)
+    assert not text

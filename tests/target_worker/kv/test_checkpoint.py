@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from protocol.inference import tree_sequence
 from protocol.inference.language_model import LanguageModel
+from protocol.kv import exchange as exchange_module
 from protocol.kv import segments
 from protocol.kv.arena import Arena
 from protocol.kv.exchange import KvExchange
@@ -32,6 +34,7 @@ from protocol.messages.worker import (
 from protocol.speculation.token_tree import node_id
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
+from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY, tree_model
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -310,3 +313,55 @@ def test_no_memory_left_means_no_arena_and_no_failure(monkeypatch: pytest.Monkey
 
     assert talk.offers == []
     assert talk.tokens == list(expected(40))
+
+
+@cache
+def windowed() -> LanguageModel:
+    return LanguageModel(tiny("gemma3_text"))
+
+
+def windowed_target(sharing: KvExchange | None) -> TargetWorker:
+    return TargetWorker(TargetEngine(windowed(), 64, sharing), float, HELLO)
+
+
+@pytest.fixture
+def few_spare_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Almost no rows stay behind windows, which have 16 tokens. The tokens of plain decoding that keeps all rows."""
+    tokens = Talk(windowed_target(None), start()).decode(150)
+    monkeypatch.setattr(tree_sequence, "_SPARE_ROWS", 2)
+    return tokens
+
+
+def windowed_exchange(limit: int | None = None) -> KvExchange:
+    layout = windowed().layout
+    assert layout is not None
+    return KvExchange(layout, fingerprint="w", epoch=7, owner=os.getpid(), limit=limit)
+
+
+def test_rows_behind_a_window_stay_until_they_are_saved(few_spare_rows: list[int], monkeypatch: pytest.MonkeyPatch):
+    """A larger arena takes what is gone from the full one; a new worker goes on from the last arena."""
+    monkeypatch.setattr(exchange_module, "_MIN_ROOM", 8)
+    worker = windowed_target(windowed_exchange())
+    talk = Talk(worker, start())
+    talk.decode(140)
+    sequence = worker._sequences[SequenceId(1)]
+
+    assert sequence.checkpoint is not None
+    assert 0 < sequence.cache.forgotten <= sequence.checkpoint.saved
+    assert talk.tokens == few_spare_rows[: len(talk.tokens)]
+    assert len({offer.name for offer in talk.offers}) > 1
+    last = talk.offers[-1]
+    again = Talk(windowed_target(windowed_exchange()), start(talk.tokens, reference(last), round=talk.round))
+    assert again.prefilled.adopted == last.tokens
+    assert again.decode(10) == few_spare_rows
+
+
+def test_kv_too_large_for_an_arena_is_not_saved_and_forgets_at_once(few_spare_rows: list[int]):
+    worker = windowed_target(windowed_exchange(limit=1 << 14))
+    talk = Talk(worker, start())
+    talk.decode(60)
+    cache = worker._sequences[SequenceId(1)].cache
+
+    assert not talk.offers
+    assert cache.committed - cache.forgotten <= 16 + 2 * 2
+    assert talk.tokens == few_spare_rows[: len(talk.tokens)]
