@@ -170,7 +170,7 @@ class CoreMlSequence(EngineSequence):
             fans=[batch.fans[number - first] for number in wanted] if batch.fans else (),
             paths=[batch.paths[number - first] for number in wanted] if batch.paths else (),
         )
-        positions = [self._memory.slots.row(number).position + 1 for number in wanted]
+        positions = [self._memory.slots.row(number).position + 1 + batch.skipped for number in wanted]
         self._selector.begin(self._sampling, positions)
         logits = self._forward.run(self._memory, numbers)
         return self._selector.select(logits[len(numbers) - len(wanted) :], positions, self._sampling, part)
