@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from orchestrator.core.commands import Command, Dismiss, SendMessage, TrialDecided
 from orchestrator.core.drafts.election import MAX_DRAFTS, Election
-from orchestrator.core.events import WorkerDown, WorkerUp
+from orchestrator.core.events import WorkerDown
 from orchestrator.core.options import Options
 from orchestrator.core.policy.turn_taking import TurnTaking
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage

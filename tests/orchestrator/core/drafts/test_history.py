@@ -1,7 +1,5 @@
 """Laws of what a draft leaves behind: the next life finds it once, and nothing else stays."""
 
-import msgspec
-
 from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.drafts.history import DraftArenas
 from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
