@@ -1,5 +1,6 @@
 """Laws of every architecture that can be converted: the package gives the tokens of mlx-lm's own model."""
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_map, tree_map_with_path
+from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from draft_worker.coreml.conversion.architectures import ARCHITECTURES
 from draft_worker.coreml.conversion.build import write
@@ -230,6 +231,21 @@ def test_what_can_not_be_converted_is_refused_by_the_name_of_its_field(case: str
 
     with pytest.raises(InputError, match=words):
         Checkpoint(make())
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral3"])
+def test_a_folder_is_read_with_the_fields_that_the_model_drops(name: str, tmp_path: Path):
+    """mlx-lm's Gemma 2 forgets its positions; models with pictures hold the decoder as their language model."""
+    changes: dict[str, Any] = {"num_hidden_layers": 2, "max_position_embeddings": 256}
+    changes |= _BOTH if name == "mistral3" else {"sliding_window_pattern": 2}
+    model, config = tiny(name, **changes), architectures.configuration(name, **changes)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(model.parameters())))
+
+    loaded = Checkpoint.load(tmp_path)
+
+    assert loaded.shape.positions == 256
+    assert loaded.fingerprint() == Checkpoint(tiny(name, **changes), config=config).fingerprint()
 
 
 def test_a_window_that_the_context_fits_in_needs_no_mask_of_its_own(tmp_path: Path):
