@@ -131,7 +131,7 @@ def test_a_prompt_far_beyond_the_context_is_read_from_its_end_alone():
     assert -sum(forward for forward in engine.opened[0].forwards if forward < 0) < 96
 
 
-def test_a_draft_prefills_no_more_than_it_drafts_when_it_drops_tokens():
+def test_dropping_tokens_prefills_at_most_one_and_a_half_for_each_token_that_is_added():
     engine = FakeEngine(512)
     conversation = Conversation(engine, some(440))
     for token in some(1000, seed=2):
