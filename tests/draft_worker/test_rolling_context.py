@@ -18,6 +18,7 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import FromWorker, Grow, KvOffer, KvReference, Prefilled, Reroot, Start
 from protocol.speculation.token_tree import node_id
 from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence, oracle
+from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY as TINY_VOCABULARY
 from tests.support.models.tiny_models import stock_logits
 
@@ -216,3 +217,16 @@ def test_the_noise_is_that_of_the_conversation_s_positions(tmp_path: Path):
                 found.append(sequence.evaluate(Batch((), [7], [-1], 2, skipped=skipped))[0].tokens[0])
 
             assert (len(set(found)) == 1) == sampling.greedy
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm2"])
+def test_an_mlx_draft_goes_on_beyond_its_context_whatever_its_caches(name: str):
+    """A recurrent state can't be cut back to the first tokens: the draft then reads them again."""
+    network = tiny(name, max_position_embeddings=32)
+    rolling = RollingContext(32)
+    conversation = Conversation(MlxEngine(LanguageModel(network), ""), some(10))
+    for token in some(50, seed=4):
+        seen = [*rolling.seen(conversation.tokens[:-1]), conversation.tokens[-1]]
+
+        assert conversation.guesses()[0] == stock_logits(network, seen).argmax().item()
+        conversation.add(token)
