@@ -72,6 +72,9 @@ class Batch(NamedTuple):
     """None: no processor changes the logits of this request."""
     paths: Sequence[Sequence[int]] = ()
     """For each node, the tokens behind the root up to and with the node. Empty without processors."""
+    skipped: int = 0
+    """Tokens of the conversation that the sequence does not hold (`RollingContext`). Noise is drawn by the positions of
+    the conversation."""
 
 
 class EngineSequence(ABC):

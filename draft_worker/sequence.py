@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from draft_worker.engine import Batch, EngineSequence
+from draft_worker.rolling_context import RollingContext
 from protocol.common_prefix import common_prefix
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst, GrowthPlan
@@ -34,26 +35,26 @@ class DraftSequence:
         self,
         start: Start,
         engine: EngineSequence,
-        horizon: int,
+        rolling: RollingContext,
         calibration: Calibration,
         held: int = 0,
         processors: "LogitsProcessors | None" = None,
     ) -> None:
-        """`horizon`: the first absolute position that is never evaluated. Sequences with like sampling share
-        `calibration`. `held`: number of tokens of `start` that have KV in `engine` already."""
+        """Sequences with like sampling share `calibration`. `held`: of the tokens of `start` that `rolling` lets the
+        engine see, the number of those that have KV in `engine` already."""
         self._calibration = calibration
         self.sampling = start.sampling
         self.vocabulary = start.vocabulary
         self.id = start.sequence
         self.engine = engine
-        self._horizon = horizon
-        self._held: list[int] = list(start.tokens[:held])
+        self._rolling = rolling
+        self._held: list[int] = rolling.seen(start.tokens[:-1])[:held]
         """Tokens of the engine's committed prefix."""
         self._reuse: Prefilled | None = None
         """The report on KV that was reused, until it is sent."""
         if held:
             self._reuse = self._reuse_report(start)
-        elif start.adopt is not None:
+        elif start.adopt is not None and not rolling.skipped(len(start.tokens) - 1):
             self._adopt(start, start.adopt)
         self.restart(start, processors)
 
@@ -61,20 +62,13 @@ class DraftSequence:
         """Serve `start`, and keep the KV of the prefix that it shares with the tokens so far. `processors` are as of
         its root."""
         self._processors = processors
-        committed = start.tokens[:-1]
-        shared = self.engine.reach(common_prefix(self._held, committed))
-        self.engine.truncate(shared)
-        del self._held[shared:]
-        self._backlog = list(committed[shared:])
-        """Committed tokens without KV."""
-        self._rows: dict[NodeId, int] = {}
+        self._tokens: list[int] = list(start.tokens[:-1])
+        """All tokens before the root."""
         self.round = start.round
         self._early: Extend | None = None
         """A request for growth below a root that is not known yet."""
-        tree = TokenTree(start.root, start.tokens[-1], len(committed))
-        forced = None if start.sampling.grammar is None or processors is None else self._forced
-        plan = self._within(start.plan or _DEFAULT_PLAN)
-        self._growth = TreeGrowth(tree, plan, self._horizon, self._calibration, forced)
+        self._plan = self._within(start.plan or _DEFAULT_PLAN)
+        self._begin(start.root, start.tokens[-1])
 
     @property
     def position(self) -> int:
@@ -94,8 +88,12 @@ class DraftSequence:
 
     def reroot(self, message: Reroot) -> Iterator[Grow]:
         """Move the root. If the round was a miss, publish the surviving nodes again: the orchestrator has none."""
-        plan = None if message.plan is None else self._within(message.plan)
-        self._commit(self._growth.advance(message.tokens, plan))
+        if message.plan is not None:
+            self._plan = self._within(message.plan)
+        self._commit(self._growth.advance(message.tokens, self._plan))
+        if self._rolling.skipped(len(self._tokens)) != self._skipped:
+            root = self._growth.tree.root
+            self._begin(root.id, root.token)
         self.round = message.round
         if self._early is not None:
             self.extend(self._early)
@@ -136,7 +134,17 @@ class DraftSequence:
             self._rows[node.id] = row
         tokens = [node.token for node in step.nodes]
         paths = [] if self._processors is None else [_path(node) for node in step.nodes]
-        return Batch(self._backlog, tokens, parents, step.limit, step.saguaro, step.fans, self._processors, paths)
+        return Batch(
+            self._backlog,
+            tokens,
+            parents,
+            step.limit,
+            step.saguaro,
+            step.fans,
+            self._processors,
+            paths,
+            self._skipped,
+        )
 
     def expand(self, candidates: Sequence[Candidates]) -> list[Node]:
         """Grow the tree by the candidates for `next_batch`; returns the new nodes."""
@@ -161,6 +169,9 @@ class DraftSequence:
 
     def kv_offer(self, clock: Callable[[], float]) -> Iterator[KvOffer]:
         """Where the next life of this draft can adopt the KV, if there is more of it than at the last call."""
+        if self._skipped:
+            # A restarted draft would take these rows for the first tokens of the conversation.
+            return
         begin = clock()
         saved = self.engine.save()
         if saved is not None:
@@ -172,12 +183,12 @@ class DraftSequence:
 
     @property
     def prefix(self) -> list[int]:
-        """Tokens before the root."""
+        """Tokens before the root that the engine sees."""
         return self._held + self._backlog
 
     @property
     def prefilled(self) -> int:
-        """Tokens before the root that have KV."""
+        """Number of the first tokens of `prefix` that have KV."""
         return len(self._held)
 
     def take_over(self, engine: EngineSequence, held: int) -> None:
@@ -186,6 +197,22 @@ class DraftSequence:
         self.engine = engine
         self._held, self._backlog = prefix[:held], prefix[held:]
         self._reuse = Prefilled(self.id, self.round, len(self._backlog), 0.0, held)
+
+    def _begin(self, root: NodeId, token: int) -> None:
+        """Grow anew from the root behind `_tokens`, and keep the KV of what the engine goes on seeing."""
+        seen = self._rolling.seen(self._tokens)
+        shared = self.engine.reach(common_prefix(self._held, seen))
+        self.engine.truncate(shared)
+        del self._held[shared:]
+        self._backlog = seen[shared:]
+        """Committed tokens without KV."""
+        self._rows: dict[NodeId, int] = {}
+        length = len(self._tokens)
+        self._skipped = self._rolling.skipped(length)
+        """Tokens that the engine does not see."""
+        forced = None if self.sampling.grammar is None or self._processors is None else self._forced
+        tree, horizon = TokenTree(root, token, length), self._rolling.horizon(length)
+        self._growth = TreeGrowth(tree, self._plan, horizon, self._calibration, forced)
 
     def _within(self, plan: GrowthPlan) -> GrowthPlan:
         """`plan`, with steps as wide as the engine evaluates at once."""
@@ -208,7 +235,7 @@ class DraftSequence:
         self._reuse = self._reuse_report(start, warning)
 
     def _reuse_report(self, start: Start, warning: str = "") -> Prefilled:
-        missing = len(start.tokens) - 1 - len(self._held)
+        missing = len(self._rolling.seen(start.tokens[:-1])) - len(self._held)
         return Prefilled(start.sequence, start.round, missing, 0.0, len(self._held), warning[:4000])
 
     def _commit(self, nodes: Sequence[Node]) -> None:
@@ -219,6 +246,7 @@ class DraftSequence:
         path = [self._rows[node.id] for node in known]
         self._rows = {id: row for id, row in self._rows.items() if id in tree}
         self.engine.keep(path, self._rows.values())
+        self._tokens += [node.token for node in nodes]
         self._held += [node.token for node in known]
         self._backlog += [node.token for node in nodes[len(known) :]]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from draft_worker.engine import Batch, Engine, EngineSequence, introduction
+from draft_worker.rolling_context import RollingContext
 from draft_worker.sequence import DraftSequence
 from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import PrefixSharing
@@ -33,6 +34,7 @@ class DraftWorker:
         """`clock`: seconds, monotonic. `prefill_chunk`: most tokens of one prefill forward. `pacer`: the pacer of a
         paced engine. `prefix_cache`: bytes of KV of ended sequences to keep; 0 also shares no KV between live ones."""
         self._engine = engine
+        self._rolling = RollingContext(engine.context)
         self._pacer = pacer or Pacer(None)
         self._clock = clock
         self._chunk = prefill_chunk
@@ -133,16 +135,15 @@ class DraftWorker:
 
     def _opened(self, start: Start) -> DraftSequence:
         # KV that an earlier life left of this same sequence covers more tokens than any other sequence can share.
-        found = self._prefix_sharing.find(start.tokens[:-1]) if start.adopt is None else None
+        seen = self._rolling.seen(start.tokens[:-1])
+        found = self._prefix_sharing.find(seen) if start.adopt is None else None
         if found is None:
             engine = self._engine.open(start.sampling, start.vocabulary or self._engine.vocabulary)
         else:
             engine = self._continued(found, start.sampling, start.vocabulary)
-        # The token predicted at the model's last position would be beyond its context.
-        horizon = self._engine.context - 1
         calibration = self._calibrations[start.sampling.greedy]
         held = 0 if found is None else found.tokens
-        return DraftSequence(start, engine, horizon, calibration, held, self._engine.processors(start))
+        return DraftSequence(start, engine, self._rolling, calibration, held, self._engine.processors(start))
 
     def _continued(self, found: Found[EngineSequence], sampling: Sampling, vocabulary: int | None) -> EngineSequence:
         """An engine's sequence that continues with the KV in `found`."""

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.coreml.arrays import Half
-from draft_worker.coreml.package import HOST, MODEL, Package
+from draft_worker.coreml.arrays import Half, Single
+from draft_worker.coreml.package import HOST, MODEL, Package, rotation_tables
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.rotation import Rotation
 from draft_worker.head_tokens import HeadTokens, are_head_tokens
@@ -20,8 +20,10 @@ class HostTables(NamedTuple):
 
     embedding: Half
     """(vocabulary, hidden)."""
-    rotation: Rotation
-    """Of `context` positions."""
+    rotations: list[Rotation]
+    """Of `context` positions, by `Layer.rotation`."""
+    position_scale: Single | None = None
+    """(context,) factors of the queries; None: all are 1."""
     head_tokens: HeadTokens | None = None
     """The tokens of the logits; None: the whole vocabulary."""
 
@@ -67,12 +69,12 @@ def require_functions(file: ProgramFile, package: Package) -> None:
 
 def _tables(path: Path, package: Package) -> HostTables:
     shape = package.shape
-    rotation = (package.context, shape.head // 2)
-    expected: dict[str, tuple[int, ...]] = {
-        "embedding": (shape.vocabulary, shape.hidden),
-        "cosine": rotation,
-        "sine": rotation,
-    }
+    names = [rotation_tables(index) for index in package.rotations]
+    expected: dict[str, tuple[int, ...]] = {"embedding": (shape.vocabulary, shape.hidden)}
+    for pair in names:
+        expected |= dict.fromkeys(pair, (package.context, shape.head // 2))
+    if package.position_scale:
+        expected["position_scale"] = (package.context,)
     if package.head_rows < shape.vocabulary:
         expected["head_tokens"] = (package.head_rows,)
     try:
@@ -85,4 +87,5 @@ def _tables(path: Path, package: Package) -> HostTables:
     fits = metadata.get("model") == package.model and {name: table.shape for name, table in tables.items()} == expected
     if not fits or (head is not None and not are_head_tokens(head, shape.vocabulary)):
         raise InputError(f"{path} belongs to another model than {MODEL}: convert the model again.")
-    return HostTables(tables["embedding"], Rotation(tables["cosine"], tables["sine"]), head)
+    rotations = [Rotation(tables[cosine], tables[sine]) for cosine, sine in names]
+    return HostTables(tables["embedding"], rotations, tables.get("position_scale"), head)

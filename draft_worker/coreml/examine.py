@@ -176,7 +176,7 @@ class RepeatableCall:
 def _memory(converted: Converted, runtime: Runtime) -> KvMemory:
     if converted.package.cache == "state":
         return DeviceMemory(converted.package, runtime)
-    return HostMemory(np.zeros(converted.package.cache_shape, np.float32))
+    return HostMemory(converted.package, np.zeros(converted.package.host_shape, np.float32))
 
 
 def _placed(folder: Path, order: ExaminationOrder) -> Iterator[Loading | Placed]:

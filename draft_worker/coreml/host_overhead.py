@@ -18,7 +18,7 @@ from draft_worker.candidates.noise_prefetch import NoisePrefetch
 from draft_worker.candidates.shortlist import GROUP_SIZE, shortlist
 from draft_worker.coreml.arrays import Array, Single
 from draft_worker.coreml.converted import HostTables
-from draft_worker.coreml.package import DecoderShape, Package
+from draft_worker.coreml.package import DecoderShape, Layer, Package
 from draft_worker.coreml.rotation import Rotation
 from draft_worker.coreml.runtime.call_inputs import CallInputs
 from draft_worker.coreml.runtime.forward import PackageForward
@@ -31,7 +31,7 @@ from protocol.inference.processor import compute_on_processor
 VOCABULARY = 151_936
 _SHAPE = DecoderShape(
     architecture="qwen2",
-    layers=24,
+    layers=(Layer(),) * 24,
     hidden=896,
     heads=14,
     key_heads=2,
@@ -39,6 +39,7 @@ _SHAPE = DecoderShape(
     vocabulary=VOCABULARY,
     positions=32_768,
     epsilon=1e-6,
+    score_scale=64**-0.5,
 )
 _ROW_LIMIT = _CALL_LIMIT = 0.2
 """Milliseconds. A predict takes about 7."""
@@ -111,7 +112,7 @@ def peak(context: int, width: int = 8) -> int:
     """Peak bytes that the host allocates in a call."""
     package = _package(context)
     forward = PackageForward(package, _tables(context), _ConstantRuntime(package))
-    memory = HostMemory(np.zeros(package.cache_shape, np.float32))
+    memory = HostMemory(package, np.zeros(package.host_shape, np.float32))
     memory.slots.adopt(context - 2 * width)
 
     def call() -> None:
@@ -193,7 +194,7 @@ def _package(context: int) -> Package:
 def _tables(context: int) -> HostTables:
     half = (context, _SHAPE.head // 2)
     embedding = np.random.default_rng(_SEED).random((1024, _SHAPE.hidden), np.float32).astype(np.float16)
-    return HostTables(embedding, Rotation(np.ones(half, np.float32), np.ones(half, np.float32)))
+    return HostTables(embedding, [Rotation(np.ones(half, np.float32), np.ones(half, np.float32))])
 
 
 def _times(calls: list[Callable[[], object]], repeats: int) -> list[float]:

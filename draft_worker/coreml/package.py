@@ -1,6 +1,7 @@
 """The files and the metadata of a converted model's folder. Knows no weights and no graph."""
 
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -11,12 +12,26 @@ MODEL = FOLDER_MODEL
 HOST = "host.safetensors"
 METADATA_KEY = "launch_pipeline"
 
+Activation: TypeAlias = Literal["silu", "gelu"]
+"""Of the MLP's gate; gelu in its approximation by tanh."""
+
+
+class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The kind of one layer."""
+
+    rotation: int | None = 0
+    """Which of the model's rotations turns its queries and keys; None: they carry no position."""
+    sliding: bool = False
+    """Whether a token sees only the last tokens of its path, as many as the window."""
+    convolution: bool = False
+    """Whether it has a short convolution instead of attention."""
+
 
 class DecoderShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sizes of a decoder that its graph and its host need."""
 
     architecture: str
-    layers: int
+    layers: tuple[Layer, ...]
     hidden: int
     heads: int
     key_heads: int
@@ -28,6 +43,35 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Most positions that the model was trained for."""
     epsilon: float
     """Of the RMS norms."""
+    score_scale: float
+    """Factor of the product of a query and a key."""
+    window: int | None = None
+    """Tokens that a token sees in a sliding layer, itself included."""
+    taps: int = 0
+    """Tokens of its path that a token sees in a short convolution, itself included."""
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    score_cap: float | None = None
+    """Attention scores s become cap tanh(s / cap)."""
+    logit_cap: float | None = None
+    """The same for the logits."""
+    clips: bool = False
+    """Whether sums of the residual stream beyond fp16's range are set to its largest number."""
+
+    @property
+    def attentions(self) -> int:
+        """Layers with attention."""
+        return sum(not layer.convolution for layer in self.layers)
+
+    @property
+    def convolutions(self) -> int:
+        """Layers with a short convolution."""
+        return len(self.layers) - self.attentions
+
+    @property
+    def sharing(self) -> int:
+        """Query heads that share a key head."""
+        return self.heads // self.key_heads
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,8 +93,10 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """`Checkpoint.fingerprint` of the parameters; the host's file states it too."""
     tokenizer: str
     """Fingerprint of the tokenizer; empty if the source has none."""
-    interleaved: bool = False
-    """Whether the features of a head are reordered, from interleaved pairs to halves."""
+    reordered: bool = False
+    """Whether the features of a head are in another order than the model's (`rotation.pair_order`)."""
+    position_scale: bool = False
+    """Whether queries are multiplied by a factor of their position, which the host's file has."""
     version: str = ""
     """Version of launch-pipeline that made the package."""
     format: int = FORMAT
@@ -66,18 +112,51 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def cache_shape(self) -> tuple[int, int, int, int]:
-        """(2 layers, key heads, slots, head): keys of every layer, then values of every layer."""
-        return (2 * self.shape.layers, self.shape.key_heads, self.context, self.shape.head)
+        """The shape of `kv`, (2 layers, key heads, slots, head): keys of every layer with attention, then values."""
+        return (2 * self.shape.attentions, self.shape.key_heads, self.context, self.shape.head)
+
+    @property
+    def host_shape(self) -> tuple[int, int, int, int]:
+        """The shape of a sequence's cache on the host: `kv`, then the inputs of the short convolutions.
+
+        A convolution's input has `hidden` numbers, which fill heads / key_heads rows of `kv`. The rows are even in
+        number, as in an arena.
+        """
+        rows = self.cache_shape[0] + self.shape.sharing * self.shape.convolutions
+        return (rows + rows % 2, *self.cache_shape[1:])
+
+    @property
+    def masks(self) -> dict[str, int | None]:
+        """The mask inputs, each with its window. A window that the context fits in is no window."""
+        windows = [self._window(layer) for layer in self.shape.layers if not layer.convolution]
+        return {_mask(window): window for window in windows}
+
+    def mask_of(self, layer: Layer) -> str:
+        """The name of a layer's mask."""
+        return _mask(self._window(layer))
+
+    @property
+    def rotations(self) -> list[int]:
+        """The rotations that some layer uses."""
+        return sorted({layer.rotation for layer in self.shape.layers if layer.rotation is not None})
 
     def input_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
         """Inputs of the function for `width`, without the cache `kv`, which is an input or a state."""
-        inputs: dict[str, tuple[int, ...]] = {
-            "x": (1, self.shape.hidden, 1, width),
-            "cos": (1, 1, self.shape.head, width),
-            "sin": (1, 1, self.shape.head, width),
-            "mask": (1, 1, width, self.context + width),
-        }
+        shape = self.shape
+        inputs: dict[str, tuple[int, ...]] = {"x": (1, shape.hidden, 1, width)}
+        for index in self.rotations:
+            inputs |= dict.fromkeys(rotation_inputs(index), (1, 1, shape.head, width))
+        inputs |= dict.fromkeys(self.masks, (1, 1, width, self.context + width))
+        if self.position_scale:
+            inputs["position_scale"] = (1, 1, 1, width)
+        if shape.convolutions:
+            inputs["past"] = (shape.convolutions, shape.taps - 1, shape.hidden, width)
+            inputs["ancestors"] = (1, shape.taps - 1, width, width)
         return inputs if self.cache == "io" else inputs | {"begin": (4,), "end": (4,)}
+
+    def _window(self, layer: Layer) -> int | None:
+        window = self.shape.window if layer.sliding else None
+        return None if window is None or window >= self.context else window
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -101,3 +180,17 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if package.format != FORMAT or not package.widths or min(package.widths) < 1 or package.context < 1:
             raise InputError(f"{path} has another version's format: convert its model again.")
         return package
+
+
+def rotation_inputs(index: int) -> tuple[str, str]:
+    """The names of the two inputs of a rotation."""
+    return ("cos", "sin") if index == 0 else (f"cos_{index}", f"sin_{index}")
+
+
+def rotation_tables(index: int) -> tuple[str, str]:
+    """The names of a rotation's two tables in the host's file."""
+    return ("cosine", "sine") if index == 0 else (f"cosine_{index}", f"sine_{index}")
+
+
+def _mask(window: int | None) -> str:
+    return "mask" if window is None else "window_mask"

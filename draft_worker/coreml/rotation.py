@@ -1,9 +1,11 @@
 """Rotary positions as tables, measured on mlx-lm's rope, so that every scaling that mlx-lm supports is the same.
 
-Rope rotates each pair (a, b) of a head's features by an angle that grows with the position, and may scale it:
+Rope rotates pairs (a, b) of a head's features by an angle that grows with the position, and may scale them:
 (a, b) becomes m (a cos - b sin, a sin + b cos). For a = 1 and b = 0 the result is (m cos, m sin).
+Which features form a pair differs between models. In a package, pair i is features i and i + head / 2.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -13,28 +15,37 @@ from draft_worker.coreml.arrays import Half, Single
 
 
 class Rotation(NamedTuple):
-    """Two tables of shape (positions, head / 2): pair i is features i and i + head / 2."""
+    """Two tables of shape (positions, head / 2)."""
 
     cosine: Single
     sine: Single
 
     @classmethod
-    def measure(cls, rope: Any, head: int, positions: int) -> "Rotation":
-        """`rope`: the rope of an mlx-lm attention, called on (1, 1, positions, head) float32."""
-        probe = np.zeros((1, 1, positions, head), np.float32)
-        if getattr(rope, "traditional", False):
-            probe[..., ::2] = 1
-            rotated = np.array(rope(mx.array(probe)))[0, 0]
-            return cls(np.ascontiguousarray(rotated[:, ::2]), np.ascontiguousarray(rotated[:, 1::2]))
-        probe[..., : head // 2] = 1
+    def measure(cls, rope: Any, order: Sequence[int], positions: int) -> "Rotation":
+        """`rope`: the rope of an mlx-lm attention, called on (1, 1, positions, head) float32. `order`: `pair_order`."""
+        half = len(order) // 2
+        probe = np.zeros((1, 1, positions, len(order)), np.float32)
+        probe[..., order[:half]] = 1
         rotated = np.array(rope(mx.array(probe)))[0, 0]
-        return cls(np.ascontiguousarray(rotated[:, : head // 2]), np.ascontiguousarray(rotated[:, head // 2 :]))
+        return cls(np.ascontiguousarray(rotated[:, order[:half]]), np.ascontiguousarray(rotated[:, order[half:]]))
 
 
-def separate_halves(rows: Half, head: int) -> Half:
-    """Reorder a projection's weights or biases from interleaved pairs (0, 1), (2, 3), ... to pairs (i, i + head / 2).
+def pair_order(head: int, rotated: int, interleaved: bool) -> list[int]:
+    """A head's features in the order of the package: feature `order[i]` and `order[i + head / 2]` are a pair.
 
-    Queries and keys are permuted alike, so their products stay the same.
+    `rotated`: the first features, which rope rotates; the others form pairs that keep their values. `interleaved`:
+    rope pairs features (0, 1), (2, 3), ... instead of (i, i + rotated / 2). Both numbers are even.
     """
-    pairs = rows.reshape(-1, head // 2, 2, *rows.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+    features, rest = list(range(rotated)), list(range(rotated, head))
+    first, second = (
+        (features[::2], features[1::2]) if interleaved else (features[: rotated // 2], features[rotated // 2 :])
+    )
+    return [*first, *rest[: len(rest) // 2], *second, *rest[len(rest) // 2 :]]
+
+
+def reorder(rows: Half, order: Sequence[int]) -> Half:
+    """The rows of a projection to queries or keys, its biases, or a head norm's weights, each head in `order`.
+
+    Queries and keys are reordered alike, so their products stay the same.
+    """
+    return np.ascontiguousarray(rows.reshape(-1, len(order), *rows.shape[1:])[:, order]).reshape(rows.shape)

@@ -12,7 +12,7 @@ from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.cache_pool import CachePool, exchange_of
 from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
-from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, KvMemory
+from draft_worker.coreml.runtime.memory import DeviceMemory, KvMemory
 from draft_worker.coreml.runtime.runtimes import open_runtime
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.engine import Batch, Engine, EngineSequence
@@ -170,7 +170,7 @@ class CoreMlSequence(EngineSequence):
             fans=[batch.fans[number - first] for number in wanted] if batch.fans else (),
             paths=[batch.paths[number - first] for number in wanted] if batch.paths else (),
         )
-        positions = [self._memory.slots.row(number).position + 1 for number in wanted]
+        positions = [self._memory.slots.row(number).position + 1 + batch.skipped for number in wanted]
         self._selector.begin(self._sampling, positions)
         logits = self._forward.run(self._memory, numbers)
         return self._selector.select(logits[len(numbers) - len(wanted) :], positions, self._sampling, part)
@@ -186,7 +186,7 @@ class HostCachedSequence(CoreMlSequence):
     ) -> None:
         self._pool = pool
         self._cache = pool.acquire()
-        super().__init__(forward, HostMemory(self._cache.array), sampling, vocabulary, selectors)
+        super().__init__(forward, pool.memory(self._cache), sampling, vocabulary, selectors)
 
     @property
     def size(self) -> int:
@@ -199,7 +199,7 @@ class HostCachedSequence(CoreMlSequence):
             return str(error)
         self._pool.release(self._cache)
         self._cache = cache
-        self._memory = HostMemory(cache.array)
+        self._memory = self._pool.memory(cache)
         self._memory.slots.adopt(reference.tokens)
         return ""
 

@@ -129,7 +129,7 @@ class MlxSequence(EngineSequence):
         """Candidates from the (L, columns) `logits` of `part(batch)`. Commits the rows of `batch.committed`."""
         behind = len(batch.committed)
         nodes = range(self._rows.next_row - len(batch.tokens), self._rows.next_row)
-        positions = [self._rows.position(row) + 1 for row in nodes]
+        positions = [self._rows.position(row) + 1 + batch.skipped for row in nodes]
         if behind:
             self._rows.keep(range(nodes.start - behind, nodes.start), nodes)
         return self._columns.propose(logits[behind:], positions, self._sampling, batch)

@@ -130,7 +130,8 @@ class StatefulSequence(EngineSequence):
         above = self._ancestors(row)
         nodes = [each for each in above if each >= begin]
         path = [*self._committed, *(self._rows[each][0] for each in above)]
-        positions = list(range(len(path) - len(nodes) + 1, len(path) + 1))
+        behind = len(path) + 1 + batch.skipped
+        positions = list(range(behind - len(nodes), behind))
         part = batch._replace(
             fans=[batch.fans[each - begin] for each in nodes] if batch.fans else (),
             paths=[batch.paths[each - begin] for each in nodes] if batch.paths else (),

@@ -37,7 +37,8 @@ class CoreMlPrefillEngine:
         package = converted.package
         _require_plain(converted)
         shape = package.shape
-        self.layout = ArenaLayout(shape.layers, shape.key_heads, package.context, shape.head, element)
+        self._package = package
+        self.layout = ArenaLayout(shape.attentions, shape.key_heads, package.context, shape.head, element)
         self.model = str(converted.folder)
         self.architecture = shape.architecture
         self.vocabulary = shape.vocabulary
@@ -46,7 +47,7 @@ class CoreMlPrefillEngine:
         self.tokenizer = converted.vocabulary_fingerprint()
         self._forward = PackageForward(package, converted.tables, runtime)
         self._selector = CandidateSelector(shape.vocabulary, shape.vocabulary)
-        self._cache: Single = np.zeros(package.cache_shape, np.float32)
+        self._cache: Single = np.zeros(package.host_shape, np.float32)
 
     @classmethod
     def load(cls, folder: Path, source: Path) -> "CoreMlPrefillEngine":
@@ -61,7 +62,7 @@ class CoreMlPrefillEngine:
 
     def open(self) -> "CoreMlPrefillSequence":
         """A sequence for a new prompt. Invalidates the sequence opened before."""
-        memory = HostMemory(self._cache)
+        memory = HostMemory(self._package, self._cache)
         rows = CoreMlSequence(self._forward, memory, Sampling(), self.vocabulary, lambda _: self._selector)
         return CoreMlPrefillSequence(rows, self._cache, self.layout.dtype)
 
@@ -91,7 +92,7 @@ def kv_element(folder: Path) -> ElementType:
         assert isinstance(tensors, dict)
         if "model.norm.weight" in tensors:
             return _ELEMENTS[tensors["model.norm.weight"].dtype]
-    raise InputError(f"{folder} has no model.norm.weight: only Llama, Qwen2 and Qwen3 models can be converted.")
+    raise InputError(f"{folder} has no model.norm.weight: prefill with --prefill-engine mlx or none.")
 
 
 def as_element(rows: Single, element: ElementType) -> np.ndarray:
@@ -105,7 +106,9 @@ def _require_plain(converted: Converted) -> None:
     package = converted.package
     if package.cache != "io":
         raise InputError(f"{converted.folder} keeps its KV on the device: convert the target with --kv io.")
-    if package.interleaved:
+    if package.shape.convolutions:
+        raise InputError(f"{converted.folder} has short convolutions, whose state is no KV: use --prefill-engine none.")
+    if package.reordered:
         raise InputError(
             f"{converted.folder} orders a head's features differently from the target: use --prefill-engine none."
         )

@@ -1,7 +1,7 @@
 """Which workers fit together, and which requests they can serve. Each check returns a sentence or None. Pure."""
 
 from orchestrator.core.events import Request
-from protocol.contracts.engines import DraftModel, draft_engines, offered_engines
+from protocol.contracts.engines import DraftModel, offered_engines
 from protocol.messages.worker import Hello
 
 
@@ -22,20 +22,9 @@ def foreign_tokenizer(draft: str, target: str, difference: str = "") -> str:
     )
 
 
-def refusal(request: Request, target: Hello, draft: Hello | None = None) -> str | None:
-    """Why these workers can't serve a request, or None.
-
-    A draft that reaches its last position sends no more growth, which costs no token. Only a prompt longer than the
-    context of a converted draft is an error, because the user chose that context. A target that verifies no guesses
-    uses no draft.
-    """
+def refusal(request: Request, target: Hello) -> str | None:
+    """Why this target can't serve a request, or None. A draft whose context is shorter drafts on the last tokens."""
     length = len(request.tokens)
-    guessing = target.level != "plain"
-    if guessing and draft is not None and _is_converted(draft) and length >= draft.context:
-        return (
-            f"The prompt has {length:,} tokens, but the converted draft {draft.model} has room for {draft.context:,}. "
-            f"Convert it with a longer context, shorten the prompt, or use the draft engine {_engines('checkpoint')}."
-        )
     if length >= target.context:
         return (
             f"The prompt has {length:,} tokens, but {target.model} has a context of {target.context:,}. "
@@ -47,12 +36,6 @@ def refusal(request: Request, target: Hello, draft: Hello | None = None) -> str 
             f"{target.vocabulary:,}. Encode the prompt with the target's own tokenizer."
         )
     return None
-
-
-def _is_converted(draft: Hello) -> bool:
-    """The draft's context was chosen at its conversion. A draft of the user's own may have an engine of any name."""
-    engine = draft_engines().get(draft.engine)
-    return engine is not None and engine.model == "package"
 
 
 def _engines(model: DraftModel) -> str:

@@ -46,9 +46,7 @@ class WorkerUp:
     incarnation: int
     hello: Hello
     remote: bool = False
-    """The worker runs on another machine: no request is refused because of it."""
-    chosen: bool = True
-    """The user chose it. No request is refused because of a draft that the pipeline itself chose."""
+    """The worker runs on another machine."""
 
 
 @dataclass(frozen=True, slots=True)

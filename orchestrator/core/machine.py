@@ -161,7 +161,7 @@ class Machine:
         target = self._workers.target
         if target is None:
             return []
-        reason = refusal(sequence.request, target, self._workers.chosen_draft)
+        reason = refusal(sequence.request, target)
         if reason is not None:
             return [*self._forget(sequence, now), Reject(sequence.id, reason)]
         sequence.limit_to(target)

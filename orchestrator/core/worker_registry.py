@@ -13,7 +13,6 @@ class _Worker:
     incarnation: int
     hello: Hello
     remote: bool
-    chosen: bool
     last_message_at: float
 
 
@@ -29,12 +28,6 @@ class WorkerRegistry:
 
     def __contains__(self, role: Role) -> bool:
         return self.target is not None if role == "target" else bool(self._of(role))
-
-    @property
-    def chosen_draft(self) -> Hello | None:
-        """The only draft, if the user chose it; None if it runs on another machine or there are several."""
-        drafts = self._of("draft")
-        return drafts[0].hello if len(drafts) == 1 and drafts[0].chosen and not drafts[0].remote else None
 
     def workers(self) -> list[tuple[int, Hello, bool]]:
         """Each worker that is up: its incarnation, its Hello, and whether it runs on another machine."""
@@ -53,9 +46,7 @@ class WorkerRegistry:
         role = event.hello.role
         if role != "draft":
             self._workers = {key: worker for key, worker in self._workers.items() if key[0] != role}
-        self._workers[role, event.incarnation] = _Worker(
-            event.incarnation, event.hello, event.remote, event.chosen, now
-        )
+        self._workers[role, event.incarnation] = _Worker(event.incarnation, event.hello, event.remote, now)
         self._note_target()
 
     def remove(self, event: WorkerDown) -> bool:

@@ -14,7 +14,7 @@ import mlx.core as mx
 from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.conversion.graph import decoder
 from draft_worker.coreml.conversion.weights import Constants, head_chunks
-from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package
+from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package, rotation_tables
 from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.conversion import FOLDER_FACTS, Choices, Progress
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
@@ -65,6 +65,11 @@ def describe(checkpoint: Checkpoint, choices: Choices, tokenizer: str = "") -> P
     if context is None:
         context = min(_DEFAULT_CONTEXT, checkpoint.shape.positions // _SLOT_MULTIPLE * _SLOT_MULTIPLE)
     _check(checkpoint.shape.positions, context, choices.widths)
+    if choices.cache == "state" and checkpoint.shape.convolutions:
+        raise InputError(
+            f"The host must keep the inputs of the short convolutions of {checkpoint.shape.architecture}: "
+            "convert the model with --kv io."
+        )
     return Package(
         source=str(checkpoint.folder),
         shape=checkpoint.shape,
@@ -75,7 +80,8 @@ def describe(checkpoint: Checkpoint, choices: Choices, tokenizer: str = "") -> P
         outputs=tuple(len(chunk) for chunk in head_chunks(range(checkpoint.head_rows))),
         model=checkpoint.fingerprint(),
         tokenizer=tokenizer,
-        interleaved=checkpoint.interleaved,
+        reordered=checkpoint.reordered,
+        position_scale=checkpoint.position_scale(context) is not None,
         version=importlib.metadata.version("launch-pipeline"),
     )
 
@@ -100,7 +106,7 @@ def _require_replaceable(destination: Path) -> None:
 
 
 def _fill(folder: Path, checkpoint: Checkpoint, package: Package, report: OnReport) -> None:
-    layers = len(package.widths) * package.shape.layers
+    layers = len(package.widths) * len(package.shape.layers)
     built = 0
 
     def on_layer() -> None:
@@ -155,12 +161,11 @@ def _save(program: Any, package: Package, path: Path) -> None:
 
 
 def _save_host(checkpoint: Checkpoint, package: Package, path: Path) -> None:
-    rotation = checkpoint.rotation(package.context)
-    tables: dict[str, Any] = {
-        "embedding": mx.array(checkpoint.half("model.embed_tokens.weight")),
-        "cosine": mx.array(rotation.cosine),
-        "sine": mx.array(rotation.sine),
-    }
+    tables: dict[str, Any] = {"embedding": mx.array(checkpoint.half("model.embed_tokens.weight"))}
+    for index, rotation in enumerate(checkpoint.rotations(package.context)):
+        tables |= {name: mx.array(table) for name, table in zip(rotation_tables(index), rotation, strict=True)}
+    if (scale := checkpoint.position_scale(package.context)) is not None:
+        tables["position_scale"] = mx.array(scale)
     if checkpoint.head_tokens is not None:
         tables["head_tokens"] = mx.array(checkpoint.head_tokens)
     mx.save_safetensors(str(path), tables, metadata={"model": package.model})

@@ -144,9 +144,15 @@ def states(function: FunctionFile) -> Iterator[Finding]:
 
 
 def numbers(function: FunctionFile) -> Iterator[Finding]:
+    bounds = {name for one in function.operations if one.type in ("maximum", "minimum") for name in one.inputs["y"]}
     for name, stored in function.constants.items():
         # The conversion already rejected weights beyond fp16's range; only the numbers outside weight.bin remain.
-        if stored.text is None and stored.tensor.kind == _FLOAT and isinstance(stored.key, bytes):
+        if (
+            name not in bounds
+            and stored.text is None
+            and stored.tensor.kind == _FLOAT
+            and isinstance(stored.key, bytes)
+        ):
             yield from _number(function.name, name, stored)
 
 

@@ -38,6 +38,15 @@ class Constants:
     def bias(self, name: str) -> Any | None:
         return _constant(self._half(name), name) if name in self._checkpoint else None
 
+    def taps(self, name: str) -> tuple[Any, Any]:
+        """A depthwise kernel (channels, taps, 1): weights of a token's ancestors, nearest first, and its own weights.
+
+        Their shapes are (1, taps - 1, channels, 1) and (1, channels, 1, 1).
+        """
+        kernel = self._half(name)
+        ancestors = kernel[:, -2::-1, 0].T[None, :, :, None]
+        return _constant(ancestors, f"{name}.ancestors"), _constant(kernel[None, :, -1:], f"{name}.own")
+
     def kernel(self, name: str) -> Any:
         """A matrix (outputs, inputs) as the kernel (outputs, inputs, 1, 1) of a convolution."""
         if name not in self._stored:

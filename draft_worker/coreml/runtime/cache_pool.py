@@ -9,6 +9,7 @@ import numpy as np
 
 from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.package import Package
+from draft_worker.coreml.runtime.memory import HostMemory
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaError, ArenaLayout, ArenaMismatch, ElementType
 from protocol.kv.exchange import KvExchange
@@ -22,15 +23,17 @@ log = logging.getLogger(__name__)
 
 def layout_of(package: Package) -> ArenaLayout:
     """The layout of the package's caches: fp32, the required type of a call's input."""
-    shape = package.shape
-    return ArenaLayout(shape.layers, shape.key_heads, package.context, shape.head, ElementType.FLOAT32)
+    rows, key_heads, context, head = package.host_shape
+    return ArenaLayout(rows // 2, key_heads, context, head, ElementType.FLOAT32)
 
 
 class SequenceCache:
-    """The cache of one sequence: an array in the package's layout, which is the body of `arena` if there is one."""
+    """The cache of one sequence: an array in `Package.host_shape`, which is the body of `arena` if there is one."""
 
-    def __init__(self, array: Single, arena: Arena | None) -> None:
+    def __init__(self, array: Single, arena: Arena | None, kv_rows: int) -> None:
         self.array = array
+        self.kv = array[:kv_rows]
+        """The keys and values: one view for the life of the cache, because calls get it."""
         self.arena = arena
         self.saved = 0
         """Committed tokens that the arena declares adoptable."""
@@ -59,7 +62,9 @@ class CachePool:
     """Creates arenas through `exchange`. Without an exchange, caches are private memory of this process."""
 
     def __init__(self, package: Package, exchange: KvExchange | None) -> None:
-        self._shape = package.cache_shape
+        self._package = package
+        self._shape = package.host_shape
+        self._kv_rows = package.cache_shape[0]
         self._layout = layout_of(package)
         self._exchange = exchange
         self._free: list[SequenceCache] = []
@@ -71,10 +76,10 @@ class CachePool:
         if self._exchange is not None:
             try:
                 arena = self._exchange.create(self._layout.capacity)
-                return SequenceCache(arena.body, arena)
+                return SequenceCache(arena.body, arena, self._kv_rows)
             except SegmentError as error:
                 log.warning("the KV of a sequence will not survive a restart: %s", error)
-        return SequenceCache(np.zeros(self._shape, np.float32), None)
+        return SequenceCache(np.zeros(self._shape, np.float32), None, self._kv_rows)
 
     def adopt(self, reference: KvReference) -> SequenceCache:
         """The cache of an earlier life of the worker. Raises ArenaError or SegmentError."""
@@ -84,9 +89,13 @@ class CachePool:
         if arena.layout != self._layout:
             arena.close()
             raise ArenaMismatch(f"KV arena {arena.name} has {arena.layout.capacity:,} slots: prefill again.")
-        cache = SequenceCache(arena.body, arena)
+        cache = SequenceCache(arena.body, arena, self._kv_rows)
         cache.saved = arena.committed
         return cache
+
+    def memory(self, cache: SequenceCache) -> HostMemory:
+        """The cache as the memory of a new sequence."""
+        return HostMemory(self._package, cache.array, cache.kv)
 
     def release(self, cache: SequenceCache) -> None:
         cache.truncate(0)

@@ -150,6 +150,18 @@ def _layer_norm(ai: Any, given: Parameters) -> Node:
     return ai.cast(ai.broadcasting_mul(centred, factor), np.float16)
 
 
+def _gelu(ai: Any, given: Parameters) -> Node:
+    """`convert` writes the approximation alone."""
+    return ai.gelu(given["x"], approximate="tanh")
+
+
+def _reduce_sum(ai: Any, given: Parameters) -> Node:
+    """With `keep_dims`, as `convert` writes it."""
+    x, axes = given["x"], _signed(given["axes"])
+    kept = [1 if axis in axes else size for axis, size in enumerate(_sizes(x))]
+    return ai.reshape(ai.reduce_sum(x, axes), _unsigned(kept))
+
+
 def _split(ai: Any, given: Parameters) -> list[Node]:
     axis, parts = int(given["axis"]), int(given["num_splits"])
     return ai.split(given["x"], np.array(_sizes(given["x"])[axis] // parts, np.uint32), _axis(axis))
@@ -163,7 +175,13 @@ def _slice_by_size(ai: Any, given: Parameters) -> Node:
 TRANSLATIONS: dict[str, Translation] = {
     "add": lambda ai, given: ai.broadcasting_add(given["x"], given["y"]),
     "mul": lambda ai, given: ai.broadcasting_mul(given["x"], given["y"]),
+    "real_div": lambda ai, given: ai.broadcasting_divide(given["x"], given["y"]),
+    "maximum": lambda ai, given: ai.broadcasting_maximum(given["x"], given["y"]),
+    "minimum": lambda ai, given: ai.broadcasting_minimum(given["x"], given["y"]),
     "silu": lambda ai, given: ai.silu(given["x"]),
+    "gelu": _gelu,
+    "tanh": lambda ai, given: ai.tanh(given["x"]),
+    "reduce_sum": _reduce_sum,
     "softmax": lambda ai, given: ai.softmax(given["x"], _axis(given["axis"])),
     "layer_norm": _layer_norm,
     "conv": _conv,

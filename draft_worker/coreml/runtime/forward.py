@@ -20,6 +20,7 @@ class PackageForward:
         self._widest = package.widths[-1]
         self._runtime = runtime
         self._outputs = package.outputs
+        self._masks = package.masks
         self._inputs = {width: CallInputs(package, tables, width) for width in package.widths}
         padded = -(-package.head_rows // GROUP_SIZE) * GROUP_SIZE
         self._logits: Single = np.full((self._widest, padded), -np.inf, np.float32)
@@ -37,7 +38,8 @@ class PackageForward:
         inputs = self._inputs[self.width(len(numbers))]
         rows = [memory.slots.row(number) for number in numbers]
         data = inputs.place([row.token for row in rows], [row.position for row in rows])
-        memory.slots.fill_mask(numbers, data["mask"][0, 0])
+        for name, window in self._masks.items():
+            memory.slots.fill_mask(numbers, data[name][0, 0], window)
         given = memory.inputs(numbers, inputs.width, data)
         outputs = self._runtime.predict(inputs.width, given, memory.state)
         memory.store(numbers, outputs)

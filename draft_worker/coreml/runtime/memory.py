@@ -9,6 +9,7 @@ from typing import Protocol
 
 from draft_worker.coreml.arrays import Array, Single
 from draft_worker.coreml.package import Package
+from draft_worker.coreml.runtime.convolution import ConvolutionHistory
 from draft_worker.coreml.runtime.interface import DeviceState, Runtime
 from draft_worker.coreml.runtime.tree_slots import FixedSlots, TreeSlots
 
@@ -53,15 +54,19 @@ class KvMemory(Protocol):
 
 
 class HostMemory:
-    """An array in the package's layout, which is an input of every call.
+    """An array in the package's layout, whose keys and values are an input of every call.
 
     It is fp32, because coremltools would copy an fp16 input to fp32 at every call.
     """
 
-    def __init__(self, cache: Single) -> None:
-        self.slots: TreeSlots = TreeSlots(cache.shape[2])
+    def __init__(self, package: Package, cache: Single, kv: Single | None = None) -> None:
+        """`cache`: in `Package.host_shape`. `kv`: the view of its keys and values that calls get, if there is one
+        already; a call's inputs are never freed (`lent_arrays`)."""
+        self.slots: TreeSlots = TreeSlots(package.context)
         self.state: DeviceState | None = None
         self._cache = cache
+        self._kv = cache[: package.cache_shape[0]] if kv is None else kv
+        self._convolutions = ConvolutionHistory(package, cache) if package.shape.convolutions else None
 
     @property
     def size(self) -> int:
@@ -75,10 +80,13 @@ class HostMemory:
         """Slots are reused one by one."""
 
     def inputs(self, numbers: Sequence[int], width: int, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
-        return {**buffers, "kv": self._cache}
+        if self._convolutions is not None:
+            self._convolutions.fill(self.slots, numbers, buffers)
+        return {**buffers, "kv": self._kv}
 
     def store(self, numbers: Sequence[int], outputs: Mapping[str, Array]) -> None:
-        self._cache[:, :, self.slots.slots_of(numbers)] = outputs["kv_new"][:, :, : len(numbers)]
+        new = outputs["kv_new"]
+        self._cache[: len(new), :, self.slots.slots_of(numbers)] = new[:, :, : len(numbers)]
 
     def exchange(self, pairs: Sequence[tuple[int, int]]) -> None:
         for one, other in pairs:

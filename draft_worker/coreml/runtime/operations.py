@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from draft_worker.coreml.arrays import Array, Half
@@ -39,6 +40,12 @@ def _pointwise(function: OperationFunction) -> Callable[[OperationAttributes], O
 
 def _silu(x: mx.array) -> mx.array:
     return x * mx.sigmoid(x)
+
+
+def _gelu(settings: OperationAttributes) -> OperationFunction:
+    if str(settings.get("mode", "EXACT")) != "TANH_APPROXIMATION":
+        raise ValueError("only gelu in its approximation by tanh is supported")
+    return nn.gelu_approx
 
 
 def _softmax(settings: OperationAttributes) -> OperationFunction:
@@ -163,6 +170,11 @@ def _reduce_mean(settings: OperationAttributes) -> OperationFunction:
     return lambda x: mx.mean(x, axes, keepdims=kept)
 
 
+def _reduce_sum(settings: OperationAttributes) -> OperationFunction:
+    axes, kept = _ints(settings["axes"]), bool(settings.get("keep_dims", False))
+    return lambda x: mx.sum(x, axes, keepdims=kept)
+
+
 def _rsqrt(settings: OperationAttributes) -> OperationFunction:
     epsilon = float(settings.get("epsilon", 1e-12))
     return lambda x: mx.rsqrt(x + epsilon)
@@ -189,6 +201,11 @@ OPERATIONS: dict[str, Rule] = {
     "add": Rule(("x", "y"), _pointwise(operator.add)),
     "mul": Rule(("x", "y"), _pointwise(operator.mul)),
     "silu": Rule(("x",), _pointwise(_silu)),
+    "gelu": Rule(("x",), _gelu),
+    "tanh": Rule(("x",), _pointwise(mx.tanh)),
+    "real_div": Rule(("x", "y"), _pointwise(operator.truediv)),
+    "maximum": Rule(("x", "y"), _pointwise(mx.maximum)),
+    "minimum": Rule(("x", "y"), _pointwise(mx.minimum)),
     "softmax": Rule(("x",), _softmax),
     "layer_norm": Rule(("x",), _layer_norm),
     "conv": Rule(("x", "weight", "bias"), _conv),
@@ -202,6 +219,7 @@ OPERATIONS: dict[str, Rule] = {
     "sub": Rule(("x", "y"), _pointwise(operator.sub)),
     "rsqrt": Rule(("x",), _rsqrt),
     "reduce_mean": Rule(("x",), _reduce_mean),
+    "reduce_sum": Rule(("x",), _reduce_sum),
     "linear": Rule(("x", "weight", "bias"), _pointwise(_linear)),
     "scaled_dot_product_attention": Rule(("query", "key", "value", "attn_mask"), _pointwise(_attention)),
     "gather": Rule(("x", "indices"), _gather, moves=True),

@@ -5,7 +5,7 @@ no slot is free, a row has none: it has no keys, so no candidates and no childre
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -77,19 +77,32 @@ class TreeSlots:
         self._free_all(slots)
         return numbers
 
-    def fill_mask(self, numbers: Sequence[int], mask: Single) -> None:
+    def fill_mask(self, numbers: Sequence[int], mask: Single, window: int | None = None) -> None:
         """Fill (width, capacity + width) `mask` for a call that evaluates these rows, in this order.
 
-        0 at the committed slots, the ancestors of a row and the row itself, HIDDEN elsewhere. The columns behind the
-        slots are the rows of the call. Allocates nothing that grows with the context.
+        0 at the committed slots, the ancestors of a row and the row itself, HIDDEN elsewhere. With a window, only the
+        last `window` of them have 0. The columns behind the slots are the rows of the call. Allocates nothing that
+        grows with the context.
         """
         mask[:, : self.capacity] = self.visible
         mask[:, self.capacity :] = HIDDEN
         column = {number: self.capacity + index for index, number in enumerate(numbers)}
         for index, number in enumerate(numbers):
-            while (row := self._rows.get(number)) is not None:
+            first = 0 if window is None else max(0, self._rows[number].position + 1 - window)
+            self._hide(mask[index], min(first, self.committed))
+            while (row := self._rows.get(number)) is not None and row.position >= first:
                 mask[index, column.get(number, row.slot)] = 0
                 number = row.parent
+
+    def before(self, number: int) -> Iterator[tuple[int | None, int]]:
+        """The tokens before a row along its path, nearest first: row and slot; a committed token is no row."""
+        number = self._rows[number].parent
+        while (row := self._rows.get(number)) is not None:
+            assert row.slot is not None, "only a row with keys has children"
+            yield number, row.slot
+            number = row.parent
+        for position in reversed(range(self.committed)):
+            yield None, self._slot(position)
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> Kept:
         """Commit the rows of `path` in order, keep those in `surviving`, drop the rest."""
@@ -123,6 +136,14 @@ class TreeSlots:
         assert tokens <= self.capacity
         self.visible[:tokens] = 0
         self.committed = self._top = tokens
+
+    def _hide(self, mask: Single, count: int) -> None:
+        """Hide the first `count` committed tokens."""
+        mask[:count] = HIDDEN
+
+    def _slot(self, position: int) -> int:
+        """The slot of a committed token."""
+        return position
 
     def _drop_rows(self) -> None:
         self._rows = {}
@@ -200,6 +221,12 @@ class FixedSlots(TreeSlots):
         self.committed = length
         self._drop_rows()
         self._lower()
+
+    def _hide(self, mask: Single, count: int) -> None:
+        mask[self._order[:count]] = HIDDEN
+
+    def _slot(self, position: int) -> int:
+        return self._order[position]
 
     def _lower(self) -> None:
         self._top = 1 + max([*self._order[-1:], *self.slots_of(list(self._rows))], default=-1)

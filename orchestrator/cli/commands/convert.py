@@ -45,8 +45,9 @@ from protocol.errors import InputError
 def convert(model: str | None, destination: Path, widths: str, as_json: bool, **options: Any) -> None:
     """Convert MODEL (a folder or Hugging Face id; default: the default draft) for the Neural Engine.
 
-    Takes Llama, Qwen2 and Qwen3 in mlx-lm's format, quantised or not, and makes a Core ML package whose
-    functions share their weights. Works on any machine; running it on the Neural Engine takes a Mac.
+    Takes Llama, Mistral, Ministral 3, Qwen2, Qwen3, SmolLM3, Phi-3 and Phi-4, Gemma 2 and 3, and LFM2 in mlx-lm's
+    format, quantised or not, and makes a Core ML package whose functions share their weights. Works on any machine;
+    running it on the Neural Engine takes a Mac.
 
     \b
     launch-pipeline convert --out default-draft

@@ -201,7 +201,7 @@ class LocalWorkers:
                 self._peers[incarnation] = arrival.peer
                 self._hellos[incarnation] = hello
                 log.info("worker up", role=hello.role, model=hello.model, device=hello.device)
-                yield WorkerUp(incarnation, hello, chosen=child.role != "draft" or self._setup.auto is None)
+                yield WorkerUp(incarnation, hello)
                 self._probe(incarnation)
             case Pong() as pong:
                 yield Arrived(child.role, incarnation, pong)

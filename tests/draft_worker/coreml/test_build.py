@@ -23,7 +23,7 @@ from draft_worker.coreml.conversion.compression import Palettes, Scaled, compres
 from draft_worker.coreml.conversion.weights import head_chunks
 from draft_worker.coreml.converted import Converted, require_functions
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package
-from draft_worker.coreml.rotation import Rotation
+from draft_worker.coreml.rotation import Rotation, pair_order
 from draft_worker.coreml.runtime.executor import Executor
 from orchestrator.cli.app import cli
 from orchestrator.machine.conversion import conversion
@@ -65,7 +65,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Converted:
 def test_rotation_tables_equal_mlx_lm_s_rotations(name: str):
     rope = initialize_rope(16, 10_000.0, **({"traditional": False, "max_position_embeddings": 512} | ROPES[name]))
     features = np.random.default_rng(4).standard_normal((1, 1, 512, 16)).astype(np.float32)
-    cosine, sine = Rotation.measure(rope, 16, 512)
+    cosine, sine = Rotation.measure(rope, pair_order(16, 16, name == "interleaved"), 512)
 
     turned = np.array(rope(mx.array(features)))
     pairs = features.reshape(512, 8, 2) if name == "interleaved" else features.reshape(512, 2, 8).swapaxes(1, 2)
@@ -152,7 +152,12 @@ def test_a_package_describes_its_model(demo: Converted):
     assert package.source == str(DEMO)
     assert package.tokenizer == tokenizer_fingerprint(DEMO)
     assert package.model == Checkpoint.load(DEMO).fingerprint()
-    assert (package.shape.layers, package.shape.heads, package.shape.key_heads, package.shape.head) == (3, 4, 2, 64)
+    assert (len(package.shape.layers), package.shape.heads, package.shape.key_heads, package.shape.head) == (
+        3,
+        4,
+        2,
+        64,
+    )
     assert Package.decode({METADATA_KEY: package.encode()}, Path("elsewhere")) == package
 
 
@@ -225,12 +230,9 @@ def test_the_default_context_is_that_of_the_model():
 
 
 def test_models_of_another_architecture_are_refused():
-    sliding = tiny(layer_types=["full_attention", "sliding_attention"], sliding_window=8)
     other = gemma.Model(gemma.ModelArgs("gemma", 32, 1, 64, 2, 16, 1e-5, 67, 2))
 
-    with pytest.raises(InputError, match="sliding windows"):
-        Checkpoint(sliding)
-    with pytest.raises(InputError, match="gemma"):
+    with pytest.raises(InputError, match=r"its architecture is gemma\)"):
         Checkpoint(other)
 
 

@@ -38,6 +38,12 @@ INFERRED: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any]]] = {
     "sub": (LENGTHS, {}),
     "reduce_mean": ({"x": (1, 4, 6)}, {"axes": [-1], "keep_dims": True}),
     "reduce_mean without its axis": ({"x": (1, 4, 6)}, {"axes": [1], "keep_dims": False}),
+    "reduce_sum": ({"x": (1, 4, 6)}, {"axes": [1], "keep_dims": True}),
+    "real_div": (LENGTHS, {}),
+    "maximum": (LENGTHS, {}),
+    "minimum": (LENGTHS, {}),
+    "tanh": ({"x": (1, 4, 2, 6)}, {}),
+    "gelu": ({"x": (1, 4, 2, 6)}, {"mode": "TANH_APPROXIMATION"}),
     "linear": ({"x": (1, 3, 4), "weight": (5, 4), "bias": (5,)}, {}),
     "expand_dims": ({"x": (4, 6)}, {"axes": [0, 2]}),
     "shape": ({"x": (1, 4, 6)}, {}),
@@ -160,6 +166,7 @@ def test_attention_weighs_values_by_masked_scores(kind: Any):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
+        ("gelu", {"mode": "EXACT"}),
         ("gather", {"batch_dims": 1}),
         ("conv", {"groups": 2}),
         ("conv", {"pad_type": "same"}),

@@ -2,29 +2,51 @@
 
 import inspect
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
 from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.examine import calls
 from draft_worker.coreml.package import MODEL
-from draft_worker.coreml.runtime.call_inputs import CallInputs, join_logits
 from draft_worker.coreml.runtime.executor import Executor
+from draft_worker.coreml.runtime.interface import DeviceState, Runtime
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
-from tests.support.models.coreml_programs import numbers
 from tests.support.models.coreml_runs import convert, tiny
 
 needs_core_ml = pytest.mark.skipif(sys.platform != "darwin", reason="Core ML's predict exists on macOS alone")
 
 
+class Recording:
+    """The executor, and the inputs of its last call."""
+
+    def __init__(self, converted: Converted) -> None:
+        self._runtime = ExecutorRuntime(converted)
+        self.data: dict[str, np.ndarray] = {}
+
+    def load(self, width: int) -> None:
+        self._runtime.load(width)
+
+    def predict(
+        self, width: int, inputs: Mapping[str, np.ndarray], state: DeviceState | None = None
+    ) -> dict[str, np.ndarray]:
+        self.data = {name: value.copy() for name, value in inputs.items()}
+        return self._runtime.predict(width, inputs, state)
+
+
 def inputs(converted: Converted, width: int) -> dict[str, np.ndarray]:
-    """A call over 16 slots that hold random keys and values, and a causal chain behind them."""
-    kv = np.zeros(converted.package.cache_shape, np.float32)
-    kv[:, :, :16] = numbers(kv[:, :, :16].shape)
-    seen = np.tril(np.ones((width, 16 + width), bool), 16)
-    buffers = CallInputs(converted.package, converted.tables, width)
-    return buffers.fill(range(1, width + 1), range(16, 16 + width), seen) | {"kv": kv}
+    """A call of a chain behind a short prompt."""
+    recording = Recording(converted)
+    calls(converted, cast("Runtime", recording))[width].logits()
+    return recording.data
+
+
+def joined(outputs: Mapping[str, np.ndarray], converted: Converted) -> np.ndarray:
+    return np.concatenate([outputs[f"logits_{index}"][0, 0] for index in range(len(converted.package.outputs))], -1)
 
 
 @needs_core_ml
@@ -39,9 +61,9 @@ def test_core_ml_computes_what_the_executor_computes(weights: str, width: int, u
         str(converted.folder / MODEL), function_name=function, compute_units=coremltools.ComputeUnit[units]
     )
 
-    got = join_logits(model.predict(data), converted.package, width)
+    got = joined(model.predict(data), converted)
 
-    expected = join_logits(Executor(converted.file).function(function).predict(data), converted.package, width)
+    expected = joined(Executor(converted.file).function(function).predict(data), converted)
     assert np.abs(got - expected).max() < 0.1 * expected.astype(np.float32).std()
 
 
@@ -69,6 +91,6 @@ def test_the_executor_runs_the_call_of_the_mac_test(width: int, tmp_path: Path):
     function = Executor(converted.file).function(converted.package.function(width))
     outputs = function.predict(inputs(converted, width))
 
-    assert join_logits(outputs, converted.package, width).shape == (width, 67)
+    assert joined(outputs, converted).shape == (width, 67)
     assert outputs["kv_new"].shape == (4, 2, width, 8)
     assert all(np.isfinite(value).all() for value in outputs.values())

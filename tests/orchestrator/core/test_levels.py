@@ -1,20 +1,16 @@
 """Laws of levels, in virtual time: a target is sent only what one forward of it can verify. Tokens stay its own."""
 
 import pytest
-from msgspec import structs
 
-from orchestrator.core.admission import refusal
 from orchestrator.core.commands import Emit, SendMessage, TrialDecided
-from orchestrator.core.events import Request
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.draft import ModelledDraft
-from orchestrator.tools.simulate.modelled_worker import ModelledWorker, modelled_hello
+from orchestrator.tools.simulate.modelled_worker import ModelledWorker
 from orchestrator.tools.simulate.simulation import BuildWorker, modelled_workers
 from orchestrator.tools.simulate.target import ModelledTarget
 from protocol.messages.base import Level, Role
-from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Forest, Reroot, Start, Stop, Verify
 from protocol.speculation.token_tree import fits
 from tests.support.scripted_simulation import CONTEXT, DEVICES, DRAFT, LANGUAGE, ONE, TARGET, ScriptedSimulation, ready
@@ -175,11 +171,3 @@ def test_the_draft_is_stopped_and_started_as_the_targets_change():
     assert len(simulation.sent(Reroot, draft)) > rerooted
     assert_exact(simulation)
     assert simulation.clients[ONE].reason == "length"
-
-
-@pytest.mark.parametrize(("level", "served"), [("tree", False), ("chain", False), ("plain", True)])
-def test_a_short_converted_draft_limits_only_a_target_that_uses_it(level: Level, served: bool):
-    target = modelled_hello("target", 400, level=level)
-    draft = structs.replace(modelled_hello("draft", 100), engine="coreml")
-
-    assert (refusal(Request((3,) * 200, Sampling(), 5), target, draft) is None) == served

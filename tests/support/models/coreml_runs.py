@@ -14,13 +14,14 @@ from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.conversion.build import write
 from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.call_inputs import CallInputs, join_logits
-from draft_worker.coreml.runtime.executor import Executor, ExecutorRegisters, Precision
+from draft_worker.coreml.runtime.executor import Precision
+from draft_worker.coreml.runtime.forward import PackageForward
+from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, KvMemory
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
 from draft_worker.head_tokens import HeadTokens
 from protocol.contracts.conversion import Choices
 from protocol.errors import InputError
-from protocol.inference.slots import SlotTable
 from tests.support.models.tiny_models import network
 
 try:
@@ -70,35 +71,29 @@ def convert(model: Any, folder: Path, head_tokens: HeadTokens | None = None, **c
 
 
 class Run:
-    """One sequence through a package."""
+    """One sequence through a package; its rows are never committed."""
 
     def __init__(self, converted: Converted, precision: Precision = "fp32") -> None:
+        runtime = ExecutorRuntime(converted, precision)
         self._package = converted.package
-        self._tables = converted.tables
-        self._executor = Executor(converted.file, precision)
-        self._kv = np.zeros(self._package.cache_shape, np.float32)
-        self._table = SlotTable()
-        self._state: ExecutorRegisters | None = None
+        self._forward = PackageForward(self._package, converted.tables, runtime)
+        by_host = self._package.cache == "io"
+        self._memory: KvMemory = (
+            HostMemory(self._package, np.zeros(self._package.host_shape, np.float32))
+            if by_host
+            else DeviceMemory(self._package, runtime)
+        )
 
     def evaluate(self, width: int, tokens: Sequence[int], parents: Sequence[int]) -> Array:
         """(tokens, rows of the head) logits of rows that continue `parents`; -1 stands for the empty prefix."""
-        rows = self._table.add(parents)
-        inputs = CallInputs(self._package, self._tables, width)
-        data = inputs.fill(tokens, [row.position for row in rows], self._table.mask(rows))
-        function = self._executor.function(self._package.function(width))
-        if self._package.cache == "state":
-            self._state = self._state or function.make_state()
-            outputs = function.predict(data, self._state)
-        else:
-            outputs = function.predict(data | {"kv": self._kv})
-            self._kv[:, :, [row.slot for row in rows]] = outputs["kv_new"][:, :, : len(rows)]
-        return join_logits(outputs, self._package, len(rows)).astype(np.float32)
+        numbers = self._memory.slots.add(tokens, parents, width)
+        return self._forward.run(self._memory, numbers)[:, : self._package.head_rows].copy()
 
     def chain(self, width: int, tokens: Sequence[int]) -> Array:
         """Logits of tokens that follow one another, `width` at a time."""
         parts = []
         for begin in range(0, len(tokens), width):
-            part, last = tokens[begin : begin + width], self._table.next_row - 1
+            part, last = tokens[begin : begin + width], self._memory.slots.next_row - 1
             parts.append(self.evaluate(width, part, range(last, last + len(part))))
         return np.concatenate(parts)
 

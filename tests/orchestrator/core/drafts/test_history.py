@@ -1,8 +1,5 @@
 """Laws of what a draft leaves behind: the next life finds it once, and nothing else stays."""
 
-import msgspec
-
-from orchestrator.core.admission import refusal
 from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.drafts.history import DraftArenas
 from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
@@ -149,21 +146,6 @@ def test_the_end_of_a_request_gives_its_arena_to_others():
     machine.step(Arrived("draft", 2, offer(TWO, A)), 0.1)
 
     assert Release(A) in machine.step(WorkerDown("draft", 2), 0.2)
-
-
-# Too long ------------------------------------------------------------------------------------------
-
-
-def test_a_prompt_that_a_converted_draft_has_no_room_for_is_refused_with_the_next_step():
-    request = Request(tuple([7] * 100), Sampling(), 10)
-    draft = msgspec.structs.replace(modelled_hello("draft"), engine="coreml", context=100)
-    text = refusal(request, modelled_hello("target"), draft)
-
-    assert text is not None
-    assert "room for 100" in text
-    assert "Convert it with a longer context" in text
-    assert refusal(request, modelled_hello("target"), msgspec.structs.replace(draft, context=101)) is None
-    assert refusal(request, modelled_hello("target"), msgspec.structs.replace(draft, engine="mlx")) is None
 
 
 def test_what_a_draft_had_read_before_says_nothing_of_how_fast_it_reads():
