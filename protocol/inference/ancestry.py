@@ -1,10 +1,17 @@
 """Which rows of a tree lie on the path of which others. Pure numpy."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+
+
+@lru_cache(maxsize=4)
+def ancestry(parents: tuple[int, ...]) -> "Ancestry":
+    """Of these rows. All layers of a forward ask for the same."""
+    return Ancestry(parents)
 
 
 class Ancestry:
@@ -25,9 +32,14 @@ class Ancestry:
         """(R, R): row i sees row j, itself included."""
         self.before = mx.array(seen & ~np.eye(len(parents), dtype=bool))
         """(R, R): the same without itself."""
+        self._windows: dict[int, mx.array] = {}
+        """By width."""
 
     def windows(self, width: int) -> mx.array:
         """(R, width): for each row, the last `width` of `width` - 1 earlier entries and its path, where the entries
         come first and row i is at `width` - 1 + i."""
-        earlier = range(width - 1)
-        return mx.array([[*earlier, *(width - 1 + row for row in path)][-width:] for path in self.paths])
+        if width not in self._windows:
+            earlier = range(width - 1)
+            found = [[*earlier, *(width - 1 + row for row in path)][-width:] for path in self.paths]
+            self._windows[width] = mx.array(found)
+        return self._windows[width]

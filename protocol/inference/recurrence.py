@@ -6,7 +6,7 @@ sequence.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any, NamedTuple, Protocol
@@ -130,8 +130,3 @@ def let_recurrences_record(model: nn.Module) -> None:
         for name, part in layer.children().items():
             if isinstance(part, nn.Conv1d) and part.groups > 1:
                 setattr(layer, name, ShortConvolution(part))
-
-
-def taken(arrays: Sequence[mx.array], axis: int) -> mx.array:
-    """Joined along the tokens; the only one as it is."""
-    return arrays[0] if len(arrays) == 1 else mx.concatenate(list(arrays), axis=axis)

@@ -2,16 +2,17 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Self
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
-from protocol.inference.ancestry import Ancestry
+from protocol.inference.ancestry import ancestry
 from protocol.inference.layer_cache import ForwardShape, layer_cache_for
 from protocol.inference.layer_caches.state import FoldingCache
-from protocol.inference.recurrence import Recurrence, ShortConvolution, reads, taken
+from protocol.inference.recurrence import Recurrence, ShortConvolution, reads
 
 _TOKENS = 1
 """The axis of tokens in the inputs of a convolution."""
@@ -49,16 +50,14 @@ class _Forward:
         self.length = len(before) - len(earlier)
         self.direct = direct
         """The rows are one path behind the committed tokens."""
-        self.ancestry = None if direct else Ancestry(before)
+        self.ancestry = None if direct else ancestry(tuple(before))
         self.calls: list[_Call] = []
         self.entries: dict[int, Any] = {}
         """What the layer left as its states."""
 
     def inputs(self, name: str, array: mx.array, axis: int) -> mx.array:
         """With those of the earlier rows, in their order before its own."""
-        call = len(self.calls)
-        found = [_of(row, call, name) for row in self.earlier]
-        return taken([*found, array], axis)
+        return mx.concatenate([*_inputs(self.earlier, len(self.calls), name), array], axis=axis)
 
 
 class _ReadArrays(ArraysCache):
@@ -217,7 +216,7 @@ class RecurrentCache(FoldingCache):
         for number, call in enumerate(path[0].forward.calls):
             inputs = dict(call.inputs)
             for name in ("x",) if isinstance(call.made, ShortConvolution) else call.made.kind.inputs:
-                inputs[name] = taken([_of(row, number, name) for row in path], call.axis)
+                inputs[name] = mx.concatenate(_inputs(path, number, name), axis=call.axis)
             if isinstance(call.made, Recurrence):
                 inputs[call.made.kind.state] = self.entries[call.made.entry]
                 self.entries[call.made.entry] = call.made.run(inputs)[1]
@@ -256,7 +255,13 @@ class RecurrentCache(FoldingCache):
         return other
 
 
-def _of(row: _Row, call: int, name: str) -> mx.array:
-    """A row's input of a call, with an axis of one token."""
-    made = row.forward.calls[call]
-    return mx.split(made.inputs[name], [row.number, row.number + 1], axis=made.axis)[1]
+def _inputs(rows: Sequence[_Row], call: int, name: str) -> list[mx.array]:
+    """Inputs of a call, one array for each run of rows of one forward."""
+    found = []
+    for forward, run in groupby(rows, key=lambda row: row.forward):
+        numbers, made = [row.number for row in run], forward.calls[call]
+        if numbers == list(range(forward.length)):
+            found.append(made.inputs[name])
+        else:
+            found.append(mx.take(made.inputs[name], mx.array(numbers), axis=made.axis))
+    return found
