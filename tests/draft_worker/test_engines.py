@@ -21,7 +21,7 @@ from protocol.messages.worker import Grow, Reroot, Start
 from protocol.sampling.sampler import Noise, scores
 from protocol.sampling.threefry import NoiseStream
 from protocol.speculation.token_tree import Node, TokenTree, node_id
-from tests.support.models.architectures import IMPOSSIBLE, modules, tiny
+from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
 from tests.support.models.tiny_models import VOCABULARY, stock_logits, tree_model
 from tests.support.paths import DEMO_DRAFT
 from tests.support.processing import processed
@@ -128,19 +128,13 @@ def test_growth_after_a_random_walk_equals_that_of_a_new_start(engine: MlxEngine
 
 
 _KINDS = ["gemma3_text", "qwen3_next", "lfm2", "rwkv7", "gpt2", "deepseek_v41"]
-_UNSTABLE = {
-    "deepseek_v32": "its indexer's scores tie at 0, and which of them it takes depends on the slots",
-    "glm_moe_dsa": "the same",
-    "phi3small": "mlx-lm's prefill shows it later tokens, so chunks change its logits",
-}
-"""Models whose logits depend on more than the tokens."""
 
 
 @pytest.mark.parametrize(
     "architecture",
     [
         pytest.param(name, marks=() if name in _KINDS else pytest.mark.slow)
-        for name in sorted(set(modules()) - set(IMPOSSIBLE) - set(_UNSTABLE))
+        for name in sorted(set(modules()) - set(IMPOSSIBLE) - set(UNSTABLE))
     ],
 )
 def test_a_draft_of_any_architecture_grows_after_a_walk_as_a_new_one(architecture: str):

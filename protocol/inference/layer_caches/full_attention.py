@@ -38,6 +38,24 @@ class FullAttentionCache(LayerCache):
         self._base = 0
         """The first slot that has rows."""
 
+    # Some layers replace the arrays by equal ones that depend on others. In fewer bits theirs are left as they are.
+
+    @property
+    def keys(self) -> mx.array:
+        return self._keys[0]
+
+    @keys.setter
+    def keys(self, keys: mx.array) -> None:
+        self._keys = (keys,) if len(self._keys) == 1 else self._keys
+
+    @property
+    def values(self) -> mx.array:
+        return self._values[0]
+
+    @values.setter
+    def values(self, values: mx.array) -> None:
+        self._values = (values,) if len(self._values) == 1 else self._values
+
     def quantized(self, bits: int, fused: bool) -> QuantizedRows | None:
         if not self._keys:
             return None
