@@ -38,7 +38,8 @@ class Built(msgspec.Struct, frozen=True, tag="built", forbid_unknown_fields=True
 
 
 class Sampled(msgspec.Struct, frozen=True, tag="sampled", forbid_unknown_fields=True):
-    """One forward of each width by everyone, in turns. Milliseconds by width, logits included."""
+    """One forward of each width by everyone, in turns. Milliseconds by width, logits included; on a processor they are
+    processor time."""
 
     kind: LayerKind
     stock: dict[int, float]

@@ -23,7 +23,7 @@ def compare(kind: LayerKind, order: ComparisonOrder, clock: Clock) -> Iterator[C
     network = random_network(kind, order.size)
     # Ours wraps parts of a model: mlx-lm runs on one without wrappers.
     model = LanguageModel(same_network(network))
-    parameters = sum(array.size for _, array in tree_flatten(network.parameters()))
+    parameters = sum(array.size for _, array in tree_flatten(network.parameters()) if isinstance(array, mx.array))
     yield Built(kind, model.architecture, model.level, parameters)
     random = np.random.default_rng(0)
     context = random.integers(model.vocabulary, size=order.context).tolist()

@@ -20,7 +20,7 @@ undo: committing the first half of a chain and undoing the rest, states computed
 chain; the aim is at most {MOST_UNDO:.0%}. Where our next forward repeats accepted tokens, undo is what that takes \
 longer.
 Medians of ratios within a sample; in brackets their 95% bootstrap intervals. Random weights; everyone takes turns in \
-one process."""
+one process. On a processor the milliseconds are the process's processor time."""
 
 
 def table(figures: Sequence[KindFigures], order: ComparisonOrder) -> Group:
