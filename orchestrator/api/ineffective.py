@@ -64,7 +64,7 @@ def _coldest(values: Values) -> bool:
 
 def _bench(mode: str) -> Callable[[Values], bool]:
     """Whether this is the bench's mode: the first of them that was asked for."""
-    modes = ("micro", "reuse", "growth", "requests")
+    modes = ("micro", "forward", "reuse", "growth", "requests")
     return lambda values: (
         values.get("command") == "bench" and mode == next((each for each in modes if values.get(each)), "compare")
     )
@@ -176,6 +176,14 @@ RULES: tuple[Rule, ...] = (
         _bench("micro"),
         "the bench of single steps uses the two models alone",
     ),
+    Rule(
+        (*("pair", "target", "draft", "path", "limit", "temperature", "max_tokens", "draft_tokens", "strategies"),
+         *("pace", "plot", "growth", "requests", "reuse", "turns", "same_model", *_COMPARISON)),
+        _bench("forward"),
+        "the bench of forwards makes its own models",
+    ),
+    Rule(("forward",), _bench("micro"), "the bench of single steps was asked for"),
+    Rule(("kind",), _all(_is("command", "bench"), _is("forward", False)), "only the bench of forwards uses it"),
     Rule(("growth", "requests"), _bench("reuse"), "the bench of prefix reuse was asked for"),
     Rule(("requests",), _bench("growth"), "the bench of prompt lengths was asked for"),
     Rule(("strategies", "draft_tokens", *_COMPARISON), _bench("reuse"), "the bench of prefix reuse does not use it"),

@@ -245,7 +245,9 @@ def _deviation(logits: mx.array, expected: mx.array) -> float:
     possible = mx.isfinite(expected)
     difference = mx.where(possible, mx.abs(logits - expected), 0.0)
     kept = mx.where(possible, expected, 0.0)
-    return float(np.array(difference.mean() / mx.maximum(mx.std(kept), 1e-6)))
+    deviation = difference.mean() / mx.maximum(mx.std(kept), 1e-6)
+    # NumPy has no bfloat16.
+    return float(np.array(deviation.astype(mx.float32)))
 
 
 def _let_positions_through(model: nn.Module) -> None:

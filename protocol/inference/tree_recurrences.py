@@ -8,7 +8,7 @@ Shapes: R rows, H heads; a state is (1, H, ...) as in mlx-lm, or None before the
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.models.gated_delta import compute_g, compute_lower_bound_g
@@ -20,11 +20,41 @@ _LEAST_DECAY = 1e-30
 """Smaller factors are none at all in float32, and have no logarithm."""
 
 
+class _DeltaRule(NamedTuple):
+    """Every row's key, and what it writes for that key."""
+
+    keys: mx.array
+    """(H, R, Dk)."""
+    written: mx.array
+    """(H, R, Dv)."""
+    total: mx.array
+    between: mx.array
+    """Both as in `_decays`."""
+
+
 def gated_delta_tree(call: Mapping[str, Any], tree: Ancestry) -> mx.array:
     """(1, R, H, Dv) of mlx-lm's `gated_delta_update`: S_i = S_p diag(g_i) + u_i k_i^T for the parent p of row i, where
     u_i = b_i (v_i - S_p diag(g_i) k_i), and y_i = S_i q_i. The decay g is a number, or one a channel of the key."""
+    keys, written, total, between = _delta_rule(call, tree)
+    q = _by_head(call["q"], len(keys))
+    y = mx.where(tree.seen, _products(q, keys, between), 0.0) @ written
+    state = call.get("state")
+    if state is not None:
+        y = y + _read(state, q * mx.exp(total))
+    return y.swapaxes(0, 1)[None].astype(call["q"].dtype)
+
+
+def gated_delta_state(call: Mapping[str, Any], path: Ancestry) -> mx.array:
+    """(1, H, Dv, Dk): S of the last row, of a path."""
+    keys, written, total, between = _delta_rule(call, path)
+    added = written.swapaxes(1, 2) @ (keys * between[:, -1])
+    state = call.get("state")
+    return (added if state is None else added + mx.exp(total[:, -1:]) * state[0].astype(mx.float32))[None]
+
+
+def _delta_rule(call: Mapping[str, Any], tree: Ancestry) -> _DeltaRule:
     heads = call["v"].shape[2]
-    q, k, v = (_by_head(call[name], heads) for name in ("q", "k", "v"))
+    k, v = (_by_head(call[name], heads) for name in ("k", "v"))
     strength = mx.sigmoid(call["b"][0].astype(mx.float32)).T[..., None]
     if call.get("allow_neg_eigval"):
         strength = 2.0 * strength
@@ -42,10 +72,7 @@ def gated_delta_tree(call: Mapping[str, Any], tree: Ancestry) -> mx.array:
     # Row by row along the longest path: after as many steps every row is solved.
     for _ in range(tree.depth - 1):
         written = wanted - keys @ written
-    y = mx.where(tree.seen, _products(q, k, between), 0.0) @ written
-    if state is not None:
-        y = y + _read(state, q * mx.exp(total))
-    return y.swapaxes(0, 1)[None].astype(call["q"].dtype)
+    return _DeltaRule(k, written, total, between)
 
 
 def state_space_tree(call: Mapping[str, Any], tree: Ancestry) -> mx.array:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
+from orchestrator.cli.commands import bench_costs
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import (
@@ -21,6 +22,7 @@ from orchestrator.cli.options import (
 )
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.tools.bench.plan import DEFAULT_DRAFT_TOKENS
+from protocol.contracts.forward_comparison import LAYER_KINDS, ComparisonOrder, LayerKind
 
 if TYPE_CHECKING:
     from orchestrator.tools.bench.plan import BenchPlan
@@ -60,7 +62,7 @@ _REPEATS = 3
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
-    help=f"[default: 1; with --growth, --requests or --reuse {_REPEATS}]",
+    help=f"[default: 1; with --growth, --requests or --reuse {_REPEATS}; with --forward {ComparisonOrder().samples}]",
 )
 @click.option(
     "--draft-tokens",
@@ -100,10 +102,25 @@ _REPEATS = 3
 @click.option("--reuse", is_flag=True, help="Instead: the first token of an agent's turns, with KV kept and without.")
 @click.option("--turns", type=click.IntRange(min=2), default=50, show_default=True, help="With --reuse.")
 @click.option("--micro", is_flag=True, help="Instead: what single steps of the workers take, each alone.")
+@click.option(
+    "--forward", is_flag=True, help="Instead: forwards of random models beside mlx-lm's own, by kind of layer."
+)
+@click.option(
+    "--kind", type=click.Choice(LAYER_KINDS), multiple=True, help="With --forward. May be given several times."
+)
 @click.option("--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Also write a PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @stays_awake
-def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: int, **options: Any) -> None:
+def bench(
+    growth: bool,
+    requests: str | None,
+    micro: bool,
+    forward: bool,
+    kind: tuple[LayerKind, ...],
+    reuse: bool,
+    turns: int,
+    **options: Any,
+) -> None:
     """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
 
     Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong. Beside the
@@ -120,13 +137,16 @@ def bench(growth: bool, requests: str | None, micro: bool, reuse: bool, turns: i
     launch-pipeline bench --growth --max-tokens 32
     launch-pipeline bench --requests 1,4 --draft-tokens 2 --temperature 0
     launch-pipeline bench --reuse --turns 50 --repeats 1
+    launch-pipeline bench --forward --kind delta --kind windows
     launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01 --strategies ar,adaptive --draft-tokens 0
     """
     print_notes(without_effect({}))
     if growth or requests or reuse or options["link_delay"]:
         _refuse_slow_motion(options["pace"])
     if micro:
-        _micro(options["target"], options["draft"], options["as_json"])
+        bench_costs.micro(options["target"], options["draft"], options["as_json"])
+    elif forward:
+        bench_costs.forwards(kind or LAYER_KINDS, options["repeats"], options["as_json"])
     elif reuse:
         _reuse(turns, **options)
     elif growth:
@@ -239,22 +259,6 @@ def _refuse_slow_motion(pace: str | None) -> None:
 
     if pace is not None and load_profile(pace).slow_motion != 1.0:
         raise click.UsageError(f"Only a comparison without links counts in the time of {pace}: leave the @ out.")
-
-
-def _micro(target: str | None, draft: str | None, as_json: bool) -> None:
-    from orchestrator.tools.bench.costs import micro
-    from orchestrator.tools.bench.models import bench_models
-    from orchestrator.tools.bench.results.report import wide_console
-
-    with ConversionBar(quiet=False) as bar:
-        models = bench_models(target, draft, same_model=False, on_progress=bar)
-    print_notes([models.note])
-    costs = micro.measured_forwards(models.target, models.draft)
-    figures = micro.measured()
-    if as_json:
-        click.echo(json.dumps(micro.to_json(figures, costs)))
-    else:
-        wide_console().print(micro.forward_table(costs), "", micro.table(figures))
 
 
 def _plan(

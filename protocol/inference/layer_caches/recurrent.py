@@ -50,10 +50,12 @@ class _Forward:
         self.length = len(before) - len(earlier)
         self.direct = direct
         """The rows are one path behind the committed tokens."""
-        self.ancestry = None if direct else ancestry(tuple(before))
+        self.ancestry = ancestry(tuple(before))
         self.calls: list[_Call] = []
         self.entries: dict[int, Any] = {}
         """What the layer left as its states."""
+        self.ended = direct
+        """These are the states behind the last row."""
 
     def inputs(self, name: str, array: mx.array, axis: int) -> mx.array:
         """With those of the earlier rows, in their order before its own."""
@@ -145,10 +147,10 @@ class RecurrentCache(FoldingCache):
         if forward is None:
             return recurrence.run(arguments)
         inputs = {name: arguments[name] for name in kind.inputs}
-        if forward.direct:
+        if forward.direct and not recurrence.goes_by_token(forward.length):
             outputs, state = recurrence.run(arguments)
         else:
-            assert forward.ancestry is not None
+            forward.ended = False
             joined = {name: forward.inputs(name, array, kind.axis) for name, array in inputs.items()}
             whole = kind.over_tree({**arguments, **joined}, forward.ancestry)
             outputs, state = mx.split(whole, [len(forward.earlier)], axis=kind.axis)[1], mx.zeros((0,))
@@ -169,7 +171,6 @@ class RecurrentCache(FoldingCache):
         return outputs
 
     def _convolved(self, convolution: ShortConvolution, forward: _Forward, state: mx.array, rows: mx.array) -> mx.array:
-        assert forward.ancestry is not None
         everything = mx.concatenate([state, forward.inputs("x", rows, _TOKENS)], axis=_TOKENS)[0]
         windows = forward.ancestry.windows(state.shape[_TOKENS] + 1)[len(forward.earlier) :]
         return convolution.inner(everything[windows]).swapaxes(0, 1)
@@ -201,7 +202,7 @@ class RecurrentCache(FoldingCache):
         if not path:
             return
         forward = path[-1].forward
-        if forward.direct and [row.number for row in path if row.forward is forward] == list(range(forward.length)):
+        if forward.ended and [row.number for row in path if row.forward is forward] == list(range(forward.length)):
             for index, entry in forward.entries.items():
                 self.entries[index] = entry
         else:
@@ -219,7 +220,7 @@ class RecurrentCache(FoldingCache):
                 inputs[name] = mx.concatenate(_inputs(path, number, name), axis=call.axis)
             if isinstance(call.made, Recurrence):
                 inputs[call.made.kind.state] = self.entries[call.made.entry]
-                self.entries[call.made.entry] = call.made.run(inputs)[1]
+                self.entries[call.made.entry] = call.made.state_behind(inputs)
             else:
                 self._shift(call.made.entry, inputs["x"], path[0].forward.entries[call.made.entry])
 
