@@ -14,16 +14,11 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from protocol.inference.ancestry import Ancestry, ancestry
-from protocol.inference.tree_recurrences import (
-    gated_delta_state,
-    gated_delta_tree,
-    linear_attention_tree,
-    state_space_tree,
-)
+from protocol.inference.ancestry import Ancestry
+from protocol.inference.tree_recurrences import Unrolled, gated_delta_tree, linear_attention_tree, state_space_tree
 
-TreeForm = Callable[[Mapping[str, Any], Ancestry], mx.array]
-"""From a call's arguments over all rows: the outputs of all rows, or the state behind the last one of a path."""
+TreeForm = Callable[[Mapping[str, Any], Ancestry], Unrolled]
+"""From a call's arguments over all rows."""
 
 
 class RecurrenceKind(NamedTuple):
@@ -36,12 +31,10 @@ class RecurrenceKind(NamedTuple):
     state: str
     """The argument that holds the state before the first token."""
     over_tree: TreeForm
-    behind_path: TreeForm | None = None
-    """The state behind a path. None: mlx-lm's own function does not go token by token."""
 
 
 KINDS = {
-    "gated_delta_update": RecurrenceKind(("q", "k", "v", "a", "b"), 1, "state", gated_delta_tree, gated_delta_state),
+    "gated_delta_update": RecurrenceKind(("q", "k", "v", "a", "b"), 1, "state", gated_delta_tree),
     "ssm_update": RecurrenceKind(("hidden_states", "B", "C", "dt"), 1, "state", state_space_tree),
     "recurrent_gla": RecurrenceKind(("q", "k", "v"), 2, "h", linear_attention_tree),
 }
@@ -95,16 +88,10 @@ class Recurrence:
             return self.inner(*arguments, **others)
         return _Reading.recorder.recur(self, self._signature.bind(*arguments, **others).arguments)
 
-    def goes_by_token(self, tokens: int) -> bool:
-        """The function itself would go over so many tokens one by one: without a GPU mlx-lm has no kernel for them."""
-        return tokens > 1 and self.kind.behind_path is not None and mx.default_device() == mx.Device(mx.cpu)
-
-    def state_behind(self, arguments: Mapping[str, Any]) -> mx.array:
-        """The state behind the tokens of these arguments."""
-        tokens = arguments[self.kind.inputs[0]].shape[self.kind.axis]
-        if self.kind.behind_path is not None and self.goes_by_token(tokens):
-            return self.kind.behind_path(arguments, ancestry(tuple(range(-1, tokens - 1))))
-        return self.run(arguments)[1]
+    def is_unrolled(self, tokens: int) -> bool:
+        """A path of so many tokens takes the form for trees too: without a GPU mlx-lm goes token by token, or takes as
+        long, and a path that is accepted in part would be computed again."""
+        return tokens > 1 and mx.default_device() == mx.Device(mx.cpu)
 
     def run(self, arguments: Mapping[str, Any]) -> tuple[mx.array, mx.array]:
         """The function itself."""

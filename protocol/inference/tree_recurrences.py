@@ -20,41 +20,32 @@ _LEAST_DECAY = 1e-30
 """Smaller factors are none at all in float32, and have no logarithm."""
 
 
-class _DeltaRule(NamedTuple):
-    """Every row's key, and what it writes for that key."""
+class Unrolled(NamedTuple):
+    """A recurrence over rows: S_i = S_0 exp(t_i) + sum of w_j k_j^T exp(t_i - t_j) over the rows j on the path of i."""
 
+    outputs: mx.array
+    """(1, R, H, D), or as mlx-lm's function has them."""
     keys: mx.array
-    """(H, R, Dk)."""
+    """k, (H, R, C)."""
     written: mx.array
-    """(H, R, Dv)."""
+    """w, (H, R, D)."""
     total: mx.array
-    between: mx.array
-    """Both as in `_decays`."""
+    """t, (H, R, C) or (H, R, 1): logarithms of the factors from the first state."""
 
 
-def gated_delta_tree(call: Mapping[str, Any], tree: Ancestry) -> mx.array:
-    """(1, R, H, Dv) of mlx-lm's `gated_delta_update`: S_i = S_p diag(g_i) + u_i k_i^T for the parent p of row i, where
+def state_behind(unrolled: Unrolled, path: mx.array, first: mx.array | None) -> mx.array:
+    """(1, H, D, C): the state behind the last of the rows `path`, of one path, from the first state."""
+    keys, written, total = (mx.take(each, path, axis=1) for each in unrolled[1:])
+    end = total[:, -1:]
+    added = written.swapaxes(1, 2) @ (keys * mx.exp(end - total))
+    return added[None] if first is None else (added + mx.exp(end) * first[0])[None].astype(first.dtype)
+
+
+def gated_delta_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
+    """mlx-lm's `gated_delta_update`: S_i = S_p diag(g_i) + u_i k_i^T for the parent p of row i, where
     u_i = b_i (v_i - S_p diag(g_i) k_i), and y_i = S_i q_i. The decay g is a number, or one a channel of the key."""
-    keys, written, total, between = _delta_rule(call, tree)
-    q = _by_head(call["q"], len(keys))
-    y = mx.where(tree.seen, _products(q, keys, between), 0.0) @ written
-    state = call.get("state")
-    if state is not None:
-        y = y + _read(state, q * mx.exp(total))
-    return y.swapaxes(0, 1)[None].astype(call["q"].dtype)
-
-
-def gated_delta_state(call: Mapping[str, Any], path: Ancestry) -> mx.array:
-    """(1, H, Dv, Dk): S of the last row, of a path."""
-    keys, written, total, between = _delta_rule(call, path)
-    added = written.swapaxes(1, 2) @ (keys * between[:, -1])
-    state = call.get("state")
-    return (added if state is None else added + mx.exp(total[:, -1:]) * state[0].astype(mx.float32))[None]
-
-
-def _delta_rule(call: Mapping[str, Any], tree: Ancestry) -> _DeltaRule:
     heads = call["v"].shape[2]
-    k, v = (_by_head(call[name], heads) for name in ("k", "v"))
+    q, k, v = (_by_head(call[name], heads) for name in ("q", "k", "v"))
     strength = mx.sigmoid(call["b"][0].astype(mx.float32)).T[..., None]
     if call.get("allow_neg_eigval"):
         strength = 2.0 * strength
@@ -66,17 +57,19 @@ def _delta_rule(call: Mapping[str, Any], tree: Ancestry) -> _DeltaRule:
     total, between = _decays(logs, tree)
     keys = _products(k, k, between) * mx.where(tree.before, strength, 0.0)
     state = call.get("state")
-    first = _read(state, k * mx.exp(total)) if state is not None else 0.0
-    wanted = strength * (v - first)
+    wanted = strength * (v if state is None else v - _read(state, k * mx.exp(total)))
     written = wanted
     # Row by row along the longest path: after as many steps every row is solved.
     for _ in range(tree.depth - 1):
         written = wanted - keys @ written
-    return _DeltaRule(k, written, total, between)
+    y = mx.where(tree.seen, _products(q, k, between), 0.0) @ written
+    if state is not None:
+        y = y + _read(state, q * mx.exp(total))
+    return Unrolled(y.swapaxes(0, 1)[None].astype(call["q"].dtype), k, written, total)
 
 
-def state_space_tree(call: Mapping[str, Any], tree: Ancestry) -> mx.array:
-    """(1, R, H, Dh) of mlx-lm's `ssm_update` (Mamba 2, arXiv 2405.21060): S_i = exp(t_i A) S_p + t_i x_i B_i^T,
+def state_space_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
+    """mlx-lm's `ssm_update` (Mamba 2, arXiv 2405.21060): S_i = exp(t_i A) S_p + t_i x_i B_i^T,
     y_i = S_i C_i + D x_i, with the time step t_i."""
     heads = call["hidden_states"].shape[2]
     x, write, read = (_by_head(call[name], heads) for name in ("hidden_states", "B", "C"))
@@ -84,16 +77,17 @@ def state_space_tree(call: Mapping[str, Any], tree: Ancestry) -> mx.array:
     step = step.reshape(-1, heads).T[..., None]
     logs = -mx.exp(call["A_log"].astype(mx.float32))[:, None, None] * step
     total, between = _decays(logs, tree)
-    y = mx.where(tree.seen, _products(read, write, between), 0.0) @ (step * x)
+    written = step * x
+    y = mx.where(tree.seen, _products(read, write, between), 0.0) @ written
     state = call.get("state")
     if state is not None:
         y = y + _read(state, read) * mx.exp(total)
     y = y + x * call["D"].astype(mx.float32)[:, None, None]
-    return y.swapaxes(0, 1)[None].astype(call["hidden_states"].dtype)
+    return Unrolled(y.swapaxes(0, 1)[None].astype(call["hidden_states"].dtype), write, written, total)
 
 
-def linear_attention_tree(call: Mapping[str, Any], tree: Ancestry) -> mx.array:
-    """(1, H, R, V) of mlx-lm's `recurrent_gla`: S_i = exp(g) S_p + k_i^T v_i, y_i = scale q_i S_i."""
+def linear_attention_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
+    """mlx-lm's `recurrent_gla`: S_i = exp(g) S_p + k_i^T v_i, y_i = scale q_i S_i. Its state is (1, H, K, V)."""
     q, k, v = (call[name][0].astype(mx.float32) for name in ("q", "k", "v"))
     logs = mx.broadcast_to(call["g"].astype(mx.float32).reshape(-1, 1, 1), (*q.shape[:2], 1))
     total, between = _decays(logs, tree)
@@ -101,7 +95,7 @@ def linear_attention_tree(call: Mapping[str, Any], tree: Ancestry) -> mx.array:
     state = call.get("h")
     if state is not None:
         y = y + (q * mx.exp(total)) @ state[0].astype(mx.float32)
-    return (call["scale"] * y)[None].astype(call["q"].dtype)
+    return Unrolled((call["scale"] * y)[None].astype(call["q"].dtype), v, k, total)
 
 
 def _by_head(x: mx.array, heads: int) -> mx.array:

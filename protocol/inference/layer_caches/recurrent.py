@@ -13,6 +13,7 @@ from protocol.inference.ancestry import ancestry
 from protocol.inference.layer_cache import ForwardShape, layer_cache_for
 from protocol.inference.layer_caches.state import FoldingCache
 from protocol.inference.recurrence import Recurrence, ShortConvolution, reads
+from protocol.inference.tree_recurrences import Unrolled, state_behind
 
 _TOKENS = 1
 """The axis of tokens in the inputs of a convolution."""
@@ -38,13 +39,18 @@ class _Call:
         self.axis = axis
         self.state: Any = None
         """What the layer is given as the state behind the last token."""
+        self.unrolled: Unrolled | None = None
+        """The recurrence over the forward's earlier rows and its own."""
 
 
 class _Forward:
     """Calls over the rows of a forward."""
 
-    def __init__(self, earlier: Sequence[_Row], before: Sequence[int], direct: bool) -> None:
-        """`before[i]`: of all rows, earlier ones included, the index of the row before row i, or -1."""
+    def __init__(self, earlier: Sequence[_Row], before: Sequence[int], direct: bool, begin: int) -> None:
+        """`before[i]`: of all rows, earlier ones included, the index of the row before row i, or -1. `begin`: tokens in
+        the state before them."""
+        self.begin = begin
+        self.skipped = len(earlier)
         self.earlier = earlier
         """Rows of other forwards on the paths of this one's, until the forward is built."""
         self.length = len(before) - len(earlier)
@@ -116,7 +122,7 @@ class RecurrentCache(FoldingCache):
             else:
                 before.append(slots[id(self._rows[parent])] if parent >= 0 else -1)
         direct = not earlier and before == list(range(-1, len(before) - 1))
-        forward = _Forward(earlier, before, direct)
+        forward = _Forward(earlier, before, direct, self._end)
         for index, parent in enumerate(parents):
             self._rows[begin + index] = _Row(forward, index, self._rows.get(parent))
         return forward
@@ -147,16 +153,18 @@ class RecurrentCache(FoldingCache):
         if forward is None:
             return recurrence.run(arguments)
         inputs = {name: arguments[name] for name in kind.inputs}
-        if forward.direct and not recurrence.goes_by_token(forward.length):
+        unrolled = None
+        if forward.direct and not recurrence.is_unrolled(forward.length):
             outputs, state = recurrence.run(arguments)
         else:
             forward.ended = False
             joined = {name: forward.inputs(name, array, kind.axis) for name, array in inputs.items()}
-            whole = kind.over_tree({**arguments, **joined}, forward.ancestry)
-            outputs, state = mx.split(whole, [len(forward.earlier)], axis=kind.axis)[1], mx.zeros((0,))
+            unrolled = kind.over_tree({**arguments, **joined}, forward.ancestry)
+            outputs = mx.split(unrolled.outputs, [forward.skipped], axis=kind.axis)[1]
+            state = mx.zeros((0,))
         others = {name: argument for name, argument in arguments.items() if name not in inputs}
         call = _Call(recurrence, {**others, **inputs}, kind.axis)
-        call.state = state
+        call.state, call.unrolled = state, unrolled
         forward.calls.append(call)
         return outputs, state
 
@@ -215,14 +223,24 @@ class RecurrentCache(FoldingCache):
 
     def _fold(self, path: Sequence[_Row]) -> None:
         for number, call in enumerate(path[0].forward.calls):
-            inputs = dict(call.inputs)
-            for name in ("x",) if isinstance(call.made, ShortConvolution) else call.made.kind.inputs:
-                inputs[name] = mx.concatenate(_inputs(path, number, name), axis=call.axis)
-            if isinstance(call.made, Recurrence):
-                inputs[call.made.kind.state] = self.entries[call.made.entry]
-                self.entries[call.made.entry] = call.made.state_behind(inputs)
+            entry = call.made.entry
+            if isinstance(call.made, ShortConvolution):
+                rows = mx.concatenate(_inputs(path, number, "x"), axis=_TOKENS)
+                self._shift(entry, rows, path[0].forward.entries[entry])
             else:
-                self._shift(call.made.entry, inputs["x"], path[0].forward.entries[call.made.entry])
+                self.entries[entry] = self._folded(path, number, self.entries[entry])
+
+    def _folded(self, path: Sequence[_Row], number: int, state: Any) -> mx.array:
+        """The state behind a path, of the call of this number."""
+        forward = path[0].forward
+        call = forward.calls[number]
+        if call.unrolled and forward.begin == self._end and all(row.forward is forward for row in path):
+            return state_behind(call.unrolled, mx.array([forward.skipped + row.number for row in path]), state)
+        assert isinstance(call.made, Recurrence)
+        kind, inputs = call.made.kind, dict(call.inputs)
+        for name in kind.inputs:
+            inputs[name] = mx.concatenate(_inputs(path, number, name), axis=call.axis)
+        return call.made.run({**inputs, kind.state: state})[1]
 
     def _shift(self, entry: int, rows: mx.array, like: mx.array) -> None:
         """Append the inputs of a convolution to the last ones, of which there are as many as in `like`."""

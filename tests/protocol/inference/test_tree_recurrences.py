@@ -10,7 +10,7 @@ from mlx_lm.models.gated_delta import gated_delta_update
 from protocol.inference.ancestry import Ancestry
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
-from protocol.inference.tree_recurrences import gated_delta_state, gated_delta_tree
+from protocol.inference.tree_recurrences import gated_delta_tree, state_behind
 from tests.support.models.architectures import tiny
 
 HEADS, GROUPS, SIZE, TOKENS = 4, 2, 8, 6
@@ -44,8 +44,9 @@ def test_a_chain_has_the_outputs_and_the_state_of_mlx_lms_own_function(
     outputs, behind = gated_delta_update(**arguments)
     chain = Ancestry(range(-1, TOKENS - 1))
 
-    assert mx.allclose(gated_delta_tree(arguments, chain), outputs, atol=1e-5).item()
-    assert mx.allclose(gated_delta_state(arguments, chain), behind, atol=1e-5).item()
+    unrolled = gated_delta_tree(arguments, chain)
+    assert mx.allclose(unrolled.outputs, outputs, atol=1e-5).item()
+    assert mx.allclose(state_behind(unrolled, mx.arange(TOKENS), arguments["state"]), behind, atol=1e-5).item()
 
 
 def test_without_a_gpu_no_forward_over_several_tokens_goes_token_by_token(monkeypatch: pytest.MonkeyPatch):
@@ -63,8 +64,9 @@ def test_without_a_gpu_no_forward_over_several_tokens_goes_token_by_token(monkey
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
-def test_a_kept_part_of_a_chain_is_folded_into_the_state(kept: int):
-    model, text = LanguageModel(tiny("qwen3_5")), [1, 2, 3, 4, 5, 6, 7]
+@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "granitemoehybrid", "bailing_hybrid"])
+def test_a_kept_part_of_a_chain_is_folded_into_the_state(name: str, kept: int):
+    model, text = LanguageModel(tiny(name)), [1, 2, 3, 4, 5, 6, 7]
     expected = model.sequence().evaluate(text, range(-1, len(text) - 1))
     sequence = model.sequence()
     sequence.prefill(text[:3])
