@@ -160,7 +160,7 @@ def assert_chain(name: str, logits: mx.array, prefix: Sequence[int], path: Seque
 _CHUNKED_IN_GATE = {"gemma3_text", "qwen3_next", "granitemoehybrid", "lfm2", "llama4", "rwkv7", "phi3"}
 
 
-@pytest.mark.parametrize(("length", "chunk"), [(CONTEXT, 1), (520, 7)])
+@pytest.mark.parametrize(("length", "chunk"), [(CONTEXT, 1), (500, 7)])
 @pytest.mark.parametrize(
     "name",
     [
@@ -169,7 +169,7 @@ _CHUNKED_IN_GATE = {"gemma3_text", "qwen3_next", "granitemoehybrid", "lfm2", "ll
     ],
 )
 def test_prefill_in_chunks_leaves_the_same_logits_behind(name: str, length: int, chunk: int):
-    """As chunks of 512."""
+    """As one chunk of up to 512 does. Learned positions end at 512."""
     text = tokens(length, 11)
     small, large = (_prefilled(name, text, size) for size in (chunk, 512))
     possible = mx.isfinite(large)

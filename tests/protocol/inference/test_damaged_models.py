@@ -30,7 +30,7 @@ def refusal(folder: Path, name: str, without: str = "nothing", **changes: Any) -
 @pytest.mark.parametrize(
     ("name", "field"), [("gemma3_text", "sliding_window"), ("mimo_v2_flash", "sliding_window_size")]
 )
-def test_a_window_that_is_no_number_of_tokens(name: str, field: str, window: object, tmp_path: Path):
+def test_a_window_that_is_no_number_of_tokens(name: str, field: str, window: Any, tmp_path: Path):
     found = refusal(tmp_path, name, **{field: window})
 
     assert f"config.json in {tmp_path} states a window of {window!r} tokens" in found
