@@ -7,6 +7,7 @@ that the model gets returns the tree's mask.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Protocol, Self
 
 import mlx.core as mx
@@ -24,6 +25,7 @@ from protocol.inference.quantized_kv import Encodings, proved_encodings
 from protocol.inference.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
+from protocol.inference.windows import impossible_windows
 from protocol.messages.base import MAX_CONTEXT, Level
 
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "model_max_length", "max_seq_len", "block_size")
@@ -78,6 +80,7 @@ class LanguageModel:
         """The trees that one forward can evaluate."""
         self.level_reason: str
         """Why it is not a higher level; empty at the highest."""
+        self._validate_windows()
         _let_positions_through(model)
         let_recurrences_record(model)
         self.level, self.level_reason = self._best_level()
@@ -108,7 +111,7 @@ class LanguageModel:
             raise InputError(
                 f"{folder} holds no model ({error}): name a folder with config.json and model*.safetensors."
             ) from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
             raise InputError(
                 f"The model in {folder} can't be loaded ({_reason(error)}): "
                 "download it again, or choose an architecture that mlx-lm supports."
@@ -126,6 +129,20 @@ class LanguageModel:
         if len(parts) == 1 or not self.joins:
             return [part.sequence.evaluate(part.tokens, part.parents) for part in parts]
         return evaluate_together(self.network, parts)
+
+    def _validate_windows(self) -> None:
+        try:
+            impossible = impossible_windows(make_prompt_cache(self.network))
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+            raise InputError(
+                f"mlx-lm can't make the caches of the model in {self.folder} ({self.architecture}: {_reason(error)}): "
+                "its config.json may be damaged. Download it again."
+            ) from error
+        if impossible:
+            raise InputError(
+                f"The config.json in {self.folder} states a window of {impossible[0]!r} tokens, which must be a whole "
+                "number above 0: download the model again, or correct the file."
+            )
 
     def _best_level(self) -> tuple[Level, str]:
         """The best level at which logits equal those of mlx-lm's own caches, token by token, and why not a better one.
@@ -259,6 +276,5 @@ def _let_positions_through(model: nn.Module) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error, short enough for a sentence."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200].rstrip(".")
+    """The beginning of an error, short enough for a sentence."""
+    return shorten(str(error), 200, placeholder=" …").rstrip(".") or type(error).__name__

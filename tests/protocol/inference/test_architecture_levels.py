@@ -15,7 +15,7 @@ from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
 from tests.support.models.architecture_sizes import VOCABULARY, WINDOW
-from tests.support.models.architectures import IMPOSSIBLE, modules, tiny
+from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
 
 CHAINS = {
     *("baichuan_m1", "jamba", "longcat_flash_ngram", "mamba", "recurrent_gemma", "rwkv7"),
@@ -155,3 +155,33 @@ def assert_chain(name: str, logits: mx.array, prefix: Sequence[int], path: Seque
         possible = mx.isfinite(one)
         deviation = mx.where(possible, mx.abs(row - one), 0).mean() / mx.std(mx.where(possible, one, 0))
         assert (deviation < MOST).item(), deviation
+
+
+_CHUNKED_IN_GATE = {"gemma3_text", "qwen3_next", "granitemoehybrid", "lfm2", "llama4", "rwkv7", "phi3"}
+
+
+@pytest.mark.parametrize(("length", "chunk"), [(CONTEXT, 1), (500, 7)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in _CHUNKED_IN_GATE else pytest.mark.slow)
+        for name in sorted(set(LEVELS) - set(UNSTABLE) - NARROWER_WHEN_DECODING)
+    ],
+)
+def test_prefill_in_chunks_leaves_the_same_logits_behind(name: str, length: int, chunk: int):
+    """As one chunk of up to 512 does. Learned positions end at 512."""
+    text = tokens(length, 11)
+    small, large = (_prefilled(name, text, size) for size in (chunk, 512))
+    possible = mx.isfinite(large)
+    difference = mx.where(possible, mx.abs(small - large), 0).mean()
+    assert (difference < MOST * mx.std(mx.where(possible, large, 0))).item(), difference
+
+
+def _prefilled(name: str, text: Sequence[int], chunk: int) -> mx.array:
+    """Logits of one more token."""
+    sequence = model(name).sequence()
+    for begin in range(0, len(text), chunk):
+        sequence.prefill(text[begin : begin + chunk])
+    logits = sequence.evaluate([3], [-1])[0]
+    mx.eval(logits)
+    return logits
