@@ -22,7 +22,7 @@ from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, ti
 from tests.support.virtual_workers import FixedPrompts, VirtualWorker, rounds
 
 _PROMPTS = ((5, 9, 2, 33, 5, 9, 2, 33, 5, 9), (7, 8, 7, 8, 7, 8, 7))
-_LENGTH = 40
+_LENGTH = 64
 _PACE = DevicePace(steps=((1, 0.020), (8, 0.024)), prefill_rate=1000.0)
 _PREFIX_CACHE = 1 << 24
 
@@ -33,7 +33,7 @@ def _model(name: str) -> LanguageModel:
 
 
 def _run(name: str, strategy: str, temperature: float, killed: bool = False) -> Simulation:
-    """Both prompts at once, longer than two windows at the end. Only prompt lookup guesses: random models repeat
+    """Both prompts at once, longer than four windows at the end. Only prompt lookup guesses: random models repeat
     themselves."""
     model = _model(name)
     hello = Hello("target", "mlx", name, name, model.vocabulary, model.context, "", "cpu", 1, level=model.level)
