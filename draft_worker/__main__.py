@@ -3,8 +3,10 @@
 import importlib
 import sys
 import time
+from functools import partial
 
 from draft_worker.engine import Engine
+from draft_worker.feature_sources import attached_ring
 from draft_worker.paced_engine import PacedEngine
 from draft_worker.worker import DraftWorker
 from protocol.contracts.engines import draft_engine
@@ -22,7 +24,8 @@ def _built(setup: WorkerSetup) -> DraftWorker:
     engine, pacer = _open(setup), Pacer(setup.pace)
     if setup.pace is not None:
         engine = PacedEngine(engine, pacer, time.perf_counter)
-    return DraftWorker(engine, time.perf_counter, setup.prefill_chunk, pacer, setup.prefix_cache << 20)
+    attach = partial(attached_ring, epoch=setup.epoch)
+    return DraftWorker(engine, time.perf_counter, setup.prefill_chunk, pacer, setup.prefix_cache << 20, attach)
 
 
 def _open(setup: WorkerSetup) -> Engine:

@@ -9,11 +9,16 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from protocol.messages.base import MAX_CONTEXT, Role
+from protocol.messages.features import FeatureForm
+from protocol.messages.kv import KvForm, KvReference
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Hello, KvReference, Start
+from protocol.messages.worker import Hello, Start
 from protocol.speculation.candidates import Candidates
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     # This module imports MLX, which some engines don't need.
     from protocol.sampling.processors.logits_processors import LogitsProcessors
 
@@ -102,6 +107,12 @@ class EngineSequence(ABC):
     def evaluate(self, batch: Batch) -> list[Candidates]:
         """One forward; the candidates behind each node."""
 
+    @property
+    def forward_widths(self) -> Sequence[int] | None:
+        """Tokens of each forward that the last `evaluate` or `read` ran; None: one over the tokens that it was given,
+        and for a `read` those that it was allowed."""
+        return None
+
     @abstractmethod
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         """Commit the rows of `path` in order, keep those in `surviving`, drop the rest."""
@@ -109,6 +120,25 @@ class EngineSequence(ABC):
     @abstractmethod
     def truncate(self, length: int) -> None:
         """Drop all rows, and the committed tokens behind `length`, or a few more: see `reach`."""
+
+    def feed(self, first: int, rows: "NDArray[np.float32]") -> None:
+        """Take the target's features, (tokens, outputs * width), of the committed tokens from index `first` on, for the
+        next forwards. Features of tokens that are not committed yet, or of outputs that differ, are never fed."""
+        raise AssertionError("this draft reads no features")
+
+    @property
+    def unread(self) -> bool:
+        """Whether so many fed features wait that they need forwards of their own, which `read` computes."""
+        return False
+
+    def read(self, most: int) -> None:
+        """One forward over at most `most` committed tokens whose features were fed."""
+        raise AssertionError("this draft reads no features")
+
+    @property
+    def staleness(self) -> int:
+        """Committed tokens behind the last one whose features were fed."""
+        return 0
 
     def reach(self, tokens: int) -> int:
         """The most of the first `tokens` committed tokens whose KV remains after `truncate`."""
@@ -159,6 +189,12 @@ class Engine(LoadedModel, ABC):
     tokenizer: str = ""
     joint: bool = False
     """Whether one forward can grow the trees of several sequences."""
+    features: FeatureForm | None = None
+    """What its sequences read of the target; None: tokens alone."""
+    kv: KvForm | None = None
+    """Of a draft that is the target's first layers: of their KV, which its sequences adopt from the target's arenas."""
+    model_fingerprint: str = ""
+    """Of the weights that this KV is computed with."""
     costs: tuple[tuple[int, float], ...] = ()
     """Seconds of a forward by its tokens, as measured while loading; empty if nothing was measured."""
 

@@ -1,6 +1,7 @@
 """Any engine, paced by a device profile. Imports no MLX."""
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from draft_worker.engine import Batch, Engine
 from draft_worker.wrapped_engine import WrappedEngine, WrappedSequence
@@ -19,11 +20,28 @@ class PacedEngine(WrappedEngine):
     def prefill(self, sequence: WrappedSequence, tokens: Sequence[int]) -> None:
         began, context = self._clock(), sequence.committed
         super().prefill(sequence, tokens)
-        self._pacer.prefill(began, len(tokens), context)
+        if self.features is None:
+            self._pacer.prefill(began, len(tokens), context)
+
+    def read(self, sequence: WrappedSequence, most: int) -> None:
+        began = self._clock()
+        super().read(sequence, most)
+        tokens = sum((most,) if sequence.forward_widths is None else sequence.forward_widths)
+        if tokens:
+            self._pacer.prefill(began, tokens, max(0, sequence.committed - sequence.staleness - tokens))
 
     def evaluate_together(self, parts: Sequence[tuple[WrappedSequence, Batch]]) -> list[list[Candidates]]:
         began = self._clock()
-        work = [ForwardPart(len(batch.committed) + len(batch.tokens), sequence.committed) for sequence, batch in parts]
+        contexts = [sequence.committed for sequence, _ in parts]
         candidates = super().evaluate_together(parts)
-        self._pacer.forward(began, work)
+        for widths in zip_longest(*(_forwards(*part) for part in parts), fillvalue=0):
+            work = [ForwardPart(*each) for each in zip(widths, contexts, strict=True) if each[0]]
+            self._pacer.forward(began, work)
+            began = self._clock()
         return candidates
+
+
+def _forwards(sequence: WrappedSequence, batch: Batch) -> Sequence[int]:
+    """Tokens of each forward that has evaluated `batch`."""
+    stated = sequence.forward_widths
+    return [len(batch.committed) + len(batch.tokens)] if stated is None else stated

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from draft_worker.engine import Batch, EngineSequence
-from draft_worker.rolling_context import RollingContext
 from protocol.common_prefix import common_prefix
 from protocol.messages.base import NodeId
+from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst, GrowthPlan
-from protocol.messages.worker import Extend, Grow, KvOffer, KvReference, Prefilled, Reroot, Start
+from protocol.messages.worker import Extend, Grow, Prefilled, Reroot, Start
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.growth import TreeGrowth
 from protocol.speculation.publication import StepCost, growth_messages
+from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 
 if TYPE_CHECKING:
@@ -91,9 +92,11 @@ class DraftSequence:
         if message.plan is not None:
             self._plan = self._within(message.plan)
         self._commit(self._growth.advance(message.tokens, self._plan))
-        if self._rolling.skipped(len(self._tokens)) != self._skipped:
+        if message.anew or self._rolling.skipped(len(self._tokens)) != self._skipped:
             root = self._growth.tree.root
             self._begin(root.id, root.token)
+        else:
+            self._tokens_changed()
         self.round = message.round
         if self._early is not None:
             self.extend(self._early)
@@ -155,11 +158,11 @@ class DraftSequence:
         return self._growth.expand(step, candidates)
 
     def publish(
-        self, nodes: Sequence[Node], evaluated: int = 0, seconds: float = 0.0, joint: int = 0
+        self, nodes: Sequence[Node], evaluated: int = 0, seconds: float = 0.0, joint: int = 0, staleness: int = 0
     ) -> Iterator[Grow]:
-        """The messages with new nodes and with the cost of their growth step; `joint` as in a Grow."""
-        candidates = self._growth.candidates
-        return growth_messages(self.id, self.round, nodes, candidates, StepCost(evaluated, seconds, joint))
+        """The messages with new nodes and with the cost of their growth step; `joint` and `staleness` as in a Grow."""
+        cost = StepCost(evaluated, seconds, joint, staleness)
+        return growth_messages(self.id, self.round, nodes, self._growth.candidates, cost)
 
     def reuse(self) -> Iterator[Prefilled]:
         """Once, before the first growth: how many tokens had KV already, or why the offered KV was not adopted."""
@@ -192,11 +195,19 @@ class DraftSequence:
         return len(self._held)
 
     def take_over(self, engine: EngineSequence, held: int) -> None:
-        """Continue with an engine's sequence that has the KV of the first `held` tokens, during the prefill."""
+        """Continue with an engine's sequence that has the KV of the first `held` tokens. No node may have
+        been evaluated."""
         prefix = self.prefix
         self.engine = engine
         self._held, self._backlog = prefix[:held], prefix[held:]
         self._reuse = Prefilled(self.id, self.round, len(self._backlog), 0.0, held)
+        self._tokens_changed()
+
+    def close(self) -> None:
+        """The sequence has ended; its KV may go on."""
+
+    def _tokens_changed(self) -> None:
+        """The engine's tokens have changed."""
 
     def _begin(self, root: NodeId, token: int) -> None:
         """Grow anew from the root behind `_tokens`, and keep the KV of what the engine goes on seeing."""
@@ -213,6 +224,7 @@ class DraftSequence:
         forced = None if self.sampling.grammar is None or self._processors is None else self._forced
         tree, horizon = TokenTree(root, token, length), self._rolling.horizon(length)
         self._growth = TreeGrowth(tree, self._plan, horizon, self._calibration, forced)
+        self._tokens_changed()
 
     def _within(self, plan: GrowthPlan) -> GrowthPlan:
         """`plan`, with steps as wide as the engine evaluates at once."""

@@ -5,15 +5,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
+from draft_worker.conditioned_sequence import ConditionedSequence
 from draft_worker.engine import Batch, Engine, EngineSequence, introduction
-from draft_worker.rolling_context import RollingContext
+from draft_worker.feature_feed import Attach, FeatureFeed
+from draft_worker.feature_sources import attached_ring
 from draft_worker.sequence import DraftSequence
 from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.messages.base import SequenceId
+from protocol.messages.features import Features, FeatureShipment
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Hello, Reroot, Start, Stop, ToWorker
 from protocol.speculation.calibration import Calibration
+from protocol.speculation.rolling_context import RollingContext
 from protocol.worker.pacing import Pacer
 
 _JOINT_NODES = 64
@@ -30,10 +34,13 @@ class DraftWorker:
         prefill_chunk: int = 512,
         pacer: Pacer | None = None,
         prefix_cache: int = 0,
+        attach: Attach = attached_ring,
     ) -> None:
         """`clock`: seconds, monotonic. `prefill_chunk`: most tokens of one prefill forward. `pacer`: the pacer of a
-        paced engine. `prefix_cache`: bytes of KV of ended sequences to keep; 0 also shares no KV between live ones."""
+        paced engine. `prefix_cache`: bytes of KV of ended sequences to keep; 0 also shares no KV between live ones.
+        `attach`: opens feature rings."""
         self._engine = engine
+        self._attach = attach
         self._rolling = RollingContext(engine.context)
         self._pacer = pacer or Pacer(None)
         self._clock = clock
@@ -47,9 +54,16 @@ class DraftWorker:
     def hello(self) -> Hello:
         # A paced worker has the device's costs, not those that this machine measured.
         costs = self._pacer.costs() or self._engine.costs
-        return msgspec.structs.replace(introduction("draft", self._engine), costs=costs)
+        hello = introduction("draft", self._engine)
+        return msgspec.structs.replace(
+            hello,
+            costs=costs,
+            features=self._engine.features,
+            kv=self._engine.kv,
+            model_fingerprint=self._engine.model_fingerprint,
+        )
 
-    def handle(self, message: ToWorker) -> Iterable[FromWorker]:
+    def handle(self, message: ToWorker | FeatureShipment) -> Iterable[FromWorker]:
         match message:
             case Start():
                 return self._start(message)
@@ -57,6 +71,10 @@ class DraftWorker:
                 return self._reroot(message)
             case Extend() if message.sequence in self._sequences:
                 self._sequences[message.sequence].extend(message)
+            case Features(sequence=id, first=first):
+                self._hear_features(self._sequences.get(id), first, message)
+            case FeatureShipment(block):
+                self._hear_features(self._sequences.get(block.sequence), block.first, message)
             case Stop():
                 self._end(message.sequence)
         return ()
@@ -79,11 +97,25 @@ class DraftWorker:
         id, found = self._prefix_sharing.next_prefill(waiting)
         sequence = self._sequences[id]
         if found is not None:
-            sequence.engine.close()
-            sequence.take_over(self._continued(found, sequence.sampling, sequence.vocabulary), found.tokens)
+            self._take_over(sequence, found)
         if sequence.prefilling:
             sequence.prefill(self._chunk)
         return sequence.kv_offer(self._clock)
+
+    def _take_over(self, sequence: DraftSequence, found: Found[EngineSequence]) -> None:
+        sequence.engine.close()
+        sequence.take_over(self._continued(found, sequence.sampling, sequence.vocabulary), found.tokens)
+
+    def _hear_features(self, sequence: DraftSequence | None, first: int, message: Features | FeatureShipment) -> None:
+        """Features from position `first` on. If the target reused the KV of earlier tokens, it has none of them, but
+        another sequence here may."""
+        if not isinstance(sequence, ConditionedSequence):
+            return
+        if sequence.can_take_over and sequence.prefilled < first:
+            found = self._prefix_sharing.find(sequence.prefix, sequence.prefilled)
+            if found is not None:
+                self._take_over(sequence, found)
+        sequence.hear_features(message)
 
     def _grow(self, ready: Sequence[DraftSequence]) -> Iterator[FromWorker]:
         for sequence in ready:
@@ -91,13 +123,14 @@ class DraftWorker:
         began = self._clock()
         parts = self._growth_parts(ready)
         self._move_to_back([sequence for sequence, _ in parts])
+        staleness = [sequence.engine.staleness for sequence, _ in parts]
         evaluated = self._engine.evaluate_together([(sequence.engine, batch) for sequence, batch in parts])
         grown = [sequence.expand(candidates) for (sequence, _), candidates in zip(parts, evaluated, strict=True)]
         seconds = self._clock() - began
         widths = [len(batch.committed) + len(batch.tokens) for _, batch in parts]
         joint = sum(widths) if len(parts) > 1 else 0
-        for (sequence, _), nodes, width in zip(parts, grown, widths, strict=True):
-            yield from map(self._with_pace, sequence.publish(nodes, width, seconds, joint))
+        for (sequence, _), nodes, width, stale in zip(parts, grown, widths, staleness, strict=True):
+            yield from map(self._with_pace, sequence.publish(nodes, width, seconds, joint, stale))
             yield from sequence.kv_offer(self._clock)
 
     def _growth_parts(self, ready: Sequence[DraftSequence]) -> list[tuple[DraftSequence, Batch]]:
@@ -143,7 +176,11 @@ class DraftWorker:
             engine = self._continued(found, start.sampling, start.vocabulary)
         calibration = self._calibrations[start.sampling.greedy]
         held = 0 if found is None else found.tokens
-        return DraftSequence(start, engine, self._rolling, calibration, held, self._engine.processors(start))
+        processors, form = self._engine.processors(start), self._engine.features
+        if form is None:
+            return DraftSequence(start, engine, self._rolling, calibration, held, processors)
+        feed = FeatureFeed(form, self._rolling, self._clock, self._attach)
+        return ConditionedSequence(start, engine, self._rolling, calibration, held, processors, feed)
 
     def _continued(self, found: Found[EngineSequence], sampling: Sampling, vocabulary: int | None) -> EngineSequence:
         """An engine's sequence that continues with the KV in `found`."""
@@ -177,4 +214,5 @@ class DraftWorker:
         sequence = self._sequences.pop(id, None)
         if sequence is not None:
             self._queue.remove(id)
+            sequence.close()
             self._prefix_sharing.end(sequence)

@@ -4,16 +4,20 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from draft_worker.engine import Batch, Engine, EngineSequence
+from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import KvReference, Start
+from protocol.messages.worker import Start
 from protocol.speculation.candidates import Candidates
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from protocol.sampling.processors.logits_processors import LogitsProcessors
 
 
 class WrappedEngine(Engine):
-    """Every forward of a sequence runs through `prefill` or `evaluate_together`."""
+    """Every forward of a sequence runs through `prefill`, `read` or `evaluate_together`."""
 
     def __init__(self, inner: Engine) -> None:
         self.name = inner.name
@@ -24,6 +28,9 @@ class WrappedEngine(Engine):
         self.device = inner.device
         self.tokenizer = inner.tokenizer
         self.joint = inner.joint
+        self.features = inner.features
+        self.kv = inner.kv
+        self.model_fingerprint = inner.model_fingerprint
         self.costs = inner.costs
         self._inner = inner
 
@@ -33,6 +40,10 @@ class WrappedEngine(Engine):
     def prefill(self, sequence: "WrappedSequence", tokens: Sequence[int]) -> None:
         """`EngineSequence.prefill` of a sequence that this engine has opened."""
         sequence.inner.prefill(tokens)
+
+    def read(self, sequence: "WrappedSequence", most: int) -> None:
+        """`EngineSequence.read` of a sequence that this engine has opened."""
+        sequence.inner.read(most)
 
     def processors(self, start: Start) -> "LogitsProcessors | None":
         return self._inner.processors(start)
@@ -66,8 +77,26 @@ class WrappedSequence(EngineSequence):
     def evaluate(self, batch: Batch) -> list[Candidates]:
         return self._engine.evaluate_together([(self, batch)])[0]
 
+    @property
+    def forward_widths(self) -> Sequence[int] | None:
+        return self.inner.forward_widths
+
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         self.inner.keep(path, surviving)
+
+    def feed(self, first: int, rows: "NDArray[np.float32]") -> None:
+        self.inner.feed(first, rows)
+
+    @property
+    def unread(self) -> bool:
+        return self.inner.unread
+
+    def read(self, most: int) -> None:
+        self._engine.read(self, most)
+
+    @property
+    def staleness(self) -> int:
+        return self.inner.staleness
 
     def reach(self, tokens: int) -> int:
         return self.inner.reach(tokens)

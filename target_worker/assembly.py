@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from protocol.contracts.kv_bits import kv_fingerprint
@@ -12,13 +13,16 @@ from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.wired_memory import TARGET, wire
 from protocol.kv.exchange import KvExchange
+from protocol.messages.features import Outputs
 from protocol.messages.worker import Hello
 from protocol.worker.pacing import Pacer
 from protocol.worker.process import WorkerSetup
 from protocol.worker.recorded_texts import RecordedTexts
 from target_worker.device import device
 from target_worker.engine import TargetEngine
-from target_worker.recorded_engine import RecordedEngine
+from target_worker.feature_rings import FeatureRings, StateRecord
+from target_worker.recorded_engine import RecordedEngine, RecordedModel
+from target_worker.recorded_features import RecordedFeatures
 from target_worker.tensor_parallel.ranks import load_leading_model
 from target_worker.worker import TargetWorker
 
@@ -47,7 +51,7 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         model = load_leading_model(folder, setup.hosts, share, setup.kv_bits)
     wire(share, TARGET)
     costs = () if setup.pace else costs_at_load(model, time.perf_counter() - began)
-    exchange = _exchange(setup, model)
+    exchange, rings = _exchange(setup, model), _rings(setup, model.tap, model.record)
     hello = Hello(
         role="target",
         engine="mlx",
@@ -62,16 +66,19 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         model_fingerprint=exchange.fingerprint if exchange else "",
         costs=costs,
         level=model.level,
+        taps=rings and rings.taps,
     )
     chunk = setup.prefill_chunk if setup.hosts is None else min(setup.prefill_chunk, _DIVIDED_PREFILL_CHUNK)
     engine = TargetEngine(model, chunk, exchange)
-    return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace), setup.prefix_cache << 20)
+    return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace), setup.prefix_cache << 20, rings)
 
 
 def _replaying(setup: WorkerSetup) -> TargetWorker:
     """A target without a model. It shares no KV, because it has none."""
     folder = Path(setup.model)
     texts = RecordedTexts.read(Path(setup.texts), model_fingerprint(folder))
+    model = RecordedModel(folder, texts, RecordedFeatures.beside(Path(setup.texts)))
+    rings = _rings(setup, model.states, model.record)
     hello = Hello(
         role="target",
         engine="recorded",
@@ -82,9 +89,10 @@ def _replaying(setup: WorkerSetup) -> TargetWorker:
         tokenizer_fingerprint=vocabulary_fingerprint(folder),
         device=device(),
         pid=os.getpid(),
+        taps=rings and rings.taps,
     )
-    engine = RecordedEngine(folder, texts, setup.prefill_chunk)
-    return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace))
+    engine = RecordedEngine(model, texts, setup.prefill_chunk)
+    return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace), rings=rings)
 
 
 def _exchange(setup: WorkerSetup, model: LanguageModel) -> KvExchange | None:
@@ -94,3 +102,10 @@ def _exchange(setup: WorkerSetup, model: LanguageModel) -> KvExchange | None:
     fingerprint = kv_fingerprint(Path(setup.model), setup.kv_bits)
     limit = setup.arena_memory << 20 if setup.arena_memory else None
     return KvExchange(model.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner, limit=limit)
+
+
+def _rings(setup: WorkerSetup, tap: StateRecord | None, record: Callable[[Outputs], None]) -> FeatureRings | None:
+    if tap is None or setup.server:
+        # Nobody on the orchestrator's machine can open a ring of this one.
+        return None
+    return FeatureRings(tap, record, fingerprint=model_fingerprint(Path(setup.model)), epoch=setup.epoch)

@@ -93,7 +93,8 @@ class TargetEngine:
         """Begin one forward over the proposals of different sequences. Gives the (L, V) logits of each, which the
         device computes meanwhile."""
         logits = self.model.evaluate_together([sequence.part(proposal) for sequence, proposal in asked])
-        mx.async_eval(*logits)
+        recorded = [sequence.cache.recorded for sequence, _ in asked]
+        mx.async_eval(*logits, *(rows.rows for rows in recorded if rows is not None))
         return logits
 
     def walks(self, logits: Sequence[mx.array], asked: "Sequence[Proposal]") -> list[Acceptance | GrammarError]:

@@ -27,6 +27,7 @@ def examine(folder: Path) -> ModelReport | ModelRefusal:
         level=model.level,
         reason=model.level_reason,
         joins=model.joins,
+        recorded_layers=0 if model.tap is None else model.tap.taps.layers,
         context=model.context,
     )
 

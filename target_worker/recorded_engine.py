@@ -4,26 +4,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 
 from protocol.errors import PipelineError
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.recorded_network import KnownText
+from protocol.inference.tap import Recorded
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.prefix_cache import Found
 from protocol.messages.base import Level
+from protocol.messages.features import Outputs
 from protocol.messages.worker import Start
 from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.worker.recorded_texts import RecordedText, RecordedTexts
 from target_worker.engine import TargetEngine, TargetSequence
 from target_worker.kv.target_kv import TargetKv
+from target_worker.recorded_features import RecordedFeatures
 
 
 class RecordedEngine(TargetEngine):
     """Verifies the proposals of requests whose texts are recorded, and refuses every other request."""
 
-    def __init__(self, folder: Path, texts: RecordedTexts, prefill_chunk: int = 512) -> None:
-        """`folder` holds the tokenizer and the config of the recorded target. Its weights are not read."""
-        super().__init__(RecordedModel(folder, texts), prefill_chunk)
+    def __init__(self, model: "RecordedModel", texts: RecordedTexts, prefill_chunk: int = 512) -> None:
+        """`texts`: those of the model."""
+        super().__init__(model, prefill_chunk)
         self._texts = texts
 
     def refusal(self, start: Start) -> str | None:
@@ -35,7 +39,8 @@ class RecordedEngine(TargetEngine):
         sequence, text = super().open(start, processors, found), self._text(start)
         assert isinstance(sequence.cache, RecordedSequence)
         assert text is not None
-        sequence.cache.follow(KnownText(text.whole, self.model.vocabulary))
+        known = KnownText(text.whole, self.model.vocabulary)
+        sequence.cache.follow(known, self._texts.texts.index(text))
         return sequence
 
     def _text(self, start: Start) -> RecordedText | None:
@@ -45,15 +50,25 @@ class RecordedEngine(TargetEngine):
 class RecordedModel:
     """The recorded target in place of a `LanguageModel`."""
 
-    def __init__(self, folder: Path, texts: RecordedTexts) -> None:
+    def __init__(self, folder: Path, texts: RecordedTexts, states: RecordedFeatures | None = None) -> None:
+        """`folder` holds the tokenizer and the config of the recorded target. Its weights are not read.
+
+        `states`: the target's states of the same texts, for drafters.
+        """
+        self.states = states
         self.folder = folder
         self.vocabulary = texts.target.vocabulary
         self.context = texts.target.context
         self.level: Level = "tree"
 
+    def record(self, outputs: Outputs) -> None:
+        """As of a `LanguageModel`. Nothing is recorded if one of them was not computed for the texts."""
+        if self.states is not None:
+            self.states.outputs = outputs if self.states.holds(outputs) else ()
+
     def sequence(self) -> "RecordedSequence":
         """A new, empty sequence, which follows no text yet."""
-        return RecordedSequence()
+        return RecordedSequence(self.states)
 
     def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
         """(L, V) logits of each part, not yet computed."""
@@ -69,21 +84,39 @@ class RecordedSequence(TreeSequence):
 
     copyable = False
 
-    def __init__(self) -> None:
+    def __init__(self, states: RecordedFeatures | None = None) -> None:
         super().__init__(_NoLayers())
+        self._states = states
         self._text: KnownText | None = None
+        self._index = 0
 
-    def follow(self, text: KnownText) -> None:
-        """Verify against this text from now on."""
+    def follow(self, text: KnownText, index: int) -> None:
+        """Verify against this text from now on, the one with this index among the recorded ones."""
         self._text = text
+        self._index = index
 
-    def evaluate(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
+    def prefill(self, tokens: Sequence[int]) -> None:
+        begin = self.committed
+        super().prefill(tokens)
+        self.recorded = self._features(range(begin, self.committed))
+
+    def evaluate(self, tokens: Sequence[int], parents: Sequence[int], first: int | None = None) -> mx.array:
+        assert first is None, "a target replaces no committed tokens"
         assert self._text is not None
         if self.committed + 1 >= len(self._text.tokens):
             raise PipelineError(f"The recorded text ends after {len(self._text.tokens)} tokens: record a longer one.")
-        first = self.next_row
+        row = self.next_row
         self.begin(parents)
-        return self._text.logits([self.position(row) for row in range(first, first + len(tokens))])
+        positions = [self.position(row) for row in range(row, row + len(tokens))]
+        self.recorded = self._features(positions)
+        return self._text.logits(positions)
+
+    def _features(self, positions: Sequence[int]) -> Recorded | None:
+        """What drafters read of the tokens at these positions, if they are the text's."""
+        if self._states is None or not self._states.outputs:
+            return None
+        rows = self._states.rows(self._index)
+        return Recorded(self._states.outputs, mx.array(rows[np.minimum(positions, len(rows) - 1)]))
 
 
 class _NoLayers:

@@ -10,23 +10,13 @@ from msgspec.structs import replace
 from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId, plain
-from protocol.messages.worker import (
-    Fault,
-    Forest,
-    FromWorker,
-    Hello,
-    KvOffer,
-    KvRelease,
-    Prefilled,
-    Start,
-    Stop,
-    ToWorker,
-    Verdict,
-    Verify,
-)
+from protocol.messages.features import Features, Tap
+from protocol.messages.kv import KvOffer, KvRelease
+from protocol.messages.worker import Fault, Forest, FromWorker, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
 from protocol.sampling.grammar import GrammarError
 from protocol.worker.pacing import ForwardPart, Pacer
 from target_worker.engine import Proposal, TargetEngine, TargetSequence
+from target_worker.feature_rings import FeatureRings
 from target_worker.kv.target_kv import TargetKv
 from target_worker.verification.acceptance import Acceptance
 from target_worker.verification.proposed_tree import ProposedTree, flaw
@@ -57,8 +47,10 @@ class TargetWorker:
         hello: Hello,
         pacer: Pacer | None = None,
         prefix_cache: int = 0,
+        rings: FeatureRings | None = None,
     ) -> None:
-        """`prefix_cache`: bytes of KV of ended sequences; 0 turns off sharing between sequences."""
+        """`prefix_cache`: bytes of KV of ended sequences; 0 turns off sharing between sequences. Without `rings`
+        nothing is recorded for drafts."""
         self._engine = engine
         self._pacer = pacer or Pacer(None)
         self._clock = clock
@@ -66,6 +58,7 @@ class TargetWorker:
         self._sequences: dict[SequenceId, TargetSequence] = {}
         """In the order of their turns to be prefilled."""
         self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, TargetKv.close)
+        self._rings = rings
         self._saving: list[SequenceId] = []
         self._early: SequenceId | None = None
         """The sequence whose next forward is to begin before its Verify."""
@@ -84,6 +77,8 @@ class TargetWorker:
                 yield from self._verify((message,))
             case Forest(trees):
                 yield from self._verify(trees)
+            case Tap(outputs) if self._rings is not None:
+                self._rings.record(outputs)
             case KvRelease(name):
                 self._release(name)
             case Stop(sequence):
@@ -118,6 +113,7 @@ class TargetWorker:
         sequence.seconds += self._clock() - began
         if not sequence.prefilling:
             yield self._prefilled(sequence)
+        yield from self._features(sequence, context)
 
     def _prefilled(self, sequence: TargetSequence) -> Prefilled:
         self._queue_save(sequence)
@@ -208,10 +204,18 @@ class TargetWorker:
         # The verdicts are sent, so the commits delay nothing.
         for verify, (sequence, proposal), walk, answer in zip(valid.values(), proposals, walks, answers, strict=True):
             if isinstance(walk, Acceptance) and isinstance(answer, Verdict):
+                root = sequence.position
                 sequence.advance(proposal, walk, answer)
+                yield from self._features(sequence, root, (0, *walk.accepted))
                 self._queue_save(sequence)
                 if self._may_begin_early(verify, answer):
                     self._early = verify.sequence
+
+    def _features(
+        self, sequence: TargetSequence, first: int, entries: Sequence[int] | None = None
+    ) -> tuple[Features, ...]:
+        """See `FeatureRings.written`."""
+        return () if self._rings is None else self._rings.written(sequence, first, entries)
 
     def _forward(self, valid: Mapping[SequenceId, Verify]) -> _Forward:
         """The forward over these trees: one that has begun early, or a new one."""
@@ -266,6 +270,8 @@ class TargetWorker:
         sequence = self._sequences.pop(id, None)
         if sequence is not None:
             sequence.drop_early()
+        if self._rings is not None:
+            self._rings.end(id)
         return sequence
 
 

@@ -189,9 +189,8 @@ def _resource(name: str, wheel: Wheel, margin: str) -> list[str]:
 def _ask(name: str) -> list[Mapping[str, Any]]:
     """The package index that pip is configured for by PIP_INDEX_URL, or PyPI."""
     base = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
-    # The maintainer's own setting names the scheme.
-    request = urllib.request.Request(f"{base}/{name}/", headers={"Accept": _ACCEPT})  # noqa: S310
-    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+    request = urllib.request.Request(f"{base}/{name}/", headers={"Accept": _ACCEPT})  # noqa: S310 - the maintainer's
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - own setting names the scheme
         return json.load(answer)["files"]
 
 

@@ -1,5 +1,6 @@
 """A converted model's folder, checked at load. Knows no engine and no runtime."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ class HostTables(NamedTuple):
     """(context,) factors of the queries; None: all are 1."""
     head_tokens: HeadTokens | None = None
     """The tokens of the logits; None: the whole vocabulary."""
+    parameters: Mapping[str, Half] = {}
+    """`Conditioning.host_parameters`."""
 
 
 class Converted(NamedTuple):
@@ -58,12 +61,12 @@ class Converted(NamedTuple):
 
 def require_functions(file: ProgramFile, package: Package) -> None:
     """Raises InputError unless `file` has the functions that `package` describes."""
-    for width in package.widths:
-        function = file.functions.get(package.function(width))
+    for name, shapes in package.functions.items():
+        function = file.functions.get(name)
         if function is None:
-            raise file.damage(f"it lacks the function for width {width}")
-        found = {name: tensor.shape for name, tensor in (*function.inputs.items(), *function.states.items())}
-        if found != package.input_shapes(width) | {"kv": package.cache_shape}:
+            raise file.damage(f"it lacks the function {name}")
+        found = {input: tensor.shape for input, tensor in (*function.inputs.items(), *function.states.items())}
+        if found != shapes:
             raise file.damage(f"{function.name} takes other inputs than the package states")
 
 
@@ -77,6 +80,8 @@ def _tables(path: Path, package: Package) -> HostTables:
         expected["position_scale"] = (package.context,)
     if package.head_rows < shape.vocabulary:
         expected["head_tokens"] = (package.head_rows,)
+    own = {} if package.conditioning is None else package.conditioning.host_parameters
+    expected |= own
     try:
         loaded: Any = mx.load(str(path), format="safetensors", return_metadata=True)
         arrays, metadata = loaded
@@ -88,4 +93,5 @@ def _tables(path: Path, package: Package) -> HostTables:
     if not fits or (head is not None and not are_head_tokens(head, shape.vocabulary)):
         raise InputError(f"{path} belongs to another model than {MODEL}: convert the model again.")
     rotations = [Rotation(tables[cosine], tables[sine]) for cosine, sine in names]
-    return HostTables(tables["embedding"], rotations, tables.get("position_scale"), head)
+    parameters = {name: tables[name] for name in own}
+    return HostTables(tables["embedding"], rotations, tables.get("position_scale"), head, parameters)

@@ -7,7 +7,7 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -18,6 +18,7 @@ import numpy as np
 
 from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.apple import compiled
 from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
@@ -38,7 +39,7 @@ from protocol.contracts.examination import (
     Units,
     Written,
 )
-from protocol.errors import PipelineError
+from protocol.errors import InputError, PipelineError
 from protocol.inference.processor import compute_on_processor
 
 OpenRuntime: TypeAlias = Callable[[Converted, Units], Runtime]
@@ -68,6 +69,8 @@ def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[Ex
     """Run one stage and yield its reports. Errors of the runtime propagate."""
     compute_on_processor()
     converted = Converted.open(Path(order.folder))
+    if converted.package.conditioning is not None:
+        raise InputError(f"{converted.folder} holds a trained drafter, which can't be examined yet: try it as a draft.")
     if order.stage == "golden":
         np.savez(order.golden, **_named(answers(calls(converted, ExecutorRuntime(converted)))))
         yield Written()
@@ -78,7 +81,7 @@ def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[Ex
     yield Loading(None)
     executing = order.runtime == "executor"
     runtime = ExecutorRuntime(converted) if executing else open_core_ml(converted, order.units)
-    yield from load(runtime, converted.package.widths, time.perf_counter)
+    yield from load(runtime, converted.package, time.perf_counter)
     with np.load(order.golden) as golden:
         expected = {width: golden[_name(width)] for width in converted.package.widths}
     repeatable = calls(converted, runtime)
@@ -86,12 +89,12 @@ def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[Ex
     yield from soak(repeatable, order.predicts, time.perf_counter)
 
 
-def load(runtime: Runtime, widths: Sequence[int], clock: Callable[[], float]) -> Iterator[Loading | Loaded]:
+def load(runtime: Runtime, package: Package, clock: Callable[[], float]) -> Iterator[Loading | Loaded]:
     """Load the functions one by one, with a report before and after each."""
-    for width in widths:
+    for width in package.widths:
         yield Loading(width)
         began = clock()
-        runtime.load(width)
+        runtime.load(package.function(width))
         yield Loaded(width, clock() - began)
 
 
@@ -209,7 +212,7 @@ def _placement(name: str, function: Any, plan: Any) -> Placed:
 def _core_ml(converted: Converted, units: Units) -> Runtime:
     from draft_worker.coreml.runtime.apple import CoreMlRuntime
 
-    return CoreMlRuntime(converted, units, widths=())
+    return CoreMlRuntime(converted, units, functions=())
 
 
 def _named(logits: dict[int, Single]) -> dict[str, Any]:

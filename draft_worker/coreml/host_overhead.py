@@ -138,10 +138,10 @@ class _ConstantRuntime:
         for index, rows in enumerate(package.outputs):
             self._outputs[f"logits_{index}"] = np.zeros((1, 1, width, rows), np.float32)
 
-    def load(self, width: int) -> None:
+    def load(self, function: str) -> None:
         """There is nothing to load."""
 
-    def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
         return self._outputs
 
     def make_state(self) -> DeviceState:

@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from draft_worker.coreml.conditioning import Conditioning
 from protocol.contracts.conversion import FOLDER_MODEL, FORMAT, CacheKind, WeightKind
 from protocol.errors import InputError
 
@@ -97,6 +98,8 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whether the features of a head are in another order than the model's (`rotation.pair_order`)."""
     position_scale: bool = False
     """Whether queries are multiplied by a factor of their position, which the host's file has."""
+    conditioning: Conditioning | None = None
+    """How a trained drafter reads the target's features; None: the model reads tokens alone."""
     version: str = ""
     """Version of launch-pipeline that made the package."""
     format: int = FORMAT
@@ -108,7 +111,27 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def function(self, width: int) -> str:
         """Name of the function for `width`."""
-        return f"width_{width}"
+        return f"block_{width}" if self._is_block else f"width_{width}"
+
+    @property
+    def functions(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """All functions by name, with the shapes of all their inputs and states."""
+        found = {self.function(width): self.input_shapes(width) | {"kv": self.cache_shape} for width in self.widths}
+        if self.conditioning is not None:
+            found[self.conditioning.function] = self.feature_input_shapes
+        return found
+
+    @property
+    def feature_input_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Inputs of the function that reads features. Keys need the rotation of their positions."""
+        assert self.conditioning is not None
+        inputs = self.conditioning.inputs()
+        return inputs | self._rotation_shapes(self.conditioning.width) if self._is_block else inputs
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the decoder's rows have keys and values that later calls read. A block's rows have none."""
+        return not self._is_block
 
     @property
     def cache_shape(self) -> tuple[int, int, int, int]:
@@ -144,8 +167,9 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Inputs of the function for `width`, without the cache `kv`, which is an input or a state."""
         shape = self.shape
         inputs: dict[str, tuple[int, ...]] = {"x": (1, shape.hidden, 1, width)}
-        for index in self.rotations:
-            inputs |= dict.fromkeys(rotation_inputs(index), (1, 1, shape.head, width))
+        if self.conditioning is not None and not self._is_block:
+            inputs["g"] = (1, shape.hidden, 1, width)
+        inputs |= self._rotation_shapes(width)
         inputs |= dict.fromkeys(self.masks, (1, 1, width, self.context + width))
         if self.position_scale:
             inputs["position_scale"] = (1, 1, 1, width)
@@ -153,6 +177,14 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             inputs["past"] = (shape.convolutions, shape.taps - 1, shape.hidden, width)
             inputs["ancestors"] = (1, shape.taps - 1, width, width)
         return inputs if self.cache == "io" else inputs | {"begin": (4,), "end": (4,)}
+
+    @property
+    def _is_block(self) -> bool:
+        return self.conditioning is not None and self.conditioning.block is not None
+
+    def _rotation_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
+        names = [name for index in self.rotations for name in rotation_inputs(index)]
+        return dict.fromkeys(names, (1, 1, self.shape.head, width))
 
     def _window(self, layer: Layer) -> int | None:
         window = self.shape.window if layer.sliding else None

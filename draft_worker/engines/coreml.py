@@ -5,7 +5,7 @@ A `Runtime` runs the package: Core ML on a Mac, the executor anywhere.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from draft_worker.candidates.selector import CandidateSelector
 from draft_worker.coreml.converted import Converted
@@ -16,13 +16,15 @@ from draft_worker.coreml.runtime.memory import DeviceMemory, KvMemory
 from draft_worker.coreml.runtime.runtimes import open_runtime
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.engines.drafter_package import drafter_engine
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.examination import RuntimeName
 from protocol.inference.processor import compute_on_processor
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
+from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import KvReference, Start
+from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars
 from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
@@ -36,9 +38,9 @@ OpenSelector: TypeAlias = Callable[[int], CandidateSelector]
 """The selector for a target's vocabulary, given its size."""
 
 
-def load(setup: WorkerSetup) -> "CoreMlEngine":
+def load(setup: WorkerSetup) -> Engine:
     """Raises InputError if the folder is incomplete, damaged, or mixed from several models."""
-    return CoreMlEngine.load(Path(setup.model), epoch=setup.epoch, owner=setup.owner)
+    return CoreMlEngine.of(setup)
 
 
 class CoreMlEngine(Engine):
@@ -65,14 +67,18 @@ class CoreMlEngine(Engine):
         self._grammars = Grammars(converted.folder, self.vocabulary)
 
     @classmethod
-    def load(
-        cls, folder: Path, runtime: RuntimeName | None = None, *, epoch: int = 0, owner: int | None = None
-    ) -> Self:
-        """Raises InputError if the folder is incomplete, damaged, or mixed from several models."""
+    def of(cls, setup: WorkerSetup, runtime: RuntimeName | None = None) -> Engine:
+        """The engine of the folder that `setup` names, which may hold a trained drafter.
+
+        Raises InputError if it is incomplete, damaged, or mixed from several models.
+        """
         # The GPU is the target's; the host computes little beside a call.
         compute_on_processor()
-        converted = Converted.open(folder)
-        return cls(converted, open_runtime(converted, runtime), epoch, owner)
+        converted = Converted.open(Path(setup.model))
+        opened = open_runtime(converted, runtime)
+        if converted.package.conditioning is not None:
+            return drafter_engine(cls.name, converted, opened)
+        return cls(converted, opened, setup.epoch, setup.owner)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "CoreMlSequence":
         if self._package.cache == "state":

@@ -76,9 +76,12 @@ class MlxEngine(Engine):
 
     def around(self, rows: TreeSequence | PathSequence, sampling: Sampling, vocabulary: int) -> "MlxSequence":
         """A sequence that has the KV of `rows`."""
+        return MlxSequence(self, rows, sampling, self._columns_of(vocabulary))
+
+    def _columns_of(self, vocabulary: int) -> Columns:
         if vocabulary not in self._columns:
             self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary), self._head)
-        return MlxSequence(self, rows, sampling, self._columns[vocabulary])
+        return self._columns[vocabulary]
 
     def processors(self, start: Start) -> LogitsProcessors | None:
         return LogitsProcessors.wanted(start, self._grammars, lenient=True)

@@ -104,6 +104,8 @@ def as_element(rows: Single, element: ElementType) -> np.ndarray:
 
 def _require_plain(converted: Converted) -> None:
     package = converted.package
+    if package.conditioning is not None:
+        raise InputError(f"{converted.folder} holds a trained drafter: convert the target, or use another engine.")
     if package.cache != "io":
         raise InputError(f"{converted.folder} keeps its KV on the device: convert the target with --kv io.")
     if package.shape.convolutions:

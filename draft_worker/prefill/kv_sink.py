@@ -6,8 +6,9 @@ from typing import Protocol, TypeAlias
 from protocol.kv.arena import LayerRows
 from protocol.kv.blocks import shipments
 from protocol.kv.exchange import KvExchange
+from protocol.messages.kv import KvOffer
 from protocol.messages.remote import Shipment
-from protocol.messages.worker import KvOffer, Prefill
+from protocol.messages.worker import Prefill
 
 
 class KvSink(Protocol):

@@ -15,11 +15,11 @@ from orchestrator.api.validation import out_of_range
 from orchestrator.core.admission import foreign_tokenizer
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.machine.device_profiles import load_profile
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import DraftChoice
 from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.known_servers import host_port
+from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.machine.progress import OnProgress
 from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
@@ -42,6 +42,7 @@ def checked_setup(
     target_hosts: str | TargetHosts | None,
     listen: str | None,
     pace: str | None,
+    draft_scale: float,
     options: Options,
     on_progress: OnProgress,
     **others: Any,
@@ -72,7 +73,7 @@ def checked_setup(
         target_hosts=checked_hosts(target_hosts, folder, prefill) if isinstance(target_hosts, str) else target_hosts,
         options=options,
         listening=None if listen is None else _listening(listen),
-        pace=None if pace is None else load_profile(pace),
+        pace=None if pace is None else load_profile(pace).with_draft(draft_scale),
         auto=choice.auto if STRATEGIES[options.strategy].drafts else None,
         **{**others, "draft_engine": choice.engine},
     )

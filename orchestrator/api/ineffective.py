@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from orchestrator.machine.drafts.stateful_draft import is_package
 from protocol.contracts.engines import NO_DRAFT, draft_engines
 
 Values: TypeAlias = Mapping[str, Any]
@@ -51,10 +50,6 @@ def _model_of_engine(values: Values) -> str:
     return engine.model if engine else ""
 
 
-def _no_package(values: Values) -> bool:
-    return not is_package(values.get("draft") or "")
-
-
 def _coldest(values: Values) -> bool:
     """Whether every temperature is 0. A chat can change its temperature, and requests to a server have their own."""
     temperature = values.get("temperature")
@@ -70,6 +65,10 @@ def _bench(mode: str) -> Callable[[Values], bool]:
     )
 
 
+def _lends(*roles: str) -> Callable[[Values], bool]:
+    return _all(_is("command", "attach"), _is("role", *roles))
+
+
 _SPECULATION = ("draft_tokens", "draft_width", "draft_fan", "max_verify", "fan_budget", "lookup", "fallback", "saguaro")
 _DRAFT = ("draft", "draft_engine", "draft_command", "draft_link", *_SPECULATION)
 _PIPELINE = (
@@ -77,7 +76,16 @@ _PIPELINE = (
     *("strategy", "prefill_engine", "prefill", "concurrent", "turn", "arena_memory", "prefix_cache_memory", "kv_bits"),
     *("kv_memory", "kept_memory", "target_hosts", "record", "pace"),
 )
-_COMPARISON = ("verification", "random_draft", "rivals", "link_delay", "link_loss", "target_hosts", "replay")
+_COMPARISON = (
+    "verification",
+    "random_draft",
+    "rivals",
+    "drafters",
+    "link_delay",
+    "link_loss",
+    "target_hosts",
+    "replay",
+)
 """What only the bench's comparison with mlx-lm uses."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _ASKS = _all(_is("command", "generate", "chat"), _set("address"))
@@ -132,6 +140,15 @@ RULES: tuple[Rule, ...] = (
         "this command sends one request at a time",
     ),
     Rule(("kv_bits",), _is("target_engine", "none"), "a target of another machine has its own"),
+    Rule(("kv_bits",), _lends("draft"), "a draft holds its keys and values as they are"),
+    Rule(("prefill_engine",), _lends("draft"), "a draft is lent"),
+    Rule(
+        ("target",),
+        _all(_lends("draft"), lambda values: values.get("draft") is None),
+        "the default target's own draft is lent; a trained drafter would need its target's name",
+    ),
+    Rule(("draft", "draft_engine"), _lends("target", "prefill"), "no draft is lent"),
+    Rule(("prefill_engine",), _lends("target"), "a target is lent, which has no engine to choose"),
     Rule(("turn",), _is("concurrent", 1), "no other request can take the place"),
     Rule(
         ("prefix_cache_memory", "kept_memory"),
@@ -156,14 +173,13 @@ RULES: tuple[Rule, ...] = (
     Rule(("repetition_context",), _is("repetition_penalty", 1.0), "there is no repetition penalty"),
     Rule(("out",), _all(_is("command", "profile"), _is_not("overhead", None)), "the cost of tracing is only printed"),
     Rule(
-        ("neural_engine", "draft", "runtime"),
-        _all(_is("command", "doctor"), lambda values: "target" in values.get("flags", set())),
-        "a target is examined alone",
-    ),
-    Rule(
-        ("draft",),
-        _all(_is("command", "doctor"), _is("neural_engine", False), _no_package),
-        "only the examination of a draft for the Neural Engine and that of a .mlpackage use it",
+        ("target",),
+        _all(
+            _is("command", "doctor"),
+            _is("neural_engine", True),
+            lambda values: "target" in values.get("flags", set()),
+        ),
+        "the Neural Engine is examined without a target",
     ),
     Rule(
         ("runtime",),

@@ -41,6 +41,7 @@ class Pipeline(Client):
     `target_hosts`: a hosts file, or its content: divide the target among these hosts.
     `target_texts`: a file of recorded texts that the target replays, without its model; no other request is served.
     `pace`: a shipped device profile's name or a file's path; the workers are then as slow as its devices.
+    `draft_scale`: how many times as long as the profile's draft this draft takes.
     `draft_link`: delays what goes to the draft and comes from it, as a link between machines would.
     `trace`: a folder that every process writes its spans to at the end, for `orchestrator.tools.profile`.
     `on_progress` is called while a model is fetched or converted, which happens once, in the constructor.
@@ -67,6 +68,7 @@ class Pipeline(Client):
         record: str = "",
         on_progress: OnProgress = silent,
         pace: str | None = None,
+        draft_scale: float = 1.0,
         draft_link: EmulatedLink | None = None,
         trace: str = "",
         on_wait: Callable[[float], None] = lambda _: None,
@@ -80,7 +82,7 @@ class Pipeline(Client):
         files = {"target_texts": target_texts, "record": record, "trace": trace}
         others = {"target_engine": target_engine, **files, **engines, **program}
         self._setup, self.note = checked_setup(
-            target, draft, target_hosts, listen, pace, affordable(checked), on_progress, **others
+            target, draft, target_hosts, listen, pace, draft_scale, affordable(checked), on_progress, **others
         )
         self._on_wait = on_wait
         self._on_notice = on_notice

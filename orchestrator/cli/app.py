@@ -12,22 +12,23 @@ from orchestrator.api.client import NoPipeline
 from orchestrator.api.ineffective import IneffectiveOption
 from orchestrator.api.validation import InvalidValue
 from orchestrator.cli.commands.attach import attach, target_rank
-from orchestrator.cli.commands.bench import bench
-from orchestrator.cli.commands.calibrate import calibrate
 from orchestrator.cli.commands.chat import chat
 from orchestrator.cli.commands.completion import completion
 from orchestrator.cli.commands.config import config
 from orchestrator.cli.commands.convert import convert
 from orchestrator.cli.commands.doctor import doctor
 from orchestrator.cli.commands.drill import drill
-from orchestrator.cli.commands.first_light import first_light
 from orchestrator.cli.commands.generate import generate
+from orchestrator.cli.commands.measurements.bench import bench
+from orchestrator.cli.commands.measurements.calibrate import calibrate
+from orchestrator.cli.commands.measurements.first_light import first_light
+from orchestrator.cli.commands.measurements.profile import profile
 from orchestrator.cli.commands.pairs import pairs_command
 from orchestrator.cli.commands.plan import plan
-from orchestrator.cli.commands.profile import profile
 from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.commands.service import service
 from orchestrator.cli.commands.start import serve_workers, start, workers
+from orchestrator.cli.commands.train_draft import train_draft
 from orchestrator.cli.configuration import default_map, origin, read_environment
 from protocol.errors import InputError, PipelineError
 from protocol.paths import config_file
@@ -36,7 +37,7 @@ _INTERRUPTED = 130
 _FAILED = 1
 _COMMANDS = (
     *(attach, bench, calibrate, chat, completion, config, convert, doctor, drill, first_light, generate),
-    *(pairs_command, plan, profile, serve, serve_workers, service, start, target_rank, workers),
+    *(pairs_command, plan, profile, serve, serve_workers, service, start, target_rank, train_draft, workers),
 )
 
 

@@ -15,8 +15,8 @@ from orchestrator.cli.presets import filled_in
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.checkpoints import demo_model
-from orchestrator.machine.device_profiles import profile_names
-from orchestrator.machine.recommended_pairs import pairs
+from orchestrator.machine.pairs.recommended_pairs import pairs
+from orchestrator.machine.profiles.device_profiles import profile_names
 from protocol.contracts.engines import AUTO, NO_DRAFT, PrefillEngineName, TargetEngineName, draft_model, offered_engines
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 
@@ -64,9 +64,11 @@ kv_bits_option = click.option(
 
 def draft_option(default: str = "") -> Decorator:
     """`default`: what is taken without the option."""
-    return click.option(
-        "--draft", metavar="MODEL", help=f"The same for the draft; it needs the target's tokenizer. {default}".strip()
+    words = (
+        "The same for the draft: a model with the target's tokenizer, or a drafter that was trained for the target. "
+        "exit or exit:LAYERS: the target's own first layers."
     )
+    return click.option("--draft", metavar="MODEL", help=f"{words} {default}".strip())
 
 
 def draft_engine_option(

@@ -2,6 +2,7 @@
 
 from orchestrator.core.events import Request
 from protocol.contracts.engines import DraftModel, offered_engines
+from protocol.messages.features import FeatureForm
 from protocol.messages.worker import Hello
 
 
@@ -10,7 +11,16 @@ def mismatch(one: Hello, other: Hello) -> str | None:
     target, draft = (one, other) if one.role == "target" else (other, one)
     if draft.tokenizer_fingerprint and draft.tokenizer_fingerprint != target.tokenizer_fingerprint:
         return foreign_tokenizer(draft.model, target.model)
-    return None
+    return None if draft.features is None else _unreadable(draft, draft.features, target)
+
+
+def shares_first_layers(draft: Hello, target: Hello) -> bool:
+    """Whether the draft is the first layers of this target, and can adopt their KV from the target's arenas."""
+    ours, theirs = draft.kv, target.kv
+    if ours is None or theirs is None or ours.layers > theirs.layers:
+        return False
+    alike = (ours.kv_heads, ours.head_size, ours.element) == (theirs.kv_heads, theirs.head_size, theirs.element)
+    return alike and draft.model_fingerprint == target.model_fingerprint
 
 
 def foreign_tokenizer(draft: str, target: str, difference: str = "") -> str:
@@ -36,6 +46,17 @@ def refusal(request: Request, target: Hello) -> str | None:
             f"{target.vocabulary:,}. Encode the prompt with the target's own tokenizer."
         )
     return None
+
+
+def _unreadable(draft: Hello, form: FeatureForm, target: Hello) -> str | None:
+    """Why the draft can't read the hidden states of this target, or None."""
+    reason = "it reads hidden states, and this target offers none" if target.taps is None else target.taps.lack(form)
+    if not reason:
+        return None
+    return (
+        f"The draft {draft.model or draft.engine} can't draft for the target {target.model}: {reason}. "
+        "Choose a draft that was trained for this target."
+    )
 
 
 def _engines(model: DraftModel) -> str:

@@ -5,23 +5,26 @@ guarantees that a request's tokens are the target's own, whatever workers do.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, assert_never
+from typing import assert_never
 
-from orchestrator.core.admission import refusal
-from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Reject, SendMessage
+from orchestrator.core.commands import Command, Dismiss, Emit, SendMessage
 from orchestrator.core.drafts.election import MAX_DRAFTS
+from orchestrator.core.drafts.feature_relay import FeatureRelay
 from orchestrator.core.drafts.pool import DraftPool
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.kv.prefill_router import PrefillRouter
 from orchestrator.core.options import Options
-from orchestrator.core.phases import AWAITING_TARGET, Phase, Trigger
+from orchestrator.core.phases import AWAITING_TARGET, Phase
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.core.request_lifecycle import RequestLifecycle
 from orchestrator.core.response_timeouts import Remedy, ResponseTimeouts
 from orchestrator.core.scheduler import Scheduler
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import Role, SequenceId
-from protocol.messages.worker import Fault, Forest, Grow, Hello, KvOffer, Prefilled, Stop, Verdict, Verify
+from protocol.messages.features import Features
+from protocol.messages.kv import KvOffer
+from protocol.messages.worker import Fault, Forest, Grow, Hello, Prefilled, Verdict, Verify
 
 
 class Machine:
@@ -29,7 +32,6 @@ class Machine:
 
     def __init__(self, options: Options, profile: str = "") -> None:
         """`profile`: name of the device profile that paces the workers, if there is one."""
-        self._profile = profile
         self.strategy = STRATEGIES[options.strategy](options)
         self.sequences: dict[SequenceId, Sequence] = {}
         self.stale = 0
@@ -37,8 +39,12 @@ class Machine:
         self._workers = WorkerRegistry()
         self.scheduler = Scheduler(self.strategy, options.concurrent, options.turn)
         self._timeouts = ResponseTimeouts(self.sequences, self._workers)
-        self.drafts = DraftPool(self.strategy, self.sequences, self._workers)
         self.prefills = PrefillRouter(options)
+        self.drafts = DraftPool(self.strategy, self.sequences, self._workers, self.prefills.written)
+        self._features = FeatureRelay(self.sequences, self._workers)
+        self._requests = RequestLifecycle(
+            self.strategy, self.sequences, self._workers, self.scheduler, self.drafts, self.prefills, profile
+        )
 
     def step(self, event: Event, now: float) -> list[Command]:
         """Fold one event into the state; return what the runtime must now do, in this order."""
@@ -52,7 +58,7 @@ class Machine:
         """
         match event:
             case Submitted():
-                return self._on_submitted(event, now)
+                return self._requests.submit(event, now)
             case Ended():
                 return self._on_ended(event, now)
             case WorkerUp():
@@ -77,40 +83,12 @@ class Machine:
 
     # Requests ---------------------------------------------------------------------------------
 
-    def _on_submitted(self, event: Submitted, now: float) -> list[Command]:
-        estimates = self.drafts.estimates(event.request)
-        sequence = Sequence(event.sequence, event.request, estimates, self.strategy.drafts, now)
-        self.sequences[sequence.id] = sequence
-        return self._admit(sequence.id, now) if self.scheduler.add(sequence.id) else []
-
     def _on_ended(self, event: Ended, now: float) -> list[Command]:
         sequence = self.sequences.get(event.sequence)
         if sequence is None:
             return []
         sequence.stats.generated -= event.surplus
-        return [*self._finish(sequence, event.reason, now), *self._schedule(now)]
-
-    def _finish(self, sequence: Sequence, reason: Literal["stop", "length", "cancelled"], now: float) -> list[Command]:
-        statistics = sequence.stats.statistics(now, self.strategy.drafts, self.strategy.caches, self._profile)
-        return [*self._forget(sequence, now), Finish(sequence.id, reason, statistics)]
-
-    def _forget(self, sequence: Sequence, now: float) -> list[Command]:
-        del self.sequences[sequence.id]
-        successor = self.scheduler.remove(sequence.id)
-        return [*self._stop(sequence), *([] if successor is None else self._admit(successor, now))]
-
-    def _stop(self, sequence: Sequence) -> list[Command]:
-        """End a sequence on all workers."""
-        releases = self.prefills.sequence_ended(sequence)
-        stops: list[Command] = [
-            SendMessage(role, Stop(sequence.id)) for role in ("target", "prefill") if role in self._workers
-        ]
-        return [*stops, *releases, *self.drafts.sequence_ended(sequence.id)]
-
-    def _admit(self, id: SequenceId, now: float) -> list[Command]:
-        """Start a request that got a place."""
-        self.sequences[id].enter(Trigger.ADMIT)
-        return self._start(self.sequences[id], now)
+        return [*self._requests.finish(sequence, event.reason, now), *self._schedule(now)]
 
     # Workers ----------------------------------------------------------------------------------
 
@@ -129,8 +107,11 @@ class Machine:
                     commands += self._on_worker_down(WorkerDown("draft", draft), now)
                 self._workers.add(event, now)
                 self.drafts.expect_target(event.hello)
+                # Before the Starts, so that the prompts are recorded.
+                self._features.target_changed()
+                commands += self._features.tap()
                 for sequence in self._running():
-                    commands += self._start(sequence, now)
+                    commands += self._requests.start(sequence, now)
                 return [*commands, *self.drafts.follow_target(now)]
 
     def _on_draft_up(self, event: WorkerUp, now: float) -> list[Command]:
@@ -140,7 +121,7 @@ class Machine:
         if text is not None:
             return [Dismiss("draft", event.incarnation, text)]
         self._workers.add(event, now)
-        return self.drafts.draft_up(event, now)
+        return [*self._features.tap(), *self.drafts.draft_up(event, now)]
 
     def _on_worker_down(self, event: WorkerDown, now: float) -> list[Command]:
         if not self._workers.remove(event):
@@ -149,24 +130,13 @@ class Machine:
             case "prefill":
                 return self.prefills.worker_down(now)
             case "draft":
-                return [*self.drafts.draft_down(event.incarnation, now), *self._schedule(now)]
+                commands = [*self.drafts.draft_down(event.incarnation, now), *self._schedule(now)]
+                return [*commands, *self._features.tap()]
             case "target":
                 for sequence in self._running():
                     sequence.lose_target()
                 self.scheduler.lose_target()
                 return self.prefills.target_down()
-
-    def _start(self, sequence: Sequence, now: float) -> list[Command]:
-        """Start a sequence on the target, if one is up, and on the drafts that are in use."""
-        target = self._workers.target
-        if target is None:
-            return []
-        reason = refusal(sequence.request, target)
-        if reason is not None:
-            return [*self._forget(sequence, now), Reject(sequence.id, reason)]
-        sequence.limit_to(target)
-        sequence.outstanding = None
-        return [self.prefills.begin(sequence, now), *self.drafts.begin(sequence, now)]
 
     # Messages ---------------------------------------------------------------------------------
 
@@ -178,6 +148,9 @@ class Machine:
                 return self._on_verdict(verdict, now)
             case "target", Prefilled() as prefilled:
                 return self._on_prefilled(prefilled, now)
+            case "target", Features() as features:
+                relayed = self._features.relay(features, self.drafts.feature_readers(features.sequence))
+                return self._drop() if relayed is None else relayed
             case "draft", Grow() as growth:
                 useful = self.drafts.merge_growth(event.incarnation, growth, now)
                 return self._schedule(now) if useful else self._drop()
@@ -188,11 +161,17 @@ class Machine:
                 self.drafts.note_adoption(event.incarnation, adopted)
                 return []
             case "target" | "prefill" as role, KvOffer() as offer:
-                return self.prefills.add_arena(role, self.sequences.get(offer.sequence), offer, now)
+                return self._on_kv_offer(role, offer, now)
             case _, Fault() as fault:
                 return self._on_fault(event.role, event.incarnation, fault, now)
             case _:
                 return []
+
+    def _on_kv_offer(self, role: Role, offer: KvOffer, now: float) -> list[Command]:
+        sequence = self.sequences.get(offer.sequence)
+        commands = self.prefills.add_arena(role, sequence, offer, now)
+        # A draft that shares the target's KV may have waited for it.
+        return commands if sequence is None else [*commands, *self.drafts.begin(sequence, now)]
 
     def _on_prefilled(self, message: Prefilled, now: float) -> list[Command]:
         sequence = self.sequences.get(message.sequence)
@@ -226,19 +205,21 @@ class Machine:
         sequence.settle(verified, verdict, chosen)
         sequence.tokens += tokens
         emit = Emit(sequence.id, tuple(tokens), likelihoods=verdict.likelihoods[: len(tokens)])
-        return [emit, *self._finish(sequence, reason, now), *self._schedule(now)]
+        return [emit, *self._requests.finish(sequence, reason, now), *self._schedule(now)]
 
     def _commit(
         self, sequence: Sequence, verified: Verify, verdict: Verdict, tokens: list[int], now: float
     ) -> Iterator[Command]:
         """Commit `tokens` and go on: the target first, then the drafts, then the client."""
         waited = sequence.waited
-        hit = sequence.commit(tokens, now)
+        # Other requests could use the time that this one waits, and a draft on trial would be compared unfairly.
+        refreshes = self.strategy.refreshes and len(self.sequences) == 1 and not self.drafts.comparing
+        hit = sequence.commit(tokens, now, refreshes)
         successor = self.scheduler.preempt(sequence.id, len(tokens))
         if successor is not None:
             sequence.preempt()
-            yield from self._stop(sequence)
-            yield from self._admit(successor, now)
+            yield from self._requests.stop(sequence)
+            yield from self._requests.admit(successor, now)
         yield from self._schedule(now)
         sequence.settle(verified, verdict, tokens)
         if sequence.phase is not Phase.WAITING:
@@ -264,8 +245,8 @@ class Machine:
             commands = self.drafts.tree_refused(sequence, now) if sequence.refuse_tree(now) else []
             return [*commands, *self._schedule(now)]
         if fault.kind == "refused":
-            return [*self._forget(sequence, now), Reject(sequence.id, fault.text), *self._schedule(now)]
-        return [*self._start(sequence, now), *self._schedule(now)]
+            return [*self._requests.reject(sequence, fault.text, now), *self._schedule(now)]
+        return [*self._requests.start(sequence, now), *self._schedule(now)]
 
     def _drop(self) -> list[Command]:
         self.stale += 1
@@ -285,7 +266,7 @@ class Machine:
                     commands.append(self.prefills.resend(sequence))
                 case Remedy.RESTART:
                     self.scheduler.expect_no_verdict(sequence.id)
-                    commands += self._start(sequence, now)
+                    commands += self._requests.start(sequence, now)
         return [*commands, *self.prefills.tick(now), *self._schedule(now)]
 
     def _running(self) -> list[Sequence]:

@@ -10,9 +10,9 @@ from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.turn_taking import MeasuredRound
 from orchestrator.core.request_stats import RequestStats
 from orchestrator.core.speculation import Speculation
-from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, SequenceId
-from protocol.messages.plans import GrowthPlan
-from protocol.messages.worker import Hello, KvReference, Reroot, Start, Verdict, Verify
+from protocol.messages.base import Level, NodeId, SequenceId
+from protocol.messages.kv import KvReference
+from protocol.messages.worker import Hello, Verdict, Verify
 from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.speculation.token_tree import Node, TokenTree, end_of_path, flatten, node_id
 
@@ -51,6 +51,10 @@ class Sequence:
         """When the present root became known."""
         self.waited = 0.0
         """Seconds that the present round was delayed to wait for growth."""
+        self.anew = False
+        """The present round began with a hit whose guesses were dropped for fresh ones."""
+        self._began_with_hit = False
+        """So did this one, whether or not they were dropped."""
         self.level: Level = "tree"
         """What the target verifies."""
         self._max_tokens = request.max_tokens
@@ -136,40 +140,6 @@ class Sequence:
         self._verified_nodes = {}
         self.ready_since = now
         return present
-
-    # Messages ---------------------------------------------------------------------------------
-
-    def start_message(
-        self, plan: GrowthPlan | None = None, vocabulary: int | None = None, adopt: KvReference | None = None
-    ) -> Start:
-        """The Start that serves this sequence from its committed tokens.
-
-        A draft's Start names the growth plan and the target's vocabulary, and both may name an arena to adopt.
-        """
-        return Start(
-            sequence=self.id,
-            round=self.round,
-            tokens=tuple(self.tokens),
-            root=self.tree.root.id,
-            sampling=self.request.sampling,
-            vocabulary=vocabulary,
-            plan=plan,
-            adopt=adopt,
-            prompt_tokens=len(self.request.tokens),
-            eos_tokens=tuple(sorted(self.request.eos_tokens))[:MAX_EOS_TOKENS],
-        )
-
-    def reroot_message(self, tokens: list[int], missed: bool, plan: GrowthPlan | None) -> Reroot:
-        """The Reroot by which a draft follows the last commit, of `tokens`."""
-        return Reroot(
-            sequence=self.id,
-            round=self.round,
-            position=self.position - len(tokens),
-            tokens=tuple(tokens),
-            root=self.tree.root.id,
-            missed=missed,
-            plan=plan,
-        )
 
     # Rounds -----------------------------------------------------------------------------------
 
@@ -264,6 +234,9 @@ class Sequence:
             width = 1 + len(self._verified_nodes)
             measured = MeasuredRound(self._expected_tokens, now - self.ready_since, width, verdict.seconds)
             estimates.turns.observe(measured, estimates.beside_draft, estimates.step.get(0.0))
+        if self._began_with_hit and self.estimates.freshness is not None:
+            tokens, seconds = len(verdict.path) + 1, self.waited + verdict.seconds
+            self.estimates.freshness.observe(self.anew, tokens, seconds)
         seconds = max(0.0, now - self.ready_since - self.waited - verdict.seconds)
         self.stats.add_overhead(seconds)
         self.estimates.hop.observe(seconds)
@@ -291,8 +264,9 @@ class Sequence:
                 return tokens[: index + 1], "stop"
         return tokens, "length" if len(tokens) >= remaining else None
 
-    def commit(self, tokens: list[int], now: float) -> bool:
-        """Move the root to the last of `tokens`. Returns whether that is a hit."""
+    def commit(self, tokens: list[int], now: float, refreshes: bool = False) -> bool:
+        """Move the root to the last of `tokens`. Returns whether that is a hit. `refreshes`: a hit may be given up for
+        fresh guesses."""
         self.enter(Trigger.COMMIT)
         self.tokens += tokens
         self._lookup.extend(tokens)
@@ -301,7 +275,12 @@ class Sequence:
         self._verified_nodes = {}
         self.ended_round = self._expected_tokens, now - self.ready_since
         self.ready_since = now
-        hit = self.speculation.advance(tokens, self.round, now)
+        hit = self._began_with_hit = self.speculation.advance(tokens, self.round, now)
+        freshness = self.estimates.freshness
+        self.anew = hit and refreshes and freshness is not None and freshness.choose()
+        if self.anew:
+            self.speculation.begin_anew(self.round, now)
+            hit = False
         if self.level != "plain":
             self.stats.hit_chances += 1
             self.stats.hits += hit

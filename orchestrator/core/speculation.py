@@ -125,7 +125,9 @@ class Speculation:
                 tree.add(parent, token, claimed, calibration(claimed, len(parent.children)))
         for distribution in growth.distributions:
             if distribution.node in tree:
-                self._distributions[distribution.node] = distribution
+                # The node's first child was sampled from the first one: a draft that evaluates a node again, with
+                # other features or after its context has rolled, has another one.
+                self._distributions.setdefault(distribution.node, distribution)
         if growth.evaluated:
             if self._round is None or growth.round == self._round:
                 self.steps += 1
@@ -174,6 +176,11 @@ class Speculation:
         if not hit and len(self._missed_at) < _MAX_MISSES:
             self._missed_at[round] = now
         return hit
+
+    def begin_anew(self, round: int, now: float) -> None:
+        """Drop the guesses below the root of `round`, which is a hit: the draft grows other ones."""
+        self.tree.root.children.clear()
+        self._missed_at[round] = now
 
     def settle(self) -> None:
         """The part of `observe` and `advance` that only growth and growth plans need, and no decision about a round.

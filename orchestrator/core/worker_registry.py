@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from orchestrator.core.admission import mismatch
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from protocol.messages.base import Role
+from protocol.messages.features import Output
 from protocol.messages.worker import Hello
 
 
@@ -41,6 +42,11 @@ class WorkerRegistry:
         """The drafts that can't work with this target, by incarnation, each with a sentence that says why."""
         reasons = {draft.incarnation: mismatch(draft.hello, target) for draft in self._of("draft")}
         return {incarnation: reason for incarnation, reason in reasons.items() if reason is not None}
+
+    def outputs_read(self) -> tuple[Output, ...]:
+        """The outputs of the target's layers that the drafts read, ascending."""
+        forms = [draft.hello.features for draft in self._of("draft")]
+        return tuple(sorted({output for form in forms if form is not None for output in form.outputs}))
 
     def add(self, event: WorkerUp, now: float) -> None:
         role = event.hello.role

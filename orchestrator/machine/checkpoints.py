@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.progress import OnProgress, silent
+from protocol.contracts.drafters.detection import is_drafter, read_drafter
 from protocol.errors import InputError
 from protocol.messages.base import Role
 from protocol.paths import cache_folder
@@ -26,12 +27,19 @@ _COMPLETE = "a complete model has config.json, tokenizer.json and model*.safeten
 def resolve(name: str | None, role: Role, on_progress: OnProgress = silent) -> Path:
     """Folder with the config, tokenizer and weights of `name`: a folder, a Hugging Face id, or None for the demo model.
 
-    A GGUF file, alone or in a folder, is converted on first use; `owner/name:FILE.gguf` is one on Hugging Face.
-    A model already downloaded is used as it is, without asking the network. Raises InputError otherwise
-    for what is not there, incomplete, or can't be fetched.
+    A draft may also be a trained drafter, which has its target's tokenizer. A GGUF file, alone or in a folder, is
+    converted on first use; `owner/name:FILE.gguf` is one on Hugging Face. A model already downloaded is used as it is,
+    without asking the network. Raises InputError otherwise for what is not there, incomplete, or can't be fetched.
     """
     if name is None:
         return _checked(demo_model(role))
+    found = _resolved(name, role, on_progress)
+    if role != "draft" and is_drafter(found):
+        raise InputError(f"{found} holds a trained drafter, no language model: pass it as the draft, with its target.")
+    return found
+
+
+def _resolved(name: str, role: Role, on_progress: OnProgress) -> Path:
     folder = Path(name).expanduser()
     if name and folder.exists():
         return _local(folder.resolve(), on_progress)
@@ -65,12 +73,12 @@ def _looks_like_a_path(name: str) -> bool:
 
 
 def complete(folder: Path) -> bool:
-    """Whether the folder has all files of a model in mlx-lm's format."""
+    """Whether the folder has all files of a model in mlx-lm's format, its tokenizer included."""
     try:
         _checked(folder)
     except InputError:
         return False
-    return True
+    return (folder / "tokenizer.json").is_file()
 
 
 def weight_bytes(folder: Path) -> int:
@@ -141,9 +149,12 @@ def _converted(file: Path, on_progress: OnProgress) -> Path:
 def _checked(folder: Path) -> Path:
     if not folder.is_dir():
         raise InputError(f"{folder} is a file: pass the folder of a model in Hugging Face format, or a GGUF file.")
-    for required in ("config.json", "tokenizer.json"):
-        if not (folder / required).is_file():
-            raise InputError(f"{folder} has no {required}: {_COMPLETE}; pass such a folder.")
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder} has no config.json: {_COMPLETE}; pass such a folder.")
+    if not (folder / "tokenizer.json").is_file():
+        if read_drafter(folder) is not None:
+            return folder
+        raise InputError(f"{folder} has no tokenizer.json: {_COMPLETE}; pass such a folder.")
     if not any(folder.glob("model*.safetensors")):
         raise InputError(f"{folder} has no model*.safetensors: {_COMPLETE}; convert it with `mlx_lm.convert`.")
     missing = _missing_shards(folder)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.machine.checkpoints import cached, weight_bytes
-from orchestrator.machine.device_profiles import DeviceProfile
-from orchestrator.machine.memory_estimate import KV_BYTES, fitting
-from orchestrator.machine.recommended_pairs import PROCESSOR_BITS, Pair
+from orchestrator.machine.pairs.memory_estimate import KV_BYTES, fitting
+from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS, Pair
+from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.plan import Scenario, plain, simulated
 from orchestrator.tools.simulate.sweep import with_draft_step, with_target_step
@@ -45,12 +45,18 @@ def fits(pair: Pair, on_processor: bool, available: int, core_ml: bool = False) 
 
 
 def _weights(pair: Pair, on_processor: bool, core_ml: bool) -> float:
-    package = pair.draft.parameters * 1e9 * _FP16_BYTES * len(Choices().widths) if core_ml else 0.0
+    converts = core_ml and pair.draft.kind is None
+    package = pair.draft.parameters * 1e9 * _FP16_BYTES * len(Choices().widths) if converts else 0.0
     return pair.target.weights(on_processor) + pair.draft.weights(on_processor) + package
 
 
 def tokenizers(pair: Pair) -> tuple[bool, bool]:
-    """Whether the tokenizers match, and whether both models' files were compared (else the listed names are)."""
+    """Whether the tokenizers match, and whether both models' files were compared (else the listed names are).
+
+    A trained drafter has its target's tokenizer, and no file of its own to compare.
+    """
+    if pair.draft.kind is not None:
+        return pair.target.tokenizer == pair.draft.tokenizer, False
     folders = cached(pair.target.id), cached(pair.draft.id)
     if None in folders:
         return pair.target.tokenizer == pair.draft.tokenizer, False
@@ -61,8 +67,11 @@ def tokenizers(pair: Pair) -> tuple[bool, bool]:
 def forecast(pair: Pair, profile: DeviceProfile, on_processor: bool) -> Forecast | None:
     """The prediction of `plan` for forward times in proportion to the weights, with the demo draft's acceptance.
 
-    None if the profile does not state the weights it was measured with, or if they are too different.
+    None if the profile does not state the weights it was measured with, or if they are too different, and for a trained
+    drafter, whose guesses are not like the demo draft's: `plan --drafter` predicts one.
     """
+    if pair.draft.kind is not None:
+        return None
     measured = profile.target.weights, profile.draft.weights
     if measured[0] is None or measured[1] is None:
         return None

@@ -1,6 +1,6 @@
 """Arguments and reports of a process that converts a model for Core ML. Plain types; knows no Core ML."""
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -34,6 +34,8 @@ class ConversionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     source: str
     destination: str
     choices: Choices
+    target: str = ""
+    """Folder of the target, for a trained drafter."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -43,6 +45,8 @@ class Facts(msgspec.Struct, frozen=True):
     """Folder or id of the model that was converted."""
     widths: tuple[int, ...] = ()
     """Each has a function of its own."""
+    conditioning: dict[str, Any] | None = None
+    """Of a trained drafter; None: the model reads tokens alone."""
     format: int = FORMAT
 
 

@@ -15,6 +15,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", forbi
     """Why it is not a higher level; empty at the highest."""
     joins: bool
     """One forward evaluates several sequences."""
+    recorded_layers: int = 0
+    """Layers whose outputs can be recorded for a trained drafter; 0 if none can."""
     context: int
 
 

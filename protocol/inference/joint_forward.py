@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind, TreePositions
+from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind, RowCache, TreePositions
 from protocol.inference.layer_caches.recurrent import RecurrentCache
 from protocol.inference.path_sequence import PathSequence
-from protocol.inference.recurrence import Recurrence, ShortConvolution, reading, reads
+from protocol.inference.recurrences.recurrence import Recurrence, ShortConvolution, reading, reads
 from protocol.inference.tree_sequence import TreeSequence
 
 _ATTENTION = "scaled_dot_product_attention"
@@ -27,6 +27,13 @@ class ForwardPart(NamedTuple):
     sequence: TreeSequence | PathSequence
     tokens: Sequence[int]
     parents: Sequence[int]
+    first: int | None = None
+
+    def evaluate(self) -> mx.array:
+        """(L, V) logits of this part alone."""
+        if isinstance(self.sequence, TreeSequence):
+            return self.sequence.evaluate(self.tokens, self.parents, self.first)
+        return self.sequence.evaluate(self.tokens, self.parents)
 
 
 def can_join(layers: Iterable[Any]) -> bool:
@@ -45,28 +52,43 @@ def can_join(layers: Iterable[Any]) -> bool:
 def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.array]:
     """(L, V) logits of each part, not yet computed, as its sequence alone would give them."""
     sequences = [part.sequence for part in parts if isinstance(part.sequence, TreeSequence)]
-    forwards = [sequence.begin(part.parents) for sequence, part in zip(sequences, parts, strict=True)]
     lengths = [len(part.tokens) for part in parts]
+    forwards = [
+        sequence.begin(part.parents, part.first, length - len(part.parents))
+        for sequence, part, length in zip(sequences, parts, lengths, strict=True)
+    ]
     positions = mx.concatenate([_positions(*each) for each in zip(forwards, lengths, strict=True)])
     layers = zip(*(sequence.caches for sequence in sequences), strict=True)
     caches = sequences[0].alike([_joint(layer, lengths, positions) for layer in layers])
     tokens = mx.array([[token for part in parts for token in part.tokens]])
     with reading():
         logits = network(tokens, cache=caches)[0]
+    _divide_recorded(sequences, lengths)
     return _divided(logits, lengths, axis=0)
+
+
+def _divide_recorded(sequences: Sequence[TreeSequence], lengths: Sequence[int]) -> None:
+    """Give each sequence what its own tokens left."""
+    tap = sequences[0].tap
+    recorded = tap and tap.take()
+    end = 0
+    for sequence, length in zip(sequences, lengths, strict=True):
+        end += length
+        sequence.recorded = recorded and recorded.part(end - length, end)
 
 
 def _joint(
     layer: tuple[LayerCache, ...], lengths: Sequence[int], positions: mx.array
 ) -> "JointCache | JointRecurrence":
     recurrent = [cache for cache in layer if isinstance(cache, RecurrentCache)]
-    return JointRecurrence(recurrent, lengths) if recurrent else JointCache(layer, lengths, positions)
+    rows = [cache for cache in layer if isinstance(cache, RowCache)]
+    return JointRecurrence(recurrent, lengths) if recurrent else JointCache(rows, lengths, positions)
 
 
 class JointCache:
     """One layer's caches of several sequences, whose tokens are concatenated in the forward."""
 
-    def __init__(self, parts: Sequence[LayerCache], lengths: Sequence[int], positions: mx.array) -> None:
+    def __init__(self, parts: Sequence[RowCache], lengths: Sequence[int], positions: mx.array) -> None:
         self.offset = TreePositions(positions)
         """Only a `PositionedRope` can read it."""
         self._parts = parts

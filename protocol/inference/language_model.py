@@ -19,14 +19,16 @@ from mlx_lm.utils import dequantize_model, load_model
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.errors import InputError
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
-from protocol.inference.layer_cache import TreePositions
+from protocol.inference.layer_cache import FoldingCache, TreePositions
 from protocol.inference.processor import spare_compiler
 from protocol.inference.quantized_kv import Encodings, proved_encodings
-from protocol.inference.recurrence import let_recurrences_record
+from protocol.inference.recurrences.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
+from protocol.inference.tap import LayerTap, proved_tap
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.inference.windows import impossible_windows
 from protocol.messages.base import MAX_CONTEXT, Level
+from protocol.messages.features import Outputs
 
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "model_max_length", "max_seq_len", "block_size")
 _ROPES = ("rope", "rotary_emb")
@@ -80,6 +82,8 @@ class LanguageModel:
         """The trees that one forward can evaluate."""
         self.level_reason: str
         """Why it is not a higher level; empty at the highest."""
+        self.tap: LayerTap | None = None
+        """Records what drafters read; None if that can't be had of this model."""
         self._validate_windows()
         _let_positions_through(model)
         let_recurrences_record(model)
@@ -90,6 +94,7 @@ class LanguageModel:
         self.layout = sequence.layout(self.context)
         self.joins = self._validate_joint()
         """One forward can evaluate several sequences."""
+        self.tap = proved_tap(self.network)
 
     @classmethod
     def load(cls, folder: Path, division: Division | None = None, kv_bits: KvBits = UNQUANTIZED) -> Self:
@@ -111,6 +116,12 @@ class LanguageModel:
             raise InputError(
                 f"{folder} holds no model ({error}): name a folder with config.json and model*.safetensors."
             ) from error
+        except AssertionError as error:
+            # mlx-lm's models assert what must hold of the sizes in their configuration.
+            raise InputError(
+                f"mlx-lm refuses the sizes that the config.json in {folder} states, a vocab_size of 0 for example: "
+                "download the model again, or correct the file."
+            ) from error
         except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
             raise InputError(
                 f"The model in {folder} can't be loaded ({_reason(error)}): "
@@ -122,12 +133,18 @@ class LanguageModel:
 
     def sequence(self) -> "TreeSequence":
         """A new, empty sequence."""
-        return TreeSequence(self.network, self.level, self._encodings)
+        return TreeSequence(self.network, self.level, self._encodings, self.tap)
+
+    def record(self, outputs: Outputs) -> None:
+        """Record these outputs, which the tap allows, in the forwards of all sequences from now on; none if there are
+        none. See `TreeSequence.recorded`."""
+        if self.tap is not None:
+            self.tap.record(outputs)
 
     def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
         """(L, V) logits of each part, not yet computed: in one forward, where this architecture allows it."""
         if len(parts) == 1 or not self.joins:
-            return [part.sequence.evaluate(part.tokens, part.parents) for part in parts]
+            return [part.evaluate() for part in parts]
         return evaluate_together(self.network, parts)
 
     def _validate_windows(self) -> None:
@@ -174,7 +191,7 @@ class LanguageModel:
     def _fork_deviations(self) -> list[float]:
         """Of two tokens of a fork from their paths."""
         sequence = TreeSequence(self.network)
-        folding = any(cache.folds for cache in sequence.caches)
+        folding = any(isinstance(cache, FoldingCache) for cache in sequence.caches)
         fork = sequence.evaluate(*_FORK)
         mx.eval(fork)
         deviations = [_deviation(fork[row], self._alone([0, row])[-1]) for row in (1, len(_FORK[0]) - 1)]

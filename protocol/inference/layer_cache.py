@@ -72,93 +72,38 @@ class RowForm(NamedTuple):
 
 
 class LayerCache(ABC):
-    """The KV of one sequence in one layer. It replaces mlx-lm's cache of that layer.
+    """What one sequence keeps in one layer, in place of mlx-lm's cache of that layer: a `RowCache` or a `FoldingCache`.
 
     The sequence gives every token a slot, in the order of evaluation: a forward of L tokens writes the slots
     [forward.begin, forward.begin + L). A slot that no later mask shows is dead. The cache does not know which slots are
     dead: `move` removes them, or a later forward overwrites them. Slot numbers are the same in all layers.
 
     So an implementation serves a forward from any subset of the slots before it, or says why it does not (`no_trees`):
-    then every forward is one path behind all slots before it. Keys and values need not lie in rows: an
-    implementation whose slots have no rows of their own has no `row_form`, and its sequences are not exported or
-    adopted.
+    then every forward is one path behind all slots before it.
 
     An implementation is constructed with the mlx-lm cache that it replaces, which has the layer's sizes. Beside the
     members below it has the other attributes of that class that mlx-lm's layers read (`bits`, for example).
     """
 
-    window: int | None = None
-    """Tokens that a token sees, itself included; None: all of its path."""
     no_trees = ""
     """Why a forward can hold one path only, as half a sentence; empty: it may hold any tree."""
-    folds = False
-    """It folds tokens into a state, and can be cut back only to where `reach` says."""
-
-    forgotten = 0
-    """Tokens, the first ones, whose rows it has let go."""
 
     def __init__(self, stock: Any) -> None:
         self.forward = ForwardShape(0, 1)
         """The next forward, or the one in progress."""
 
-    # What mlx-lm's layers call.
-
     @property
+    @abstractmethod
     def given(self) -> Any:
         """What mlx-lm's layer gets as its cache."""
-        return self
-
-    @property
-    def offset(self) -> int | TreePositions:
-        """The first token's position if the positions are consecutive, else those of all tokens."""
-        return self.forward.begin if self.forward.positions is None else TreePositions(self.forward.positions)
-
-    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
-        """The mask of the `length` tokens of the forward over all slots up to its last. With a `window_size`, a token
-        sees the last so many tokens of its path, itself included. Raises ValueError if the cache can't serve that."""
-        raise ValueError("this cache has no mask")
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Write (1, heads, L, size) of the forward; keys and values of all slots up to its last, in the form that
-        mlx-lm's attention takes from the replaced cache."""
-        raise ValueError("this cache holds no keys and values")
-
-    # What the sequence calls.
-
-    def quantized(self, bits: int, fused: bool) -> Any:
-        """After a forward: the argument with which `encode` holds keys and values in so many bits; None if this cache
-        can't. `fused`: the layer's attention reads them so."""
-        return None
-
-    def encode(self, encoding: Any) -> None:
-        """Before the first forward: hold keys and values in this form, which `quantized` gave for the layer."""
-        raise NotImplementedError
 
     def prepare(self, forward: ForwardShape) -> None:
         """Called before each forward. With `no_trees`, no slot before `forward.begin` is dead."""
         self.forward = forward
 
-    def finish(self) -> None:  # noqa: B027
-        """Called after each forward is built. Raises LookupError if the layer used the cache in an unknown way."""
-
-    def forget(self, slots: int, tokens: int) -> None:  # noqa: B027
-        """No forward reads the first `slots` slots any more, which hold the first `tokens` tokens. A cache may keep
-        them."""
-
+    @abstractmethod
     def reach(self, tokens: int) -> int:
         """The most of the first `tokens` committed tokens from which a sequence can go on."""
-        return tokens
-
-    # For a cache that `folds`:
-
-    def commit(self, slots: Sequence[int], surviving: Collection[int]) -> None:  # noqa: B027
-        """Commit the tokens in these slots, in order; of the others, those in `surviving` slots stay."""
-
-    def cut(self, tokens: int) -> None:  # noqa: B027
-        """Forget all but the first `tokens` tokens, a number that `reach` has given."""
-
-    def remember(self) -> None:  # noqa: B027
-        """Let `reach` find the committed tokens so far, also after later forwards."""
 
     @property
     @abstractmethod
@@ -170,30 +115,98 @@ class LayerCache(ABC):
         """Bytes, room to grow included."""
         return sum(array.nbytes for array in self.arrays)
 
+    @abstractmethod
     def move(self, begin: int, slots: mx.array) -> None:
         """Move the contents of `slots` (ascending) to the slots from `begin` on. Never called with `no_trees`."""
-        raise NotImplementedError
 
     @abstractmethod
     def copy(self, slots: int) -> Self:
         """Another cache with the first `slots` slots of this one, in arrays of its own; not yet computed."""
 
+
+class RowCache(LayerCache):
+    """Keys and values in rows, one a slot. mlx-lm's layer calls it as its own cache."""
+
+    window: int | None = None
+    """Tokens that a token sees, itself included; None: all of its path."""
+    forgotten = 0
+    """Tokens, the first ones, whose rows it has let go."""
+
+    # What mlx-lm's layers call.
+
     @property
+    def given(self) -> Any:
+        return self
+
+    @property
+    def offset(self) -> int | TreePositions:
+        """The first token's position if the positions are consecutive, else those of all tokens."""
+        return self.forward.begin if self.forward.positions is None else TreePositions(self.forward.positions)
+
+    @abstractmethod
+    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
+        """The mask of the `length` tokens of the forward over all slots up to its last. With a `window_size`, a token
+        sees the last so many tokens of its path, itself included. Raises ValueError if the cache can't serve that."""
+
+    @abstractmethod
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Write (1, heads, L, size) of the forward; keys and values of all slots up to its last, in the form that
+        mlx-lm's attention takes from the replaced cache."""
+
+    # What the sequence calls.
+
+    @abstractmethod
+    def quantized(self, bits: int, fused: bool) -> Any:
+        """After a forward: the argument with which `encode` holds keys and values in so many bits; None if this cache
+        can't. `fused`: the layer's attention reads them so."""
+
+    @abstractmethod
+    def encode(self, encoding: Any) -> None:
+        """Before the first forward: hold keys and values in this form, which `quantized` gave for the layer."""
+
+    @abstractmethod
+    def forget(self, slots: int, tokens: int) -> None:
+        """With a `window`: no forward reads the first `slots` slots any more, which hold the first `tokens` tokens."""
+
+    @property
+    @abstractmethod
     def row_form(self) -> RowForm | None:
-        """The form of `rows`, after the first forward; None if keys and values differ in it or have no rows.
+        """The form of `rows`, after the first forward; None if keys and values differ in it, or there are none.
 
         Without it, `rows` and `adopt` are never called.
         """
-        return None
 
+    @abstractmethod
     def rows(self, slots: slice | mx.array) -> tuple[mx.array, mx.array]:
         """Keys and values (1, heads, rows, size) of these slots, in their order; not yet computed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def adopt(self, keys: mx.array, values: mx.array) -> None:
         """In an empty cache: use (1, heads, slots, size) as the contents of the first slots. Slots without a token are
         room to grow."""
-        raise NotImplementedError
+
+
+class FoldingCache(LayerCache):
+    """Folds tokens into a state, which can be cut back only to where `reach` says.
+
+    It has no rows: its sequences are not exported or adopted.
+    """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Called after each forward is built. Raises LookupError if the layer used the cache in an unknown way."""
+
+    @abstractmethod
+    def commit(self, slots: Sequence[int], surviving: Collection[int]) -> None:
+        """Commit the tokens in these slots, in order; of the others, those in `surviving` slots stay."""
+
+    @abstractmethod
+    def cut(self, tokens: int) -> None:
+        """Forget all but the first `tokens` tokens, a number that `reach` has given."""
+
+    @abstractmethod
+    def remember(self) -> None:
+        """Let `reach` find the committed tokens so far, also after later forwards."""
 
 
 LAYER_CACHES: dict[type, Callable[[Any], LayerCache]] = {}

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from protocol.inference.layer_cache import LayerCache
+from protocol.inference.layer_cache import LayerCache, RowCache
 from protocol.inference.slots import PREFIX
 from protocol.messages.base import Level
 
@@ -23,7 +23,7 @@ _TOLERANCE = 0.1
 def encode(caches: Sequence[LayerCache], encodings: Encodings) -> None:
     """Let new caches hold their keys and values in these forms."""
     for cache, encoding in zip(caches, encodings or [None] * len(caches), strict=True):
-        if encoding is not None:
+        if isinstance(cache, RowCache) and encoding is not None:
             cache.encode(encoding)
 
 
@@ -36,7 +36,10 @@ def proved_encodings(new_sequence: Callable[[Encodings], Any], level: Level, bit
     """
     plain = new_sequence(())
     plain.prefill(_PROMPT)
-    fused, unpacked = ([cache.quantized(bits, each) for cache in plain.caches] for each in (True, False))
+    fused, unpacked = (
+        [cache.quantized(bits, each) if isinstance(cache, RowCache) else None for cache in plain.caches]
+        for each in (True, False)
+    )
     if not any(unpacked):
         return ()
     if unpacking_is_faster():

@@ -38,12 +38,16 @@ class SlotTable:
         self.size = 0
         """Slots in use, dead ones included: the next token goes here."""
         self.committed = 0
+        self.origin = 0
+        """Position of the first committed token."""
         self.next_row = 0
         self._rows: dict[int, TreeRow] = {}
         self._visible = np.zeros(256, dtype=bool)
-        """Slots of committed tokens, which every row sees. They ascend with the tokens' positions."""
+        """Slots of committed tokens, which every row sees."""
+        self._order = np.zeros(256, dtype=np.int64)
+        """The same slots in the tokens' order, which is ascending unless tokens were replaced beside rows."""
         self._last = -1
-        """Slot of the last committed token."""
+        """The highest of them."""
         self._tip = PREFIX
         """Row number of the last committed token, if it was a row."""
 
@@ -55,25 +59,39 @@ class SlotTable:
         return self._rows[number]
 
     def committed_slots(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Slots of the committed tokens from index `begin` to `end`, ascending."""
+        """Slots of the committed tokens from index `begin` to `end`, in the tokens' order."""
         assert 0 <= begin <= end <= self.committed
-        return np.flatnonzero(self._visible[: self.size])[begin:end]
+        return self._order[begin:end]
 
     def slot_of(self, position: int) -> int:
         """A slot before which no slot holds a token from `position` on."""
-        index = min(position, self.committed - 1)
-        return int(self.committed_slots(index, index + 1)[0]) if index > 0 else 0
+        index = min(position - self.origin, self.committed - 1)
+        return int(self.committed_slots(index, self.committed).min()) if index > 0 else 0
 
     def append(self, count: int) -> None:
         """`count` committed tokens take the next slots. There must be no rows and no dead slots."""
         assert not self._rows, "rows must be dropped before more tokens are committed"
         assert not self.dead, "dead slots must be compacted before more tokens are committed"
-        self._reserve(self.size + count)
-        self._visible[self.size : self.size + count] = True
-        self.size += count
-        self.committed += count
-        self._last = self.size - 1
+        self._commit_next(count)
         self._tip = PREFIX
+
+    def replace(self, first: int, count: int) -> int:
+        """`count` committed tokens take the next slots, in place of those from index `first` on; returns their first.
+
+        Rows stay as they are, with their positions. Before more rows are added or kept, the committed tokens must end
+        where they ended; without rows they may end anywhere.
+        """
+        self._cut(first)
+        if not self._rows:
+            self.size, self._tip = self._last + 1, PREFIX
+        self._commit_next(count)
+        return self.size - count
+
+    def restart(self, position: int) -> None:
+        """Drop all committed tokens: the next one stands at `position`. Rows stay, as for `replace`."""
+        self._cut(0)
+        self.size = 1 + max((row.slot for row in self._rows.values()), default=-1)
+        self.origin = position
 
     def add(self, parents: Sequence[int]) -> list[TreeRow]:
         """New rows take the next slots and the next row numbers; parents come before their children."""
@@ -82,7 +100,7 @@ class SlotTable:
         for parent in parents:
             parent = self._tip if parent == PREFIX else parent
             assert parent == self._tip or parent in self._rows, f"row {parent} does not exist"
-            position = self.committed if parent == self._tip else self._rows[parent].position + 1
+            position = self.origin + self.committed if parent == self._tip else self._rows[parent].position + 1
             row = TreeRow(self.size, parent, position)
             self._rows[self.next_row] = row
             added.append(row)
@@ -93,7 +111,8 @@ class SlotTable:
     def continues(self, rows: Sequence[TreeRow]) -> bool:
         """Whether new `rows` are one chain that sees every slot before it, so that a causal mask serves."""
         first = rows[0].position
-        return rows[0].slot == first and rows[-1].position == first + len(rows) - 1
+        plain = rows[0].slot == first and self.origin == 0
+        return plain and rows[-1].position == first + len(rows) - 1
 
     def mask(self, rows: Sequence[TreeRow]) -> SlotMask:
         """(L, size): each of the newest `rows` sees the committed tokens, its ancestors and itself."""
@@ -108,10 +127,15 @@ class SlotTable:
             seen[index, row.slot] = True
         return seen
 
+    def committed_mask(self, first: int) -> SlotMask:
+        """(committed - first, size): each committed token from index `first` on sees those up to itself."""
+        slots = self.committed_slots(first, self.committed)
+        return self._visible[None, : self.size] & (np.arange(self.size) <= slots[:, None])
+
     def positions(self) -> npt.NDArray[np.int32]:
         """(size,) absolute position of the token in each slot; 0 in dead slots."""
-        visible = self._visible[: self.size]
-        positions = np.where(visible, np.cumsum(visible, dtype=np.int32) - 1, np.int32(0))
+        positions = np.zeros(self.size, dtype=np.int32)
+        positions[self._order[: self.committed]] = np.arange(self.origin, self.origin + self.committed)
         for row in self._rows.values():
             positions[row.slot] = row.position
         return positions
@@ -126,7 +150,8 @@ class SlotTable:
             row = self._rows.pop(number)
             assert row.parent == self._tip, "a committed path must continue the committed tokens"
             self._visible[row.slot] = True
-            self._last, self._tip = row.slot, number
+            self._order[self.committed] = row.slot
+            self._last, self._tip = max(self._last, row.slot), number
             self.committed += 1
         self._rows = {number: self._rows[number] for number in sorted(surviving)}
         for row in self._rows.values():
@@ -136,20 +161,19 @@ class SlotTable:
     def copy(self) -> "SlotTable":
         """Another table with the same committed tokens in the same slots, and without rows."""
         other = SlotTable()
-        other._visible = self._visible.copy()
+        other._visible, other._order = self._visible.copy(), self._order.copy()
         other.size, other.committed, other._last = self.size, self.committed, self._last
+        other.origin = self.origin
         other.truncate(self.committed)
         return other
 
     def truncate(self, length: int) -> None:
         """Drop committed tokens from index `length` on, and all rows."""
         assert 0 <= length <= self.committed
-        self._last = int(np.flatnonzero(self._visible[: self.size])[length - 1]) if length else -1
+        self._cut(length)
         self._rows = {}
         self._tip = PREFIX
-        self.committed = length
         self.size = self._last + 1
-        self._visible[self.size :] = False
 
     def compact(self) -> Move:
         """Close the gaps of dead slots. The caller must move the contents accordingly."""
@@ -161,6 +185,7 @@ class SlotTable:
         new[slots] = np.arange(begin, begin + len(slots))
         new[:begin] = np.arange(begin)
         self._rows = {number: row._replace(slot=int(new[row.slot])) for number, row in self._rows.items()}
+        self._order[: self.committed] = new[self._order[: self.committed]]
         visible = self._visible[slots]
         self._visible[begin:] = False
         self._visible[begin : begin + len(slots)] = visible
@@ -175,6 +200,22 @@ class SlotTable:
             yield row.slot
             number = row.parent
 
+    def _commit_next(self, count: int) -> None:
+        """`count` committed tokens take the next slots."""
+        self._reserve(self.size + count)
+        self._visible[self.size : self.size + count] = True
+        self._order[self.committed : self.committed + count] = np.arange(self.size, self.size + count)
+        self.size += count
+        self.committed += count
+        self._last = max(self._last, self.size - 1) if count else self._last
+
+    def _cut(self, length: int) -> None:
+        """Drop committed tokens from index `length` on."""
+        self._visible[self._order[length : self.committed]] = False
+        self.committed = length
+        self._last = int(self._order[:length].max()) if length else -1
+
     def _reserve(self, size: int) -> None:
         if size > len(self._visible):
             self._visible = np.concatenate([self._visible, np.zeros(size, dtype=bool)])
+            self._order = np.concatenate([self._order, np.zeros(size, dtype=np.int64)])

@@ -3,6 +3,7 @@
 Knows no sampling, and no kind of layer cache.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,11 +12,14 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
-from protocol.inference.layer_cache import ForwardShape
+from protocol.inference.element_types import ELEMENT_TYPES
+from protocol.inference.layer_cache import FoldingCache, ForwardShape, LayerCache, RowCache
 from protocol.inference.layer_caches import alike, flat, replaced
 from protocol.inference.quantized_kv import Encodings, encode
-from protocol.inference.recurrence import reading
+from protocol.inference.recurrences.recurrence import reading
+from protocol.inference.shared_arrays import to_mlx, to_numpy
 from protocol.inference.slots import SlotTable
+from protocol.inference.tap import LayerTap, Recorded
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
 from protocol.messages.base import Level
@@ -27,11 +31,6 @@ _MOST_TOGETHER = 8
 _SPARE_ROWS = 1024
 """Rows kept behind a window, so that a conversation can be cut back by so many tokens without a new prefill. Twice as
 many are held before the rest is let go."""
-_ELEMENT_TYPES = {
-    mx.float16: ElementType.FLOAT16,
-    mx.bfloat16: ElementType.BFLOAT16,
-    mx.float32: ElementType.FLOAT32,
-}
 
 
 class TreeSequence:
@@ -40,16 +39,20 @@ class TreeSequence:
     copyable = True
     """Another sequence can begin with a copy of the KV."""
 
-    def __init__(self, network: Any, level: Level = "tree", encodings: Encodings = ()) -> None:
+    def __init__(
+        self, network: Any, level: Level = "tree", encodings: Encodings = (), tap: LayerTap | None = None
+    ) -> None:
+        """`tap`: that of the network, if it has one."""
         self._network = network
         self.level: Level = level
         """The trees that one forward evaluates."""
         self._encodings = encodings
+        self.tap = tap
+        self.recorded: Recorded | None = None
+        """What the tokens of the last forward left, until the caller takes it or the rows are dropped."""
         self._layers = [replaced(stock, level) for stock in make_prompt_cache(network)]
-        self.caches = flat(self._layers)
-        """All layers' caches."""
-        self._windows = {cache.window for cache in self.caches if cache.window is not None}
-        self._folding = [cache for cache in self.caches if cache.folds]
+        self._use(flat(self._layers))
+        self._windows = {cache.window for cache in self._rows if cache.window is not None}
         self._tokens: list[int] = []
         """The token in each slot, below level tree."""
         self._table = SlotTable()
@@ -76,6 +79,7 @@ class TreeSequence:
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Append committed tokens in one causal forward. There must be no rows."""
+        self.recorded = None
         if not tokens:
             return
         if self._table.dead:
@@ -87,21 +91,41 @@ class TreeSequence:
         for cache in self._folding:
             cache.remember()
 
-    def evaluate(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
+    def evaluate(self, tokens: Sequence[int], parents: Sequence[int], first: int | None = None) -> mx.array:
         """(L, V) logits, not yet computed, of tokens that become rows next_row, next_row + 1, ...
 
         A parent is a row's number, of an earlier call or of this one, or -1 for the committed tokens. At level chain
         every row is the child of the one before it, at level plain there is one row.
+
+        With `first`, the tokens in front of those that have a parent are committed: they replace the committed tokens
+        from this index on, and rows stay as they are (`SlotTable.replace`). Only at level tree, without recurrences.
         """
-        return self._logits(tokens, self._shape(parents))
+        return self._logits(tokens, self._shape(parents, first, len(tokens) - len(parents)))
+
+    def restart(self, position: int) -> None:
+        """Drop all committed tokens: the next one stands at `position`. Rows stay (`SlotTable.restart`)."""
+        self._table.restart(position)
+
+    @property
+    def room(self) -> int:
+        """Rows that the next forward may add: no bound."""
+        return sys.maxsize
+
+    def close(self) -> None:
+        """The arrays are freed with this object."""
+
+    def skip(self, count: int) -> None:
+        """Give the next `count` row numbers to no row."""
+        self._table.next_row += count
 
     def alike(self, caches: Sequence[Any]) -> list[Any]:
         """One thing for each of `caches`, in the structure that mlx-lm's model expects."""
         return alike(self._layers, caches)
 
-    def begin(self, parents: Sequence[int]) -> ForwardShape:
-        """Add rows for a forward and prepare every layer's cache for it; see `evaluate`. The level is tree."""
-        return self._prepare(self._shape(parents))
+    def begin(self, parents: Sequence[int], first: int | None = None, replaced: int = 0) -> ForwardShape:
+        """Add rows for a forward, behind so many committed tokens, and prepare every layer's cache for it; see
+        `evaluate`. The level is tree."""
+        return self._prepare(self._shape(parents, first, replaced))
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         """Commit the rows of `path` in order, keep those in `surviving`, drop the others.
@@ -117,7 +141,7 @@ class TreeSequence:
 
     def reach(self, length: int) -> int:
         """The most of the first `length` committed tokens whose KV would remain after `truncate`."""
-        limiting = [cache for cache in self.caches if cache.folds or cache.forgotten]
+        limiting = [*self._folding, *(cache for cache in self._rows if cache.forgotten)]
         while limiting and (less := min(cache.reach(length) for cache in limiting)) < length:
             length = less
         return length
@@ -125,12 +149,12 @@ class TreeSequence:
     @property
     def forgotten(self) -> int:
         """Tokens, the first ones, whose rows some layer has let go: they can't be exported."""
-        return max((cache.forgotten for cache in self.caches), default=0)
+        return max((cache.forgotten for cache in self._rows), default=0)
 
     def forget(self, saved: int) -> None:
         """Let go of rows that lie far behind windows, of no more than the first `saved` tokens."""
         for window in self._windows:
-            caches = [cache for cache in self.caches if cache.window == window]
+            caches = [cache for cache in self._rows if cache.window == window]
             tokens = min(saved, self.committed - window - _SPARE_ROWS)
             if tokens - caches[0].forgotten >= _SPARE_ROWS:
                 slots = self._table.slot_of(tokens)
@@ -144,6 +168,7 @@ class TreeSequence:
             length = self.reach(length)
             self._cut_states(length)
         self._table.truncate(length)
+        self.recorded = None
 
     def copy(self, length: int) -> "TreeSequence":
         """Another sequence with the KV of the first `length` committed tokens, or of a few less: see `reach`.
@@ -151,12 +176,11 @@ class TreeSequence:
         `length` is positive.
         """
         length = self.reach(length)
-        other = TreeSequence(self._network, self.level, self._encodings)
+        other = TreeSequence(self._network, self.level, self._encodings, self.tap)
         other._table = self._table.copy()
         other._table.truncate(length)
         other._layers = alike(self._layers, [cache.copy(other._table.size) for cache in self.caches])
-        other.caches = flat(other._layers)
-        other._folding = [cache for cache in other.caches if cache.folds]
+        other._use(flat(other._layers))
         other._tokens = list(self._tokens)
         other._cut_states(length)
         other._compute()
@@ -164,11 +188,11 @@ class TreeSequence:
 
     def layout(self, capacity: int) -> ArenaLayout | None:
         """Layout of an arena for `capacity` rows of this sequence, after a forward; None if no arena can hold them."""
-        forms = {cache.row_form for cache in self.caches}
-        form = forms.pop()
-        if forms or form is None or form.element not in _ELEMENT_TYPES:
+        forms = {cache.row_form for cache in self._rows}
+        form = forms.pop() if forms else None
+        if self._folding or forms or form is None or form.element not in ELEMENT_TYPES:
             return None
-        return ArenaLayout(len(self.caches), form.heads, capacity, form.size, _ELEMENT_TYPES[form.element])
+        return ArenaLayout(len(self._rows), form.heads, capacity, form.size, ELEMENT_TYPES[form.element])
 
     def export(self, begin: int, end: int) -> tuple[LayerRows, LayerRows]:
         """Keys and values of committed tokens [begin, end), in the tokens' order.
@@ -179,8 +203,8 @@ class TreeSequence:
         slots = self._table.committed_slots(begin, end)
         first, last = int(slots[0]), int(slots[-1])
         where: Any = slice(first, last + 1) if last - first == end - begin - 1 else mx.array(slots)
-        keys, values = zip(*(cache.rows(where) for cache in self.caches), strict=True)
-        rows = _to_numpy([*keys, *values])
+        keys, values = zip(*(cache.rows(where) for cache in self._rows), strict=True)
+        rows = to_numpy([*keys, *values])
         return rows[: len(keys)], rows[len(keys) :]
 
     def adopt(
@@ -191,12 +215,20 @@ class TreeSequence:
         Rows behind them, if the arrays have more, are room to grow into. The arrays are copied.
         """
         assert not self._table.size
-        for cache, layer_keys, layer_values in zip(self.caches, keys, values, strict=True):
-            cache.adopt(_to_mlx(layer_keys, element), _to_mlx(layer_values, element))
+        for cache, layer_keys, layer_values in zip(self._rows, keys, values, strict=True):
+            cache.adopt(to_mlx(layer_keys, element), to_mlx(layer_values, element))
         self._table.append(tokens)
 
-    def _shape(self, parents: Sequence[int]) -> ForwardShape:
-        """Of a forward over new rows."""
+    def _use(self, caches: list[LayerCache]) -> None:
+        self.caches = caches
+        """All layers' caches."""
+        self._rows = [cache for cache in caches if isinstance(cache, RowCache)]
+        self._folding = [cache for cache in caches if isinstance(cache, FoldingCache)]
+
+    def _shape(self, parents: Sequence[int], first: int | None = None, replaced: int = 0) -> ForwardShape:
+        """Of a forward over new rows, or over committed tokens and new rows."""
+        if first is not None and replaced:
+            return self._replacing(parents, first, replaced)
         rows = self._table.add(parents)
         before = self._table.parent_slots(rows) if self._folding else None
         if self._table.continues(rows):
@@ -209,6 +241,23 @@ class TreeSequence:
         return ForwardShape(
             rows[0].slot, len(rows), mx.array(positions), mx.array(mask), before, mx.array(slots), first_seen
         )
+
+    def _replacing(self, parents: Sequence[int], first: int, count: int) -> ForwardShape:
+        assert self.level == "tree", "this model evaluates one path"
+        assert not self._folding, "a recurrence forgets what was in front of a token"
+        begin = self._table.replace(first, count)
+        rows, length = self._table.add(parents), count + len(parents)
+        plain = begin == first and self._table.origin == 0
+        if plain and (not rows or (rows[0].slot == rows[0].position and self._table.continues(rows))):
+            return self._chain(begin, length)
+        start = self._table.origin + first
+        positions = [*range(start, start + count), *(row.position for row in rows)]
+        mask: Any = self._table.committed_mask(first)
+        if rows:
+            mask = np.concatenate([mask, self._table.mask(rows)])
+        slots: Any = self._table.positions()
+        first_seen = {window: self._table.slot_of(min(positions) - window + 1) for window in self._windows}
+        return ForwardShape(begin, length, mx.array(positions), mx.array(mask), None, mx.array(slots), first_seen)
 
     def _chain(self, begin: int, length: int) -> ForwardShape:
         """Tokens that see every slot before them, at the positions that are their slots."""
@@ -231,7 +280,9 @@ class TreeSequence:
         if missing:
             forward = self._chain(forward.begin - len(missing), len(missing) + forward.length)
         self._tokens[forward.begin :] = [*missing, *tokens]
-        return self._evaluated([*missing, *tokens], forward)[len(missing) :]
+        logits = self._evaluated([*missing, *tokens], forward)[len(missing) :]
+        self.recorded = self.recorded and self.recorded.part(len(missing))
+        return logits
 
     def _evaluated(self, tokens: Sequence[int], forward: ForwardShape) -> mx.array:
         self._prepare(forward)
@@ -240,6 +291,7 @@ class TreeSequence:
             logits = self._network(mx.array([list(tokens)]), cache=given)[0]
         for cache in self._folding:
             cache.finish()
+        self.recorded = self.tap and self.tap.take()
         return logits
 
     def _commit(self, path: Sequence[int], surviving: Sequence[int]) -> None:
@@ -267,7 +319,7 @@ class TreeSequence:
         self._compute()
 
     def _compute(self) -> None:
-        mx.eval([cache.arrays for cache in self.caches])
+        mx.eval([cache.arrays for cache in self.caches], self.recorded and self.recorded.rows)
 
     def _compact(self) -> None:
         begin, slots = self._table.compact()
@@ -275,21 +327,3 @@ class TreeSequence:
             moved = mx.array(slots)
             for cache in self.caches:
                 cache.move(begin, moved)
-
-
-def _to_numpy(rows: Sequence[mx.array]) -> LayerRows:
-    """(heads, rows, size) of each (1, heads, rows, size), as views of its own memory where that is possible;
-    bfloat16 as its bits.
-
-    While a view exists, MLX copies its array before it writes to it: drop the views soon.
-    """
-    plain = [array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in rows]
-    mx.eval(plain)
-    return [np.asarray(array)[0] for array in plain]
-
-
-def _to_mlx(rows: NDArray[Any], element: ElementType) -> mx.array:
-    """A copy, (1, heads, rows, size). The rows may be part of a bigger array."""
-    # MLX takes an array with gaps element by element; numpy closes the gaps faster.
-    array = mx.array(np.ascontiguousarray(rows[None]))
-    return array.view(mx.bfloat16) if element is ElementType.BFLOAT16 else array

@@ -7,8 +7,8 @@ import numpy as np
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout
 from protocol.messages.base import WireSequence
+from protocol.messages.kv import KvForm
 from protocol.messages.remote import MAX_PAYLOAD, KvBlock, Shipment
-from protocol.messages.worker import KvForm
 
 
 def kv_form(layout: ArenaLayout) -> KvForm:

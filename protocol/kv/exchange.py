@@ -9,7 +9,7 @@ from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout
 from protocol.kv.blocks import kv_form
 from protocol.kv.segments import SegmentError
-from protocol.messages.worker import KvForm, KvReference
+from protocol.messages.kv import KvForm, KvReference
 
 _MIN_ROOM = 512
 """Fewest tokens of room to grow."""
@@ -47,12 +47,13 @@ class KvExchange:
         layout = replace(self._layout, capacity=capacity)
         return Arena.create(layout, fingerprint=self.fingerprint, epoch=self._epoch, owner=self._owner)
 
-    def adopt(self, reference: KvReference) -> Arena:
-        """The arena of that name, checked. Raises ArenaError or SegmentError."""
+    def adopt(self, reference: KvReference, *, deeper: bool = False) -> Arena:
+        """The arena of that name, checked; if `deeper`, it may have more layers. Raises ArenaError or SegmentError."""
         return Arena.adopt(
             reference.name,
             self._layout,
             fingerprint=self.fingerprint,
             epoch=self._epoch,
             tokens=reference.tokens,
+            deeper=deeper,
         )

@@ -12,7 +12,6 @@ from protocol.messages.base import (
     MAX_NODES,
     MAX_STEPS,
     MAX_TREES,
-    ArenaName,
     Count,
     ForwardSeconds,
     ForwardWidth,
@@ -33,25 +32,10 @@ from protocol.messages.base import (
     WireNode,
     WireSequence,
 )
+from protocol.messages.features import FeatureForm, Features, Tap, Taps
+from protocol.messages.kv import KvForm, KvOffer, KvReference, KvRelease
 from protocol.messages.plans import Distribution, GrowthPlan
 from protocol.messages.sampling import Likelihoods, Sampling
-
-
-class KvReference(MessagePart, frozen=True):
-    """The KV of a sequence's first `tokens` tokens lies in this arena."""
-
-    name: ArenaName
-    tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
-
-
-class KvForm(MessagePart, frozen=True):
-    """Shape and element type of a model's keys, and equally of its values; see ArenaLayout."""
-
-    layers: Annotated[int, Meta(ge=1, le=1024)]
-    kv_heads: Annotated[int, Meta(ge=1, le=1024)]
-    head_size: Annotated[int, Meta(ge=1, le=4096)]
-    element: Annotated[int, Meta(ge=1, le=3)]
-    """An ElementType."""
 
 
 class Paced(MessagePart, frozen=True, kw_only=True):
@@ -91,7 +75,8 @@ class Hello(Message, frozen=True):
     device: PlainText
     pid: Annotated[int, Meta(ge=0, lt=1 << 32)]
     kv: KvForm | None = None
-    """From a target or prefill worker whose KV can be adopted."""
+    """From a target or prefill worker whose KV can be adopted. From a draft that is the first layers of its target: of
+    those layers' KV, which it can adopt from the target's arenas."""
     model_fingerprint: PlainText = ""
     """Of the weights that this KV is computed with; empty without `kv`."""
     costs: Annotated[tuple[tuple[ForwardWidth, ForwardSeconds], ...], Meta(max_length=MAX_COSTS)] = ()
@@ -100,6 +85,10 @@ class Hello(Message, frozen=True):
     Of a target: forwards over token trees. Of a draft: growth steps."""
     level: Level = "tree"
     """Of a target: the trees that it verifies."""
+    taps: Taps | None = None
+    """Of a target: the features that it can record; None if it records none."""
+    features: FeatureForm | None = None
+    """Of a draft: the features of the target that it reads; None if it reads tokens alone."""
 
     def __post_init__(self) -> None:
         if any(wider <= width for (width, _), (wider, _) in pairwise(self.costs)):
@@ -124,22 +113,6 @@ class Prefilled(Message, frozen=True):
     paced: Paced | None = None
 
 
-class KvOffer(Message, frozen=True):
-    """An arena holds the KV of a sequence's first `tokens` tokens, for adoption by other sequences.
-
-    A target offers its present checkpoint. A prefill worker offers the KV of all tokens of a Prefill. A draft offers
-    its own cache, which only its next incarnation can adopt.
-    """
-
-    sequence: WireSequence
-    name: ArenaName
-    tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
-    size: Annotated[int, Meta(ge=1, le=1 << 44)]
-    """Bytes of shared memory that the arena takes."""
-    seconds: Seconds
-    """Time spent on the arena since the last offer of this sequence."""
-
-
 class Grow(Message, frozen=True):
     """New tree nodes as flat parallel arrays: children of one parent in descending probability,
     parents before their children."""
@@ -159,6 +132,8 @@ class Grow(Message, frozen=True):
     distributions: Annotated[tuple[Distribution, ...], Meta(max_length=MAX_NODES)] = ()
     paced: Paced | None = None
     """From a paced worker: all its forwards since its last message that has this field."""
+    staleness: Count = 0
+    """Of a draft that reads features: committed tokens before the root whose features it did not have in this step."""
 
     def __post_init__(self) -> None:
         # msgspec turns this into a ValidationError when it decodes a message.
@@ -217,7 +192,8 @@ class Start(Message, frozen=True):
     vocabulary: Vocabulary | None = None
     """For a draft: the target's vocabulary size. Tokens at or above it are never drafted. None if it is the draft's."""
     adopt: KvReference | None = None
-    """An arena with the KV of the first tokens, which a target or a restarted draft may adopt."""
+    """An arena with the KV of the first tokens, which may be adopted: by a target, by a restarted draft if it is the
+    draft's own, and by a draft that is the target's first layers if it is the target's."""
     prompt_tokens: Count = 0
     """How many of the tokens are the prompt. The others were generated."""
     eos_tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_EOS_TOKENS)] = ()
@@ -233,12 +209,6 @@ class Prefill(Message, frozen=True):
     """A worker that sends its KV over a network repeats it in every KvBlock."""
 
 
-class KvRelease(Message, frozen=True):
-    """This arena is unlinked: close it, and write no other arena for its sequence."""
-
-    name: ArenaName
-
-
 class Reroot(Message, frozen=True):
     """A verdict was committed: `tokens` (accepted, then bonus) follow the old root at `position`."""
 
@@ -251,6 +221,8 @@ class Reroot(Message, frozen=True):
     """The orchestrator's tree has no child of the new root: publish the draft's nodes again."""
     plan: GrowthPlan | None = None
     """A new plan, or None to keep the present one."""
+    anew: bool = False
+    """Drop all nodes and grow again from the root, once its features are there. `missed` is set."""
 
 
 class Extend(Message, frozen=True):
@@ -300,5 +272,7 @@ class Shutdown(Message, frozen=True):
     """End the worker process."""
 
 
-FromWorker: TypeAlias = Hello | Prefilled | KvOffer | Grow | Verdict | Fault | Pong
-ToWorker: TypeAlias = Start | Prefill | Reroot | Extend | Verify | Forest | KvRelease | Stop | Ping | Shutdown
+FromWorker: TypeAlias = Hello | Prefilled | KvOffer | Grow | Verdict | Features | Fault | Pong
+ToWorker: TypeAlias = (
+    Start | Prefill | Reroot | Extend | Features | Verify | Forest | Tap | KvRelease | Stop | Ping | Shutdown
+)

@@ -29,7 +29,8 @@ def read_private(file: Path) -> bytes | None:
         return None
     except OSError as error:
         raise InputError(f"{file} can't be read ({error.strerror}): repair or remove it.") from error
-    with open(descriptor, "rb") as opened:  # noqa: PTH123 - by descriptor: the file that is checked is the file that is read
+    # By descriptor: the file that is checked is the file that is read.
+    with os.fdopen(descriptor, "rb") as opened:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
             raise InputError(f"{file} is not a regular file of yours: remove it, and a new one is made.")
@@ -46,7 +47,7 @@ def write_private(file: Path, content: bytes, replace: bool = True) -> None:
     temporary = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with open(descriptor, "wb") as opened:  # noqa: PTH123
+        with os.fdopen(descriptor, "wb") as opened:
             opened.write(content)
             opened.flush()
             os.fsync(descriptor)

@@ -17,6 +17,7 @@ class StepCost(NamedTuple):
     evaluated: int = 0
     seconds: float = 0.0
     forward_nodes: int = 0
+    staleness: int = 0
 
 
 def growth_messages(
@@ -42,6 +43,7 @@ def growth_messages(
             evaluated=cost.evaluated if start == 0 else 0,
             seconds=cost.seconds if start == 0 else 0.0,
             forward_nodes=cost.forward_nodes if start == 0 else 0,
+            staleness=cost.staleness if start == 0 else 0,
             distributions=tuple(_distributions(parents, candidates)),
         )
 

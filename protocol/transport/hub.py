@@ -13,6 +13,7 @@ import zmq
 
 from protocol.errors import InputError, WireError
 from protocol.messages.base import Message
+from protocol.messages.features import FeatureShipment
 from protocol.messages.remote import KvBlock
 from protocol.security.guard import ZAP_DOMAIN, Guard
 from protocol.security.keys import KeyPair
@@ -88,6 +89,14 @@ class Hub:
         except zmq.Again:
             self.queue_full += 1
             return False
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def ship(self, peer: bytes, shipment: FeatureShipment, stamp: Stamp) -> bool:
+        """Queue a block and its bytes, for which the peer's queue must have room; False if they were not queued."""
+        try:
+            self.socket.send_multipart([peer, encode(shipment.block, stamp), shipment.payload], zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True

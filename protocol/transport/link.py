@@ -7,6 +7,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from protocol.errors import WireError
 from protocol.messages.base import Message
+from protocol.messages.features import FeatureBlock, FeatureShipment
 from protocol.messages.remote import Shipment
 from protocol.security.keys import KeyPair
 from protocol.transport.codec import MAX_FRAME, Stamp, decode, encode
@@ -58,7 +59,8 @@ class Link:
     def receive(self, wait: float | None) -> list[Any]:
         """Messages that have arrived, in order; waits up to `wait` seconds (None: for ever) for the first.
 
-        A message with another stamp and a frame that breaks the protocol are counted and dropped.
+        A FeatureBlock comes with its bytes, as a FeatureShipment. A message with another stamp and a frame that breaks
+        the protocol are counted and dropped.
         """
         arrived = self.socket.poll(None if wait is None else int(wait * 1000))
         if self._handshake is not None:
@@ -68,7 +70,8 @@ class Link:
         messages = []
         while True:
             try:
-                stamp, message = decode(self.socket.recv(zmq.NOBLOCK), self._expected, self._limit)
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                stamp, message = _parsed(frames, self._expected, self._limit)
             except zmq.Again:
                 return messages
             except WireError:
@@ -93,6 +96,14 @@ class Link:
         if self._handshake is not None:
             self._handshake.close()
         self.socket.close(linger=1000)
+
+
+def _parsed(frames: list[bytes], expected: Any, limit: int) -> tuple[Stamp, Any]:
+    """A message is one frame; only a FeatureBlock has a second one. Raises WireError."""
+    stamp, message = decode(frames[0], expected, limit)
+    if len(frames) != (2 if isinstance(message, FeatureBlock) else 1):
+        raise WireError("The orchestrator sent a message with a wrong number of frames.")
+    return stamp, FeatureShipment(message, frames[1]) if isinstance(message, FeatureBlock) else message
 
 
 class _Handshake:

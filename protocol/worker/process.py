@@ -17,7 +17,9 @@ from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.descriptors import raise_descriptor_limit
 from protocol.errors import PipelineError
+from protocol.kv.segments import unlink_owned
 from protocol.messages.base import Role, plain
+from protocol.messages.features import FeatureBlock
 from protocol.messages.worker import Fault, Ping, Pong, Shutdown, ToWorker
 from protocol.security.keys import own_keys
 from protocol.transport.codec import Stamp
@@ -50,6 +52,8 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Folder of the model; empty for an engine that needs none."""
     source: str = ""
     """Folder of the original model, if `model` is a conversion of it."""
+    target: str = ""
+    """Folder of the target's model, of which a trained drafter takes the embedding and the head."""
     cores: tuple[int, ...] = ()
     """Processor cores to run on, if the OS supports it; empty for all."""
     prefill_chunk: int = 512
@@ -116,12 +120,13 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
     finally:
         link.close()
         context.term()
+        unlink_owned()
 
 
 def _connect(context: zmq.Context[zmq.Socket[bytes]], setup: WorkerSetup) -> Link:
     keys = own_keys(Path(setup.keys)) if setup.keys else None
     stamp = Stamp(setup.epoch, setup.incarnation)
-    return Link(context, setup.address, stamp, ToWorker, server=setup.server.encode(), keys=keys)
+    return Link(context, setup.address, stamp, ToWorker | FeatureBlock, server=setup.server.encode(), keys=keys)
 
 
 def _save_setup(setup: WorkerSetup, role: Role) -> None:

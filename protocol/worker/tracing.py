@@ -12,7 +12,9 @@ from typing import TypeAlias
 import msgspec
 
 from protocol.messages.base import SequenceId
-from protocol.messages.worker import Forest, Grow, Hello, KvOffer, Prefilled, Start, Stop, ToWorker, Verdict, Verify
+from protocol.messages.features import FeatureShipment
+from protocol.messages.kv import KvOffer
+from protocol.messages.worker import Forest, Grow, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
 from protocol.worker.interface import Worker, WorkerReply
 from protocol.worker.spans import SpanKind, SpanRing
 
@@ -56,7 +58,11 @@ class TracedWorker:
     def has_work(self) -> bool:
         return self._worker.has_work
 
-    def handle(self, message: ToWorker) -> Iterator[WorkerReply]:
+    def handle(self, message: ToWorker | FeatureShipment) -> Iterator[WorkerReply]:
+        if isinstance(message, FeatureShipment):
+            # A replay has no features: neither a ring nor these bytes.
+            yield from self._worker.handle(message)  # pyright: ignore[reportArgumentType]
+            return
         self._record_step(message)
         if isinstance(message, Start):
             self._prefilling.add(message.sequence)

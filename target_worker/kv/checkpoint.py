@@ -3,7 +3,7 @@
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import Arena
 from protocol.kv.exchange import KvExchange
-from protocol.messages.worker import KvReference
+from protocol.messages.kv import KvReference
 
 _MIN_TOKENS = 32
 """Fewest tokens that are saved: fewer are prefilled in the time that a save takes."""

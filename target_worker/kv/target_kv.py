@@ -9,7 +9,7 @@ from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.exchange import KvExchange
 from protocol.kv.segments import SegmentError
-from protocol.messages.worker import KvReference
+from protocol.messages.kv import KvReference
 from target_worker.kv.checkpoint import KvCheckpoint
 
 _ROOM_SHARE = 16

@@ -43,6 +43,12 @@ class TruncateCommand(msgspec.Struct, frozen=True, tag="truncate", array_like=Tr
     length: int
 
 
+class RecordCommand(msgspec.Struct, frozen=True, tag="record", array_like=True):
+    """Record these outputs from now on."""
+
+    outputs: tuple[int, ...]
+
+
 class CloseCommand(msgspec.Struct, frozen=True, tag="close", array_like=True):
     """The sequence is not needed any more."""
 
@@ -50,7 +56,13 @@ class CloseCommand(msgspec.Struct, frozen=True, tag="close", array_like=True):
 
 
 RankCommand: TypeAlias = (
-    PrefillCommand | EvaluateCommand | EvaluateTogetherCommand | KeepCommand | TruncateCommand | CloseCommand
+    PrefillCommand
+    | EvaluateCommand
+    | EvaluateTogetherCommand
+    | KeepCommand
+    | TruncateCommand
+    | RecordCommand
+    | CloseCommand
 )
 _DECODER = msgspec.msgpack.Decoder(RankCommand)
 

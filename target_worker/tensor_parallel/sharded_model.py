@@ -16,8 +16,10 @@ from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.quantized_kv import Encodings
+from protocol.inference.tap import LayerTap
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
+from protocol.messages.features import Outputs
 from target_worker.tensor_parallel.rank_commands import (
     CloseCommand,
     EvaluateCommand,
@@ -25,6 +27,7 @@ from target_worker.tensor_parallel.rank_commands import (
     KeepCommand,
     PrefillCommand,
     RankCommand,
+    RecordCommand,
     TruncateCommand,
     encoded,
 )
@@ -45,12 +48,20 @@ class LeadingModel(LanguageModel):
     def sequence(self) -> TreeSequence:
         if self._send is None:
             return super().sequence()
-        return LeadingSequence(self.network, self.level, self._encodings, self._send, next(self.numbers))
+        return LeadingSequence(self.network, self.level, self._encodings, self.tap, self._send, next(self.numbers))
+
+    def record(self, outputs: Outputs) -> None:
+        # The other ranks record too: so all of them evaluate the same, and run the same collectives.
+        if self._send is not None:
+            self._send(RecordCommand(outputs))
+        super().record(outputs)
 
     def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
         if self._send is None or len(parts) == 1 or not self.joins:
             return super().evaluate_together(parts)
-        self._send(EvaluateTogetherCommand(tuple(_evaluate(*part) for part in parts)))
+        self._send(
+            EvaluateTogetherCommand(tuple(_evaluate(part.sequence, part.tokens, part.parents) for part in parts))
+        )
         logits = super().evaluate_together(parts)
         mx.eval(logits)
         return logits
@@ -61,8 +72,16 @@ class LeadingSequence(TreeSequence):
 
     copyable = False
 
-    def __init__(self, network: Any, level: Level, encodings: Encodings, send: SendCommand, number: int) -> None:
-        super().__init__(network, level, encodings)
+    def __init__(
+        self,
+        network: Any,
+        level: Level,
+        encodings: Encodings,
+        tap: LayerTap | None,
+        send: SendCommand,
+        number: int,
+    ) -> None:
+        super().__init__(network, level, encodings, tap)
         self._send = send
         self.number = number
         """Number of this sequence on all ranks."""
@@ -73,7 +92,8 @@ class LeadingSequence(TreeSequence):
         self._send(PrefillCommand(self.number, tuple(tokens)))
         super().prefill(tokens)
 
-    def evaluate(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
+    def evaluate(self, tokens: Sequence[int], parents: Sequence[int], first: int | None = None) -> mx.array:
+        assert first is None, "a target replaces no committed tokens"
         self._send(_evaluate(self, tokens, parents))
         logits = super().evaluate(tokens, parents)
         # The ranks stay in step only if all collectives of one forward run before those of the next.
@@ -96,6 +116,9 @@ def follow(model: LanguageModel, commands: Iterable[RankCommand]) -> None:
     for command in commands:
         if isinstance(command, CloseCommand):
             sequences.pop(command.sequence, None)
+            continue
+        if isinstance(command, RecordCommand):
+            model.record(command.outputs)
             continue
         if isinstance(command, EvaluateTogetherCommand):
             parts = [ForwardPart(sequences[part.sequence], part.tokens, part.parents) for part in command.parts]

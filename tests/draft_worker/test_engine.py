@@ -9,9 +9,10 @@ from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
 from draft_worker.wrapped_engine import WrappedEngine
 from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.kv import KvReference
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Grow, KvReference, Prefilled, Start
+from protocol.messages.worker import Grow, Prefilled, Start
 from protocol.speculation.candidates import Candidates
 from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence
 

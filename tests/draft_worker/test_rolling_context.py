@@ -9,13 +9,14 @@ from draft_worker.engine import Batch, Engine
 from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.ngram import NgramEngine
-from draft_worker.rolling_context import RollingContext
 from draft_worker.worker import DraftWorker
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import FromWorker, Grow, KvOffer, KvReference, Prefilled, Reroot, Start
+from protocol.messages.worker import FromWorker, Grow, Prefilled, Reroot, Start
+from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import node_id
 from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence, oracle
 from tests.support.models.architectures import tiny

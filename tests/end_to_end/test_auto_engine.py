@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.machine.device_profiles import load_profile
 from orchestrator.machine.drafts import draft_choice
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import conversion_of
+from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.runtime.notices import Notice, NoticeKind
 from protocol.contracts.conversion import FOLDER_MODEL
 from protocol.contracts.neural_engine import EngineRates, EngineVerdict, record, recorded

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.engine import Engine
 from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
@@ -122,7 +124,8 @@ def test_acceptance_and_hits_are_those_of_the_mlx_draft(reference: Reference, te
     texts = {tuple(CODEC.encode(text)): tuple(reference(text, params).tokens) for text in TEXTS[:2]}
     sampling = Sampling(temperature=temperature, seed=4)
 
-    converted = rates(CoreMlEngine.load(converted_demo(), "executor"), texts, sampling)
+    package = Converted.open(converted_demo())
+    converted = rates(CoreMlEngine(package, ExecutorRuntime(package)), texts, sampling)
     mlx = rates(MlxEngine.load(DEMO_DRAFT), texts, sampling)
 
     assert converted.accepted == pytest.approx(mlx.accepted, abs=0.02)

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.machine.device_profiles import load_profile
-from orchestrator.tools.first_light.findings import LightReport
+from orchestrator.machine.profiles.device_profiles import load_profile
+from orchestrator.tools.first_light.report.findings import LightReport
 from orchestrator.tools.first_light.stages import stage_names
 from tests.support.paths import ROOT
 from tests.support.processes import until

@@ -66,6 +66,14 @@ def test_tokens_are_those_of_plain_decoding(pipeline: Pipeline, target: Path, pa
     result = pipeline.generate(PROMPT, params)
 
     assert [tuple(result.tokens)] == alone(target, params, PROMPT)
+
+
+def test_right_guesses_are_taken(target: Path):
+    """In turns, where the target waits for guesses: left to itself, a target this small needs none."""
+    with Pipeline(str(target), str(target), strategy="sd") as pipeline:
+        result = pipeline.generate(PROMPT, HOT)
+
+    assert [tuple(result.tokens)] == alone(target, HOT, PROMPT)
     assert bool(result.statistics.acceptance_rate) == (KINDS[target.name] != "plain")
 
 

@@ -36,13 +36,18 @@ def test_the_soft_limit_is_raised_to_the_most_that_macos_takes_and_never_lowered
 
 
 def test_a_system_that_refuses_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch):
-    def refused(*_: object) -> None:
+    asked: list[object] = []
+
+    def refused(_: int, limits: object) -> None:
+        asked.append(limits)
         raise ValueError("current limit exceeds maximum limit")
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, UNLIMITED))
     monkeypatch.setattr(resource, "setrlimit", refused)
 
     raise_descriptor_limit()
+
+    assert len(asked) == 1
 
 
 def test_children_inherit_the_limit():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from typing import Any
 
 from protocol import process_identity
 from protocol.process_identity import BsdInfo, start_time
@@ -53,29 +54,29 @@ def test_the_structure_is_libprocs():
     assert (BsdInfo.nice.offset, BsdInfo.start_seconds.offset, BsdInfo.start_microseconds.offset) == (116, 120, 128)
 
 
-def libproc(seconds: int = 0, error: int = 0) -> SimpleNamespace:
+def libproc(seconds: int = 0, error: int = 0) -> Any:
     """A library whose `proc_pidinfo` gives that start, or fails with that error."""
 
-    def proc_pidinfo(pid: int, flavor: int, argument: int, buffer: object, size: int) -> int:
+    def proc_pidinfo(pid: int, flavor: int, argument: int, buffer: Any, size: int) -> int:
         assert (flavor, argument, size) == (3, 0, 136)
         ctypes.set_errno(error)
         if error:
             return 0
-        ctypes.cast(buffer, ctypes.POINTER(BsdInfo)).contents.start_seconds = seconds  # pyright: ignore[reportArgumentType]
+        ctypes.cast(buffer, ctypes.POINTER(BsdInfo)).contents.start_seconds = seconds
         return size
 
     return SimpleNamespace(proc_pidinfo=proc_pidinfo)
 
 
 def test_libproc_tells_the_seconds_of_the_start():
-    assert process_identity._from_libproc(os.getpid(), libproc(1_700_000_000)) == "1700000000"  # pyright: ignore[reportArgumentType]
+    assert process_identity._from_libproc(os.getpid(), libproc(1_700_000_000)) == "1700000000"
 
 
 def test_a_process_that_libproc_does_not_find_has_ended():
-    assert process_identity._from_libproc(os.getpid(), libproc(error=errno.ESRCH)) is None  # pyright: ignore[reportArgumentType]
+    assert process_identity._from_libproc(os.getpid(), libproc(error=errno.ESRCH)) is None
 
 
 def test_what_libproc_may_not_tell_ps_tells():
-    told = process_identity._from_libproc(os.getpid(), libproc(error=errno.EPERM))  # pyright: ignore[reportArgumentType]
+    told = process_identity._from_libproc(os.getpid(), libproc(error=errno.EPERM))
 
     assert told == process_identity._from_ps(os.getpid()) is not None

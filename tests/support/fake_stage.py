@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.tools.first_light.findings import Attachment, Check, Findings, Table, Value
+from orchestrator.tools.first_light.report.findings import Attachment, Check, Findings, Table, Value
 from orchestrator.tools.first_light.settings import StageOrder
 from orchestrator.tools.first_light.stage_process import Broken, Found, Notice, SoFar
 

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from protocol.messages.base import SequenceId
-from protocol.messages.worker import KvReference, KvRelease, Prefilled, Stop
+from protocol.messages.kv import KvReference, KvRelease
+from protocol.messages.worker import Prefilled, Stop
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY

@@ -3,21 +3,29 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import pytest
 import zmq
 
+from protocol.contracts.target_hosts import TargetHosts
+from protocol.features.ring import FeatureRing
+from protocol.inference.language_model import LanguageModel
+from protocol.kv.segments import SegmentError
 from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.features import FINAL, Features, Tap, Taps
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, FromWorker, Hello, Prefilled, Shutdown, Start, Verdict, Verify
 from protocol.transport.codec import Stamp
 from protocol.transport.hub import Hub
 from protocol.worker.process import WorkerSetup
 from tests.support.paths import DEMO_TARGET
+from tests.target_worker.tensor_parallel.test_ranks import free_ports
 
 _DEMO = DEMO_TARGET
 _STAMP = Stamp(epoch=3, incarnation=1)
@@ -43,11 +51,11 @@ class _Target:
 
 
 @contextmanager
-def _running(model: Path, engine: str = "mlx") -> Iterator[_Target]:
+def _running(model: Path, engine: str = "mlx", hosts: TargetHosts | None = None) -> Iterator[_Target]:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder, zmq.Context[Any]() as context:
         address = f"ipc://{folder}/hub"
         hub = Hub(context, address, FromWorker)
-        setup = WorkerSetup(address=address, epoch=3, incarnation=1, engine=engine, model=str(model))
+        setup = WorkerSetup(address=address, epoch=3, incarnation=1, engine=engine, model=str(model), hosts=hosts)
         process = subprocess.Popen([sys.executable, "-m", "target_worker", msgspec.json.encode(setup).decode()])
         try:
             yield _Target(hub, process)
@@ -75,6 +83,41 @@ def test_a_target_process_serves_and_ends_in_good_order():
 
         assert target.hub.send(target.peer, Shutdown(), _STAMP)
         assert target.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_target_offers_features_and_its_rings_end_with_it(ranks: int, registry: Path):
+    """Also of the last layer, whose output no KV of a prompt depends on: every rank of a divided target computes it."""
+    hosts = TargetHosts(tuple((f"127.0.0.1:{port}",) for port in free_ports(2)), silence=30.0) if ranks > 1 else None
+    with _running(_DEMO, hosts=hosts) as target:
+        assert target.hear().taps == Taps(layers=6, width=256)
+        assert target.hub.send(target.peer, Tap((FINAL, 1, 5)), _STAMP)
+        prefilled = target.ask(Start(SequenceId(1), 0, (5, 6, 7, 8, 9), NodeId(3), Sampling()))
+        features = target.hear()
+        assert isinstance(prefilled, Prefilled)
+        assert isinstance(features, Features)
+        assert (features.first, features.rows) == (0, 4)
+        ring = FeatureRing.attach(features.name)
+        assert ring.epoch == 3
+        found = ring.read(0, 4, (FINAL, 1, 5))
+        assert found is not None
+        np.testing.assert_allclose(found, _rows((5, 6, 7, 8), (FINAL, 1, 5)), atol=1e-3)
+        ring.close()
+
+        assert target.hub.send(target.peer, Shutdown(), _STAMP)
+        assert target.process.wait(30) == 0
+    assert list(registry.iterdir()) == []
+    with pytest.raises(SegmentError):
+        FeatureRing.attach(features.name)
+
+
+def _rows(tokens: Sequence[int], outputs: tuple[int, ...]) -> np.ndarray:
+    model = LanguageModel.load(_DEMO)
+    model.record(outputs)
+    sequence = model.sequence()
+    sequence.prefill(tokens)
+    assert sequence.recorded is not None
+    return np.array(sequence.recorded.rows)
 
 
 def test_a_folder_without_a_model_is_named_in_the_last_message(tmp_path: Path):

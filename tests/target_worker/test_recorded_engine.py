@@ -13,7 +13,7 @@ from protocol.messages.worker import Fault, Hello, Prefilled, Start, Verdict, Ve
 from protocol.speculation.token_tree import node_id
 from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
 from target_worker.engine import TargetEngine
-from target_worker.recorded_engine import RecordedEngine
+from target_worker.recorded_engine import RecordedEngine, RecordedModel
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY, tree_model
 
@@ -64,7 +64,8 @@ def _recorded(sampling: Sampling) -> tuple[int, ...]:
 def _engine(sampling: Sampling, tokens: tuple[int, ...]) -> RecordedEngine:
     text = RecordedText(prompt=_PROMPT, temperature=sampling.temperature, seed=sampling.seed, tokens=tokens)
     target = RecordedTarget(model_fingerprint="", vocabulary=VOCABULARY, context=512, texts=1)
-    return RecordedEngine(Path(), RecordedTexts(target, [text]), prefill_chunk=4)
+    texts = RecordedTexts(target, [text])
+    return RecordedEngine(RecordedModel(Path(), texts), texts, prefill_chunk=4)
 
 
 @pytest.mark.parametrize("name", _SAMPLINGS)

@@ -9,12 +9,14 @@ from typing import TextIO
 
 import msgspec
 
-from draft_worker.coreml.conversion.build import convert
+from draft_worker.coreml.conversion.build import OnReport, convert
+from draft_worker.coreml.conversion.drafters import convert_drafter
 from draft_worker.coreml.conversion.lint import lint
-from draft_worker.coreml.package import HOST, MODEL
+from draft_worker.coreml.package import HOST, MODEL, Package
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.runtime.operations import EXPANSIONS
 from protocol.contracts.conversion import ConversionOrder, ConversionReport, Failed, Finished
+from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError, PipelineError
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 
@@ -40,17 +42,26 @@ def main() -> int:
 def _convert(order: ConversionOrder, output: TextIO) -> Finished:
     began = time.monotonic()
     folder = Path(order.destination)
-    package = convert(Path(order.source), folder, order.choices, lambda progress: _report(output, progress))
+    package = _package(order, folder, lambda progress: _report(output, progress))
     file = ProgramFile(folder / MODEL)
     return Finished(
         folder=str(folder),
         package_bytes=sum(part.stat().st_size for part in (folder / MODEL).rglob("*") if part.is_file()),
         host_bytes=(folder / HOST).stat().st_size,
         context=package.context,
-        operations={name: _operation_counts(file, name) for name in map(package.function, package.widths)},
+        operations={name: _operation_counts(file, name) for name in package.functions},
         findings=tuple(lint(file)),
         seconds=time.monotonic() - began,
     )
+
+
+def _package(order: ConversionOrder, folder: Path, report: OnReport) -> Package:
+    source = Path(order.source)
+    drafter = read_drafter(source)
+    if drafter is None:
+        return convert(source, folder, order.choices, report)
+    target = Path(order.target) if order.target else None
+    return convert_drafter(drafter, source, target, folder, order.choices, report)
 
 
 def _operation_counts(file: ProgramFile, function: str) -> dict[str, int]:

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 
 from draft_worker.coreml.conversion.checkpoint import Checkpoint
+from draft_worker.coreml.conversion.convertible import Convertible
+from draft_worker.coreml.conversion.feature_graph import feature_reader
 from draft_worker.coreml.conversion.graph import decoder
 from draft_worker.coreml.conversion.weights import Constants, head_chunks
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package, rotation_tables
@@ -41,10 +43,17 @@ def convert(source: Path, destination: Path, choices: Choices, report: OnReport 
 
 
 def write(
-    checkpoint: Checkpoint, destination: Path, choices: Choices, tokenizer: str = "", report: OnReport = lambda _: None
+    model: Convertible,
+    destination: Path,
+    choices: Choices,
+    tokenizer: str = "",
+    report: OnReport = lambda _: None,
+    tokenizer_folder: Path | None = None,
+    prove: Callable[[Path], None] = lambda _: None,
 ) -> Package:
-    """Like `convert`, for a loaded checkpoint; `tokenizer`: the fingerprint of its tokenizer."""
-    package = describe(checkpoint, choices, tokenizer)
+    """Like `convert`, for a loaded model. `tokenizer`: the fingerprint of its tokenizer, which is in `tokenizer_folder`
+    if not in the model's own. `prove` raises an error if the new folder's package does not compute what it should."""
+    package = describe(model, choices, tokenizer)
     destination = destination.resolve()
     _require_replaceable(destination)
     # Written to a sibling folder and renamed when complete: an interrupted conversion leaves no partial model.
@@ -52,36 +61,41 @@ def write(
     with tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as temporary:
         unfinished = Path(temporary) / destination.name
         unfinished.mkdir()
-        _fill(unfinished, checkpoint, package, report)
+        _fill(unfinished, model, package, report, tokenizer_folder or model.folder)
+        prove(unfinished)
         if destination.exists():
             shutil.rmtree(destination)
         unfinished.rename(destination)
     return package
 
 
-def describe(checkpoint: Checkpoint, choices: Choices, tokenizer: str = "") -> Package:
-    """The package that `choices` give. Raises InputError if they don't fit the checkpoint or the Neural Engine."""
+def describe(model: Convertible, choices: Choices, tokenizer: str = "") -> Package:
+    """The package that `choices` give. Raises InputError if they don't fit the model or the Neural Engine."""
     context = choices.context
     if context is None:
-        context = min(_DEFAULT_CONTEXT, checkpoint.shape.positions // _SLOT_MULTIPLE * _SLOT_MULTIPLE)
-    _check(checkpoint.shape.positions, context, choices.widths)
-    if choices.cache == "state" and checkpoint.shape.convolutions:
+        context = min(_DEFAULT_CONTEXT, model.shape.positions // _SLOT_MULTIPLE * _SLOT_MULTIPLE)
+    widths = _widths(model, choices.widths)
+    _check(model.shape.positions, context, widths)
+    if choices.cache == "state" and model.conditioning is not None:
+        raise InputError("The host keeps the KV of a trained drafter: convert it with --kv io.")
+    if choices.cache == "state" and model.shape.convolutions:
         raise InputError(
-            f"The host must keep the inputs of the short convolutions of {checkpoint.shape.architecture}: "
+            f"The host must keep the inputs of the short convolutions of {model.shape.architecture}: "
             "convert the model with --kv io."
         )
     return Package(
-        source=str(checkpoint.folder),
-        shape=checkpoint.shape,
-        widths=tuple(sorted(set(choices.widths))),
+        source=str(model.folder),
+        shape=model.shape,
+        widths=tuple(sorted(set(widths))),
         context=context,
         cache=choices.cache,
         weights=choices.weights,
-        outputs=tuple(len(chunk) for chunk in head_chunks(range(checkpoint.head_rows))),
-        model=checkpoint.fingerprint(),
+        outputs=tuple(len(chunk) for chunk in head_chunks(range(model.head_rows))),
+        model=model.fingerprint(),
         tokenizer=tokenizer,
-        reordered=checkpoint.reordered,
-        position_scale=checkpoint.position_scale(context) is not None,
+        reordered=model.reordered,
+        position_scale=model.position_scale(context) is not None,
+        conditioning=model.conditioning,
         version=importlib.metadata.version("launch-pipeline"),
     )
 
@@ -98,6 +112,15 @@ def _check(positions: int, context: int, widths: tuple[int, ...]) -> None:
         )
 
 
+def _widths(model: Convertible, chosen: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a block drafter, the widths that a block fits in, at least one."""
+    block = None if model.conditioning is None else model.conditioning.block
+    if block is None:
+        return chosen
+    needed = block.clean_prefix + block.masks
+    return tuple(width for width in chosen if width >= needed) or (-(-needed // 8) * 8,)
+
+
 def _require_replaceable(destination: Path) -> None:
     if destination.exists() and not destination.is_dir():
         raise InputError(f"{destination} is a file: pass a new folder.")
@@ -105,7 +128,7 @@ def _require_replaceable(destination: Path) -> None:
         raise InputError(f"{destination} holds other files: pass a new or empty folder.")
 
 
-def _fill(folder: Path, checkpoint: Checkpoint, package: Package, report: OnReport) -> None:
+def _fill(folder: Path, model: Convertible, package: Package, report: OnReport, tokenizer_folder: Path) -> None:
     layers = len(package.widths) * len(package.shape.layers)
     built = 0
 
@@ -115,27 +138,31 @@ def _fill(folder: Path, checkpoint: Checkpoint, package: Package, report: OnRepo
         report(Progress("graph", built, layers + 2))
 
     report(Progress("graph", 0, layers + 2))
-    program = _program(checkpoint, package, on_layer)
+    program = _program(model, package, on_layer)
     report(Progress("package", layers, layers + 2))
     _save(program, package, folder / MODEL)
     report(Progress("host's tables", layers + 1, layers + 2))
-    _save_host(checkpoint, package, folder / HOST)
+    _save_host(model, package, folder / HOST)
     (folder / FOLDER_FACTS).write_text(package.encode())
     for name in _COPIED:
-        if (checkpoint.folder / name).is_file():
-            shutil.copyfile(checkpoint.folder / name, folder / name)
+        source = model.folder if name == "config.json" else tokenizer_folder
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
-def _program(checkpoint: Checkpoint, package: Package, on_layer: Callable[[], None]) -> Any:
-    """A program with one function for each width.
+def _program(model: Convertible, package: Package, on_layer: Callable[[], None]) -> Any:
+    """A program with one function for each width, and a trained drafter's function that reads features.
 
     A constant's id is its parameter's name, so coremltools writes it once for all functions. `save_multifunction` would
     need a separate package for each function first.
     """
     program = toolchain().program.Program()
-    constants = Constants(checkpoint, package.weights)
+    constants = Constants(model, package.weights)
     for width in package.widths:
         program.add_function(package.function(width), decoder(package, constants, width, on_layer))
+    if package.conditioning is not None:
+        reader = feature_reader(package, constants, package.conditioning)
+        program.add_function(package.conditioning.function, reader)
     program.default_function_name = package.function(package.widths[0])
     program.export_as_multifunction = True
     return program
@@ -160,12 +187,14 @@ def _save(program: Any, package: Package, path: Path) -> None:
     model.save(str(path))
 
 
-def _save_host(checkpoint: Checkpoint, package: Package, path: Path) -> None:
-    tables: dict[str, Any] = {"embedding": mx.array(checkpoint.half("model.embed_tokens.weight"))}
-    for index, rotation in enumerate(checkpoint.rotations(package.context)):
+def _save_host(model: Convertible, package: Package, path: Path) -> None:
+    tables: dict[str, Any] = {"embedding": mx.array(model.half("model.embed_tokens.weight"))}
+    for index, rotation in enumerate(model.rotations(package.context)):
         tables |= {name: mx.array(table) for name, table in zip(rotation_tables(index), rotation, strict=True)}
-    if (scale := checkpoint.position_scale(package.context)) is not None:
+    if (scale := model.position_scale(package.context)) is not None:
         tables["position_scale"] = mx.array(scale)
-    if checkpoint.head_tokens is not None:
-        tables["head_tokens"] = mx.array(checkpoint.head_tokens)
+    if model.head_tokens is not None:
+        tables["head_tokens"] = mx.array(model.head_tokens)
+    own = {} if package.conditioning is None else package.conditioning.host_parameters
+    tables |= {name: mx.array(model.half(name)) for name in own}
     mx.save_safetensors(str(path), tables, metadata={"model": package.model})

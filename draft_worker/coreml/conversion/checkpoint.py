@@ -1,28 +1,22 @@
 """An mlx-lm checkpoint as plain arrays and sizes, by Llama's names. Knows mlx-lm's models, not Core ML."""
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model
 
-from draft_worker.coreml.arrays import Half, Single
 from draft_worker.coreml.conversion.architectures import Architecture, architecture_of, known
-from draft_worker.coreml.conversion.layers import NotConvertible, Structure, read_structure
+from draft_worker.coreml.conversion.convertible import Convertible
+from draft_worker.coreml.conversion.layers import NotConvertible, read_structure
 from draft_worker.coreml.package import DecoderShape
-from draft_worker.coreml.rotation import Rotation, reorder
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from protocol.errors import InputError
 
-_ROTATED = ("q_proj", "k_proj", "q_norm", "k_norm")
-"""Parameters whose rows are features of queries and keys."""
 
-
-class Checkpoint:
+class Checkpoint(Convertible):
     """A decoder of one of the known architectures; quantised weights are dequantised by `mx.dequantize`.
 
     `network`: a loaded mlx-lm model. `config`: the content of config.json; without one, what the model keeps of it.
@@ -42,17 +36,12 @@ class Checkpoint:
         architecture = architecture_of(network)
         if architecture is None:
             raise _refusal(folder, f"its architecture is {type(network).__module__.split('.')[-1]}")
-        self.folder = folder
         try:
-            self._structure: Structure = read_structure(network, architecture, config or {})
+            structure = read_structure(network, architecture, config or {})
         except NotConvertible as error:
             raise _refusal(folder, str(error)) from error
-        self.shape: DecoderShape = self._structure.shape
-        self.head_tokens = head_tokens
-        self.reordered = self._structure.order != list(range(self.shape.head))
-        """Whether the features of queries and keys are in another order than the model's."""
         parameters = dict(tree_flatten(dequantize_model(network).parameters()))
-        self._arrays: dict[str, mx.array] = dict(_canonical(parameters, architecture, self.shape))
+        super().__init__(folder, structure, dict(_canonical(parameters, architecture, structure.shape)), head_tokens)
 
     @classmethod
     def load(cls, folder: Path) -> "Checkpoint":
@@ -69,58 +58,6 @@ class Checkpoint:
         network, config = loaded
         vocabulary = getattr(network, "language_model", network).args.vocab_size
         return cls(network, folder, read_head_tokens(folder, vocabulary), config)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._arrays
-
-    def half(self, name: str) -> Half:
-        """A parameter by Llama's name, rounded to fp16. Raises InputError for numbers beyond fp16's range."""
-        with np.errstate(over="ignore"):
-            array = np.array(self._arrays[name].astype(mx.float32)).astype(np.float16)
-        if not np.isfinite(array).all():
-            raise InputError(
-                f"{name} of {self.folder} has numbers beyond fp16's range, the Neural Engine's only type: "
-                "use the MLX draft engine for this model."
-            )
-        if self.reordered and name.split(".")[-2] in _ROTATED:
-            return reorder(array, self._structure.order)
-        return array
-
-    def head(self) -> tuple[str, Half]:
-        """The name of the head's parameter, and its rows in the order of the logits."""
-        name = "lm_head.weight" if "lm_head.weight" in self else "model.embed_tokens.weight"
-        rows = self.half(name)
-        return name, rows if self.head_tokens is None else rows[self.head_tokens]
-
-    @property
-    def head_rows(self) -> int:
-        return self.shape.vocabulary if self.head_tokens is None else len(self.head_tokens)
-
-    def rotations(self, context: int) -> list[Rotation]:
-        """What each of mlx-lm's different ropes applies at the positions below `context`."""
-        return [Rotation.measure(rope, self._structure.order, context) for rope in self._structure.ropes]
-
-    def position_scale(self, context: int) -> Single | None:
-        """The factors of the queries at the positions below `context`; None if all are 1."""
-        scale = self._structure.position_scale(context)
-        return None if scale is None or (scale == 1).all() else scale
-
-    def fingerprint(self) -> str:
-        """SHA-256 (64 hex digits) over every parameter's name and fp16 bytes, the rotations and the head's tokens."""
-        digest = hashlib.sha256()
-        for name, array in self._halves():
-            digest.update(name.encode())
-            digest.update(np.ascontiguousarray(array).data)
-        for rotation in self.rotations(min(self.shape.positions, 64)):
-            for table in rotation:
-                digest.update(table.data)
-        if self.head_tokens is not None:
-            digest.update(self.head_tokens.data)
-        return digest.hexdigest()
-
-    def _halves(self) -> Iterator[tuple[str, Half]]:
-        for name in sorted(self._arrays):
-            yield name, self.half(name)
 
 
 def _canonical(

@@ -15,10 +15,12 @@ and, for the architectures that need them:
     past      (convolutions, taps - 1, hidden, L)  the convolutions' inputs at each token's ancestors, nearest first;
                                              0 where an ancestor is one of the L tokens, or before the first token
     ancestors (1, taps - 1, L, L)            1 in row i of column j if token i is that ancestor of token j, else 0
+    g         (1, hidden, 1, L)              EAGLE-3's conditioning vectors
 Outputs:
     logits_0, logits_1, ...  (1, 1, L, rows) the head in chunks, the logits of a token contiguous
     kv_new    (rows, key heads, L, head)     new keys and values, for the host to write to slots, then the new inputs
-                                             of the convolutions, heads / key heads rows each
+                                             of the convolutions, heads / key heads rows each; not of a block drafter
+    state     (1, 1, L, hidden)              of a trained drafter: `Conditioning.state`
 With the cache as Core ML state, `kv` is that state, kv_new is not returned, and the int32 inputs `begin` and `end`
 (4,) bound the L consecutive slots that take the new keys and values.
 """
@@ -28,8 +30,9 @@ from typing import Any
 
 import numpy as np
 
+from draft_worker.coreml.conversion.graph_parts import GraphParts
 from draft_worker.coreml.conversion.weights import Constants
-from draft_worker.coreml.package import Layer, Package, rotation_inputs
+from draft_worker.coreml.package import Layer, Package
 from draft_worker.coreml.toolchain import toolchain
 
 _LARGEST = np.float16(65_504)
@@ -41,13 +44,9 @@ def decoder(package: Package, constants: Constants, width: int, on_layer: Callab
     return _Decoder(package, constants, width).function(on_layer)
 
 
-class _Decoder:
+class _Decoder(GraphParts):
     def __init__(self, package: Package, constants: Constants, width: int) -> None:
-        self._package = package
-        self._shape = package.shape
-        self._constants = constants
-        self._width = width
-        self._mb = toolchain().operations
+        super().__init__(package, constants, width)
         self._sharing = package.shape.sharing
 
     def function(self, on_layer: Callable[[], None]) -> Any:
@@ -60,6 +59,8 @@ class _Decoder:
             for index, layer in enumerate(self._shape.layers):
                 name = f"model.layers.{index}"
                 normed = self._norm(hidden, f"{name}.input_layernorm.weight", axis=1)
+                if "g" in inputs and index == 0:
+                    normed, hidden = self._conditioned(name, normed, inputs["g"])
                 if layer.convolution:
                     mixed, row = self._convolution(f"{name}.conv", len(kept), normed, inputs)
                     kept.append(row)
@@ -72,24 +73,43 @@ class _Decoder:
                     values.append(value)
                 hidden = self._feed_forward(name, self._residual(hidden, mixed, f"{name}.attention_output_norm.weight"))
                 on_layer()
-            outputs = self._logits(hidden)
-            new = self._mb.concat(values=[*keys, *values, *kept], axis=0, name="kv_new")
-            if self._package.cache == "io":
-                outputs.append(new)
-            else:
-                written = self._mb.slice_update(x=cache, update=new, begin=inputs["begin"], end=inputs["end"])
-                self._mb.coreml_update_state(state=inputs["kv"], value=written)
+            normed = self._norm(hidden, "model.norm.weight", axis=1)
+            outputs = [*self._logits(normed), *self._states(hidden, normed)]
+            if self._package.keeps_rows:
+                new = self._mb.concat(values=[*keys, *values, *kept], axis=0, name="kv_new")
+                outputs += self._kept(new, inputs, cache)
             built.set_outputs(outputs)
         return built
 
     def _inputs(self) -> dict[str, Any]:
-        types, mb = toolchain().types, self._mb
-        inputs = {
-            name: mb.placeholder(shape=shape, dtype=types.fp16 if len(shape) == 4 else types.int32)
-            for name, shape in self._package.input_shapes(self._width).items()
-        }
-        place = mb.placeholder if self._package.cache == "io" else mb.state_tensor_placeholder
-        return inputs | {"kv": place(shape=self._package.cache_shape, dtype=types.fp16)}
+        place = self._mb.placeholder if self._package.cache == "io" else self._mb.state_tensor_placeholder
+        cache = place(shape=self._package.cache_shape, dtype=toolchain().types.fp16)
+        return self._placeholders(self._package.input_shapes(self._width)) | {"kv": cache}
+
+    def _conditioned(self, name: str, normed: Any, given: Any) -> tuple[Any, Any]:
+        """The input of EAGLE-3's attention, embedding and conditioning vector side by side; its residual stream."""
+        conditioning = self._package.conditioning
+        normed_given = self._norm(given, f"{name}.hidden_norm.weight", axis=1)
+        assert conditioning is not None
+        form = conditioning.eagle3
+        before = form is not None and form.norm_before_residual
+        return self._mb.concat(values=[normed, normed_given], axis=1), normed_given if before else given
+
+    def _states(self, hidden: Any, normed: Any) -> list[Any]:
+        """A row's states, contiguous, as the package states them."""
+        conditioning = self._package.conditioning
+        if conditioning is None or conditioning.state == "none":
+            return []
+        states = hidden if conditioning.state == "raw" else normed
+        return [self._mb.transpose(x=states, perm=[0, 2, 3, 1], name="state")]
+
+    def _kept(self, new: Any, inputs: dict[str, Any], cache: Any) -> list[Any]:
+        """The new keys and values as an output, or nothing where they were written to the state."""
+        if self._package.cache == "io":
+            return [new]
+        written = self._mb.slice_update(x=cache, update=new, begin=inputs["begin"], end=inputs["end"])
+        self._mb.coreml_update_state(state=inputs["kv"], value=written)
+        return []
 
     def _shared_mask(self, mask: Any) -> Any:
         """The mask for the query heads that share keys; these heads are concatenated on the token axis."""
@@ -119,27 +139,19 @@ class _Decoder:
 
     def _attention(
         self, layer_name: str, index: int, layer: Layer, x: Any, inputs: dict[str, Any], cache: Any
-    ) -> tuple[Any, list[Any]]:
+    ) -> tuple[Any, tuple[Any, Any]]:
         """Attention over slots and new tokens; the new keys and values, (1, key heads, L, head) each.
 
         `index`: the layer's place among those with attention. `inputs["mask"]`: its mask for all query heads.
         """
         shape, mb, name = self._shape, self._mb, f"{layer_name}.self_attn"
-        queries = self._heads(x, f"{name}.q_proj", shape.heads)
-        keys = self._heads(x, f"{name}.k_proj", shape.key_heads)
-        values = mb.transpose(x=self._heads(x, f"{name}.v_proj", shape.key_heads), perm=[0, 1, 3, 2])
-        if f"{name}.q_norm.weight" in self._constants:
-            queries = self._norm(queries, f"{name}.q_norm.weight", axis=2)
-            keys = self._norm(keys, f"{name}.k_norm.weight", axis=2)
-        if layer.rotation is not None:
-            cosine, sine = (inputs[rotation] for rotation in rotation_inputs(layer.rotation))
-            queries, keys = (self._rotate(each, cosine, sine) for each in (queries, keys))
+        queries = self._turned(f"{name}.q", shape.heads, layer, x, inputs)
+        keys, values = self._keys_values(name, layer, x, inputs)
         if self._package.position_scale:
             queries = mb.mul(x=queries, y=inputs["position_scale"])
         queries = mb.mul(x=queries, y=np.float16(shape.score_scale))
         stacked = (1, shape.key_heads, self._sharing * self._width, shape.head)
         queries = mb.reshape(x=mb.transpose(x=queries, perm=[0, 1, 3, 2]), shape=stacked)
-        keys = mb.transpose(x=keys, perm=[0, 1, 3, 2])
         all_keys = mb.concat(values=[self._cached(cache, index), keys], axis=2)
         all_values = mb.concat(values=[self._cached(cache, shape.attentions + index), values], axis=2)
         scores = self._cap(mb.matmul(x=queries, y=all_keys, transpose_y=True), shape.score_cap)
@@ -148,7 +160,7 @@ class _Decoder:
         seen = mb.reshape(x=seen, shape=(shape.key_heads, self._sharing, self._width, shape.head))
         seen = mb.transpose(x=seen, perm=[0, 1, 3, 2])
         seen = mb.reshape(x=seen, shape=(1, shape.heads * shape.head, 1, self._width))
-        return self._project(seen, f"{name}.o_proj"), [keys, values]
+        return self._project(seen, f"{name}.o_proj"), (keys, values)
 
     def _convolution(self, name: str, index: int, x: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
         """A gated short convolution along each token's path (LFM2), and its new inputs in the cache's layout.
@@ -172,39 +184,16 @@ class _Decoder:
         mixed = self._project(mb.mul(x=after, y=summed), f"{name}.o_proj")
         return mixed, mb.transpose(x=row, perm=[0, 1, 3, 2])
 
-    def _heads(self, x: Any, name: str, heads: int) -> Any:
-        return self._mb.reshape(x=self._project(x, name), shape=(1, heads, self._shape.head, self._width))
-
     def _cached(self, cache: Any, row: int) -> Any:
         size = [1, self._shape.key_heads, self._package.context, self._shape.head]
         return self._mb.slice_by_size(x=cache, begin=[row, 0, 0, 0], size=size)
-
-    def _rotate(self, x: Any, cosine: Any, sine: Any) -> Any:
-        first, second = self._mb.split(x=x, num_splits=2, axis=2)
-        crossed = self._mb.concat(values=[self._mb.mul(x=second, y=np.float16(-1)), first], axis=2)
-        return self._mb.add(x=self._mb.mul(x=x, y=cosine), y=self._mb.mul(x=crossed, y=sine))
 
     def _cap(self, x: Any, cap: float | None) -> Any:
         if cap is None:
             return x
         return self._mb.mul(x=self._mb.tanh(x=self._mb.real_div(x=x, y=np.float16(cap))), y=np.float16(cap))
 
-    def _norm(self, x: Any, name: str, axis: int) -> Any:
-        """RMS norm. A square can overflow fp16. [x, -x] has mean 0, so layer_norm divides by the RMS of x."""
-        mirrored = self._mb.concat(values=[x, self._mb.mul(x=x, y=np.float16(-1))], axis=axis)
-        scaled = self._mb.layer_norm(x=mirrored, axes=[axis], epsilon=np.float16(self._shape.epsilon))
-        half, _ = self._mb.split(x=scaled, num_splits=2, axis=axis)
-        return self._mb.mul(x=half, y=self._constants.vector(name, axis))
-
-    def _project(self, x: Any, name: str) -> Any:
-        return self._convolve(x, self._constants.kernel(f"{name}.weight"), self._constants.bias(f"{name}.bias"))
-
-    def _convolve(self, x: Any, kernel: Any, bias: Any | None = None) -> Any:
-        optional = {} if bias is None else {"bias": bias}
-        return self._mb.conv(x=x, weight=kernel, pad_type="valid", **optional)
-
-    def _logits(self, hidden: Any) -> list[Any]:
-        normed = self._norm(hidden, "model.norm.weight", axis=1)
+    def _logits(self, normed: Any) -> list[Any]:
         # The vocabulary is the last axis: with tokens last, the device would pad each logit to 64 bytes.
         return [
             self._mb.transpose(

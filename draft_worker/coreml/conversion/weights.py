@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from draft_worker.coreml.arrays import Array, Half
-from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.conversion.compression import Palettes, Scaled, StoredWeight, compress
+from draft_worker.coreml.conversion.convertible import Convertible
 from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.conversion import WeightKind
 
@@ -20,14 +20,14 @@ Rows = TypeVar("Rows", Half, range)
 class Constants:
     """Makes MIL constants. Reads and compresses each parameter once, for all functions."""
 
-    def __init__(self, checkpoint: Checkpoint, kind: WeightKind) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, model: Convertible, kind: WeightKind) -> None:
+        self._model = model
         self._kind: WeightKind = kind
         self._stored: dict[str, StoredWeight] = {}
         self._head: dict[str, StoredWeight] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._checkpoint
+        return name in self._model
 
     def vector(self, name: str, axis: int, rank: int = 4) -> Any:
         """A norm's weight along `axis`."""
@@ -36,7 +36,7 @@ class Constants:
         return _constant(self._half(name).reshape(shape), name)
 
     def bias(self, name: str) -> Any | None:
-        return _constant(self._half(name), name) if name in self._checkpoint else None
+        return _constant(self._half(name), name) if name in self._model else None
 
     def taps(self, name: str) -> tuple[Any, Any]:
         """A depthwise kernel (channels, taps, 1): weights of a token's ancestors, nearest first, and its own weights.
@@ -50,13 +50,13 @@ class Constants:
     def kernel(self, name: str) -> Any:
         """A matrix (outputs, inputs) as the kernel (outputs, inputs, 1, 1) of a convolution."""
         if name not in self._stored:
-            self._stored[name] = compress(self._checkpoint.half(name), self._kind)
+            self._stored[name] = compress(self._model.half(name), self._kind)
         return _kernel(self._stored[name], name)
 
     def head_kernels(self) -> list[Any]:
         """The output head in chunks of rows that fit the Neural Engine, as even as alignment allows."""
         if not self._head:
-            name, head = self._checkpoint.head()
+            name, head = self._model.head()
             # A head in 4 bits costs more accuracy than all layers together and is read only once for each token.
             kind: WeightKind = "int8" if self._kind == "4bit" else self._kind
             self._head = {f"{name}.{index}": compress(rows, kind) for index, rows in enumerate(head_chunks(head))}
@@ -64,7 +64,7 @@ class Constants:
 
     def _half(self, name: str) -> Half:
         if name not in self._stored:
-            self._stored[name] = self._checkpoint.half(name)
+            self._stored[name] = self._model.half(name)
         held = self._stored[name]
         assert isinstance(held, np.ndarray)
         return held

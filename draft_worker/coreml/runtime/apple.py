@@ -28,30 +28,31 @@ class CoreMlRuntime:
 
     name = "coreml"
 
-    def __init__(self, converted: Converted, units: Units = "CPU_AND_NE", widths: Sequence[int] | None = None) -> None:
-        """`widths`: the functions that are loaded now; None for all."""
+    def __init__(
+        self, converted: Converted, units: Units = "CPU_AND_NE", functions: Sequence[str] | None = None
+    ) -> None:
+        """`functions`: those that are loaded now; None for all."""
         # The Neural Engine is a preference: Core ML moves unsupported operations to the CPU without a message.
-        self._package = converted.package
         self._units: Units = units
         self._path = str(compiled(converted.folder))
         self.device = f"Core ML, {'Neural Engine preferred' if units == 'CPU_AND_NE' else 'processor only'}"
-        self._models: dict[int, Any] = {}
-        for width in self._package.widths if widths is None else widths:
-            self.load(width)
+        self._models: dict[str, Any] = {}
+        for function in converted.package.functions if functions is None else functions:
+            self.load(function)
 
-    def load(self, width: int) -> None:
-        if width not in self._models:
+    def load(self, function: str) -> None:
+        if function not in self._models:
             coremltools = toolchain().coremltools
-            self._models[width] = coremltools.models.CompiledMLModel(
+            self._models[function] = coremltools.models.CompiledMLModel(
                 path=self._path,
                 compute_units=coremltools.ComputeUnit[self._units],
-                function_name=self._package.function(width),
+                function_name=function,
             )
 
-    def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
         held = state.state if isinstance(state, CoreMlState) else None
         lend(inputs.values())
-        return self._models[width].predict(data=inputs, state=held)
+        return self._models[function].predict(data=inputs, state=held)
 
     def make_state(self) -> "CoreMlState":
         return CoreMlState(next(iter(self._models.values())).make_state())

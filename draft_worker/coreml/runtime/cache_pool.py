@@ -14,7 +14,7 @@ from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaError, ArenaLayout, ArenaMismatch, ElementType
 from protocol.kv.exchange import KvExchange
 from protocol.kv.segments import SegmentError
-from protocol.messages.worker import KvReference
+from protocol.messages.kv import KvReference
 
 _SAVE_INTERVAL = 32
 """Committed tokens between two saves. A restarted worker prefills fewer in one call."""

@@ -4,7 +4,7 @@ All sequences share them: a call is over before the next one begins, and Core ML
 returned (`lent_arrays`). They are fp32, because coremltools converts fp16 inputs to fp32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -19,9 +19,9 @@ class CallInputs:
     def __init__(self, package: Package, tables: HostTables, width: int) -> None:
         shape = package.shape
         self.width = width
+        self.function = package.function(width)
         self._tables = tables
         self._scale = np.float32(shape.embedding_scale)
-        self._half = shape.head // 2
         shapes = package.input_shapes(width)
         self.buffers: dict[str, Array] = {name: np.zeros(size, np.float32) for name, size in shapes.items()}
         if package.cache == "state":
@@ -34,14 +34,9 @@ class CallInputs:
         The caller fills the masks, and what depends on the cache. Positions are below the context.
         """
         self._embed(tokens)
-        indices = list(positions)
-        for number, rotation in enumerate(self._tables.rotations):
-            for name, table in zip(rotation_inputs(number), rotation, strict=True):
-                rows = self.buffers[name][0, 0]
-                rows[: self._half, : len(indices)] = table[indices].T
-                rows[self._half :, : len(indices)] = rows[: self._half, : len(indices)]
+        fill_rotations(self.buffers, self._tables, positions)
         if self._tables.position_scale is not None:
-            self.buffers["position_scale"][0, 0, 0, : len(indices)] = self._tables.position_scale[indices]
+            self.buffers["position_scale"][0, 0, 0, : len(positions)] = self._tables.position_scale[list(positions)]
         return self.buffers
 
     def _embed(self, tokens: Sequence[int]) -> None:
@@ -51,3 +46,13 @@ class CallInputs:
             rows[:, : len(tokens)] *= self._scale
         # Padding repeats a token: with zeros, a device that flushes the norm's epsilon would give NaN.
         rows[:, len(tokens) :] = rows[:, len(tokens) - 1 : len(tokens)]
+
+
+def fill_rotations(buffers: Mapping[str, Array], tables: HostTables, positions: Sequence[int]) -> None:
+    """Fill the rotation inputs for tokens at these positions, which are below the context."""
+    indices = list(positions)
+    for number, rotation in enumerate(tables.rotations):
+        for name, table in zip(rotation_inputs(number), rotation, strict=True):
+            rows, half = buffers[name][0, 0], table.shape[1]
+            rows[:half, : len(indices)] = table[indices].T
+            rows[half:, : len(indices)] = rows[:half, : len(indices)]

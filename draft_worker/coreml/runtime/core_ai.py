@@ -41,19 +41,17 @@ class CoreAiRuntime:
         weakref.finalize(self, _close, self._loop, opened)
         try:
             model = self._loop.run_until_complete(opened.enter_async_context(asset.executable(options)))
-            self._functions: dict[int, Any] = {
-                width: model.load_function(converted.package.function(width)) for width in converted.package.widths
-            }
+            self._functions: dict[str, Any] = {name: model.load_function(name) for name in converted.package.functions}
         except (RuntimeError, KeyError, OSError) as error:
             raise InputError(f"Core AI can't load {converted.folder} ({error}): use --draft-engine mlx.") from error
 
-    def load(self, width: int) -> None:
+    def load(self, function: str) -> None:
         """Every function is loaded with the model."""
 
-    def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
         # An NDArray copies its data, so the call holds no buffer of the caller.
         given = {name: self._library.NDArray(np.ascontiguousarray(value, np.float16)) for name, value in inputs.items()}
-        outputs = self._loop.run_until_complete(self._functions[width](given))
+        outputs = self._loop.run_until_complete(self._functions[function](given))
         return {name: value.numpy() for name, value in outputs.items()}
 
     def make_state(self) -> DeviceState:
@@ -64,8 +62,7 @@ def written(converted: Converted) -> Path:
     """The path of the folder's program as a Core AI asset. The first use writes it; it is complete or absent."""
     path = cache_folder() / "compiled" / f"{package_fingerprint(converted.folder)}.aimodel"
     if not authoring().AIModelAsset.is_valid(path):
-        package = converted.package
-        translated = program(converted.file, [package.function(width) for width in package.widths])
+        translated = program(converted.file, list(converted.package.functions))
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
             translated.save_asset(Path(temporary) / path.name)

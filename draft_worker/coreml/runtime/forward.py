@@ -41,7 +41,7 @@ class PackageForward:
         for name, window in self._masks.items():
             memory.slots.fill_mask(numbers, data[name][0, 0], window)
         given = memory.inputs(numbers, inputs.width, data)
-        outputs = self._runtime.predict(inputs.width, given, memory.state)
+        outputs = self._runtime.predict(inputs.function, given, memory.state)
         memory.store(numbers, outputs)
         begin = 0
         for index, size in enumerate(self._outputs):

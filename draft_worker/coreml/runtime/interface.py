@@ -17,18 +17,18 @@ class DeviceState(Protocol):
 
 
 class Runtime(Protocol):
-    """A loaded converted model, ready for calls of each width."""
+    """A loaded converted model, ready for calls of each function."""
 
     name: str
     device: str
     """A description of the device for the user."""
 
-    def load(self, width: int) -> None:
-        """Load the function for `width`, unless it is loaded. May take minutes, when the device compiles it."""
+    def load(self, function: str) -> None:
+        """Load the function, unless it is loaded. May take minutes, when the device compiles it."""
         ...
 
-    def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
-        """Call the function for `width`. The runtime may read `inputs` until it ends: the caller reuses its arrays."""
+    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+        """Call the function. The runtime may read `inputs` until it ends: the caller reuses its arrays."""
         ...
 
     def make_state(self) -> DeviceState:

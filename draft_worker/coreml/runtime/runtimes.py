@@ -49,13 +49,12 @@ class ExecutorRuntime:
         self._package = converted.package
         self._executor = Executor(converted.file, precision)
 
-    def load(self, width: int) -> None:
-        self._executor.function(self._package.function(width))
+    def load(self, function: str) -> None:
+        self._executor.function(function)
 
-    def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
-        function = self._executor.function(self._package.function(width))
+    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
         registers = state.registers if isinstance(state, ExecutorState) else None
-        return function.predict(inputs, registers)
+        return self._executor.function(function).predict(inputs, registers)
 
     def make_state(self) -> "ExecutorState":
         return ExecutorState(self._executor.function(self._package.function(self._package.widths[0])).make_state())

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.options import draft_engine_option, kv_bits_option
-from orchestrator.cli.pipelines import target_folder
+from orchestrator.cli.options import draft_engine_option, kv_bits_option, without_effect
+from orchestrator.cli.pipelines import print_notes, target_folder
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
@@ -41,7 +41,9 @@ _PAUSE_SECONDS = 0.5
 @click.argument("role", type=click.Choice(["draft", "target", "prefill"]))
 @click.argument("server", metavar="[JOIN-LINE|HOST:PORT]", required=False)
 @click.option("--draft", metavar="MODEL", help="Folder or Hugging Face id of the draft. Default: the default target's.")
-@click.option("--target", metavar="MODEL", help="The same for a target. Default: the default target.")
+@click.option(
+    "--target", metavar="MODEL", help="The same for a target, or for a trained drafter's. Default: the default target."
+)
 @draft_engine_option(automatic="coreml for a folder that `convert` made, otherwise mlx")
 @click.option(
     "--prefill-engine",
@@ -68,11 +70,12 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, kv_
     # It imports the workers' loop and with it numpy, which takes a moment.
     from orchestrator.tools.attach.attachment import Attachment, Lending
 
+    print_notes(without_effect({}))
     folder = keys_folder()
     line = JoinLine.parse(server) if server is not None and server.startswith("lp1:") else None
     known = _server(folder, server, line, discover)
-    engine, model, source = _model(role, options)
-    lending = Lending(role, engine, model, known, _checked(name), folder, source, kv_bits, line)
+    worker = _model(role, options)
+    lending = Lending(role, server=known, name=_checked(name), folder=folder, kv_bits=kv_bits, line=line, **worker)
     console = Console(stderr=True)
     with console.status("Connecting ...") as status:
         attachment = Attachment(lending, show=_shown(console, status.update))
@@ -118,19 +121,24 @@ def _server(folder: Path, text: str | None, line: JoinLine | None, discover: boo
     return known_server(folder, text) if line is None else KnownServer(Endpoint(line.host, line.port), line.server)
 
 
-def _model(role: Role, options: dict[str, Any]) -> tuple[str, str, str]:
-    """Engine, folder, and for a converted target the folder that it was converted from."""
+def _model(role: Role, options: dict[str, Any]) -> dict[str, str]:
+    """Engine and folder; for a converted target also the folder that it was converted from, and for a trained drafter
+    that of its target."""
     if role == "draft":
         with ConversionBar(False) as bar:
-            choice = draft_choice(options["draft_engine"], options["draft"], bar)
+            choice = draft_choice(options["draft_engine"], options["draft"], bar, options["target"])
         if choice.note:
             click.echo(choice.note, err=True)
-        return choice.engine, str(choice.folder or ""), ""
+        return {
+            "engine": choice.engine,
+            "model": str(choice.folder or ""),
+            "target": str(choice.target or ""),
+        }
     target = str(target_folder(options["target"], quiet=False))
     if role == "prefill" and options["prefill_engine"] == "coreml":
         with ConversionBar(False) as bar:
-            return "coreml", str(converted_draft(target, bar)), target
-    return "mlx", target, ""
+            return {"engine": "coreml", "model": str(converted_draft(target, bar)), "source": target}
+    return {"engine": "mlx", "model": target}
 
 
 def _checked(name: str | None) -> str:

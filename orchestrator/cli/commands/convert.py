@@ -1,6 +1,7 @@
 """`launch-pipeline convert`: options to a conversion, its progress and outcome to text."""
 
 from collections import Counter
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from orchestrator.cli.pipelines import print_notes
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.conversion import conversion
 from orchestrator.machine.drafts.shipped_drafts import default_draft
-from protocol.contracts.conversion import Choices, Finished
+from protocol.contracts.conversion import Choices, Finished, Progress
 from protocol.errors import InputError
 
 
 @click.command()
 @click.argument("model", required=False)
 @click.option("--out", "destination", required=True, metavar="DIR", type=click.Path(path_type=Path), help="To be made.")
+@click.option("--target", metavar="MODEL", help="The target of a trained drafter: a folder or Hugging Face id.")
 @click.option("--widths", default="1,8,32", show_default=True, help="Tokens that one call evaluates; a function each.")
 @click.option("--context", type=click.IntRange(min=1), help="KV slots.  [default: 2048, or what the model knows]")
 @click.option(
@@ -42,19 +44,24 @@ from protocol.errors import InputError
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @stays_awake
-def convert(model: str | None, destination: Path, widths: str, as_json: bool, **options: Any) -> None:
+def convert(
+    model: str | None, destination: Path, target: str | None, widths: str, as_json: bool, **options: Any
+) -> None:
     """Convert MODEL (a folder or Hugging Face id; default: the default draft) for the Neural Engine.
 
     Takes Llama, Mistral, Ministral 3, Qwen2, Qwen3, SmolLM3, Phi-3 and Phi-4, Gemma 2 and 3, and LFM2 in mlx-lm's
-    format, quantised or not, and makes a Core ML package whose functions share their weights. Works on any machine;
-    running it on the Neural Engine takes a Mac.
+    format, quantised or not, and makes a Core ML package whose functions share their weights. Also takes trained
+    drafters of the kinds EAGLE-3, DSpark and DFlash, beside their target (--target). Works on any machine; running the
+    package on the Neural Engine takes a Mac.
 
     \b
     launch-pipeline convert --out default-draft
     launch-pipeline convert mlx-community/Qwen2.5-0.5B-Instruct-bf16 --out qwen --weights int8 --context 4096
+    launch-pipeline convert deepseek-ai/dspark_qwen3_4b_block7 --target Qwen/Qwen3-4B --out dspark
     """
     choices = Choices(widths=_widths(widths), **options)
-    finished = _watched(_source(model, quiet=as_json), destination, choices, quiet=as_json)
+    source, beside = _source(model, target, quiet=as_json)
+    finished = _watched(conversion(source, destination, choices, beside), quiet=as_json)
     if as_json:
         click.echo(msgspec.json.encode(finished).decode())
     else:
@@ -64,14 +71,15 @@ def convert(model: str | None, destination: Path, widths: str, as_json: bool, **
             console.print(line, markup=False, highlight=False)
 
 
-def _source(model: str | None, quiet: bool) -> Path:
-    """A model may be fetched or made for it."""
+def _source(model: str | None, target: str | None, quiet: bool) -> tuple[Path, Path | None]:
+    """The folders of the model and of its target. A model may be fetched or made for it."""
     with ConversionBar(quiet) as bar:
+        beside = None if target is None else resolve(target, "target", bar)
         if model is not None:
-            return resolve(model, "draft", bar)
+            return resolve(model, "draft", bar), beside
         default = default_draft(bar)
     print_notes([default.note])
-    return default.folder
+    return default.folder, beside
 
 
 def _widths(text: str) -> tuple[int, ...]:
@@ -81,9 +89,9 @@ def _widths(text: str) -> tuple[int, ...]:
         raise InputError(f"--widths {text} is no list of numbers: pass for example --widths 1,8,32.") from error
 
 
-def _watched(source: Path, destination: Path, choices: Choices, quiet: bool) -> Finished:
+def _watched(reports: Generator[Progress | Finished, None, None], quiet: bool) -> Finished:
     # Closing ends the process, also when Ctrl-C is what ends us.
-    with ConversionBar(quiet) as bar, closing(conversion(source, destination, choices)) as reports:
+    with ConversionBar(quiet) as bar, closing(reports):
         for report in reports:
             if isinstance(report, Finished):
                 return report

@@ -21,7 +21,7 @@ _FAILED = 1
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--neural-engine", is_flag=True, help="Examine instead whether a draft can run on the Neural Engine.")
 @click.option("--target", metavar="MODEL", help="Load this target instead, and say what it verifies at a time.")
-@click.option("--draft", metavar="MODEL", help="With --neural-engine: which one. Or a .mlpackage: what it is.")
+@click.option("--draft", metavar="MODEL", help="What kind of draft it is. With --neural-engine: which one.")
 @click.option(
     "--runtime", type=click.Choice(["coreml", "executor"]), help="With --neural-engine: executor rehearses it."
 )
@@ -33,20 +33,24 @@ def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | 
     launch-pipeline doctor
     launch-pipeline doctor --json
     launch-pipeline doctor --target MODEL
+    launch-pipeline doctor --draft MODEL --target MODEL
     """
     from orchestrator.machine.drafts.stateful_draft import is_package
     from orchestrator.tools.doctor.doctor import examine, to_json
+    from orchestrator.tools.doctor.draft_model import draft_finding
     from orchestrator.tools.doctor.draft_package import package_finding
     from orchestrator.tools.doctor.target_model import target_finding
 
     print_notes(without_effect({}))
-    # A target in the configuration is for the commands that use one: without a flag this machine is examined.
-    named = click.get_current_context().get_parameter_source("target") is ParameterSource.COMMANDLINE
-    if target is not None and named:
+    named = _named(target, "target"), _named(draft, "draft")
+    if any(named) and not neural_engine:
+        findings = []
         with ConversionBar(as_json) as bar:
-            findings = [target_finding(target, bar)]
-    elif draft is not None and is_package(draft):
-        findings = [package_finding(draft)]
+            if named[0] is not None:
+                findings.append(target_finding(named[0], bar))
+            if named[1] is not None:
+                packaged = is_package(named[1])
+                findings.append(package_finding(named[1]) if packaged else draft_finding(named[1], named[0], bar))
     else:
         findings = _neural_engine(draft, runtime, quiet=as_json) if neural_engine else examine()
     if as_json:
@@ -55,6 +59,13 @@ def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | 
         Console().print(report.findings_table(findings))
     if any(finding.status == "fail" for finding in findings):
         sys.exit(_FAILED)
+
+
+def _named(model: str | None, option: str) -> str | None:
+    """The model that a flag names. One in the configuration is for the commands that use one: without a flag this
+    machine is examined."""
+    given = click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE
+    return model if given else None
 
 
 def _neural_engine(draft: str | None, runtime: Any, quiet: bool) -> Any:

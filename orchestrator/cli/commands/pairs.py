@@ -7,12 +7,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.machine.calibration_file import calibration_file
-from orchestrator.machine.device_profiles import DeviceProfile, load_profile
 from orchestrator.machine.downloads.default_target import default_pair_state
 from orchestrator.machine.hardware import computes_on_processor, memory_bytes, neural_engine
 from orchestrator.machine.local_models import LocalModel, local_models
-from orchestrator.machine.recommended_pairs import Pair, pairs
+from orchestrator.machine.pairs.recommended_pairs import Pair, pairs
+from orchestrator.machine.profiles.calibration_file import calibration_file
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.tools.pairs import fits, forecast, memory, tokenizers
 
 _GIB = 1 << 30
@@ -66,6 +66,9 @@ def _facts(pair: Pair, profile: DeviceProfile | None, on_processor: bool, availa
     return {
         "target": pair.target.id,
         "draft": pair.draft.id,
+        "drafter": pair.draft.kind,
+        "licence": pair.draft.licence or None,
+        "source": pair.draft.source or None,
         "bytes": round(memory(pair, on_processor)),
         "fits": fitting,
         "bytes_with_core_ml": round(memory(pair, on_processor, core_ml=True)),
@@ -117,6 +120,8 @@ def _table(rows: dict[str, dict[str, Any]], available: int) -> Table:
         how = "checked" if facts["tokenizers_checked"] else "by family"
         speed = facts["tokens_per_second"]
         words = "" if speed is None else f"{speed:.0f} ({facts['plain_tokens_per_second']:.0f})"
-        short = (facts[role].removeprefix("mlx-community/") for role in ("target", "draft"))
-        table.add_row(name, *short, size, f"{match}, {how}", words)
+        target, draft = (facts[role].removeprefix("mlx-community/") for role in ("target", "draft"))
+        if facts["drafter"] is not None:
+            draft += f" ({facts['drafter']}, licence: {facts['licence']})"
+        table.add_row(name, target, draft, size, f"{match}, {how}", words)
     return table

@@ -14,11 +14,12 @@ from rich.console import Console
 from orchestrator.api.checked_setup import checked_options
 from orchestrator.cli.options import speculation_options
 from orchestrator.core.options import Options
-from orchestrator.machine.calibration_file import calibration_file
-from orchestrator.machine.device_profiles import DeviceProfile, load_profile
+from orchestrator.machine.profiles.calibration_file import calibration_file
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.tools.simulate import prediction_report
 from orchestrator.tools.simulate.acceptance import AcceptanceModel
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
+from orchestrator.tools.simulate.drafters import DRAFTERS, with_drafter
 from orchestrator.tools.simulate.fit import fit
 from orchestrator.tools.simulate.plan import GREEDY, SAMPLED, Prediction, Scenario, pays_from, predict
 from orchestrator.tools.simulate.sweep import SWEEPS, Point, sweep, with_draft_delay, with_draft_step, with_target_step
@@ -46,6 +47,7 @@ _MILLISECONDS = click.FloatRange(0.0, min_open=True)
 @click.option("--exponent", type=click.FloatRange(0.01, 20.0), help="How fast further guesses catch the rest.")
 @click.option("--spread", type=click.FloatRange(0.0, 10.0), help="How much positions differ, in log odds.")
 @click.option("--independent", type=_SHARE, help="How often two independent draws agree (mlx-lm above temperature 0).")
+@click.option("--drafter", type=click.Choice(list(DRAFTERS)), help="A trained drafter of this kind, as published.")
 @click.option("--draft-ms", type=_MILLISECONDS, help="Another draft: milliseconds of one step.")
 @click.option("--target-ms", type=_MILLISECONDS, help="Another target: milliseconds of one forward.")
 @click.option(
@@ -77,14 +79,18 @@ def plan(swept: str | None, values: str | None, plot: Path | None, as_json: bool
     launch-pipeline plan --pace m4-pro-gemma3-12b-bf16
     launch-pipeline plan --this-mac
     launch-pipeline plan --accept 0.6 --draft-ms 4 --temperature 0
+    launch-pipeline plan --drafter eagle3
     launch-pipeline plan --sweep draft-delay --values 0.3,2,10,50 --plot delay.png
     launch-pipeline generate "import os" --record run.jsonl && launch-pipeline plan --trace run.jsonl
     """
     profile = _profile(options)
+    drafter = None if options["drafter"] is None else DRAFTERS[options["drafter"]]
     scenarios = list(_scenarios(profile, options))
     numbers = _numbers(values)
     if values is not None and swept is None:
         raise click.UsageError("--values says what --sweep is to try: give --sweep too.")
+    if drafter is not None:
+        click.echo(f"Acceptance of {options['drafter']}: {drafter.source}.", err=True)
     with nullcontext() if as_json else Console(stderr=True).status("Simulating ..."):
         if swept is not None:
             sweeps = [(scenario, list(sweep(scenario, swept, numbers))) for scenario in scenarios]
@@ -162,6 +168,9 @@ def _scenarios(profile: DeviceProfile, options: dict[str, Any]) -> Iterator[Scen
             requests=options["requests"],
             seed=options["seed"],
         )
+        if options["drafter"] is not None:
+            scenario = with_drafter(scenario, options["drafter"])
+            scenario = replace(scenario, acceptance=_given(scenario.acceptance, options))
         changes = (("draft_ms", with_draft_step), ("target_ms", with_target_step), ("draft_delay", with_draft_delay))
         for name, change in changes:
             if options[name] is not None:
@@ -183,8 +192,13 @@ def _temperatures(options: dict[str, Any]) -> Iterator[tuple[float, tuple[Record
 
 def _acceptance(temperature: float, recorded: Sequence[Recorded], options: dict[str, Any]) -> AcceptanceModel:
     known = fit(recorded) if recorded else SAMPLED if temperature > 0 else GREEDY
+    return _given(known, options)
+
+
+def _given(acceptance: AcceptanceModel, options: dict[str, Any]) -> AcceptanceModel:
+    """The acceptance with what the user says of it."""
     names = ("accept", "exponent", "spread", "independent")
-    return replace(known, **{name: options[name] for name in names if options[name] is not None})
+    return replace(acceptance, **{name: options[name] for name in names if options[name] is not None})
 
 
 def _checked(options: dict[str, Any]) -> Options:

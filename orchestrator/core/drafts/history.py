@@ -3,9 +3,11 @@
 from orchestrator.core.commands import Command, Release
 from orchestrator.core.events import Request
 from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.freshness import Freshness
 from orchestrator.core.policy.turn_taking import TurnTaking
 from protocol.messages.base import SequenceId
-from protocol.messages.worker import Hello, KvOffer, KvReference, Prefilled
+from protocol.messages.kv import KvOffer, KvReference
+from protocol.messages.worker import Hello, Prefilled
 
 _MAX_ABSENT = 16
 
@@ -31,6 +33,8 @@ class DraftHistory:
         """The costs that a new life of this draft measured replace those of the earlier one."""
         for estimates in self._kinds.values():
             estimates.growth.expect(hello.costs)
+            if hello.features is not None:
+                estimates.freshness = estimates.freshness or Freshness()
 
     def forget_turns(self) -> None:
         """The draft goes on trial: only an active draft is asked for steps, so it must grow by itself."""
@@ -97,6 +101,10 @@ class DraftArenas:
         """Arenas whose adoption an incarnation did not survive."""
         self._names: set[str] = set()
         """Names of all arenas that were offered and not unlinked."""
+        self._shared: dict[SequenceId, str] = {}
+        """By sequence: the target's arena that the present incarnation was told to adopt, and has not answered for."""
+        self._refused: set[str] = set()
+        """The target's arenas that two incarnations did not survive adopting."""
 
     def add(self, offer: KvOffer, live: bool) -> None:
         """Add an offered arena; `live`: its sequence has not ended yet."""
@@ -109,6 +117,10 @@ class DraftArenas:
 
         An arena that two incarnations did not survive adopting is adopted by no third one.
         """
+        names = set(self._shared.values())
+        self._refused |= names & self._suspected
+        self._suspected |= names
+        self._shared = {}
         given_up = {id for id in self._unanswered if id in self._present and self._present[id].name in self._suspected}
         self._suspected |= {self._present[id].name for id in self._unanswered if id in self._present}
         self.warnings += len(given_up)
@@ -127,8 +139,16 @@ class DraftArenas:
             self._unanswered.add(sequence)
         return reference
 
+    def share(self, sequence: SequenceId, reference: KvReference | None) -> KvReference | None:
+        """The arena of the target's, if this draft may be told to adopt it."""
+        if reference is None or reference.name in self._refused:
+            return None
+        self._shared[sequence] = reference.name
+        return reference
+
     def note_adoption(self, message: Prefilled) -> None:
         """The draft has answered an adoption. An arena that it could not adopt is unlinked when the draft is gone."""
+        self._suspected.discard(self._shared.pop(message.sequence, ""))
         self._unanswered.discard(message.sequence)
         if message.sequence in self._present:
             self._suspected.discard(self._present[message.sequence].name)
@@ -142,6 +162,7 @@ class DraftArenas:
         return self.draft_down()
 
     def sequence_ended(self, sequence: SequenceId) -> None:
+        self._shared.pop(sequence, None)
         self._unanswered.discard(sequence)
         self._present.pop(sequence, None)
         self._adoptable.pop(sequence, None)

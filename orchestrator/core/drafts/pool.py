@@ -1,11 +1,12 @@
 """All drafts of one pipeline: which sequences each one serves, and how the election is carried out. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
-from orchestrator.core.commands import Command, SendMessage
+from orchestrator.core.commands import Command
 from orchestrator.core.drafts.comparison import Comparison
+from orchestrator.core.drafts.dispatch import DraftDispatch
 from orchestrator.core.drafts.draft import Draft
 from orchestrator.core.drafts.election import DraftStatus, Election
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
@@ -18,22 +19,30 @@ from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import SequenceId
-from protocol.messages.plans import BestFirst, GrowthPlan
-from protocol.messages.worker import Extend, Fault, Grow, Hello, KvOffer, Prefilled, Stop
+from protocol.messages.kv import KvOffer, KvReference
+from protocol.messages.worker import Fault, Grow, Hello, Prefilled
 
 
 class DraftPool:
     """One draft is active and at most one is on trial: these are in use, if the target verifies guesses. The others
     serve no sequence."""
 
-    def __init__(self, strategy: Strategy, sequences: Mapping[SequenceId, Sequence], workers: WorkerRegistry) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        sequences: Mapping[SequenceId, Sequence],
+        workers: WorkerRegistry,
+        written: Callable[[Sequence], KvReference | None],
+    ) -> None:
+        """`written`: the arena with the target's KV of a sequence."""
         self._strategy = strategy
         self._sequences = sequences
         self._workers = workers
         self._election = Election()
         self._comparison = Comparison(self._election)
         self._histories = DraftHistories()
-        self._drafts: dict[int, Draft] = {}
+        self._dispatch = DraftDispatch(strategy, sequences, workers, self._election, written)
+        self._drafts = self._dispatch.drafts
         self._trial: Trial | None = None
         self._active: int | None = None
         """The draft whose speculations the sequences hold."""
@@ -92,7 +101,7 @@ class DraftPool:
             return []
         if self._election.active_failed():
             return self._apply_election(now)
-        return self._stop(self._active, sequence.id)
+        return self._dispatch.stop(self._active, sequence.id)
 
     # Sequences ------------------------------------------------------------------------------
 
@@ -103,7 +112,7 @@ class DraftPool:
         return [
             command
             for id in self._in_use()
-            for command in self._start(id, self._speculation(id, sequence, now), sequence, now)
+            for command in self._dispatch.start(id, self._speculation(id, sequence, now), sequence, now)
         ]
 
     def round_sent(self, sequence: Sequence, now: float) -> None:
@@ -113,11 +122,7 @@ class DraftPool:
 
     def extend(self, sequence: Sequence, steps: int, now: float) -> list[Command]:
         """Ask the active draft, which rests, to grow up to `steps` steps below the root."""
-        if self._active is None or sequence.id not in self._drafts[self._active].started:
-            return []
-        self._drafts[self._active].owes_growth(now)
-        sequence.speculation.ask(steps, now)
-        return [SendMessage("draft", Extend(sequence.id, sequence.round, steps), self._active)]
+        return [] if self._active is None else self._dispatch.extend(self._active, sequence, steps, now)
 
     def follow(
         self, sequence: Sequence, tokens: list[int], width: int, waited: float, hit: bool, now: float
@@ -125,20 +130,25 @@ class DraftPool:
         """The drafts follow a round that committed `tokens`, verified `width` tokens and waited for growth."""
         if self._active is None or not self._guessing:
             return []
-        commands = self._reroot(self._active, sequence.speculation, sequence, tokens, hit, now)
+        commands = self._dispatch.reroot(self._active, sequence.speculation, sequence, tokens, hit, now)
         if self._trial is not None:
             speculation = self._trial.sequences[sequence.id].speculation
             estimates = sequence.estimates
             seconds = estimates.target(width) + estimates.hop.get(0.0) + (waited if self._single else 0.0)
             trial_hit = self._trial.follow(sequence, tokens, seconds, now, self._single)
-            commands += self._reroot(self._trial.incarnation, speculation, sequence, tokens, trial_hit, now)
+            commands += self._dispatch.reroot(self._trial.incarnation, speculation, sequence, tokens, trial_hit, now)
         return [*commands, *self._reconsider(sequence, now)]
 
     def sequence_ended(self, sequence: SequenceId) -> list[Command]:
         self._histories.sequence_ended(sequence)
         if self._trial is not None:
             self._trial.sequences.pop(sequence, None)
-        return [command for id in self._drafts for command in self._stop(id, sequence)]
+        return [command for id in self._drafts for command in self._dispatch.stop(id, sequence)]
+
+    def feature_readers(self, sequence: SequenceId) -> list[int]:
+        """The drafts in use that serve the sequence and read the target's features."""
+        serving = [id for id in self._in_use() if sequence in self._drafts[id].started]
+        return [id for id in serving if self._drafts[id].hello.features is not None]
 
     # Messages of drafts -----------------------------------------------------------------------
 
@@ -173,7 +183,7 @@ class DraftPool:
         speculation.drafting = False
         speculation.wanted = speculation.wanted and fault.kind == "lost"
         # At most one Start a round, even if the draft loses the sequence again and again.
-        return self._start(incarnation, speculation, sequence, now) if started < sequence.round else []
+        return self._dispatch.start(incarnation, speculation, sequence, now) if started < sequence.round else []
 
     def add_arena(self, incarnation: int, offer: KvOffer) -> None:
         """A draft keeps a sequence's KV in an arena that its next incarnation can adopt."""
@@ -190,11 +200,6 @@ class DraftPool:
     def _single(self) -> bool:
         """There is one request. Rounds of several requests overlap, so the wait of one costs the others nothing."""
         return len(self._sequences) == 1
-
-    @property
-    def _sharing(self) -> int:
-        """Requests whose trees a draft grows."""
-        return max(1, sum(sequence.phase is not Phase.WAITING for sequence in self._sequences.values()))
 
     @property
     def _guessing(self) -> bool:
@@ -256,7 +261,7 @@ class DraftPool:
         commands = [command for sequence in self._sequences.values() for command in self.begin(sequence, now)]
         unused = [id for id in self._drafts if id not in self._in_use()]
         started = [(id, sequence) for id in unused for sequence in self._drafts[id].started]
-        return [*commands, *(stop for id, sequence in started for stop in self._stop(id, sequence))]
+        return [*commands, *(stop for id, sequence in started for stop in self._dispatch.stop(id, sequence))]
 
     def _hand_over(self, sequence: Sequence, own: TrialSequence | None, now: float) -> None:
         """Give the sequence the new active draft's speculation, `own` if it exists; without a draft, keep the tree."""
@@ -266,40 +271,6 @@ class DraftPool:
             sequence.speculation = own.speculation
         else:
             sequence.speculation = self._new_speculation(self._active, sequence, now)
-
-    def _start(self, id: int, speculation: Speculation, sequence: Sequence, now: float) -> list[Command]:
-        draft, vocabulary = self._drafts[id], self._workers.vocabulary
-        unwanted = not speculation.wanted or speculation.estimates.usefulness.paused
-        if not vocabulary or unwanted or sequence.id in draft.started:
-            return []
-        draft.start(sequence.id, sequence.round)
-        adopt = draft.history.arenas.adopt(sequence.id)
-        speculation.start(len(sequence.tokens) - (adopt.tokens if adopt else 0), now)
-        plan = self._plan(speculation, sequence)
-        return [SendMessage("draft", sequence.start_message(plan, vocabulary, adopt), id)]
-
-    def _plan(self, speculation: Speculation, sequence: Sequence) -> GrowthPlan | None:
-        plan = self._strategy.plan(speculation.estimates, self._sharing, sequence.request.draft_tokens)
-        if self._election.alone and speculation is not sequence.speculation and isinstance(plan, BestFirst):
-            plan = structs.replace(plan, steps=0)
-        return speculation.follow(plan)
-
-    def _stop(self, id: int, sequence: SequenceId) -> list[Command]:
-        return [SendMessage("draft", Stop(sequence), id)] if self._drafts[id].stop(sequence) else []
-
-    def _reroot(
-        self, id: int, speculation: Speculation, sequence: Sequence, tokens: list[int], hit: bool, now: float
-    ) -> list[Command]:
-        draft = self._drafts[id]
-        if speculation.estimates.usefulness.paused:
-            speculation.drafting = False
-            return self._stop(id, sequence.id)
-        if sequence.id not in draft.started:
-            return self._start(id, speculation, sequence, now)
-        plan = self._plan(speculation, sequence)
-        if not hit and not speculation.resting:
-            draft.owes_growth(now)
-        return [SendMessage("draft", sequence.reroot_message(tokens, not hit, plan), id)]
 
     def _reconsider(self, sequence: Sequence, now: float) -> list[Command]:
         """After a round: replace a silent draft, end a trial that has an outcome, begin one that is due."""

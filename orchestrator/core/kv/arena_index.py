@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS, PrefixIndex
 from protocol.messages.base import SequenceId
-from protocol.messages.worker import KvOffer, KvReference
+from protocol.messages.kv import KvOffer, KvReference
 
 _REMEMBERED_NAMES = 1024
 """Names of unlinked arenas that are remembered, since an offer of one of them may still be on its way."""

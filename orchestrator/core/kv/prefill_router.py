@@ -6,9 +6,11 @@ from orchestrator.core.options import Options, PrefillMode
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.mean import Mean
 from orchestrator.core.sequence import Sequence
+from orchestrator.core.worker_messages import start_message
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 from protocol.messages.base import Role, SequenceId
-from protocol.messages.worker import KvOffer, KvReference, KvRelease, Prefill, Prefilled, Stop
+from protocol.messages.kv import KvOffer, KvReference, KvRelease
+from protocol.messages.worker import Prefill, Prefilled, Stop
 
 _TRIALS = 2
 """Prompts that a prefill worker gets before its speed counts as measured."""
@@ -43,7 +45,7 @@ class PrefillRouter:
 
     def resend(self, sequence: Sequence) -> Command:
         """Send the target again the message that it has not answered."""
-        return SendMessage("target", sequence.outstanding or sequence.start_message(adopt=self._adoptable(sequence)))
+        return SendMessage("target", sequence.outstanding or start_message(sequence, adopt=self._adoptable(sequence)))
 
     def add_arena(self, role: Role, sequence: Sequence | None, offer: KvOffer, now: float) -> list[Command]:
         """Add an offered arena. If a prefill worker offers the KV that the sequence waits for, start the sequence."""
@@ -57,6 +59,10 @@ class PrefillRouter:
             self._costs.observe_worker(offer.tokens, now - sequence.sent_at)
         commands = _release(self._arenas.offer(offer, sequence.tokens))
         return [*commands, self._start(sequence, now)] if awaited else commands
+
+    def written(self, sequence: Sequence) -> KvReference | None:
+        """The arena that has most of the sequence's first tokens, for a draft that shares the target's KV."""
+        return self._arenas.find(sequence.tokens)
 
     def prefilled(self, sequence: Sequence, message: Prefilled) -> list[Command]:
         """The target is ready: note its time, and the arena that it could not adopt, if there is one."""
@@ -121,7 +127,7 @@ class PrefillRouter:
     def _start(self, sequence: Sequence, now: float) -> Command:
         reference = self._adoptable(sequence)
         sequence.start_on_target(now, reference)
-        return SendMessage("target", sequence.start_message(adopt=reference))
+        return SendMessage("target", start_message(sequence, adopt=reference))
 
     def _adoptable(self, sequence: Sequence) -> KvReference | None:
         """The arena that the target is to adopt, pinned until the target has answered."""

@@ -33,7 +33,7 @@ class Adaptive:
     """The expected-rate rule decides how many nodes to verify and whether to wait for growth."""
 
     name, summary = "adaptive", "the wait and the nodes with the highest expected tokens a second"
-    drafts = caches = True
+    drafts = caches = refreshes = True
     _MARGIN = 1.02
     """The expected rate after a wait must be this much higher: its gain is an estimate, its cost is certain."""
     _EXPENSIVE = 1.2

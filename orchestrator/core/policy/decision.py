@@ -103,6 +103,8 @@ class Strategy(Protocol):
     """The strategy uses a draft."""
     caches: bool
     """The draft works while the target verifies, so that a round is a hit or a miss."""
+    refreshes: bool
+    """At a hit it may wait for guesses that know the target's latest features (`Freshness`)."""
 
     def __init__(self, options: Options) -> None: ...
 

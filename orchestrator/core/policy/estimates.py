@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from orchestrator.core.policy.freshness import Freshness
 from orchestrator.core.policy.mean import Mean
 from orchestrator.core.policy.turn_taking import TurnTaking
 from orchestrator.core.policy.width_cost import ScaledCost, WidthCost
@@ -105,6 +106,8 @@ class Estimates:
     """a: the draft's main child of an accepted node is the target's choice. Begins as eight observations of 0.6."""
     hits: HitModel = field(default_factory=HitModel)
     usefulness: Usefulness = field(default_factory=Usefulness)
+    freshness: Freshness | None = None
+    """None for a draft that reads tokens alone."""
 
     def __post_init__(self) -> None:
         self.beside_resting_draft = ScaledCost(self.beside_draft)

@@ -13,6 +13,8 @@ from protocol.messages.plans import Chain, GrowthPlan
 class IndependentRequests(ABC):
     """A strategy that decides for each request alone, whatever other requests share the forward."""
 
+    refreshes = False
+
     @abstractmethod
     def decide(self, view: SequenceView) -> Decision: ...
 

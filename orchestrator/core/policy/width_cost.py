@@ -9,6 +9,8 @@ from orchestrator.core.policy.mean import Mean
 
 MeasuredCost = tuple[int, float]
 """Width and seconds of a forward."""
+_LEAST_SECONDS = 1e-6
+"""A worker may claim that a forward took no time, and rates divide by it."""
 _MAX_RATIO = 100.0
 """Largest believed ratio of two measured costs: a worker may claim any."""
 
@@ -75,6 +77,7 @@ class WidthCost:
 
     def observe(self, width: int, seconds: float) -> None:
         """A forward of `width` tokens took `seconds`; an outlier counts as three times the estimate."""
+        seconds = max(_LEAST_SECONDS, seconds)
         if self._measured or self._weight > 3.0:
             seconds = min(seconds, self._OUTLIER * self(width))
         decay, prior = self._DECAY, self._prior_of(width)
@@ -145,7 +148,7 @@ class ScaledCost:
 
     def observe(self, width: int, seconds: float) -> None:
         """A forward of `width` tokens took `seconds`."""
-        self.ratio.observe(min(self._MOST, seconds / max(1e-9, self.base(width))))
+        self.ratio.observe(min(self._MOST, max(_LEAST_SECONDS, seconds) / max(1e-9, self.base(width))))
 
     def __call__(self, width: int) -> float:
         """Expected seconds for `width` tokens."""

@@ -13,6 +13,7 @@ from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.conversion import conversion
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.conversion import FOLDER_FACTS, FOLDER_MODEL, FORMAT, Choices, Facts, Finished
+from protocol.contracts.drafters.detection import is_drafter
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError
 from protocol.paths import cache_folder
@@ -29,6 +30,11 @@ def converted_draft(name: str, on_progress: OnProgress = silent) -> Path:
     if is_converted(folder := Path(name).expanduser()):
         return _checked(folder.resolve())
     source = resolve(name, "draft", on_progress)
+    if is_drafter(source):
+        raise InputError(
+            f"{source} holds a trained drafter, which is not converted on its first use: leave out the engine, or pass "
+            f"the folder that `launch-pipeline convert {name} --target MODEL --out FOLDER` makes."
+        )
     place = conversion_of(source)
     with exclusive(place):
         if not is_converted(place):
@@ -60,6 +66,11 @@ def loaded_bytes(folder: Path) -> int:
 def is_converted(folder: Path) -> bool:
     """Whether it is the folder of a converted model, complete or not."""
     return (folder / FOLDER_MODEL).is_dir()
+
+
+def holds_drafter(folder: Path) -> bool:
+    """Whether the converted model in `folder` is a trained drafter."""
+    return _facts(folder).conditioning is not None
 
 
 def source_of(folder: Path) -> Path:

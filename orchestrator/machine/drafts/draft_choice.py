@@ -7,12 +7,20 @@ from typing import NamedTuple
 
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
-from orchestrator.machine.drafts.converted_draft import conversion_of, converted_draft, is_converted, source_of
+from orchestrator.machine.drafts.converted_draft import (
+    conversion_of,
+    converted_draft,
+    holds_drafter,
+    is_converted,
+    source_of,
+)
 from orchestrator.machine.drafts.shipped_drafts import default_draft, shipped_draft
 from orchestrator.machine.drafts.stateful_draft import STATEFUL, is_package, stateful_draft
+from orchestrator.machine.drafts.trained_drafter import is_exit, trained_draft
 from orchestrator.machine.hardware import neural_engine
+from orchestrator.machine.pairs.recommended_pairs import draft_beside
 from orchestrator.machine.progress import OnProgress, silent
-from orchestrator.machine.recommended_pairs import draft_beside
+from protocol.contracts.drafters.detection import is_drafter
 from protocol.contracts.engines import AUTO, NO_DRAFT, DraftEngineName, draft_model, offered_engines
 from protocol.contracts.neural_engine import EngineVerdict, recorded
 
@@ -30,6 +38,8 @@ class DraftChoice(NamedTuple):
     """One line for the user if this differs from the given options."""
     auto: AutoDraft | None = None
     """The pipeline may change the engine while it runs."""
+    target: Path | None = None
+    """Of a trained drafter: the target's folder, whose embedding, head or layers it uses."""
 
 
 def draft_for(
@@ -43,11 +53,11 @@ def draft_for(
     """
     if draft_model(engine) == "none":
         return DraftChoice(engine, None)
-    if name is None:
+    if name is None and not is_exit(engine, name):
         shipped = shipped_draft(resolve(target, "target", on_progress))
         name = None if shipped is None else str(shipped)
-    if name is not None:
-        choice = draft_choice(engine, name, on_progress)
+    if name is not None or is_exit(engine, name):
+        choice = draft_choice(engine, name, on_progress, target)
         automatic = engine == AUTO and choice.engine == _FIRST and not own
         return _automatic(choice, resolve(target, "target", on_progress)) if automatic else choice
     if own:
@@ -59,13 +69,19 @@ def draft_for(
     )
 
 
-def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgress = silent) -> DraftChoice:
+def draft_choice(
+    engine: DraftEngineName, name: str | None, on_progress: OnProgress = silent, target: str | None = None
+) -> DraftChoice:
     """The engine and the folder of the draft `name`; converts the model if the engine needs a package.
 
     Without a name it is the default draft, or no model if the engine needs none. A package of another's making has an
-    engine of its own. AUTO is `first_engine`: Core ML for a converted model, MLX for a checkpoint.
-    Raises InputError for an unknown engine and for a draft that is not available.
+    engine of its own, and so has each kind of trained drafter, which needs the `target`'s name. AUTO is `first_engine`:
+    Core ML for a converted model, MLX for a checkpoint.
+    Raises InputError for an unknown engine, for a draft that is not available, and for a drafter that does not fit.
     """
+    trained = None if draft_model(engine) == "none" else trained_draft(engine, name, target, on_progress)
+    if trained is not None:
+        return DraftChoice(trained.engine, trained.folder, target=trained.target)
     engine = first_engine(engine, name)
     model, note = draft_model(engine), ""
     if name is not None and model != "none" and is_package(name):
@@ -78,7 +94,8 @@ def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgr
     if model == "package":
         folder = converted_draft(name, on_progress)
         # On other systems the executor runs the package, so there is no device to examine. Core AI is not examined yet.
-        examined = engine == "coreml" and sys.platform == "darwin"
+        # A trained drafter's folder was asked for: MLX would run it by another engine.
+        examined = engine == "coreml" and sys.platform == "darwin" and not holds_drafter(folder)
         verdict = recorded(place_of(folder)) if examined else None
         choice = weigh(engine, folder, name, verdict)
         return choice._replace(note=_told(note, choice.note))
@@ -86,10 +103,16 @@ def draft_choice(engine: DraftEngineName, name: str | None, on_progress: OnProgr
 
 
 def first_engine(engine: DraftEngineName, name: str | None) -> DraftEngineName:
-    """The engine itself, or for AUTO the one that fits the draft `name` and is taken while no trial says otherwise."""
-    if engine != AUTO:
-        return engine
-    return "coreml" if name is not None and is_converted(Path(name).expanduser()) else _FIRST
+    """The engine itself, or for AUTO the one that fits the draft `name` and is taken while no trial says otherwise.
+
+    A trained drafter in a folder keeps AUTO, since its kind and its target decide.
+    """
+    if engine != AUTO or name is None:
+        return _FIRST if engine == AUTO else engine
+    folder = Path(name).expanduser()
+    if is_converted(folder):
+        return "coreml"
+    return engine if is_exit(engine, name) or is_drafter(folder) else _FIRST
 
 
 def weigh(engine: DraftEngineName, folder: Path, name: str, verdict: EngineVerdict | None) -> DraftChoice:

@@ -79,7 +79,8 @@ def _arrays(file: Path, module: str = "") -> "dict[str, np.ndarray]":
 
     try:
         with safe_open(file, framework="numpy") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys() if name.startswith(module)}  # noqa: SIM118
+            names = [name for name in list(opened.keys()) if name.startswith(module)]
+            return {name: opened.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise InputError(f"{file} can't be read ({error}): install or download it again.") from error
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.checkpoints import weight_bytes
+from orchestrator.machine.drafts.drafter_memory import drafter_bytes
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.contracts.engines import draft_model
 from protocol.messages.base import Role
@@ -22,6 +23,7 @@ def weights_on_gpu(setup: OrchestratorSetup) -> dict[Role, int]:
     if setup.target_engine == "mlx" and not setup.target_texts:
         folders["target"] = setup.target
     drafts = STRATEGIES[setup.options.strategy].drafts
+    trained = drafts and not setup.draft_command and draft_model(setup.draft_engine) == "drafter"
     if drafts and not setup.draft_command and draft_model(setup.draft_engine) == "checkpoint":
         folders["draft"] = setup.draft or setup.target
     elif drafts and setup.auto is not None:
@@ -30,6 +32,8 @@ def weights_on_gpu(setup: OrchestratorSetup) -> dict[Role, int]:
     if setup.prefill_engine == "mlx":
         folders["prefill"] = setup.prefill or setup.target
     found: dict[Role, int] = {role: weight_bytes(Path(folder)) for role, folder in folders.items()}
+    if trained:
+        found["draft"] = drafter_bytes(Path(setup.draft), Path(setup.target))
     if "target" in found and setup.target_hosts is not None and not setup.target_hosts.local:
         found["target"] //= setup.target_hosts.ranks
     return found

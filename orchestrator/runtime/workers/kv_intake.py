@@ -15,8 +15,9 @@ from protocol.kv.arena_header import ArenaLayout, ElementType
 from protocol.kv.blocks import row_bytes
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId
+from protocol.messages.kv import KvForm, KvOffer
 from protocol.messages.remote import MAX_PAYLOAD, KvBlock
-from protocol.messages.worker import Fault, Hello, KvForm, KvOffer, Prefill
+from protocol.messages.worker import Fault, Hello, Prefill
 
 
 @dataclass(slots=True)

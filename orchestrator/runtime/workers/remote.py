@@ -11,16 +11,20 @@ from typing import Any, TypeAlias
 
 import structlog
 import zmq
+from msgspec import structs
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.machine.network import reachable_host
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
+from orchestrator.runtime.workers.feature_shipping import FeatureShipping
 from orchestrator.runtime.workers.kv_intake import KvIntake
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry, RemoteWorker, without_shared_memory
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.messages.base import Message
 from protocol.messages.client import Refused
+from protocol.messages.features import Features
+from protocol.messages.kv import KvOffer
 from protocol.messages.remote import (
     Attach,
     FromOwner,
@@ -38,7 +42,7 @@ from protocol.messages.remote import (
     Workers,
     WorkerStatus,
 )
-from protocol.messages.worker import Fault, Hello, KvOffer, Pong, Prefill, Shutdown, Stop, ToWorker
+from protocol.messages.worker import Fault, FromWorker, Hello, Pong, Prefill, Shutdown, Stop, ToWorker
 from protocol.security.addresses import endpoint
 from protocol.security.guard import INVITATION_SECONDS, Guard
 from protocol.security.keys import JoinLine, own_keys
@@ -75,6 +79,7 @@ class RemoteWorkers:
         self._registry = registry
         self._local_entries = local_entries
         self.intake = KvIntake(epoch, setup.options.arena_memory << 20)
+        self._features = FeatureShipping(self._hub, epoch)
         self._refused_prefills: list[Arrived] = []
         """Faults of Prefills that were not sent, which the next `give_up_due` yields."""
         self.stale = 0
@@ -103,8 +108,13 @@ class RemoteWorkers:
                 self._refused_prefills.append(Arrived(worker.role, incarnation, prefill))
                 return
             message = prefill
-        elif isinstance(message, Stop) and worker.role == "prefill":
-            self.intake.discard(message.sequence)
+        elif isinstance(message, Stop):
+            self._features.forget(worker, message.sequence)
+            if worker.role == "prefill":
+                self.intake.discard(message.sequence)
+        elif isinstance(message, Features):
+            self._features.announce(worker, message)
+            return
         self._send(worker, without_shared_memory(message))
 
     def give_up_due(self) -> Iterator[WorkerEvent]:
@@ -192,7 +202,9 @@ class RemoteWorkers:
             return
         self._send_control(admitted, Welcome(attach.life, self._epoch, admitted.incarnation))
 
-    def _on_worker(self, worker: RemoteWorker, peer: bytes, message: Message, payload: bytes) -> Iterator[WorkerEvent]:
+    def _on_worker(
+        self, worker: RemoteWorker, peer: bytes, message: FromWorker | KvBlock, payload: bytes
+    ) -> Iterator[WorkerEvent]:
         match message:
             case Hello() as hello:
                 introduced = worker.hello is not None
@@ -203,7 +215,8 @@ class RemoteWorkers:
                     self.dismiss(worker.incarnation, mismatch)
                 elif not introduced:
                     log.info("worker up", role=hello.role, machine=worker.name, model=hello.model, device=hello.device)
-                    yield WorkerUp(worker.incarnation, hello, remote=True)
+                    # What another machine's target records is in its own memory, which nobody here can read.
+                    yield WorkerUp(worker.incarnation, structs.replace(hello, taps=None), remote=True)
                     self._probe(worker)
             case Fault(kind="fatal", text=text):
                 self._refuse(worker.control, PipelineError(text or "The worker ended without a reason."))
@@ -211,8 +224,9 @@ class RemoteWorkers:
             case Pong() as pong:
                 if self._registry.pong(worker, pong, time.perf_counter_ns()):
                     self._probe(worker)
+                self._features.acknowledge(worker, pong)
                 yield Arrived(worker.role, worker.incarnation, pong)
-            case _ if worker.hello is None or isinstance(message, KvOffer):
+            case _ if worker.hello is None or isinstance(message, KvOffer | Features):
                 # A message before the Hello is invalid, and so is the name of another machine's shared memory.
                 self.stale += 1
             case KvBlock() as block if worker.role == "prefill":
@@ -223,7 +237,7 @@ class RemoteWorkers:
                 self.stale += 1
             case _:
                 worker.peer = peer
-                yield Arrived(worker.role, worker.incarnation, message)  # pyright: ignore[reportArgumentType]
+                yield Arrived(worker.role, worker.incarnation, message)
 
     def _probe(self, worker: RemoteWorker) -> None:
         self._send(worker, self._registry.ping(worker, time.perf_counter_ns()))
@@ -233,6 +247,7 @@ class RemoteWorkers:
         if worker.hello is not None:
             self._send(worker, Shutdown())
         self._registry.drop(worker)
+        self._features.drop(worker)
         if worker.role == "prefill":
             self.intake.clear()
         log.warning("worker gone", role=worker.role, machine=worker.name, reason=reason)

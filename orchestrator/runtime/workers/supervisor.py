@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from orchestrator.core.restarts import RestartPolicy
-from orchestrator.machine.device_profiles import worker_pace
 from orchestrator.machine.hardware import partition_cores, worker_environment
+from orchestrator.machine.profiles.device_profiles import worker_pace
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.gpu_shares import gpu_shares, weights_on_gpu
@@ -213,6 +213,7 @@ class Supervisor:
             engine=self._engine(seat),
             model=self._model(seat),
             source=self._setup.target if role == "prefill" else "",
+            target=self._setup.target if role == "draft" else "",
             cores=self._cores_of(role),
             prefill_chunk=self._setup.prefill_chunk,
             pace=self._pace(role),

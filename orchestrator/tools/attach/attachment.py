@@ -55,6 +55,8 @@ class Lending:
     """Folder of this machine's keys."""
     source: str = ""
     """Folder of the original model, if `model` is a conversion of it."""
+    target: str = ""
+    """Folder of the target, if `model` is a trained drafter."""
     kv_bits: KvBits = UNQUANTIZED
     """Of a target's keys and values, and equally of a prefill worker's."""
     line: JoinLine | None = None
@@ -223,6 +225,7 @@ class Attachment:
             engine=lending.engine,
             model=lending.model,
             source=lending.source,
+            target=lending.target,
             kv_bits=lending.kv_bits,
         )
         environment = worker_environment(lending.role, usable_cores())

@@ -44,7 +44,7 @@ def discover(
     zeroconf = _zeroconf()
     found: list[KnownServer] = []
 
-    def heard(zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:  # noqa: ARG001 - its keyword
+    def heard(zeroconf: Any, service_type: str, name: str, **_: Any) -> None:
         described = zeroconf.get_service_info(service_type, name, timeout=2000)
         key = b"" if described is None else described.properties.get(_KEY) or b""
         if described is not None and key in wanted:

@@ -1,8 +1,10 @@
 """Our pipelines in a bench: which lines there are, with which options, and for which K. Starts nothing."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from orchestrator.machine.drafts.draft_choice import first_engine
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.bench.names import (
@@ -11,10 +13,11 @@ from orchestrator.tools.bench.names import (
     LOOKUP,
     RANDOM_DRAFT,
     WITHOUT_LOOKUP,
+    drafter_name,
     remote_name,
 )
 from orchestrator.tools.bench.plan import CHAINS, BenchPlan
-from protocol.contracts.engines import DraftEngineName
+from protocol.contracts.engines import AUTO, DraftEngineName
 from protocol.messages.base import Verification
 
 
@@ -27,12 +30,16 @@ class PipelineEntry(NamedTuple):
     verification: Verification = "coupled"
     link: EmulatedLink | None = None
     lookup: bool = True
+    draft: Path | None = None
+    """Of a draft that is compared with the plan's own."""
     draft_tokens: tuple[int | None, ...] = (None,)
     """None: the K of the pipeline's options, or a strategy without a K."""
 
     def keywords(self, models: BenchModels) -> dict[str, Any]:
         """Of `Pipeline`."""
-        options = {} if self.lookup else {"lookup": "off"}
+        options: dict[str, Any] = {} if self.lookup else {"lookup": "off"}
+        if self.draft is not None:
+            options |= {"draft": str(self.draft), "draft_scale": models.draft_scale(self.draft)}
         return {**models.pipeline(self.strategy, self.engine), **options, "draft_link": self.link}
 
 
@@ -49,8 +56,20 @@ def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
         yield PipelineEntry(f"{strategy} rejection", strategy, verification="rejection", draft_tokens=counts)
     if plan.core_ml_draft:
         yield PipelineEntry(CORE_ML_DRAFT, "adaptive", "coreml")
+    for draft in plan.drafters:
+        yield from _with_drafter(plan, draft)
     if set(plan.strategies) != {AUTOREGRESSIVE}:
         yield from _controls(plan)
+
+
+def _with_drafter(plan: BenchPlan, draft: Path) -> Iterator[PipelineEntry]:
+    """The plan's strategies with this draft, and `adaptive` with it alone."""
+    engine = first_engine(AUTO, str(draft))
+    for strategy in plan.strategies:
+        if strategy not in (AUTOREGRESSIVE, LOOKUP):
+            counts = _chain_lengths(plan, strategy)
+            yield PipelineEntry(drafter_name(strategy, draft), strategy, engine, draft=draft, draft_tokens=counts)
+    yield PipelineEntry(drafter_name(WITHOUT_LOOKUP, draft), "adaptive", engine, lookup=False, draft=draft)
 
 
 def _controls(plan: BenchPlan) -> Iterator[PipelineEntry]:

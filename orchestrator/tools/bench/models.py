@@ -1,5 +1,6 @@
 """The models of a bench: the pair that `generate` would use, and the keywords of a pipeline with them."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,8 +9,12 @@ from orchestrator.machine.checkpoints import weight_bytes
 from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
 from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.drafts.stateful_draft import STATEFUL, not_measurable
+from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.tools.bench.names import LOOKUP
+from orchestrator.tools.bench.weights_read import weights_read
+from protocol.contracts.drafters.detection import read_drafter
+from protocol.contracts.drafters.target_shape import target_shape
 from protocol.contracts.engines import DraftEngineName, draft_model
 from protocol.errors import InputError
 
@@ -31,13 +36,28 @@ class BenchModels(NamedTuple):
             "strategy": strategy,
         }
 
-    def draft_bytes(self, strategy: str, engine: DraftEngineName = "mlx") -> int:
-        """Memory of the draft model that such a pipeline loads. A package is converted now if need be."""
+    def draft_scale(self, draft: Path) -> float:
+        """What a forward of this draft reads, relative to the pair's own draft: a device profile states the times of
+        the latter."""
+        drafter = read_drafter(draft)
+        own = weights_read(self.draft, on_processor=True)
+        if drafter is None:
+            return weights_read(draft, on_processor=True) / own
+        return drafter.read_beside(target_shape(self.target)) * PROCESSOR_BITS / 8 / own
+
+    def outputs_read(self, drafts: Iterable[Path]) -> tuple[int, ...]:
+        """The outputs of the target's layers that any of these drafts reads, ascending."""
+        read = [drafter for drafter in map(read_drafter, drafts) if drafter is not None and drafter.width]
+        return tuple(sorted({output for drafter in read for output in drafter.outputs(target_shape(self.target))}))
+
+    def draft_bytes(self, strategy: str, engine: DraftEngineName = "mlx", draft: Path | None = None) -> int:
+        """Memory of the draft model that such a pipeline loads, the pair's own if none is named. A package is
+        converted now if need be."""
         if strategy == LOOKUP or not STRATEGIES[strategy].drafts:
             return 0
         if draft_model(engine) == "package":
             return loaded_bytes(converted_draft(str(self.draft)))
-        return weight_bytes(self.draft)
+        return weight_bytes(draft or self.draft)
 
 
 def bench_models(

@@ -1,6 +1,7 @@
 """The names of contenders: a line of the table, and K for a line that is measured with several chain lengths. Pure."""
 
 import re
+from pathlib import Path
 
 from orchestrator.runtime.link_emulation import EmulatedLink
 
@@ -28,6 +29,11 @@ def line_and_draft_tokens(contender: str) -> tuple[str, int | None]:
     """The inverse: the line, and K or None. Contenders of one line differ only in K."""
     found = _NAME.fullmatch(contender)
     return (contender, None) if found is None else (found["line"], int(found["draft_tokens"]))
+
+
+def drafter_name(strategy: str, draft: Path) -> str:
+    """The line of a strategy with the draft in this folder, which is compared with the plan's own."""
+    return f"{strategy}, {draft.name}"
 
 
 def remote_name(strategy: str, link: EmulatedLink) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -61,6 +62,8 @@ class BenchPlan:
     """A hosts file with local addresses alone: our pipelines divide their targets."""
     rivals: tuple[str, ...] = ()
     """Other software that takes part, by name."""
+    drafters: tuple[Path, ...] = ()
+    """Folders of further drafts, which run beside the same target under the same strategies."""
 
     @classmethod
     def of(
@@ -74,6 +77,7 @@ class BenchPlan:
         same_model: bool = False,
         pace: str | None = None,
         rivals: str | None = None,
+        drafters: str | None = None,
         **others: Any,
     ) -> "BenchPlan":
         """From the options of the command line. Raises InputError naming the wrong one."""
@@ -91,6 +95,7 @@ class BenchPlan:
             same_model=same_model,
             pace=pace,
             rivals=parse_rivals(rivals),
+            drafters=parse_drafters(drafters),
             **others,
         )
 
@@ -120,6 +125,17 @@ def parse_strategies(text: str) -> tuple[StrategyName, ...]:
     if unknown or not names:
         raise InputError(f"There is no strategy {', '.join(unknown) or text!r}: choose from {', '.join(known)}.")
     return tuple(dict.fromkeys(known[name] for name in names))
+
+
+def parse_drafters(text: str | None) -> tuple[Path, ...]:
+    """Folders separated by commas; None for none. Raises InputError for what is no folder, and for equal names."""
+    folders = [Path(name.strip()).expanduser() for name in (text or "").split(",") if name.strip()]
+    absent = [folder for folder in folders if not folder.is_dir()]
+    if absent or (text is not None and not folders):
+        raise InputError(f"{absent[0] if absent else repr(text)} is no folder: name the folders of drafts.")
+    if len({folder.name for folder in folders}) < len(folders):
+        raise InputError("Two drafts have folders of the same name, and the table would not tell them apart.")
+    return tuple(folder.resolve() for folder in folders)
 
 
 def parse_links(delays: str | None, loss: float) -> tuple[EmulatedLink, ...]:

@@ -1,6 +1,7 @@
 """Records what the target generates for the requests of a bench, once, in this user's cache. Prints nothing."""
 
 import hashlib
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from orchestrator.tools.bench.prompts import BenchPrompt
 from orchestrator.tools.bench.trials import encoded
 from protocol.contracts.engines import NO_DRAFT
 from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
+from protocol.own_modules import module_command
 from protocol.paths import cache_folder
 from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
 
@@ -33,6 +36,9 @@ def recorded(plan: BenchPlan, prompts: Sequence[BenchPrompt], on_text: Callable[
     folder = cache_folder() / "recorded-texts" / _name(fingerprint, tasks)
     path = made_once(folder, lambda unfinished: _record(target, fingerprint, tasks, on_text).write(unfinished / _FILE))
     RecordedTexts.read(path / _FILE, fingerprint)
+    outputs = plan.models().outputs_read(plan.drafters)
+    if outputs:
+        _record_features(target, path / _FILE, outputs)
     return path / _FILE
 
 
@@ -70,6 +76,15 @@ def _header(state: PipelineState, fingerprint: str, texts: int) -> RecordedTarge
     return RecordedTarget(
         model_fingerprint=fingerprint, vocabulary=state.vocabulary, context=state.context, texts=texts
     )
+
+
+def _record_features(target: Path, texts: Path, outputs: tuple[int, ...]) -> None:
+    """Raises PipelineError if the target's states can't be computed."""
+    module = "target_worker.recorded_features"
+    command = [*module_command(module), str(target), str(texts), ",".join(map(str, outputs))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise PipelineError((ended.stderr.strip().splitlines() or [f"{module} ended"])[-1])
 
 
 def _name(fingerprint: str, tasks: Sequence[GenerationTask]) -> str:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.machine.checkpoints import weight_bytes
-from orchestrator.machine.device_profiles import DeviceProfile, load_profile
 from orchestrator.machine.hardware import partition_cores, usable_cores
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.text.tokenizer import TextCodec
 from orchestrator.tools.bench.baseline.contender import MlxLmContender, running
@@ -23,6 +23,7 @@ from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.bench.names import PLAIN, TARGET_CORES, contender_name
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.rivals.contenders import PACED, OnRivalAbsent, open_rivals
+from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
 
@@ -86,7 +87,7 @@ def bench_lines(
         ),
         *(
             BenchLine(
-                target + models.draft_bytes(entry.strategy, entry.engine),
+                target + models.draft_bytes(entry.strategy, entry.engine, entry.draft),
                 partial(_pipeline, entry, plan, models, longest, on_start, hosts and hosts.apart(index), recorded),
             )
             for index, entry in enumerate(entries(plan))
@@ -165,7 +166,9 @@ def _rival(
         contenders: list[Contender] = []
         if plan.pace is None:
             ends = sorted(TextCodec(models.target).eos)
-            contenders += open_rivals([name], str(models.target), ends, stack, on_start, on_absent)
+            known = ((read_drafter(folder), folder) for folder in plan.drafters)
+            drafters = {drafter.kind: folder for drafter, folder in known if drafter is not None}
+            contenders += open_rivals([name], str(models.target), ends, stack, on_start, on_absent, drafters)
         else:
             on_absent(name, PACED)
         yield lambda: contenders

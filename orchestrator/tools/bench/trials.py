@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator.api.chat_prompts import chat_prompt
-from orchestrator.machine.device_profiles import load_profile
 from orchestrator.machine.hardware import gpu_working_set
+from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.text.tokenizer import TextCodec
 from orchestrator.tools.bench.contender import Contender, GenerationTask, InDeviceTime, takes_part
 from orchestrator.tools.bench.measurement import Measurement, schedule, settings

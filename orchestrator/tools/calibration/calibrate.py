@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from orchestrator.core.options import Options
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.device_profiles import (
+from orchestrator.machine.drafts.converted_draft import converted_draft
+from orchestrator.machine.drafts.pair_choice import pair_for
+from orchestrator.machine.drafts.stateful_draft import STATEFUL, not_measurable
+from orchestrator.machine.profiles.device_profiles import (
     ContextCost,
     DeviceProfile,
     DeviceTimes,
@@ -16,9 +19,6 @@ from orchestrator.machine.device_profiles import (
     PrefillRate,
     SlowDown,
 )
-from orchestrator.machine.drafts.converted_draft import converted_draft
-from orchestrator.machine.drafts.pair_choice import pair_for
-from orchestrator.machine.drafts.stateful_draft import STATEFUL, not_measurable
 from orchestrator.machine.progress import silent
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup

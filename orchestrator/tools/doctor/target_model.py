@@ -45,6 +45,12 @@ def described(folder: Path, report: ModelReport | ModelRefusal) -> Finding:
     joint = "share a forward" if report.joins else "are evaluated in turns"
     text = (
         f"{folder.name} ({report.architecture}) is a {report.level} model: {MEANINGS[report.level]}.{higher} "
-        f"Several requests {joint}; the context is {report.context:,} tokens."
+        f"Several requests {joint}; the context is {report.context:,} tokens. {_recording(report.recorded_layers)}"
     )
     return Finding("target", "ok", text)
+
+
+def _recording(layers: int) -> str:
+    if layers:
+        return f"The states of its {layers} layers can be recorded for a trained drafter."
+    return "Its states can't be recorded, so that no trained drafter but an early exit can draft for it."

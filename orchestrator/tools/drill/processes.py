@@ -19,7 +19,7 @@ T = TypeVar("T")
 _POLL_SECONDS = 0.02
 _PROGRAM = re.compile(
     r"-m (?:tests\.support\.|orchestrator\.tools\.drill\.)?"
-    r"(orchestrator|target_worker|draft_worker\.prefill|draft_worker|chaotic_draft|faulty_draft)(?![.\w])"
+    r"(orchestrator|target_worker|draft_worker\.prefill|draft_worker|chaotic_draft|feature_draft|faulty_draft)(?![.\w])"
 )
 _PROCESSES = Path("/proc")
 

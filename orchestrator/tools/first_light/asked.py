@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from orchestrator.tools.first_light.findings import Findings
+from orchestrator.tools.first_light.report.findings import Findings
 from orchestrator.tools.first_light.settings import LightSettings
 
 OnNotice: TypeAlias = Callable[[str], None]

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.tools.first_light.folder import Identity
+from orchestrator.tools.first_light.report.folder import Identity
 from orchestrator.tools.first_light.settings import LightSettings
 
 _PACKAGES = ("protocol", "draft_worker", "target_worker", "orchestrator")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.hardware import MlxDevice
-from orchestrator.machine.recommended_pairs import pairs
+from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.tools.first_light.settings import LightSettings, Need
 from orchestrator.tools.first_light.stages import Stage
 from orchestrator.tools.pairs import fits

@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.tools.first_light.findings import LightReport, StageReport, Status
-from orchestrator.tools.first_light.folder import LightFolder
 from orchestrator.tools.first_light.needs import lacking
-from orchestrator.tools.first_light.page import page
+from orchestrator.tools.first_light.report.findings import LightReport, StageReport, Status
+from orchestrator.tools.first_light.report.folder import LightFolder
+from orchestrator.tools.first_light.report.page import page
 from orchestrator.tools.first_light.settings import LightSettings
 from orchestrator.tools.first_light.stage_runner import Observer, RanStage, run_stage
 from orchestrator.tools.first_light.stages import STAGES, Stage

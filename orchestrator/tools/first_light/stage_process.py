@@ -19,7 +19,7 @@ import msgspec
 from orchestrator.api.ineffective import IneffectiveOption
 from orchestrator.machine.downloads.default_target import VARIABLE
 from orchestrator.tools.first_light.asked import Asked
-from orchestrator.tools.first_light.findings import Findings
+from orchestrator.tools.first_light.report.findings import Findings
 from orchestrator.tools.first_light.settings import StageOrder
 from orchestrator.tools.first_light.stages import stage_named
 from protocol.errors import PipelineError

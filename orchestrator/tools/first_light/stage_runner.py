@@ -13,7 +13,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from orchestrator.tools.first_light.findings import Findings, StageReport
+from orchestrator.tools.first_light.report.findings import Findings, StageReport
 from orchestrator.tools.first_light.settings import LightSettings, StageOrder
 from orchestrator.tools.first_light.stage_process import Answer, Broken, Found, Notice, SoFar
 from orchestrator.tools.first_light.stages import Stage
@@ -50,11 +50,14 @@ class Observer(NamedTuple):
     tick: Callable[[float], None] = lambda _: None
 
 
+_UNOBSERVED = Observer()
+
+
 def run_stage(
     stage: Stage,
     settings: LightSettings,
     seconds: float,
-    observer: Observer = Observer(),  # noqa: B008 - immutable
+    observer: Observer = _UNOBSERVED,
     *,
     power: int | None = None,
     program: Sequence[str] = PROGRAM,

@@ -10,7 +10,7 @@ from protocol.own_modules import module_command
 _KEPT = ("PATH", "HF_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
 """A service manager passes on little: where programs, models and settings are must be the user's."""
 _PREFIX = "LAUNCH_PIPELINE_"
-_SECRET = "KEY"  # noqa: S105
+_KEY_PART = "KEY"
 """Part of the names of variables that hold secrets, which are not passed on."""
 
 
@@ -29,7 +29,7 @@ def kept_environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(variables.items())
-        if name in _KEPT or (name.startswith(_PREFIX) and _SECRET not in name.split("_"))
+        if name in _KEPT or (name.startswith(_PREFIX) and _KEY_PART not in name.split("_"))
     }
 
 

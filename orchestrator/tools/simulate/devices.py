@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from orchestrator.machine.device_profiles import DeviceProfile
+from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from protocol.worker.pacing import DevicePace
 
 
@@ -19,6 +19,8 @@ class Devices:
     """The draft on the target's device, as the baseline runs it."""
     slow_down: float = 1.0
     """Factor on the time of a forward while the other device computes too."""
+    draft_block: int = 1
+    """Tokens that one forward of the draft guesses behind one another."""
 
     @classmethod
     def of(cls, profile: DeviceProfile) -> "Devices":

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.tools.simulate.language import Language
 from orchestrator.tools.simulate.modelled_worker import CHUNK, CONTEXT, Work, modelled_hello
-from protocol.messages.base import SequenceId
+from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Extend, Fault, Grow, Hello, Ping, Pong, Reroot, Start, Stop, ToWorker
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.growth import TreeGrowth
 from protocol.speculation.publication import StepCost, growth_messages
+from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 from protocol.worker.pacing import DevicePace
 
@@ -19,10 +20,16 @@ _CATCH_UP = 16
 """Up to this number, committed tokens without KV are evaluated in a growth step; more of them are prefilled."""
 
 
+_ROWS_SECONDS = 0.0001
+"""Of a step that takes candidates from the rows of an earlier forward."""
+
+
 class ModelledDraft:
     """Serves its sequences in turns, one growth step or prefill chunk at a time."""
 
-    def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT) -> None:
+    def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT, block: int = 1) -> None:
+        """`block`: tokens that one forward guesses behind one another, as a block drafter's does."""
+        self._block = block
         self.hello: Hello = modelled_hello("draft", context, pace)
         self._language = language
         self._pace = pace
@@ -64,7 +71,8 @@ class ModelledDraft:
 
     def _open(self, start: Start) -> "_DraftedSequence":
         kind = "greedy" if start.sampling.temperature == 0 else "sampled"
-        return _DraftedSequence(start, self._language, self.hello.context - 1, self._calibrations[kind])
+        rolling = RollingContext(self.hello.context)
+        return _DraftedSequence(start, self._language, rolling, self._calibrations[kind], self._block)
 
     def _reroot(self, message: Reroot) -> Work:
         sequence = self._sequences.get(message.sequence)
@@ -82,26 +90,39 @@ class ModelledDraft:
 
 
 class _DraftedSequence:
-    """One sequence: the number of committed tokens with KV, and the token tree."""
+    """One sequence: of the committed tokens that the draft sees, the number with KV, and the token tree."""
 
-    def __init__(self, start: Start, language: Language, horizon: int, calibration: Calibration) -> None:
+    def __init__(
+        self, start: Start, language: Language, rolling: RollingContext, calibration: Calibration, block: int
+    ) -> None:
+        self._block = block
         self._calibration = calibration
         self.sampling = start.sampling
         self._id = start.sequence
         self._language = language
-        self._horizon = horizon
-        self._held = 0
+        self._rolling = rolling
+        self._held = self._skipped = 0
+        self._rows: dict[NodeId, int] = {}
+        """By node: the rows of guesses that a forward over an ancestor has left for it."""
         self.restart(start)
 
     def restart(self, start: Start) -> None:
-        # Committed tokens never change, so the held KV is a prefix of every later Start.
-        self._held = min(self._held, len(start.tokens) - 1)
-        self._backlog = len(start.tokens) - 1 - self._held
-        tree = TokenTree(start.root, start.tokens[-1], len(start.tokens) - 1)
-        self._growth = TreeGrowth(tree, start.plan or BestFirst(8, 4), self._horizon, self._calibration)
+        self._plan = start.plan or BestFirst(8, 4)
+        self._begin(start.root, start.tokens[-1], len(start.tokens) - 1)
         self.round = start.round
         self._asked: Extend | None = None
         """The last request for growth, which may precede the Reroot to its root."""
+
+    def _begin(self, root: NodeId, token: int, length: int) -> None:
+        """Grow a new tree behind `length` tokens. KV stays of the tokens that the draft sees where it saw them."""
+        # Committed tokens never change. Once another part of them is left out, only the sinks are where they were.
+        skipped = self._rolling.skipped(length)
+        seen = length - skipped
+        self._held = min(self._held, seen if skipped == self._skipped else self._rolling.sinks)
+        self._backlog = seen - self._held
+        self._skipped = skipped
+        tree, horizon = TokenTree(root, token, length), self._rolling.horizon(length)
+        self._growth = TreeGrowth(tree, self._plan, horizon, self._calibration)
 
     @property
     def root(self) -> Node:
@@ -115,12 +136,15 @@ class _DraftedSequence:
 
     def reroot(self, message: Reroot) -> Iterator[Grow]:
         evaluated = set(self._growth.candidates)
-        committed = self._growth.advance(message.tokens, message.plan)
-        if self._asked is not None and self._asked.round == message.round:
-            self._growth.extend(self._asked.steps)
+        self._plan = message.plan or self._plan
+        committed = self._growth.advance(message.tokens, self._plan)
         known = 0 if self._backlog else sum(node.id in evaluated for node in committed)
         self._held += known
         self._backlog += len(committed) - known
+        if message.anew or self._rolling.skipped(self.root.depth) != self._skipped:
+            self._begin(self.root.id, self.root.token, self.root.depth)
+        if self._asked is not None and self._asked.round == message.round:
+            self._growth.extend(self._asked.steps)
         self.round = message.round
         survivors = list(self._growth.surviving()) if message.missed else []
         fresh = survivors + self._growth.publish()
@@ -143,11 +167,14 @@ class _DraftedSequence:
             self._held += tokens
             self._backlog -= tokens
             return Work((), seconds)
-        evaluated = self._backlog + len(step.nodes)
-        seconds = pace.forward(evaluated, self._held)
+        evaluated = self._backlog + sum(not self._rows.get(node.id) for node in step.nodes)
+        seconds = pace.forward(evaluated, self._held) if evaluated else _ROWS_SECONDS
         self._held += self._backlog
         self._backlog = 0
         fresh = self._growth.expand(step, [self._candidates(node, step.limit) for node in step.nodes])
+        for node in fresh:
+            assert node.parent is not None
+            self._rows[node.id] = (self._rows.get(node.parent.id) or self._block) - 1
         return Work(tuple(self._messages(fresh, StepCost(evaluated, seconds))), seconds)
 
     def _candidates(self, node: Node, limit: int) -> Candidates:

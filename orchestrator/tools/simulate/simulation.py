@@ -269,7 +269,7 @@ def modelled_workers(
     def build(role: Role) -> ModelledWorker:
         if role == "target":
             return ModelledTarget(language, devices.target, context, level)
-        return ModelledDraft(language, devices.draft, context)
+        return ModelledDraft(language, devices.draft, context, devices.draft_block)
 
     return build
 

@@ -8,7 +8,7 @@ import numpy as np
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache
 
-from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind, RowForm, layer_cache_for
+from protocol.inference.layer_cache import ForwardShape, MaskKind, RowCache, RowForm, layer_cache_for
 from protocol.inference.layer_caches.row_encoding import (
     PlainRows,
     QuantizedRows,
@@ -22,7 +22,7 @@ _GROWTH = 256
 
 
 @layer_cache_for(KVCache)
-class FullAttentionCache(LayerCache):
+class FullAttentionCache(RowCache):
     """Arrays (1, heads, slots, size). A slot's rows hold the keys, or values, of its token.
 
     A layer that computes no attention has a cache that stays empty.
@@ -92,6 +92,12 @@ class FullAttentionCache(LayerCache):
         """As the forward in progress has seen them: layers that share another one's KV ask for them."""
         seen = slice(self._first - self._base, self._end - self._base)
         return self._encoding.fetched(_taken(self._keys, seen)), self._encoding.fetched(_taken(self._values, seen))
+
+    def forget(self, slots: int, tokens: int) -> None:
+        """Every slot stays in sight."""
+
+    def reach(self, tokens: int) -> int:
+        return tokens
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -9,11 +9,11 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
-from protocol.inference.ancestry import ancestry
 from protocol.inference.layer_cache import ForwardShape, layer_cache_for
-from protocol.inference.layer_caches.state import FoldingCache
-from protocol.inference.recurrence import Recurrence, ShortConvolution, reads
-from protocol.inference.tree_recurrences import Unrolled, state_behind
+from protocol.inference.layer_caches.state import RememberedStates
+from protocol.inference.recurrences.ancestry import ancestry
+from protocol.inference.recurrences.recurrence import Recurrence, ShortConvolution, reads
+from protocol.inference.recurrences.tree_recurrences import Unrolled, state_behind
 
 _TOKENS = 1
 """The axis of tokens in the inputs of a convolution."""
@@ -84,7 +84,7 @@ class _ReadArrays(ArraysCache):
 
 
 @layer_cache_for(ArraysCache)
-class RecurrentCache(FoldingCache):
+class RecurrentCache(RememberedStates):
     """Evaluates a tree from the state of the committed tokens. A path that is committed is folded into the state from
     the recorded inputs, by mlx-lm's own recurrence."""
 

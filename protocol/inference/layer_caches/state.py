@@ -1,22 +1,21 @@
 """Caches that fold tokens into a state: it is saved where a sequence may have to go back."""
 
 from abc import abstractmethod
+from collections.abc import Collection, Sequence
 from copy import copy, deepcopy
 from typing import Any, Self
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from protocol.inference.layer_cache import ForwardShape, LayerCache
+from protocol.inference.layer_cache import FoldingCache, ForwardShape
 
 _MOST_REMEMBERED = 4
 """States remembered beside the current one. A state of a large model takes tens of megabytes."""
 
 
-class FoldingCache(LayerCache):
+class RememberedStates(FoldingCache):
     """Goes back to remembered states, and to nothing."""
-
-    folds = True
 
     def __init__(self, stock: Any) -> None:
         super().__init__(stock)
@@ -72,7 +71,7 @@ class FoldingCache(LayerCache):
         return other
 
 
-class StockCache(FoldingCache):
+class StockCache(RememberedStates):
     """Any cache of mlx-lm, used as it is. It also goes back to the begin of the last forward. MLX copies an array when
     it is written to while a saved state holds it."""
 
@@ -87,6 +86,15 @@ class StockCache(FoldingCache):
         super().prepare(forward)
         self._before = (self._end, self._saved())
         self._end += forward.length
+
+    def finish(self) -> None:
+        """mlx-lm's own cache serves every use of its layer."""
+
+    def commit(self, slots: Sequence[int], surviving: Collection[int]) -> None:
+        """Every forward has folded its tokens already."""
+
+    def move(self, begin: int, slots: mx.array) -> None:
+        """No slot has contents of its own."""
 
     def cut(self, tokens: int) -> None:
         super().cut(tokens)

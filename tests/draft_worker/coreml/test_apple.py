@@ -5,7 +5,6 @@ import sys
 import weakref
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, create_autospec
 
 import numpy as np
 import pytest
@@ -13,54 +12,14 @@ import pytest
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.apple import CoreMlRuntime, compiled
 from draft_worker.coreml.runtime.interface import Runtime
-from draft_worker.coreml.runtime.runtimes import ExecutorRuntime, default_runtime, open_runtime
-from draft_worker.coreml.toolchain import toolchain
+from draft_worker.coreml.runtime.runtimes import default_runtime, open_runtime
 from draft_worker.engine import Batch
 from draft_worker.engines.coreml import CoreMlEngine
 from protocol.messages.sampling import Sampling
 from protocol.paths import cache_folder
+from tests.support.models.core_ml_library import Library
 from tests.support.models.coreml_runs import convert, tiny
 from tests.support.models.tiny_models import VOCABULARY
-
-
-class Library:
-    """coremltools' classes with their real signatures; predictions are the executor's."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, converted: Converted) -> None:
-        models = toolchain().coremltools.models
-        self.executor = ExecutorRuntime(converted)
-        self.made: list[dict[str, Any]] = []
-        self.state_kind = models.model.MLState
-        self.compiling: Mock = create_autospec(models.utils.compile_model, side_effect=self._compile)
-        model: Mock = create_autospec(models.CompiledMLModel, side_effect=self._load)
-        self._kind = models.CompiledMLModel
-        monkeypatch.setattr(models.utils, "compile_model", self.compiling)
-        monkeypatch.setattr(models, "CompiledMLModel", model)
-
-    def _compile(self, model: str, destination_path: str) -> str:
-        assert Path(model).is_dir()
-        Path(destination_path).mkdir()
-        return destination_path
-
-    def _load(self, **given: Any) -> Any:
-        self.made.append(given)
-        width = int(given["function_name"].removeprefix("width_"))
-        loaded = create_autospec(self._kind, instance=True)
-        loaded.predict.side_effect = lambda data, state=None: self._predict(width, data, state)
-        loaded.make_state.side_effect = self._state
-        return loaded
-
-    def _predict(self, width: int, data: Any, state: Any) -> Any:
-        # The library's own requirements on inputs.
-        toolchain().coremltools.models.MLModel._check_predict_data(data)
-        return self.executor.predict(width, data, None if state is None else state.held)
-
-    def _state(self) -> Any:
-        state, held = create_autospec(self.state_kind, instance=True), self.executor.make_state()
-        state.held = held
-        state.read_state.side_effect = lambda name: held.read()
-        state.write_state.side_effect = lambda name, value: held.write(value)
-        return state
 
 
 @pytest.fixture
@@ -120,9 +79,9 @@ def test_another_conversion_is_compiled_to_another_path(home: Path, monkeypatch:
 def test_inputs_are_what_core_ml_takes_without_a_copy(pair: tuple[Converted, Library]):
     converted, library = pair
     seen: list[np.ndarray] = []
-    library._predict = lambda width, data, state: (
+    library._predict = lambda function, data, state: (
         seen.extend(data.values()),
-        library.executor.predict(width, data, None if state is None else state.held),
+        library.executor.predict(function, data, None if state is None else state.held),
     )[1]
     sequence = CoreMlEngine(converted, CoreMlRuntime(converted)).open(Sampling(), VOCABULARY)
     sequence.prefill(range(20))
@@ -142,9 +101,9 @@ def test_every_array_that_core_ml_was_given_lives_on(pair: tuple[Converted, Libr
     """Core ML releases the inputs of a call later, on a queue of its own: no array may be freed there."""
     converted, library = pair
     given: dict[int, weakref.ref[np.ndarray]] = {}
-    library._predict = lambda width, data, state: (
+    library._predict = lambda function, data, state: (
         given.update({id(value): weakref.ref(value) for value in data.values()}),
-        library.executor.predict(width, data, None if state is None else state.held),
+        library.executor.predict(function, data, None if state is None else state.held),
     )[1]
     engine, counts = CoreMlEngine(converted, CoreMlRuntime(converted)), []
     for _ in range(4):

@@ -330,7 +330,7 @@ class TestDamage:
             require_functions(demo.file, claimed)
 
     def test_a_missing_function(self, demo: Converted):
-        with pytest.raises(InputError, match="width 32"):
+        with pytest.raises(InputError, match="width_32"):
             require_functions(demo.file, msgspec.structs.replace(demo.package, widths=(1, 8, 32)))
 
     @pytest.mark.parametrize("seed", range(24))

@@ -58,7 +58,8 @@ def runtime_of(model: Converted) -> core_ai.CoreAiRuntime:
 
 @needs_core_ai
 def test_the_engine_drafts_trees_whose_kv_the_host_holds(home: Path):
-    engine = CoreAiEngine.load(converted(home).folder, "coreai")
+    model = converted(home)
+    engine = CoreAiEngine(model, runtime_of(model))
     sequence = engine.open(Sampling(), VOCABULARY)
     sequence.prefill(range(6))
     grown = sequence.evaluate(Batch((), [7, 8], [-1, -1], 4))

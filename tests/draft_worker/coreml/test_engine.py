@@ -16,8 +16,8 @@ from draft_worker.engines.coreml import CoreMlEngine, HostCachedSequence
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.paced_engine import PacedEngine
 from protocol.inference.language_model import LanguageModel
+from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import KvReference
 from protocol.speculation.candidates import Candidates
 from protocol.worker.pacing import Pacer
 from tests.support.models.coreml_runs import CONTEXT, convert, tiny
@@ -229,7 +229,10 @@ def test_a_host_cache_is_the_input_itself_and_is_never_copied(tmp_path: Path):
     runtime = ExecutorRuntime(converted, "fp32")
     seen: list[dict[str, np.ndarray]] = []
     predict = runtime.predict
-    runtime.predict = lambda width, inputs, state=None: (seen.append(dict(inputs)), predict(width, inputs, state))[1]
+    runtime.predict = lambda function, inputs, state=None: (
+        seen.append(dict(inputs)),
+        predict(function, inputs, state),
+    )[1]
     sequence = CoreMlEngine(converted, runtime).open(GREEDY, VOCABULARY)
     sequence.prefill(range(30))
     for _ in range(3):

@@ -28,14 +28,14 @@ class Recording:
         self._runtime = ExecutorRuntime(converted)
         self.data: dict[str, np.ndarray] = {}
 
-    def load(self, width: int) -> None:
-        self._runtime.load(width)
+    def load(self, function: str) -> None:
+        self._runtime.load(function)
 
     def predict(
-        self, width: int, inputs: Mapping[str, np.ndarray], state: DeviceState | None = None
+        self, function: str, inputs: Mapping[str, np.ndarray], state: DeviceState | None = None
     ) -> dict[str, np.ndarray]:
         self.data = {name: value.copy() for name, value in inputs.items()}
-        return self._runtime.predict(width, inputs, state)
+        return self._runtime.predict(function, inputs, state)
 
 
 def inputs(converted: Converted, width: int) -> dict[str, np.ndarray]:

@@ -16,7 +16,8 @@ from protocol.errors import InputError
 from protocol.kv.exchange import KvExchange
 from protocol.kv.segments import SegmentError, open_segment
 from protocol.messages.base import SequenceId
-from protocol.messages.worker import Fault, KvOffer, KvReference, Prefill, Stop, ToWorker
+from protocol.messages.kv import KvOffer, KvReference
+from protocol.messages.worker import Fault, Prefill, Stop, ToWorker
 from protocol.worker.interface import WorkerReply
 from tests.support.models.tiny_models import VOCABULARY
 from tests.target_worker.kv.test_checkpoint import HELLO, Talk, exchange, expected, model, start, target

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 import zmq
@@ -197,11 +198,11 @@ def test_nothing_is_sent_for_no_prompts():
 
 
 def test_a_stream_takes_one_prompt_and_one_prompt_one_set_of_parameters():
-    client = Client("tcp://127.0.0.1:9")
+    client, prompts, many = Client("tcp://127.0.0.1:9"), cast("Any", PROMPTS), cast("Any", [SamplingParams()])
     with pytest.raises(InputError, match="A stream continues one prompt"):
-        client.stream(PROMPTS)  # pyright: ignore[reportArgumentType]
+        client.stream(prompts)
     with pytest.raises(InputError, match="one prompt and a list of SamplingParams"):
-        client.generate("x", [SamplingParams()])  # pyright: ignore[reportCallIssue, reportArgumentType]
+        client.generate("x", many)
 
 
 def test_errors_of_python_speak_python():

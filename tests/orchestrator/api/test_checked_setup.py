@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.machine.device_profiles import profile_names
 from orchestrator.machine.drafts import draft_choice as draft_choice_module
 from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.converted_draft import conversion_of
+from orchestrator.machine.profiles.device_profiles import profile_names
 from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.conversion import FOLDER_MODEL
 from protocol.contracts.neural_engine import EngineRates

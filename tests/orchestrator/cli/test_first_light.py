@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator.cli.app import cli
-from orchestrator.cli.commands import first_light as command
-from orchestrator.tools.first_light import needs, power_meter
-from orchestrator.tools.first_light.findings import StageReport
-from orchestrator.tools.first_light.folder import LightFolder
+from orchestrator.cli.commands.measurements import first_light as command
+from orchestrator.tools.first_light import needs
+from orchestrator.tools.first_light.power import power_meter
+from orchestrator.tools.first_light.report.findings import StageReport
+from orchestrator.tools.first_light.report.folder import LightFolder
 
 Start = Callable[..., Result]
 
@@ -30,10 +32,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
     """Runs the command with these options; its stages end as told."""
 
-    def started(*options: str, **states: str) -> Result:
+    def started(*options: str, **states: Any) -> Result:
         def run(folder: LightFolder, *_: object, **__: object):
             return folder.report(
-                folder.save(StageReport(stage=name, title=name, status=status, reason="so"), "")  # type: ignore[arg-type]
+                folder.save(StageReport(stage=name, title=name, status=status, reason="so"), "")
                 for name, status in states.items()
             )
 

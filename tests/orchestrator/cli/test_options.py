@@ -4,8 +4,8 @@ import click
 import pytest
 
 from orchestrator.cli.commands.attach import attach
-from orchestrator.cli.commands.calibrate import calibrate
 from orchestrator.cli.commands.generate import generate
+from orchestrator.cli.commands.measurements.calibrate import calibrate
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ def test_only_a_pipeline_promises_the_faster_engine(command: click.Command, auto
 
     assert isinstance(option, click.Option)
     assert option.help is not None
-    assert option.help.partition("coreai: ")[0] == automatic
+    assert option.help.partition("block: ")[0] == automatic

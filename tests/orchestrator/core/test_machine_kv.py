@@ -11,17 +11,8 @@ from orchestrator.tools.simulate.faults.faulty_workers import ModelledPrefill
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker, Work
 from orchestrator.tools.simulate.target import ModelledTarget
 from protocol.messages.base import Role, SequenceId
-from protocol.messages.worker import (
-    FromWorker,
-    KvOffer,
-    KvRelease,
-    Prefill,
-    Prefilled,
-    Start,
-    Stop,
-    ToWorker,
-    Verdict,
-)
+from protocol.messages.kv import KvOffer, KvRelease
+from protocol.messages.worker import FromWorker, Prefill, Prefilled, Start, Stop, ToWorker, Verdict
 from protocol.worker.pacing import DevicePace
 from tests.support.scripted_simulation import CONTEXT, LANGUAGE, ONE, TARGET, THREE, TWO, ScriptedSimulation
 

@@ -13,21 +13,34 @@ from orchestrator.core.events import Tick
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.phases import Phase
+from orchestrator.core.policy.freshness import Freshness
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.runtime.journal import Journal, replay
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker, Work, WorkerHost
 from orchestrator.tools.simulate.simulation import Simulation
-from orchestrator.tools.simulate.target import ModelledTarget
 from protocol.messages.base import Level, Role, SequenceId
+from protocol.messages.features import FeatureForm
 from protocol.messages.worker import ToWorker
+from tests.support.recording_target import TAPS, RecordingTarget, reading
 from tests.support.scripted_simulation import DRAFT, TARGET, ready
 
 ROLES: list[Role] = ["target", "draft"]
 FATES = ["delivered"] * 6 + ["out of order", "lost", "doubled"]
+FORMS = [None, FeatureForm((1, 4), TAPS.width), FeatureForm((-1, 4), TAPS.width)]
+"""Features that drafts read."""
 THEN = st.tuples(st.integers(0, 60), st.integers(0, 1 << 16))
 """How many messages travel after an event, and the seed of what becomes of them."""
+
+
+@pytest.fixture(autouse=True)
+def hits_are_given_up_often(monkeypatch: pytest.MonkeyPatch):
+    def choose(freshness: Freshness) -> bool:
+        freshness._hits += 1
+        return freshness._hits % 3 == 0
+
+    monkeypatch.setattr(Freshness, "choose", choose)
 
 
 class DisorderedSimulation(Simulation):
@@ -49,7 +62,9 @@ class DisorderedSimulation(Simulation):
     def _worker(self, role: Role) -> ModelledWorker:
         language = self._language(len(self.history))
         level = self._levels[len(self.history) % len(self._levels)]
-        return ModelledTarget(language, TARGET, level=level) if role == "target" else ModelledDraft(language, DRAFT)
+        if role == "target":
+            return RecordingTarget(language, TARGET, level=level)
+        return reading(ModelledDraft(language, DRAFT), FORMS[len(self.history) % len(FORMS)])
 
     def living(self, role: Role) -> list[int]:
         return [incarnation for incarnation, host in self.hosts.items() if host.role == role]

@@ -1,7 +1,7 @@
 """Laws of /v1/responses: items are a chat's messages, events add up to the answer, and answers can be referred to."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -420,6 +420,7 @@ def test_a_used_response_stays_longer():
 
 
 def test_the_key_is_required():
-    ask: Callable[[httpx.AsyncClient], Awaitable[Any]] = lambda client: client.post(RESPONSES, json={"input": "a"})  # noqa: E731
+    async def ask(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post(RESPONSES, json={"input": "a"})
 
     assert talk(ask, headers={}).status_code == 401

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from draft_worker.worker import DraftWorker
 from orchestrator.cli.app import cli
-from orchestrator.cli.commands.calibrate import table
-from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile
+from orchestrator.cli.commands.measurements.calibrate import table
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile, parse_profile
 from orchestrator.tools.calibration import calibrate
 from orchestrator.tools.calibration.calibrate import device_times, slow_down_of, to_toml
 from orchestrator.tools.calibration.measure import WIDTHS, Times, device_widths

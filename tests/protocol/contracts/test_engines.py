@@ -46,11 +46,16 @@ def test_the_installed_engines_are_listed_with_their_models():
     models = {name: engine.model for name, engine in draft_engines().items()}
 
     assert models == {
+        "block": "drafter",
         "coreai": "package",
         "coreml": "package",
+        "eagle3": "drafter",
+        "layerskip": "drafter",
         "mlx": "checkpoint",
+        "mtp": "drafter",
         "ngram": "none",
         "random": "checkpoint",
+        "redrafter": "drafter",
         "stateful": "stateful",
     }
     assert [name for name, engine in draft_engines().items() if engine.hidden] == ["random", "stateful"]
@@ -66,9 +71,8 @@ def test_listing_the_engines_imports_none_of_them():
 
 
 def test_a_name_that_no_engine_has_is_answered_with_the_choices():
-    with pytest.raises(
-        InputError, match=r"no draft engine called 'crystal ball': choose auto, coreai, coreml, mlx, ngram or none\."
-    ):
+    choices = "auto, block, coreai, coreml, eagle3, layerskip, mlx, mtp, ngram, redrafter or none"
+    with pytest.raises(InputError, match=rf"no draft engine called 'crystal ball': choose {choices}\."):
         draft_engine("crystal ball")
 
 

@@ -72,6 +72,11 @@ def test_an_architecture_that_mlx_lm_does_not_have(tmp_path: Path):
     assert f"The model in {tmp_path} can't be loaded (Model type qwen9_next not supported)" in found
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text"])
+def test_a_vocabulary_of_no_tokens(name: str, tmp_path: Path):
+    assert str(tmp_path) in refusal(tmp_path, name, vocab_size=0)
+
+
 @pytest.mark.parametrize(
     ("name", "changes"), [("llama", {"num_attention_heads": 0}), ("gemma3_text", {"sliding_window_pattern": 0})]
 )

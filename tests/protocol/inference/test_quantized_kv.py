@@ -21,7 +21,7 @@ from protocol.inference.layer_caches.row_encoding import QuantizedRows, quantize
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena_header import ArenaMismatch
 from protocol.kv.exchange import KvExchange
-from protocol.messages.worker import KvReference
+from protocol.messages.kv import KvReference
 from tests.protocol.inference.test_architecture_levels import CONTEXT, TREE, TREES
 from tests.protocol.inference.test_layer_cache import Sequences
 from tests.support.models.architecture_sizes import VOCABULARY
@@ -178,7 +178,7 @@ def test_a_rows_bytes_depend_on_that_row_alone_and_survive_packing(bits: int, el
 
 def same(one: mx.array, other: mx.array) -> bool:
     """Bit by bit."""
-    return bytes(memoryview(mx.contiguous(one))) == bytes(memoryview(mx.contiguous(other)))  # type: ignore[arg-type]
+    return bool(mx.array_equal(mx.contiguous(one).view(mx.uint8), mx.contiguous(other).view(mx.uint8)).item())
 
 
 @pytest.mark.parametrize(("bits", "share"), [(8, (8 + 64 / 64) / 32), (4, (4 + 64 / 64) / 32)])

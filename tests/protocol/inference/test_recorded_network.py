@@ -1,5 +1,7 @@
 """Laws of known logits: every sampler chooses the recorded token, in mlx-lm's own loops too."""
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step, speculative_generate_step
@@ -32,10 +34,10 @@ def test_logits_follow_the_position_and_repeat_the_last_token_behind_the_text():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_plain_decoding_by_mlx_lm_generates_the_text(temperature: float):
-    target = RecordedNetwork(KnownText(_TEXT, VOCABULARY))
+    target: Any = RecordedNetwork(KnownText(_TEXT, VOCABULARY))
     mx.random.seed(5)
 
-    steps = generate_step(mx.array(_TEXT[:_PROMPT]), target, max_tokens=8, sampler=make_sampler(temp=temperature))  # type: ignore[arg-type]
+    steps = generate_step(mx.array(_TEXT[:_PROMPT]), target, max_tokens=8, sampler=make_sampler(temp=temperature))
 
     assert tuple(int(token) for token, _ in steps) == _TEXT[_PROMPT:]
 
@@ -43,12 +45,12 @@ def test_plain_decoding_by_mlx_lm_generates_the_text(temperature: float):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft_tokens", [1, 2, 5])
 def test_speculative_decoding_by_mlx_lm_generates_the_text(temperature: float, draft_tokens: int):
-    target = RecordedNetwork(KnownText(_TEXT, VOCABULARY))
+    target: Any = RecordedNetwork(KnownText(_TEXT, VOCABULARY))
     mx.random.seed(5)
 
     steps = speculative_generate_step(
         mx.array(_TEXT[:_PROMPT]),
-        target,  # type: ignore[arg-type]
+        target,
         network(seed=3),
         num_draft_tokens=draft_tokens,
         max_tokens=8,

@@ -4,10 +4,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_map
-from mlx_lm.models.cache import KVCache
 
 from protocol.inference.language_model import LanguageModel
-from protocol.inference.layer_caches import layer_cache
+from protocol.inference.layer_cache import RowCache
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import Arena, LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
@@ -148,18 +147,23 @@ def test_a_model_states_its_layout():
     assert tree_model("qwen3").layout == ArenaLayout(2, 2, 512, 8, ElementType.FLOAT32)
 
 
-def test_layers_that_differ_have_no_layout():
-    sequence, shape = prefilled(tree_model()), (1, 2, 256, 16)
-    sequence.caches[1] = layer_cache(KVCache(), "tree")
-    sequence.caches[1].adopt(mx.zeros(shape), mx.zeros(shape))
+def holding(*layers: tuple[tuple[int, ...], tuple[int, ...]]) -> TreeSequence:
+    """A sequence whose layers hold keys and values of these shapes."""
+    sequence = TreeSequence(tree_model().network)
+    for cache, (keys, values) in zip(sequence.caches, layers, strict=True):
+        assert isinstance(cache, RowCache)
+        cache.adopt(mx.zeros(keys), mx.zeros(values))
+    return sequence
 
-    assert sequence.layout(512) is None
+
+def test_layers_that_differ_have_no_layout():
+    narrow, wide = (1, 2, 256, 8), (1, 2, 256, 16)
+
+    assert holding((narrow, narrow), (narrow, narrow)).layout(512) is not None
+    assert holding((narrow, narrow), (wide, wide)).layout(512) is None
 
 
 def test_keys_and_values_that_differ_have_no_layout():
-    sequence = prefilled(tree_model())
-    for index in range(2):
-        sequence.caches[index] = layer_cache(KVCache(), "tree")
-        sequence.caches[index].adopt(mx.zeros((1, 2, 256, 8)), mx.zeros((1, 2, 256, 16)))
+    differing = (1, 2, 256, 8), (1, 2, 256, 16)
 
-    assert sequence.layout(512) is None
+    assert holding(differing, differing).layout(512) is None

@@ -9,13 +9,17 @@ from typing import Any
 import hypothesis.strategies as st
 import msgpack
 import msgspec
+import numpy as np
 import pytest
 import zmq
 from hypothesis import given, settings
 
 from protocol.errors import InputError, WireError
+from protocol.features.blocks import shipments
+from protocol.kv.arena_header import ElementType
 from protocol.messages.base import VERSION, NodeId, SequenceId
 from protocol.messages.client import Cancel, FromClient, Submit, ToClient
+from protocol.messages.features import FeatureBlock, FeatureForm
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import (
     Fault,
@@ -211,7 +215,10 @@ FOREIGN = [
 
 @pytest.mark.parametrize("address", LOCAL)
 def test_an_address_on_this_machine_is_accepted(address: str):
-    require_local(address)
+    try:
+        require_local(address)
+    except InputError as error:
+        pytest.fail(str(error))
 
 
 @pytest.mark.parametrize("address", FOREIGN)
@@ -243,7 +250,7 @@ class Ends:
         self.address = f"ipc://{folder}/hub"
         self.complaints: list[str] = []
         self.hub = Hub(self.context, self.address, FromWorker, lambda _, text: self.complaints.append(text))
-        self.link = Link(self.context, self.address, STAMP, ToWorker)
+        self.link = Link(self.context, self.address, STAMP, ToWorker | FeatureBlock)
         self.link.send(Pong(0.0))
         self.peer = self.arrivals(1)[0].peer
 
@@ -312,6 +319,37 @@ def test_a_link_drops_and_counts_what_breaks_the_protocol(ends: Ends):
 
     assert until(lambda: ends.link.receive(1.0)) == [Ping(3.0)]
     assert ends.link.rejected == 2
+
+
+def test_features_arrive_with_their_bytes_in_order(ends: Ends):
+    form = FeatureForm((1,), 2)
+    (shipment,) = shipments(SequenceId(1), 0, 5, form, ElementType.FLOAT32, np.ones((3, 2), np.float32))
+    assert ends.hub.ship(ends.peer, shipment, Stamp(8, 3))
+    assert ends.hub.ship(ends.peer, shipment, STAMP)
+    assert ends.hub.send(ends.peer, Ping(1.0), STAMP)
+
+    arrived: list[Any] = []
+    until(lambda: arrived.extend(ends.link.receive(1.0)) or len(arrived) == 2)
+    assert arrived == [shipment, Ping(1.0)]
+    assert (ends.link.stale, ends.link.rejected) == (1, 0)
+
+
+def test_a_block_without_bytes_and_bytes_without_a_block_break_the_protocol(ends: Ends):
+    block = FeatureBlock(SequenceId(1), 0, 0, 1, FeatureForm((1,), 2), 1, 0)
+    ends.hub.socket.send_multipart([ends.peer, encode(block, STAMP)])
+    ends.hub.socket.send_multipart([ends.peer, encode(Ping(1.0), STAMP), b"more"])
+    ends.hub.socket.send_multipart([ends.peer, encode(block, STAMP), b"more", b"more"])
+    assert ends.hub.send(ends.peer, Ping(3.0), STAMP)
+
+    assert until(lambda: ends.link.receive(1.0)) == [Ping(3.0)]
+    assert ends.link.rejected == 3
+
+
+def test_features_for_a_full_queue_are_not_sent(ends: Ends):
+    (shipment,) = shipments(SequenceId(1), 0, 5, FeatureForm((1,), 2), ElementType.FLOAT32, np.ones((3, 2), np.float32))
+
+    assert not ends.hub.ship(b"nobody", shipment, STAMP)
+    assert ends.hub.queue_full == 0
 
 
 def test_a_message_to_an_unknown_peer_is_not_sent(ends: Ends):

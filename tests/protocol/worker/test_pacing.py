@@ -16,8 +16,14 @@ from draft_worker.worker import DraftWorker
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.options import StrategyName
 from orchestrator.core.request_stats import RequestStats
-from orchestrator.machine.apple_silicon import mac_names
-from orchestrator.machine.device_profiles import DeviceProfile, load_profile, parse_profile, profile_names, worker_pace
+from orchestrator.machine.profiles.apple_silicon import mac_names
+from orchestrator.machine.profiles.device_profiles import (
+    DeviceProfile,
+    load_profile,
+    parse_profile,
+    profile_names,
+    worker_pace,
+)
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.plans import BestFirst
@@ -313,7 +319,7 @@ def test_every_shipped_profile_is_sound_and_names_its_sources(name: str):
 
 @pytest.mark.parametrize("name", mac_names())
 def test_a_mac_s_profile_has_the_quoted_speed_of_plain_decoding(name: str):
-    facts = tomllib.loads((resources.files("orchestrator.machine") / "apple_silicon.toml").read_text())
+    facts = tomllib.loads((resources.files("orchestrator.machine.profiles") / "apple_silicon.toml").read_text())
     plain = facts["machines"][name]["plain"]
     context = plain.get("context", 0)
     profile = load_profile(name)

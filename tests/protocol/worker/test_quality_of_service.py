@@ -64,7 +64,11 @@ def test_a_refusal_is_told_and_ends_nothing(
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has the library")
 def test_elsewhere_no_library_is_opened():
-    set_quality_of_service(QualityOfService.USER_INTERACTIVE, absent)
+    opened: list[None] = []
+
+    set_quality_of_service(QualityOfService.USER_INTERACTIVE, lambda: opened.append(None))
+
+    assert not opened
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,9 @@ from protocol.kv import segments
 from protocol.kv.arena import Arena
 from protocol.kv.exchange import KvExchange
 from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.kv import KvOffer, KvReference, KvRelease
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import (
-    FromWorker,
-    Hello,
-    KvOffer,
-    KvReference,
-    KvRelease,
-    Prefilled,
-    Start,
-    Stop,
-    ToWorker,
-    Verdict,
-    Verify,
-)
+from protocol.messages.worker import FromWorker, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
 from protocol.speculation.token_tree import node_id
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker

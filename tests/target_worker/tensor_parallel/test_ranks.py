@@ -14,6 +14,7 @@ import pytest
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError, WireError
 from protocol.inference.joint_forward import ForwardPart
+from protocol.messages.features import FINAL
 from target_worker.tensor_parallel import ranks, rendezvous
 from target_worker.tensor_parallel.rank_commands import (
     CloseCommand,
@@ -22,6 +23,7 @@ from target_worker.tensor_parallel.rank_commands import (
     KeepCommand,
     PrefillCommand,
     RankCommand,
+    RecordCommand,
     TruncateCommand,
     encoded,
     received,
@@ -68,6 +70,7 @@ def test_commands_arrive_as_they_were_sent_and_end_with_the_sender(pair: tuple[s
         EvaluateTogetherCommand((EvaluateCommand(1, (7,), (-1,)), EvaluateCommand(2, (8, 9), (-1, 3)))),
         KeepCommand(1, (40,)),
         TruncateCommand(2, 0),
+        RecordCommand((-1, 3)),
         CloseCommand(1),
     ]
     for command in commands:
@@ -143,6 +146,29 @@ def test_all_ranks_evaluate_several_sequences_in_one_forward(pair: tuple[socket.
         CloseCommand,
     ]
     assert [mx.array_equal(*logits).item() for logits in zip(seen, expected, strict=True)] == [True, True]
+
+
+def test_all_ranks_record_what_rank_0_records(pair: tuple[socket.socket, socket.socket]):
+    """All of them evaluate the same arrays, so none waits for a sum that another one leaves out."""
+    leader = LeadingModel(network())
+    leader.lead([Peer(1, pair[0], pair[0])])
+    leader.record((FINAL, 1))
+    sequence = leader.sequence()
+    sequence.prefill((3, 1, 4))
+    recorded = sequence.recorded
+    del sequence
+    pair[0].close()
+
+    commands = list(_received_commands(pair[1]))
+    follower = tree_model()
+    follow(follower, commands)
+
+    assert commands == [RecordCommand((FINAL, 1)), PrefillCommand(1, (3, 1, 4)), CloseCommand(1)]
+    again = follower.sequence()
+    again.prefill((3, 1, 4))
+    assert again.recorded is not None
+    assert recorded is not None
+    assert mx.array_equal(again.recorded.rows, recorded.rows).item()
 
 
 # Rendezvous -----------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from typing import IO
 import msgspec
 
 from orchestrator.core.request_stats import pace_of
-from orchestrator.machine.device_profiles import DeviceProfile
 from orchestrator.machine.hardware import partition_cores, worker_environment
+from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from orchestrator.tools.bench.baseline.messages import BatchJob, BatchJobResult, Job, JobResult, Setup
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.tools.bench.names import PLAIN, contender_name

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from orchestrator.machine.hardware import chip, partition_cores, worker_environment
 from orchestrator.tools.bench.costs.forward_cost import ForwardCost
-from orchestrator.tools.bench.costs.weights_read import weights_read
+from orchestrator.tools.bench.weights_read import weights_read
 from orchestrator.tools.calibration.calibrate import forward_times
 from protocol.contracts.figure import Figure
 from protocol.errors import PipelineError

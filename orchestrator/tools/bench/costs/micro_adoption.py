@@ -23,7 +23,7 @@ from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout, ElementType
 from protocol.kv.exchange import KvExchange
-from protocol.messages.worker import KvReference
+from protocol.messages.kv import KvReference
 
 QWEN_3B = ArenaLayout(layers=36, kv_heads=2, capacity=32_768, head_size=128, dtype=ElementType.FLOAT16)
 """The KV of Qwen2.5-3B: 36 KiB a token."""

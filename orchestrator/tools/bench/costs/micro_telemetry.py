@@ -16,7 +16,7 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
 from orchestrator.core.telemetry.subscribers import FRAME_INTERVAL
-from orchestrator.machine.device_profiles import load_profile
+from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.simulation import modelled_pipeline

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.device_profiles import DeviceProfile, load_profile
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.results.figures import BenchRow, best_of_each_line
 from orchestrator.tools.bench.results.intervals import FEWEST_PROMPTS, Interval

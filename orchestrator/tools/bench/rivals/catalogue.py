@@ -1,6 +1,6 @@
 """The rivals that the bench knows: their packages, their program, and the settings that compete. Installs nothing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,8 @@ _LOOKUP_DRAFT_TOKENS = (3, 6, 12)
 """6 is mlx-dspark's default."""
 _LOOKUP_LONG_DRAFT = 32
 """mlx-dspark's default: so many tokens after a long match."""
+_DRAFTER_TOKENS = {"dspark": (1, 2, 3, 4, 7), "dflash": (1, 2, 3, 4, 7)}
+"""2 is mlx-dspark's default for DSpark, 7 a whole block."""
 _SHARED = ("mlx", "mlx-cpu", "mlx-metal", "mlx-cuda-12", "mlx-cuda-13", "mlx-lm", "transformers")
 """The rival runs the versions that the bench runs, so that neither has the better library."""
 
@@ -38,6 +40,9 @@ class Rival:
     program: Path
     """Runs in the rival's environment and speaks `messages`."""
     loops: tuple[Loop, ...]
+    """Those that need no drafter."""
+    drafter_loops: Callable[[str, str], Iterator[Loop]]
+    """Those for a kind of drafter, and its name in the table."""
 
     def pins(self) -> dict[str, str]:
         """All packages of its environment that have a fixed version."""
@@ -63,10 +68,17 @@ def _mlx_dspark_loops() -> Iterator[Loop]:
             yield Loop(contender_name(line, count), "lookup", options)
 
 
+def _mlx_dspark_drafter_loops(kind: str, name: str) -> Iterator[Loop]:
+    """Each with as many tokens a round as may compete; a drafter of another kind has no loop."""
+    for count in _DRAFTER_TOKENS.get(kind, ()):
+        yield Loop(contender_name(f"mlx-dspark {name}", count), kind, {"max_draft_tokens": count})
+
+
 _MLX_DSPARK = Rival(
     name="mlx-dspark",
     packages={"mlx-dspark": "0.20.3", "mlx-vlm": "0.7.10"},
     program=Path(__file__).with_name("mlx_dspark_program.py"),
     loops=tuple(_mlx_dspark_loops()),
+    drafter_loops=_mlx_dspark_drafter_loops,
 )
 RIVALS: dict[str, Rival] = {_MLX_DSPARK.name: _MLX_DSPARK}

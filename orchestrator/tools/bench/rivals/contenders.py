@@ -5,10 +5,11 @@ It imports no MLX: the rival's program does, in the rival's environment.
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from os import environ
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, TypeVar
 
 import msgspec
@@ -38,8 +39,10 @@ def open_rivals(
     stack: ExitStack,
     on_start: Callable[[str], None],
     on_absent: OnRivalAbsent,
+    drafters: Mapping[str, Path] = MappingProxyType({}),
 ) -> list["RivalContender"]:
     """The contenders of these rivals, loaded and idle; `stack` ends their processes. `target`: folder of the model.
+    `drafters`: folders by the kind of drafter, for the loops that take one.
 
     A rival that can't be installed or that can't load the target has no contender.
     """
@@ -47,11 +50,12 @@ def open_rivals(
     for name in names:
         rival = RIVALS[name]
         try:
-            process = stack.enter_context(_running(rival, target, on_start))
+            process = stack.enter_context(_running(rival, target, drafters, on_start))
         except (Unavailable, InputError, PipelineError) as error:
             on_absent(name, str(error).rstrip("."))
             continue
-        contenders += [RivalContender(process, loop, ends) for loop in rival.loops]
+        drafting = (loop for kind, folder in drafters.items() for loop in rival.drafter_loops(kind, folder.name))
+        contenders += [RivalContender(process, loop, ends) for loop in (*rival.loops, *drafting)]
     return contenders
 
 
@@ -121,14 +125,17 @@ class RivalProcess:
 
 
 @contextmanager
-def _running(rival: Rival, target: str, on_start: Callable[[str], None]) -> Iterator[RivalProcess]:
+def _running(
+    rival: Rival, target: str, drafters: Mapping[str, Path], on_start: Callable[[str], None]
+) -> Iterator[RivalProcess]:
     """Raises Unavailable or InputError if there is no environment, PipelineError if it can't load the target."""
     python = environment(
         rival.name, rival.pins(), lambda size: on_start(f"{rival.name}: {size // _MIB:,} MiB installed on first use")
     )
     on_start(rival.name)
     cores = usable_cores()
-    setup = RivalSetup(target=str(Path(target).resolve()), cores=cores)
+    taken = {kind: str(folder) for kind, folder in drafters.items() if any(rival.drafter_loops(kind, ""))}
+    setup = RivalSetup(target=str(Path(target).resolve()), drafters=taken, cores=cores)
     with tempfile.TemporaryFile() as log:
         # Isolated: the user's PYTHONPATH must not add our packages to the rival's.
         process = subprocess.Popen(

@@ -10,6 +10,8 @@ class RivalSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     target: str
     """Folder of the model."""
+    drafters: Mapping[str, str]
+    """Folders of drafters for the loops that need one, by the loop's name."""
     cores: tuple[int, ...]
     """Processor cores to run on, where the OS allows it; empty for all."""
 

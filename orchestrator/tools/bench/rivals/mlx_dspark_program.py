@@ -12,12 +12,22 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_dspark.calibrate import apply_small_m  # pyright: ignore[reportMissingImports]
-from mlx_dspark.generate import greedy_generate  # pyright: ignore[reportMissingImports]
-from mlx_dspark.load import load_target  # pyright: ignore[reportMissingImports]
+from mlx_dspark.dflash_model import DFlashCtxWindow  # pyright: ignore[reportMissingImports]
+from mlx_dspark.generate import (  # pyright: ignore[reportMissingImports]
+    dflash_generate,
+    greedy_generate,
+    speculative_generate,
+)
+from mlx_dspark.load import load_dflash, load_drafter, load_target  # pyright: ignore[reportMissingImports]
 from mlx_dspark.lookup import lookup_generate  # pyright: ignore[reportMissingImports]
 from mlx_lm.utils import dequantize_model
 
-_LOOPS = {"greedy": greedy_generate, "lookup": lookup_generate}
+_LOOPS = {
+    "greedy": greedy_generate,
+    "lookup": lookup_generate,
+    "dspark": speculative_generate,
+    "dflash": dflash_generate,
+}
 _PREFILL_CHUNK = 512
 
 
@@ -30,9 +40,11 @@ def main() -> int:
     results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     target, precision = _loaded(setup["target"])
+    drafters = {kind: _drafter(kind, folder) for kind, folder in setup["drafters"].items()}
     _write(results, {"precision": precision})
     for line in sys.stdin:
-        _write(results, _decode(target, json.loads(line)))
+        job = json.loads(line)
+        _write(results, _decode(target, drafters.get(job["loop"]), job))
     return 0
 
 
@@ -68,14 +80,14 @@ class _Client:
         self.arrivals += [time.perf_counter()] * len(text)
 
 
-def _decode(target: Any, job: dict[str, Any]) -> dict[str, Any]:
-    """Run a job. The loop's own clock starts when the cache holds all but the prompt's last token."""
+def _decode(target: Any, drafter: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """Run a job. The loop's own clock starts when the caches hold all but the prompt's last token."""
     began = time.perf_counter()
     cache = target.make_cache()
     prefix = job["tokens"][:-1]
-    for first in range(0, len(prefix), _PREFILL_CHUNK):
-        target.prefill(mx.array([prefix[first : first + _PREFILL_CHUNK]]), cache)
-        mx.eval([layer.state for layer in cache])
+    seen = None if drafter is None else _Seen(target, drafter, job["loop"])
+    _prefill(target, cache, prefix, seen)
+    arguments = {} if seen is None else {"drafter": drafter, "ctx_caches": seen.caches(len(prefix))}
     client = _Client(job["ends"])
     rounds: list[tuple[int, int]] = []
 
@@ -94,6 +106,7 @@ def _decode(target: Any, job: dict[str, Any]) -> dict[str, Any]:
         seed=job["seed"],
         on_text=client.on_text,
         on_round=on_round,
+        **arguments,
         **job["options"],
     )
     ended = time.perf_counter()
@@ -108,6 +121,58 @@ def _decode(target: Any, job: dict[str, Any]) -> dict[str, Any]:
         "rounds": rounds,
         "arrivals": [arrival - began for arrival in arrivals],
     }
+
+
+def _prefill(target: Any, cache: Any, prefix: list[int], seen: "_Seen | None") -> None:
+    for first in range(0, len(prefix), _PREFILL_CHUNK):
+        chunk = mx.array([prefix[first : first + _PREFILL_CHUNK]])
+        if seen is None:
+            target.prefill(chunk, cache)
+        else:
+            seen.read(target.prefill(chunk, cache, seen.layers)[1], first)
+        mx.eval([layer.state for layer in cache])
+
+
+class _Seen:
+    """What a drafter has seen of the prompt, in the form that its loop takes."""
+
+    def __init__(self, target: Any, drafter: Any, loop: str) -> None:
+        self.layers = list(drafter.config.target_layer_ids)
+        """Of the target, whose outputs the drafter reads."""
+        self._drafter = drafter
+        self._rows: list[mx.array] = []
+        self._caches: list[Any] = []
+        if loop == "dspark":
+            self._caches = drafter.make_ctx_cache()
+        elif getattr(drafter, "embed_tokens", None) is None:
+            drafter.bind(target.model)
+
+    def read(self, states: mx.array, first: int) -> None:
+        """The target's states of the tokens from `first` on."""
+        if self._caches:
+            self._drafter.update_context(states, ctx_offset=first, ctx_caches=self._caches)
+            mx.eval([cache.k for cache in self._caches])
+        else:
+            self._rows.append(self._drafter.project_ctx(states))
+            mx.eval(self._rows)
+
+    def caches(self, tokens: int) -> list[Any]:
+        if self._caches:
+            return self._caches
+        window = DFlashCtxWindow()
+        if self._rows:
+            window.set(mx.concatenate(self._rows, axis=1), end=tokens)
+        return [window]
+
+
+def _drafter(kind: str, folder: str) -> Any:
+    """In the precision in which it is fastest: float32 on a processor; in 4 bits, its own default, elsewhere."""
+    processor = mx.default_device() == mx.Device(mx.cpu)
+    drafter, _ = (load_drafter if kind == "dspark" else load_dflash)(folder, quantize=not processor)
+    if processor:
+        drafter.set_dtype(mx.float32)
+        mx.eval(drafter.parameters())
+    return drafter
 
 
 def _loaded(folder: str) -> tuple[Any, str]:

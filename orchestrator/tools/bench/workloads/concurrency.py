@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.options import StrategyName
-from orchestrator.machine.device_profiles import load_profile
+from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.text.tokenizer import TextCodec
 from orchestrator.tools.bench.baseline.contender import MlxLm, running
 from orchestrator.tools.bench.baseline.messages import BatchJob, Job

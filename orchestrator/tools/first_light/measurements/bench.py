@@ -10,9 +10,9 @@ from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.results.figures import BenchRow, best_of_each_line, rows
 from orchestrator.tools.bench.trials import run
 from orchestrator.tools.first_light.asked import Asked, OnNotice
-from orchestrator.tools.first_light.findings import Cell, Check, Findings, Table
 from orchestrator.tools.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
+from orchestrator.tools.first_light.report.findings import Cell, Check, Findings, Table
 from protocol.contracts.neural_engine import EngineVerdict, recorded
 from protocol.errors import PipelineError
 

@@ -6,7 +6,7 @@ from orchestrator.machine.downloads.default_target import VARIABLE
 from orchestrator.tools.drill.outcome import DrillName
 from orchestrator.tools.drill.registry import DRILLS, drill_counts
 from orchestrator.tools.first_light.asked import Asked
-from orchestrator.tools.first_light.findings import Check, Findings
+from orchestrator.tools.first_light.report.findings import Check, Findings
 
 _SEED = 1
 _SHORT: tuple[DrillName, ...] = ("segments",)

@@ -8,9 +8,14 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.tools.bench.contender import GenerationTask, PipelineContender
 from orchestrator.tools.bench.trials import encoded
 from orchestrator.tools.first_light.asked import Asked, OnNotice
-from orchestrator.tools.first_light.findings import Cell, Findings, Table, Value
 from orchestrator.tools.first_light.measurements.texts import plan, prompts
-from orchestrator.tools.first_light.power_meter import SETTLING_SECONDS, PowerMeter, Powermetrics, ProcessorCounter
+from orchestrator.tools.first_light.power.power_meter import (
+    SETTLING_SECONDS,
+    PowerMeter,
+    Powermetrics,
+    ProcessorCounter,
+)
+from orchestrator.tools.first_light.report.findings import Cell, Findings, Table, Value
 from protocol.errors import PipelineError
 
 _STRATEGIES = ("ar", "adaptive")

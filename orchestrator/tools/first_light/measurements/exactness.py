@@ -12,10 +12,10 @@ from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.bench.names import AUTOREGRESSIVE
 from orchestrator.tools.bench.trials import encoded
 from orchestrator.tools.first_light.asked import Asked, OnNotice
-from orchestrator.tools.first_light.findings import Check, Findings, Table
 from orchestrator.tools.first_light.forwards import float32_copy
 from orchestrator.tools.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.tools.first_light.needs import computes_on_gpu
+from orchestrator.tools.first_light.report.findings import Check, Findings, Table
 
 STORED, FLOAT32 = "as stored", "float32"
 _TEMPERATURES = (0.0, 0.8)

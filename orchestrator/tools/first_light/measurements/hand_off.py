@@ -2,7 +2,7 @@
 
 from orchestrator.tools.bench.costs import micro
 from orchestrator.tools.first_light.asked import Asked
-from orchestrator.tools.first_light.findings import Findings, Value
+from orchestrator.tools.first_light.report.findings import Findings, Value
 
 _OTHERS = Value(
     "KV injected into mlx-lm's cache",

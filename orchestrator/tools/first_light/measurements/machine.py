@@ -2,7 +2,7 @@
 
 from orchestrator.tools.doctor.doctor import examine
 from orchestrator.tools.first_light.asked import Asked
-from orchestrator.tools.first_light.findings import Check, Findings
+from orchestrator.tools.first_light.report.findings import Check, Findings
 
 
 def measure(asked: Asked) -> Findings:

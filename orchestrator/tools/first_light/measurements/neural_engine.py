@@ -12,8 +12,8 @@ from orchestrator.machine.finding import Finding
 from orchestrator.machine.neural_engine.examination import EXAMINER, PREDICTS, StageOutcome, examine
 from orchestrator.machine.neural_engine.judgement import judge
 from orchestrator.tools.first_light.asked import Asked
-from orchestrator.tools.first_light.findings import Cell, Check, Findings, Table, Value
 from orchestrator.tools.first_light.measurements.texts import plan
+from orchestrator.tools.first_light.report.findings import Cell, Check, Findings, Table, Value
 from protocol.contracts.examination import RuntimeName
 from protocol.contracts.neural_engine import record
 

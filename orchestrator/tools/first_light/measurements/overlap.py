@@ -8,10 +8,10 @@ from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.calibration.calibrate import OVERLAP_WIDTHS, both_at_once
 from orchestrator.tools.first_light.asked import Asked
-from orchestrator.tools.first_light.findings import Findings, Table, Value
 from orchestrator.tools.first_light.measurements.texts import measured_pair, plan
 from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
 from orchestrator.tools.first_light.overlap import Overlap
+from orchestrator.tools.first_light.report.findings import Findings, Table, Value
 from protocol.contracts.engines import DraftEngineName
 from protocol.errors import PipelineError
 

@@ -8,9 +8,9 @@ from statistics import median
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.tools.first_light.asked import Asked
-from orchestrator.tools.first_light.findings import Cell, Findings, Table, Value
 from orchestrator.tools.first_light.measurements.texts import plan
 from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
+from orchestrator.tools.first_light.report.findings import Cell, Findings, Table, Value
 from protocol.contracts.engines import NO_DRAFT, PrefillEngineName
 from protocol.errors import PipelineError
 

@@ -3,11 +3,11 @@
 import datetime
 from collections.abc import Iterator
 
-from orchestrator.machine.device_profiles import DeviceProfile, DeviceTimes
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, DeviceTimes
 from orchestrator.tools.calibration.calibrate import calibrate, to_toml
 from orchestrator.tools.first_light.asked import Asked
-from orchestrator.tools.first_light.findings import Attachment, Cell, Findings, Table, Value
 from orchestrator.tools.first_light.needs import has_neural_engine
+from orchestrator.tools.first_light.report.findings import Attachment, Cell, Findings, Table, Value
 from protocol.contracts.engines import DraftEngineName
 from protocol.errors import PipelineError
 

@@ -1,10 +1,10 @@
 """Our strategies against mlx-lm's own decoding, with a larger pair that the first use downloads."""
 
-from orchestrator.machine.recommended_pairs import pairs
+from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.tools.first_light.asked import Asked
-from orchestrator.tools.first_light.findings import Findings
 from orchestrator.tools.first_light.measurements.bench import compared
 from orchestrator.tools.first_light.measurements.texts import plan
+from orchestrator.tools.first_light.report.findings import Findings
 
 
 def measure(asked: Asked) -> Findings:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from orchestrator.tools.first_light.asked import Asked
-from orchestrator.tools.first_light.findings import Cell, Check, Findings, Table
 from orchestrator.tools.first_light.forwards import examined
 from orchestrator.tools.first_light.measurements.texts import measured_pair, plan, text
 from orchestrator.tools.first_light.needs import computes_on_gpu
+from orchestrator.tools.first_light.report.findings import Cell, Check, Findings, Table
 from protocol.contracts.forward_examination import Compared, ForwardOrder, ForwardReport, Loaded, Precision, Timed
 
 _PROMPT = 32

@@ -8,13 +8,12 @@ from msgspec.structs import replace
 from orchestrator.tools.simulate.language import VOCABULARY
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker, Work, modelled_hello
 from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import (
     Fault,
     Forest,
     FromWorker,
     Grow,
-    KvOffer,
-    KvReference,
     Ping,
     Pong,
     Prefill,

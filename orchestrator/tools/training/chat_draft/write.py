@@ -130,7 +130,7 @@ def encoded(turns: list[str], tokenizer: Tokenizer) -> list[list[int]]:
 
 def shuffled(prompts: list[list[list[int]]], end: int, seed: int) -> Iterator[Chat]:
     """Endless chats; the same for the same seed."""
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)  # noqa: S311 - no secret
     while True:
         for turns in rng.sample(prompts, len(prompts)):
             yield Chat(turns, end)

@@ -7,8 +7,9 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.messages.base import SequenceId
+from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Grow, KvOffer, KvReference, Prefilled, Start
+from protocol.messages.worker import Grow, Prefilled, Start
 
 ONE, TWO = SequenceId(1), SequenceId(2)
 A, B = "lp-" + "a" * 20, "lp-" + "b" * 20

@@ -5,7 +5,7 @@ import pytest
 from orchestrator.core.commands import Emit, SendMessage
 from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import Usefulness
-from orchestrator.machine.device_profiles import load_profile
+from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.simulation import modelled_pipeline

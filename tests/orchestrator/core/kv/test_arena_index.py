@@ -9,7 +9,7 @@ from orchestrator.core.kv.arena_index import ArenaIndex
 from orchestrator.core.kv.prefill_router import PrefillCosts
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 from protocol.messages.base import SequenceId
-from protocol.messages.worker import KvOffer, KvReference
+from protocol.messages.kv import KvOffer, KvReference
 
 STEM = list(range(100, 100 + MIN_SHARED_TOKENS))
 LIMIT = 100

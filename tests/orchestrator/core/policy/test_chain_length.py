@@ -1,5 +1,7 @@
 """Laws of K and of the switch of prompt lookup: what strategies ask of the draft and of the target."""
 
+from typing import Any
+
 import pytest
 
 from orchestrator.core.options import Options
@@ -76,9 +78,9 @@ def test_the_draft_is_asked_for_chains_of_the_requests_own_k(own: int | None, le
 
 
 @pytest.mark.parametrize(("strategy", "fallback"), [("adaptive", "adaptive"), ("ssd", "fast"), ("ssd", "adaptive")])
-def test_prompt_lookup_guesses_only_where_it_is_on(strategy: str, fallback: str):
-    def verified(lookup: str) -> list[int]:
-        options = Options(strategy=strategy, fallback=fallback, lookup=lookup)  # pyright: ignore[reportArgumentType]
+def test_prompt_lookup_guesses_only_where_it_is_on(strategy: Any, fallback: Any):
+    def verified(lookup: Any) -> list[int]:
+        options = Options(strategy=strategy, fallback=fallback, lookup=lookup)
         decision = STRATEGIES[strategy](options).decide(without_draft([(7, 0.99), (8, 0.99)]))
         assert isinstance(decision, VerifyNodes)
         return [node.token for node in decision.nodes]

@@ -38,6 +38,14 @@ def test_tokens_that_cost_the_target_nothing_are_all_worth_growing():
     assert least(estimates(0.0)) == pytest.approx(0.0, abs=1e-6)
 
 
+def test_a_target_that_claims_to_take_no_time_breaks_nothing():
+    found = Estimates()
+    for width in (1, 5, 9, 17):
+        found.target.observe(width, 0.0)
+
+    assert 0.0 <= least(found) < 0.01
+
+
 def test_the_more_a_token_costs_the_more_probable_a_node_must_be():
     limits = [least(estimates(cost)) for cost in (0.005, 0.02, 0.06)]
     assert 0.0 < limits[0] < limits[1] < limits[2] < 0.1

@@ -36,6 +36,13 @@ def test_measured_costs_are_believed_before_anything_is_observed():
     assert [cost(width) for width in WIDTHS] == pytest.approx([passes(width) for width in WIDTHS])
 
 
+def test_a_worker_that_claims_to_take_no_time_makes_no_cost_zero():
+    for cost in (WidthCost(), ScaledCost(WidthCost())):
+        cost.observe(3, 0.0)
+
+        assert min(cost(width) for width in WIDTHS) > 0.0
+
+
 @pytest.mark.parametrize("observed", [(1,), (4,), (1, 5)])
 def test_a_slower_machine_scales_every_width(observed: tuple[int, ...]):
     cost = measured()

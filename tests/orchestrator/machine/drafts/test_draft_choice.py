@@ -9,7 +9,7 @@ from orchestrator.machine.drafts import draft_choice as draft_choice_module
 from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.machine.drafts.converted_draft import conversion_of
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, draft_for
-from orchestrator.machine.recommended_pairs import pairs
+from orchestrator.machine.pairs.recommended_pairs import pairs
 from protocol.contracts.conversion import FOLDER_MODEL
 from protocol.contracts.engines import AUTO
 from protocol.contracts.neural_engine import EngineRates, EngineVerdict, record
@@ -47,7 +47,7 @@ def test_without_a_name_and_a_target_it_is_the_default_draft(monkeypatch: pytest
 
 @pytest.mark.parametrize("engine", ["mlx", "coreml", "random"])
 def test_the_demo_draft_is_not_taken_beside_a_foreign_target(foreign: str, engine: str):
-    engine, folder, note, _ = chosen(foreign, engine)
+    engine, folder, note, *_ = chosen(foreign, engine)
 
     assert (engine, folder) == ("none", None)
     assert f"fits the target {foreign}: choose a draft of the target's family or the draft engine ngram." in note
@@ -79,7 +79,7 @@ def test_an_engine_without_a_model_looks_at_none(foreign: str, monkeypatch: pyte
 
 def test_an_engine_that_there_is_not_is_answered_with_the_choices():
     with pytest.raises(
-        InputError, match=r"no draft engine called 'tarot': choose auto, coreai, coreml, mlx, ngram or none\."
+        InputError, match=r"no draft engine called 'tarot': choose auto, .*coreai, coreml, .*mlx, .*ngram.* or none\."
     ):
         draft_choice("tarot", None)
 

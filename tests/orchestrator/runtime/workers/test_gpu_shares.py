@@ -7,12 +7,14 @@ import pytest
 
 from orchestrator.core.options import Options
 from orchestrator.machine.checkpoints import weight_bytes
+from orchestrator.machine.drafts.drafter_memory import drafter_bytes
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.gpu_shares import gpu_shares, weights_on_gpu
 from orchestrator.runtime.workers.supervisor import Supervisor
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.messages.base import Role
+from tests.support.models.drafter_files import write
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 PAIR = OrchestratorSetup(session="", address="", target=str(DEMO_TARGET), draft=str(DEMO_DRAFT))
@@ -49,6 +51,16 @@ def test_a_divided_target_counts_with_what_this_machine_holds(hosts: TargetHosts
 
     assert weights == {"target": weight_bytes(DEMO_TARGET) // part, "draft": weight_bytes(DEMO_DRAFT)}
     assert weights["draft"] > 0
+
+
+def test_an_exit_of_the_target_counts_with_its_layers_and_is_told_the_target(tmp_path: Path):
+    folder = write(tmp_path / "exit", ({"model_type": "exit", "layers": 3}, {}))
+    setup = msgspec.structs.replace(PAIR, draft=str(folder), draft_engine="layerskip")
+    told = Supervisor(setup, Session(tmp_path), 1, {})._worker_setup("draft")
+
+    assert weights_on_gpu(setup)["draft"] == drafter_bytes(folder, DEMO_TARGET) > 0
+    assert (told.model, told.target) == (str(folder), str(DEMO_TARGET))
+    assert 0.2 < told.gpu_share < 0.5
 
 
 def test_each_worker_is_told_its_share(tmp_path: Path):

@@ -22,9 +22,10 @@ from orchestrator.tools.simulate.language import VOCABULARY
 from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.errors import WireError
 from protocol.messages.base import NodeId, Role, SequenceId
+from protocol.messages.kv import KvOffer
 from protocol.messages.remote import MAX_PAYLOAD, FromRemote, KvBlock, Shipment
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Fault, FromWorker, Grow, Hello, KvOffer, Pong, Prefilled, ToWorker, Verdict
+from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Pong, Prefilled, ToWorker, Verdict
 from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair
 from protocol.speculation.token_tree import node_id

@@ -15,13 +15,13 @@ from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from orchestrator.tools.simulate.target import ModelledTarget
 from protocol.errors import WireError
 from protocol.messages.base import MAX_CONTEXT, MAX_NODES, MAX_SUPPORT, NodeId, SequenceId, plain
+from protocol.messages.kv import KvOffer
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import (
     Fault,
     FromWorker,
     Grow,
-    KvOffer,
     Paced,
     Ping,
     Pong,

@@ -17,8 +17,9 @@ from orchestrator.runtime.workers.kv_intake import KvIntake
 from protocol.kv.blocks import kv_form, shipments
 from protocol.kv.segments import SegmentError, open_segment
 from protocol.messages.base import SequenceId
+from protocol.messages.kv import KvForm, KvOffer, KvReference
 from protocol.messages.remote import MAX_PAYLOAD, KvBlock, Shipment
-from protocol.messages.worker import Fault, Hello, KvForm, KvOffer, KvReference, Prefill
+from protocol.messages.worker import Fault, Hello, Prefill
 from tests.target_worker.kv.test_checkpoint import PROMPT, Talk, exchange, expected, model, start, target
 
 pytestmark = pytest.mark.usefixtures("registry")

@@ -1,14 +1,18 @@
 """Remote workers, some of them hostile: a message is accepted only from the key that its stamp was given to."""
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zmq
+from msgspec.structs import replace
 
+from draft_worker.worker import DraftWorker
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from orchestrator.runtime.workers.remote import RemoteWorkers, WorkerEvent
@@ -16,14 +20,23 @@ from orchestrator.runtime.workers.remote_registry import RemoteRegistry
 from orchestrator.tools.attach.attachment import _raise_refusal
 from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.errors import InputError
+from protocol.features.blocks import received
+from protocol.features.ring import FeatureRing
+from protocol.kv.arena_header import ElementType
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.client import Refused
+from protocol.messages.features import FeatureBlock, FeatureForm, Features, FeatureShipment, Taps
+from protocol.messages.kv import KvOffer
+from protocol.messages.plans import BestFirst
 from protocol.messages.remote import Attach, Join, KvBlock, Leave, Shipment, ToRemote, Welcome
-from protocol.messages.worker import Fault, Grow, Hello, KvOffer, ToWorker, Verdict
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Fault, Grow, Hello, Ping, Pong, Start, Stop, ToWorker, Verdict
 from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair, own_keys
 from protocol.transport.codec import Stamp, encode
 from protocol.transport.link import Link
+from tests.support.conditioned_draft import ConditionedEngine, ConditionedSequence, features
+from tests.support.fake_draft import VOCABULARY
 from tests.support.processes import until
 
 EPOCH = 77
@@ -209,3 +222,93 @@ def test_texts_that_would_play_with_a_terminal_never_get_in(server: Server):
     (up,) = server.events
     assert isinstance(up, WorkerUp)
     assert up.hello == modelled_hello("draft")
+
+
+FORM = FeatureForm((1, 4), 64)
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_draft_over_the_network_is_fed_the_rows_of_its_own_tokens(server: Server):
+    """The ring holds more outputs than it reads. Its engine checks each row."""
+    prompt = tuple(token % VOCABULARY for token in range(3, 903))
+    recorded = FeatureForm((0, 1, 4), 2)
+    ring = FeatureRing.create(recorded, ElementType.FLOAT32, fingerprint="a" * 64, epoch=EPOCH)
+    stamp = server.welcome(GUEST)
+    link = server.link(GUEST, stamp, ToWorker | FeatureBlock)
+    engine = ConditionedEngine()
+    draft = DraftWorker(engine, time.perf_counter)
+    link.send(draft.hello())
+    server.turn_until(lambda: server.events)
+    server.remote.send(stamp.incarnation, Start(ONE, 0, prompt, NodeId(7), Sampling(), BestFirst(2, 3)))
+    for first, stop in ((0, 512), (512, 899)):
+        ring.write(first, features(first, prompt[first:stop], recorded.outputs))
+        server.remote.send(stamp.incarnation, Features(ONE, 0, ring.name, first, stop - first))
+
+    def worked() -> list[Grow]:
+        for message in link.receive(0):
+            if isinstance(message, Ping):
+                link.send(Pong(message.sent))
+            else:
+                list(draft.handle(message))
+        return [reply for reply in (draft.work() if draft.has_work else ()) if isinstance(reply, Grow)]
+
+    (grow, *_) = server.turn_until(worked)
+    ring.unlink()
+    ring.close()
+
+    (sequence,) = engine.opened
+    assert isinstance(sequence, ConditionedSequence)
+    assert sequence.positions == {index: index for index in range(899)}
+    assert grow.staleness == 0
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_draft_that_reads_features_gets_their_bytes_and_no_name(server: Server):
+    """Four blocks at most are under way until it answers a Ping behind them; Stop ends the rest."""
+    ring = FeatureRing.create(FORM, ElementType.FLOAT16, fingerprint="a" * 64, epoch=EPOCH)
+    ring.write(0, np.ones((3000, 128), np.float16))
+    stamp = server.welcome(GUEST)
+    worker = server.link(GUEST, stamp, ToWorker | FeatureBlock)
+    worker.send(replace(modelled_hello("draft"), features=FORM))
+    server.turn_until(lambda: server.events)
+    got: list[Any] = []
+    server.remote.send(stamp.incarnation, Features(ONE, 0, ring.name, 0, 3000))
+    server.turn_until(lambda: got.extend(worker.receive(0)) or sum(isinstance(m, Ping) for m in got) >= 2)
+    blocks = [message for message in got if isinstance(message, FeatureShipment)]
+    again = [message for message in got if isinstance(message, Ping)][-1]
+    worker.send(Pong(again.sent))
+    server.remote.send(stamp.incarnation, Stop(ONE))
+    server.turn_until(lambda: got.extend(worker.receive(0)) or any(isinstance(m, Stop) for m in got))
+    ring.unlink()
+    ring.close()
+
+    assert not any(isinstance(message, Features) for message in got)
+    assert [(shipment.block.first, shipment.block.rows) for shipment in blocks] == [(0, 2048), (2048, 952)]
+    assert all(received(*shipment) is not None for shipment in blocks)
+
+
+def test_a_draft_that_reads_tokens_alone_gets_no_features(server: Server):
+    stamp = server.welcome(GUEST)
+    worker = server.worker(GUEST, stamp)
+    worker.send(modelled_hello("draft"))
+    server.turn_until(lambda: server.events)
+    server.remote.send(stamp.incarnation, Features(ONE, 0, "lp-0123456789abcdef0123", 0, 10))
+    server.remote.send(stamp.incarnation, Stop(ONE))
+    got: list[Any] = []
+    server.turn_until(lambda: got.extend(worker.receive(0)) or any(isinstance(m, Stop) for m in got))
+
+    assert {type(message) for message in got} == {Ping, Stop}
+
+
+def test_a_ring_named_by_another_machine_is_never_heard_of(server: Server):
+    """Nor is a remote target believed to record features, which no process here could read."""
+    worker = server.worker(GUEST, server.welcome(GUEST, "target"))
+    worker.send(replace(modelled_hello("target"), taps=Taps(12, 64)))
+    worker.send(Features(ONE, 0, "lp-0123456789abcdef0123", 0, 10))
+    worker.send(Verdict(ONE, 0, (), 3, 0.1))
+    server.turn_until(lambda: Verdict in kinds(server.events))
+    (up, _) = server.events
+
+    assert isinstance(up, WorkerUp)
+    assert up.hello.taps is None
+    assert server.remote.stale == 1

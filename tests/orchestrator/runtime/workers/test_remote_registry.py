@@ -1,6 +1,7 @@
 """Laws of the registry: a stamp is valid for one pinned key only, and a silent worker is given up."""
 
 from itertools import count
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -8,16 +9,17 @@ from hypothesis import given
 
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry, RemoteWorker, without_shared_memory
 from protocol.messages.base import NodeId, Role, SequenceId
+from protocol.messages.kv import KvReference
 from protocol.messages.remote import Attach
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Hello, KvReference, Pong, Start
+from protocol.messages.worker import Hello, Pong, Start
 
 ONE, OTHER = b"a" * 40, b"b" * 40
 
 
 def guests(**refusals: str) -> RemoteRegistry:
     numbers = count(1)
-    return RemoteRegistry(lambda: next(numbers), refusals)  # pyright: ignore[reportArgumentType]
+    return RemoteRegistry(lambda: next(numbers), dict[Any, str](refusals))
 
 
 def attached(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.machine.device_profiles import load_profile, worker_pace
+from orchestrator.machine.profiles.device_profiles import load_profile, worker_pace
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.tools.bench.contender import TimedGeneration
 from orchestrator.tools.bench.line_up import entries

@@ -25,7 +25,7 @@ from protocol.messages.worker import Hello
 from protocol.worker.pacing import DevicePace
 from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
 from target_worker.engine import TargetEngine
-from target_worker.recorded_engine import RecordedEngine
+from target_worker.recorded_engine import RecordedEngine, RecordedModel
 from target_worker.worker import TargetWorker
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 from tests.support.virtual_workers import FixedPrompts, VirtualWorker, rounds
@@ -58,7 +58,7 @@ def _run(strategy: StrategyName, temperature: float, texts: RecordedTexts | None
             return VirtualWorker(
                 lambda clock, pacer: DraftWorker(PacedEngine(draft, pacer, clock), clock, 512, pacer), _DRAFT_PACE
             )
-        engine = TargetEngine(target) if texts is None else RecordedEngine(DEMO_TARGET, texts)
+        engine = TargetEngine(target) if texts is None else RecordedEngine(RecordedModel(DEMO_TARGET, texts), texts)
         return VirtualWorker(lambda clock, pacer: TargetWorker(engine, clock, hello, pacer), _TARGET_PACE)
 
     simulation = Simulation(Options(strategy=strategy, draft_width=3), FixedPrompts(_prompts()), build, kept=None)

@@ -183,9 +183,9 @@ class Device(ExecutorRuntime):
         self._alone = units == "CPU_ONLY"
         self._calls = 0
 
-    def predict(self, width: int, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
         self._calls += 1
-        outputs = super().predict(width, inputs, state)
+        outputs = super().predict(function, inputs, state)
         if self._alone != (self.behaviour == "slow"):
             time.sleep(0.05)
         factor = {"lying": -1.0, "nan": float("nan"), "drifting": 1 + self._calls / 100}.get(self.behaviour, 1.0)

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -46,13 +47,22 @@ def test_a_lower_level_is_told_with_its_reason(level: Level):
     assert "keep one state. Several requests are evaluated in turns; the context is 4,096 tokens." in finding.text
 
 
+@pytest.mark.parametrize(
+    ("layers", "words"), [(6, "The states of its 6 layers can be recorded"), (0, "Its states can't be recorded")]
+)
+def test_whether_a_drafter_can_read_its_states_is_told(layers: int, words: str):
+    found = described(Path("m"), msgspec.structs.replace(report("tree"), recorded_layers=layers))
+
+    assert words in found.text
+
+
 def test_the_report_is_that_of_the_loaded_model(monkeypatch: pytest.MonkeyPatch):
     model = LanguageModel.load(DEMO_TARGET)
     model.level, model.level_reason = "plain", "a reason"
     monkeypatch.setattr(LanguageModel, "load", lambda folder: model)
 
     assert examine(DEMO_TARGET) == ModelReport(
-        architecture="llama", level="plain", reason="a reason", joins=True, context=model.context
+        architecture="llama", level="plain", reason="a reason", joins=True, recorded_layers=6, context=model.context
     )
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.machine.device_profiles import DeviceProfile, load_profile
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.bench.residents import IN_TURNS
 from orchestrator.tools.calibration.calibrate import OverlapTimes
 from orchestrator.tools.first_light.asked import Asked
-from orchestrator.tools.first_light.findings import Findings
 from orchestrator.tools.first_light.measurements import bench, overlap, prefill, profile
 from orchestrator.tools.first_light.measurements.texts import plan
+from orchestrator.tools.first_light.report.findings import Findings
 from orchestrator.tools.first_light.settings import LightSettings
 from orchestrator.tools.first_light.stages import stage_names
 from protocol.contracts.conversion import FOLDER_MODEL

@@ -7,12 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from orchestrator.tools.first_light.findings import Check, Findings, LightReport, StageReport, Value
-from orchestrator.tools.first_light.folder import REPORT, Identity, LightFolder
 from orchestrator.tools.first_light.measurements.exactness import first_difference
 from orchestrator.tools.first_light.measurements.prefill import crossover
 from orchestrator.tools.first_light.needs import has_neural_engine, lacking
-from orchestrator.tools.first_light.redaction import Redactor
+from orchestrator.tools.first_light.report.findings import Check, Findings, LightReport, StageReport, Value
+from orchestrator.tools.first_light.report.folder import REPORT, Identity, LightFolder
+from orchestrator.tools.first_light.report.redaction import Redactor
 from orchestrator.tools.first_light.run import Choice, run, will_run
 from orchestrator.tools.first_light.settings import LightSettings
 from orchestrator.tools.first_light.stage_process import measurements

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from orchestrator.tools.first_light import stage_runner
-from orchestrator.tools.first_light.findings import Value
+from orchestrator.tools.first_light.report.findings import Value
 from orchestrator.tools.first_light.settings import LightSettings
 from orchestrator.tools.first_light.stage_runner import Observer, RanStage, run_stage
 from orchestrator.tools.first_light.stages import Stage

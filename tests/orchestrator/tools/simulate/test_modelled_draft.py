@@ -10,6 +10,7 @@ from protocol.messages.base import NodeId, Round, SequenceId
 from protocol.messages.plans import BestFirst, Chain, GrowthPlan
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Grow, Reroot, Start
+from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import node_id
 from protocol.worker.pacing import DevicePace
 
@@ -19,8 +20,8 @@ PACE = DevicePace(steps=((1, 0.01), (101, 1.01)), prefill_rate=1e3)
 ROOT = NodeId(1)
 
 
-def draft() -> ModelledDraft:
-    return ModelledDraft(ModelledLanguage(AcceptanceModel(accept=0.9), seed=3), PACE, context=4000)
+def draft(context: int = 4000) -> ModelledDraft:
+    return ModelledDraft(ModelledLanguage(AcceptanceModel(accept=0.9), seed=3), PACE, context)
 
 
 def start(sequence: SequenceId = ONE, length: int = 1, plan: GrowthPlan = SERIAL) -> Start:
@@ -54,6 +55,31 @@ def test_a_long_prompt_is_prefilled_in_chunks_before_anything_grows():
 
     assert [(work.replies, work.seconds) for work in chunks if work] == [((), 0.512)] * 2
     assert [grow.evaluated for grow in growth(worker, 1)] == [1]
+
+
+def test_a_prompt_beyond_the_context_is_prefilled_as_far_as_the_draft_sees_it():
+    worker = draft(context=64)
+    worker.handle(start(length=200))
+    prefill = worker.work()
+
+    assert prefill is not None
+    assert prefill.seconds == pytest.approx((199 - RollingContext(64).skipped(199)) / PACE.prefill_rate)
+    assert [grow.parents for grow in growth(worker, 1)] == [(ROOT, ROOT)]
+
+
+def test_a_conversation_that_outgrows_the_context_is_read_again_in_part_and_grows_on():
+    worker, root, prefills = draft(context=64), ROOT, 0
+    worker.handle(start(length=40))
+    for position in range(39, 120):
+        work = worker.work()
+        while work is not None and not work.replies:
+            prefills += 1
+            work = worker.work()
+        assert work is not None, f"silent at {position}"
+        token, root = 9, node_id(root, 9)
+        worker.handle(Reroot(ONE, position - 38, position, (token,), root, missed=False))
+
+    assert prefills == 1 + len({RollingContext(64).skipped(length) for length in range(39, 120)} - {0})
 
 
 def test_a_short_backlog_is_evaluated_in_a_growth_step():

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from orchestrator.cli.commands.plan import plan
 from orchestrator.core.options import Options
-from orchestrator.machine.calibration_file import calibration_file
-from orchestrator.machine.device_profiles import load_profile, profile_names
+from orchestrator.machine.profiles.calibration_file import calibration_file
+from orchestrator.machine.profiles.device_profiles import load_profile, profile_names
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.baseline import agreement, turn_taking
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires, stretched

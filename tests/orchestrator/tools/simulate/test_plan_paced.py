@@ -5,7 +5,7 @@ import pytest
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.api.result import Result
 from orchestrator.core.options import StrategyName
-from orchestrator.machine.device_profiles import load_profile
+from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.plan import Scenario, simulated
 from orchestrator.tools.simulate.trace import read_trace

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from orchestrator.core.commands import SendMessage
 from orchestrator.core.options import Options
-from orchestrator.machine.device_profiles import load_profile
+from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker

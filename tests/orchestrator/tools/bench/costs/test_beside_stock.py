@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.cli.commands import bench_costs
-from orchestrator.cli.commands.bench import bench
+from orchestrator.cli.commands.measurements import bench_costs
+from orchestrator.cli.commands.measurements.bench import bench
 from orchestrator.tools.bench.costs.beside_stock import figures_of, measured
 from orchestrator.tools.bench.costs.beside_stock_report import table, to_json
 from orchestrator.tools.bench.results.report import wide_console

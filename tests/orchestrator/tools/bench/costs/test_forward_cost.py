@@ -15,7 +15,7 @@ from orchestrator.machine.hardware import partition_cores
 from orchestrator.tools.bench.costs.forward_cost import ForwardCost, least_squares
 from orchestrator.tools.bench.costs.micro import forward_table, measured_forwards, to_json
 from orchestrator.tools.bench.costs.micro_bandwidth import figures
-from orchestrator.tools.bench.costs.weights_read import weights_read
+from orchestrator.tools.bench.weights_read import weights_read
 from orchestrator.tools.calibration.measure import WIDTHS
 from protocol.contracts.head_tokens import HEAD_TOKENS
 

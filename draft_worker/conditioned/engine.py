@@ -1,0 +1,186 @@
+"""The engine of every drafter whose rows read features: sequences, joint forwards, candidates. Knows no checkpoint.
+
+What the engines `eagle3` and `mtp` share.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import mlx.core as mx
+import numpy as np
+
+from draft_worker.candidates.columns import Columns
+from draft_worker.conditioned.runner import ConditionedRunner, Wave
+from draft_worker.conditioned.sequence import ConditionedRows, Outputs
+from draft_worker.engine import Batch, Engine, EngineSequence
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Start
+from protocol.sampling.grammar import Grammars
+from protocol.sampling.processors.logits_processors import LogitsProcessors
+from protocol.speculation.candidates import Candidates
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_Result = TypeVar("_Result")
+
+
+class ConditionedEngine(Engine):
+    """A drafter, wherever it runs."""
+
+    def __init__(self, name: str, folder: Path, runner: ConditionedRunner, tokenizer: str, tokens: Path) -> None:
+        """`tokenizer`: the fingerprint of the tokenizer, which lies in the folder `tokens`."""
+        self.name = name
+        self.model = str(folder)
+        self.architecture = runner.architecture
+        self.vocabulary = runner.vocabulary
+        self.context = runner.context
+        self.device = runner.device
+        self.tokenizer = tokenizer
+        self.features = runner.features
+        self.joint = runner.joint
+        self._runner = runner
+        self._columns: dict[int, Columns] = {}
+        """By the size of the target's vocabulary."""
+        self._grammars = Grammars(tokens, runner.vocabulary)
+
+    def measure(self, loading: float) -> None:
+        """Measure the `costs` of a drafter that took `loading` seconds to load, where that is worth its time."""
+        self.costs = self._runner.costs(loading)
+
+    def open(self, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
+        return self.around(self.rows(), sampling, vocabulary)
+
+    def rows(self) -> ConditionedRows:
+        """Of a new, empty sequence."""
+        return ConditionedRows(self._runner.open(), held=self._runner.held_feature)
+
+    def copied(self, rows: ConditionedRows, length: int) -> ConditionedRows:
+        return rows.copy(length, self._runner.open())
+
+    def around(self, rows: ConditionedRows, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
+        """A sequence that has the KV of `rows`."""
+        if vocabulary not in self._columns:
+            shared = min(self.vocabulary, vocabulary)
+            self._columns[vocabulary] = Columns(vocabulary, shared, self._runner.head_tokens)
+        return ConditionedSequence(self, rows, sampling, self._columns[vocabulary])
+
+    def processors(self, start: Start) -> LogitsProcessors | None:
+        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
+
+    def evaluate_together(self, parts: Sequence[tuple["ConditionedSequence", Batch]]) -> list[list[Candidates]]:
+        sequences = [sequence for sequence, _ in parts]
+        runs = [sequence.rows.forwards(batch) for sequence, batch in parts]
+        if self.joint:
+            outputs = self.run(sequences, runs)
+        else:
+            outputs = [self.run([each], [run])[0] for each, run in zip(sequences, runs, strict=True)]
+        blank = mx.zeros((self._runner.width,))
+        stacked = mx.stack([blank if row is None else row for rows in outputs for row in rows])
+        logits = self._runner.logits(stacked)
+        found, first = [], 0
+        for rows, (sequence, batch) in zip(outputs, parts, strict=True):
+            found.append(sequence.candidates(logits[first : first + len(rows)], rows, batch))
+            first += len(rows)
+        return found
+
+    def run(
+        self, sequences: Sequence["ConditionedSequence"], runs: Sequence[Generator[Wave, mx.array, _Result]]
+    ) -> list[_Result]:
+        """Run the forwards of different sequences, the first ones together, then the second ones, and so on."""
+        results: dict[int, Any] = {}
+        for sequence in sequences:
+            sequence.ran = []
+        waves: dict[int, Wave] = {}
+        sent: dict[int, mx.array | None] = dict.fromkeys(range(len(runs)))
+        while sent:
+            waves.clear()
+            for number, outputs in sent.items():
+                try:
+                    waves[number] = runs[number].send(outputs) if outputs is not None else next(runs[number])
+                except StopIteration as stop:
+                    results[number] = stop.value
+            for number, wave in waves.items():
+                sequences[number].ran.append(len(wave.inputs))
+            sent = dict(zip(waves, self._runner.forward(list(waves.values())) if waves else (), strict=True))
+        return [results[number] for number in range(len(runs))]
+
+
+class ConditionedSequence(EngineSequence):
+    """The rows of one sequence, and the sampling of its request."""
+
+    copyable = True
+
+    def __init__(self, engine: ConditionedEngine, rows: ConditionedRows, sampling: Sampling, columns: Columns) -> None:
+        self.rows = rows
+        self.ran: list[int] = []
+        """Tokens of each forward since the last `evaluate` or `read` began."""
+        self._engine = engine
+        self._sampling = sampling
+        self._columns = columns
+
+    @property
+    def committed(self) -> int:
+        return len(self.rows.committed.tokens)
+
+    @property
+    def next_row(self) -> int:
+        return self.rows.next_row
+
+    @property
+    def forward_widths(self) -> Sequence[int]:
+        return self.ran
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Commits the tokens; their rows are computed when features are there."""
+        self.rows.append(tokens)
+
+    def evaluate(self, batch: Batch) -> list[Candidates]:
+        return self._engine.evaluate_together([(self, batch)])[0]
+
+    def candidates(self, logits: mx.array, outputs: Outputs, batch: Batch) -> list[Candidates]:
+        """From the (L, head) `logits` of a batch's nodes; none behind a node without an output."""
+        positions = [depth + 1 + batch.skipped for depth in self.rows.depths(batch)]
+        found = self._columns.propose(logits, positions, self._sampling, batch)
+        nothing = Candidates([], [])
+        return [nothing if row is None else each for each, row in zip(found, outputs, strict=True)]
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        self.rows.keep(path, surviving)
+
+    def truncate(self, length: int) -> None:
+        self.rows.truncate(length)
+
+    def feed(self, first: int, rows: "NDArray[np.float32]") -> None:
+        assert self._engine.features is not None
+        if rows.ndim == 2 and rows.shape[1] == len(self._engine.features.outputs) * self._engine.features.width:
+            self.rows.committed.feed(first, rows)
+
+    @property
+    def unread(self) -> bool:
+        return self.rows.committed.waiting > MOST_TOGETHER
+
+    def read(self, most: int) -> None:
+        self._engine.run([self], [self.rows.reading(most)])
+        self.rows.compute()
+
+    @property
+    def staleness(self) -> int:
+        return self.committed - 1 - self.rows.committed.newest
+
+    @property
+    def memory(self) -> int:
+        return self.rows.memory
+
+    def close(self) -> None:
+        self.rows.close()
+
+    def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "ConditionedSequence":
+        rows = self.rows if exclusive else self._engine.copied(self.rows, length)
+        rows.truncate(length)
+        return self._engine.around(rows, sampling, vocabulary)
+
+
+MOST_TOGETHER = 16
+"""So many committed tokens whose features were fed join the next forward. More of them have forwards of their own."""

@@ -1,0 +1,168 @@
+"""How the rows of a drafter that reads features are computed: the interface, and MLX behind it. Knows no sampling."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, Self, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+
+from draft_worker.conditioned.network import ConditionedDrafter, ConditionedNetwork, bounded
+from draft_worker.head_tokens import HeadTokens
+from protocol.errors import InputError
+from protocol.inference.forward_costs import costs_at_load
+from protocol.inference.joint_forward import ForwardPart
+from protocol.inference.language_model import LanguageModel
+from protocol.inference.tree_sequence import TreeSequence
+from protocol.messages.features import FeatureForm
+
+Input: TypeAlias = "np.ndarray | mx.array | None"
+"""A feature (numpy), which is still to be fused, or what an earlier row left; None: zeros."""
+
+
+class TreeRows(Protocol):
+    """The rows of one sequence: what `TreeSequence` says of committed tokens and of the tree behind them."""
+
+    @property
+    def next_row(self) -> int: ...
+
+    @property
+    def room(self) -> int:
+        """Rows of the tree that the next forward may add."""
+        ...
+
+    @property
+    def memory(self) -> int: ...
+
+    def position(self, row: int) -> int: ...
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None: ...
+
+    def truncate(self, length: int) -> None: ...
+
+    def restart(self, position: int) -> None: ...
+
+    def skip(self, count: int) -> None: ...
+
+    def copy(self, length: int) -> Self: ...
+
+    def close(self) -> None:
+        """Release the memory."""
+        ...
+
+
+class Wave(NamedTuple):
+    """One forward of one sequence: the arguments of `TreeSequence.evaluate`, and the second input of each row."""
+
+    rows: TreeRows
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    first: int | None
+    inputs: Sequence[Input]
+
+
+class ConditionedRunner(Protocol):
+    """A drafter that runs: in MLX, or as a package on another device."""
+
+    features: FeatureForm
+    width: int
+    """Elements of what a row leaves."""
+    vocabulary: int
+    context: int
+    architecture: str
+    held_feature: bool
+    """The last known feature stands in for one that is missing."""
+    head_tokens: HeadTokens | None
+    """Those of the head's columns; None: column c is token c."""
+    device: str
+    joint: bool
+    """One forward can evaluate several sequences."""
+
+    def open(self) -> TreeRows:
+        """The rows of a new, empty sequence."""
+        ...
+
+    def forward(self, waves: Sequence[Wave]) -> list[mx.array]:
+        """(L, width), what the rows of each wave leave, finite: for `logits`, and as an input of later rows."""
+        ...
+
+    def logits(self, outputs: mx.array) -> mx.array:
+        """(L, head), finite, from what rows left."""
+        ...
+
+    def costs(self, loading: float) -> tuple[tuple[int, float], ...]:
+        """`Engine.costs` of a drafter that took `loading` seconds to load, where that is worth its time."""
+        ...
+
+
+class LoadedDrafter(NamedTuple):
+    """A drafter and what its files say of it."""
+
+    network: ConditionedDrafter
+    features: FeatureForm
+    width: int
+    """Elements of a fused feature and of an output."""
+    vocabulary: int
+    context: int
+    architecture: str
+    held_feature: bool = False
+
+
+class MlxRunner:
+    """A `ConditionedRunner` of a network. Raises InputError if the network's rows can't form trees."""
+
+    def __init__(self, drafter: LoadedDrafter, folder: Path) -> None:
+        self.features = drafter.features
+        self.width = drafter.width
+        self.vocabulary = drafter.vocabulary
+        self.context = drafter.context
+        self.architecture = drafter.architecture
+        self.held_feature = drafter.held_feature
+        self.head_tokens = drafter.network.head_tokens
+        self.device = str(mx.default_device())
+        config = {"model_type": drafter.architecture, "max_position_embeddings": drafter.context}
+        self._network = ConditionedNetwork(drafter.network, drafter.width, config)
+        self._model = LanguageModel(self._network, folder, config)
+        if self._model.level != "tree":
+            raise InputError(
+                f"The drafter in {folder} can't evaluate token trees ({self._model.level_reason}): choose another one."
+            )
+        self.joint = self._model.joins
+        self._drafter = drafter.network
+
+    def open(self) -> TreeSequence:
+        return self._model.sequence()
+
+    def forward(self, waves: Sequence[Wave]) -> list[mx.array]:
+        self._network.read(self._second_inputs([each for wave in waves for each in wave.inputs]))
+        outputs = self._model.evaluate_together([_part(wave) for wave in waves])
+        self._network.read(None)
+        return outputs
+
+    def logits(self, outputs: mx.array) -> mx.array:
+        return bounded(self._drafter.logits(outputs))
+
+    def costs(self, loading: float) -> tuple[tuple[int, float], ...]:
+        return costs_at_load(self._model, loading)
+
+    def _second_inputs(self, inputs: Sequence[Input]) -> mx.array:
+        """(L, width). All features are fused in one product."""
+        features = [each for each in inputs if isinstance(each, np.ndarray)]
+        fused = bounded(self._drafter.fuse(mx.array(np.stack(features)))) if features else None
+        if fused is not None and len(features) == len(inputs):
+            return fused
+        blank, place = mx.zeros((self.width,)), 0
+        rows = []
+        for each in inputs:
+            if isinstance(each, np.ndarray):
+                assert fused is not None
+                rows.append(fused[place])
+                place += 1
+            else:
+                rows.append(blank if each is None else each)
+        return mx.stack(rows)
+
+
+def _part(wave: Wave) -> ForwardPart:
+    assert isinstance(wave.rows, TreeSequence)
+    return ForwardPart(wave.rows, wave.tokens, wave.parents, wave.first)

@@ -1,0 +1,227 @@
+"""One sequence of a drafter whose rows read features: its forwards, and the rows of its tree.
+
+A row reads the true feature of the token before it, or what stands in for it: the output of the row before, or the last
+known feature (Phoenix). Knows no network, no sampling and no messages.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import TypeAlias
+
+import mlx.core as mx
+
+from draft_worker.conditioned.committed_rows import CommittedRows
+from draft_worker.conditioned.runner import Input, TreeRows, Wave
+from draft_worker.engine import Batch
+
+Outputs: TypeAlias = Sequence[mx.array | None]
+"""By node of a batch: (width,), or None for a node that could not be evaluated."""
+
+
+class _Node:
+    """A row of the tree."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.read: Input = None
+        """Its second input."""
+        self.true = False
+        """It read a true feature."""
+        self.output: mx.array | None = None
+        self.evaluated = False
+
+
+class ConditionedRows:
+    """Committed tokens, with features as far as they were fed, and a tree behind them.
+
+    Rows are numbered as in `EngineSequence`. A node behind too many tokens without rows is not evaluated, nor is one
+    for which there is no room.
+    """
+
+    def __init__(self, rows: TreeRows, *, held: bool) -> None:
+        """`held`: the last known feature stands in for one that is missing."""
+        self._rows = rows
+        self._held = held
+        self._committed = CommittedRows()
+        self._nodes: dict[int, _Node] = {}
+        self._tip: tuple[int, mx.array | None] = (-1, None)
+        """The last committed token with a row, and the row's output."""
+
+    @property
+    def committed(self) -> CommittedRows:
+        return self._committed
+
+    @property
+    def next_row(self) -> int:
+        return self._rows.next_row
+
+    @property
+    def memory(self) -> int:
+        return self._rows.memory + self._committed.memory
+
+    def depths(self, batch: Batch) -> list[int]:
+        """Index of the token of each node, from row numbers after the forwards of `batch`. Of nodes that were not
+        evaluated, any number."""
+        first = self.next_row - len(batch.tokens)
+        rows = range(first, self.next_row)
+        return [self._rows.position(row) + 1 if self._nodes[row].evaluated else 0 for row in rows]
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Commit tokens without rows. There must be no nodes."""
+        self._committed.tokens += tokens
+
+    def forwards(self, batch: Batch) -> Generator[Wave, mx.array, Outputs]:
+        """The forwards that evaluate a batch, one after the other: takes the (L, width) outputs of each."""
+        self.append(batch.committed)
+        self._rows.skip(len(batch.committed))
+        first, count = self.next_row, len(self._committed.tokens)
+        yield from self._waves(count, list(zip(batch.tokens, batch.parents, strict=True)))
+        return [self._nodes[row].output for row in range(first, self.next_row)]
+
+    def reading(self, most: int) -> Generator[Wave, mx.array, None]:
+        """The forward over at most `most` committed tokens whose features were fed; over more if there are nodes, whose
+        committed ancestors must not lack rows."""
+        due = self._committed.due
+        if due is not None:
+            whole, some = len(self._committed.tokens), due.first + self._committed.readable(due.first, most)
+            yield from self._waves(whole if self._nodes else some, [])
+
+    def compute(self) -> None:
+        """Compute the forwards so far: MLX builds them first."""
+        if self._tip[1] is not None:
+            mx.eval(self._tip[1])
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        surviving, known = tuple(surviving), self._committed
+        nodes = [self._nodes[row] for row in path]
+        gapless = max(known.end, known.start) == len(known.tokens)
+        run = next((place for place, node in enumerate(nodes) if not node.evaluated), len(nodes)) if gapless else 0
+        alive = [row for row in surviving if self._nodes[row].evaluated] if run == len(nodes) else []
+        self._rows.keep(path[:run], alive)
+        for place, node in enumerate(nodes):
+            token = len(known.tokens)
+            known.tokens.append(node.token)
+            if place < run:
+                known.end = token + 1
+                self._tip = token, node.output
+                if not node.true:
+                    known.inputs[token] = node.read
+        self._nodes = {row: self._nodes[row] for row in surviving}
+        for row in set(surviving) - set(alive):
+            self._nodes[row].evaluated = False
+        known.computed(known.end)
+
+    def truncate(self, length: int) -> None:
+        self._committed.truncate(length)
+        self._nodes = {}
+        self._rows.truncate(self._committed.end - self._committed.start)
+        if self._tip[0] >= self._committed.end:
+            self._tip = (-1, None)
+
+    def copy(self, length: int, empty: TreeRows) -> "ConditionedRows":
+        """`empty`: a new sequence of the same network."""
+        known = self._committed.copy(length)
+        rows = known.end - known.start
+        other = ConditionedRows(self._rows.copy(rows) if rows else empty, held=self._held)
+        other._committed = known
+        other._tip = self._tip if self._tip[0] < known.end else (-1, None)
+        return other
+
+    def close(self) -> None:
+        self._rows.close()
+
+    def _waves(self, stop: int, nodes: Sequence[tuple[int, int]]) -> Generator[Wave, mx.array, None]:
+        """Rows of the committed tokens that are due before `stop`, then those of `nodes`, (token, parent) each.
+
+        A row whose input is the output of another row waits for the wave behind that row's.
+        """
+        known, due, rest = self._committed, self._committed.due, list(nodes)
+        at = stop if due is None else due.first
+        if due is not None and due.anew:
+            self._restart(due.first)
+        elif due is None and known.end == known.start and not self._nodes:
+            self._restart(len(known.tokens))
+        while at < stop or rest:
+            begin, inputs = at, list[Input]()
+            while at < stop and (at == begin or self._is_ready(at)):
+                inputs.append(self._committed_input(at))
+                at += 1
+            taken = self._take(rest, inputs, waits=at > begin) if at == stop else []
+            if not inputs:
+                continue
+            tokens = [*known.tokens[begin:at], *(node.token for node, _ in taken)]
+            first = begin - known.start if at > begin else None
+            outputs = yield Wave(self._rows, tokens, [parent for _, parent in taken], first, inputs)
+            if at > begin:
+                self._tip = at - 1, outputs[at - begin - 1]
+                known.computed(at)
+            for place, (node, _) in enumerate(taken, start=at - begin):
+                node.output = outputs[place]
+
+    def _restart(self, token: int) -> None:
+        self._committed.restart(token)
+        self._rows.restart(token - 1)
+        self._tip = (-1, None)
+
+    def _is_ready(self, token: int) -> bool:
+        """Whether the row of a committed token can share a forward with the row before it."""
+        known = self._committed
+        return self._held or known.feature(token) is not None or token in known.inputs
+
+    def _committed_input(self, token: int) -> Input:
+        """A row that stays without a feature reads what it read before."""
+        known = self._committed
+        if (feature := known.feature(token)) is not None:
+            known.inputs.pop(token, None)
+            return feature
+        if token not in known.inputs:
+            known.inputs[token] = self._substitute(token)
+        return known.inputs[token]
+
+    def _substitute(self, token: int) -> Input:
+        """For the feature that the row of this token behind committed ones lacks."""
+        if self._held:
+            return self._committed.feature(token, held=True)
+        last, output = self._tip
+        return output if last == token - 1 else None
+
+    def _take(self, rest: list[tuple[int, int]], inputs: list[Input], *, waits: bool) -> list[tuple[_Node, int]]:
+        """Take the first nodes out of `rest` that one forward evaluates, and add their inputs. Nodes without an
+        ancestor to go on from get their numbers, and no rows. `waits`: the last committed row is in this forward."""
+        taken: list[tuple[_Node, int]] = []
+        blocked = self._committed.blocked and not waits
+        while rest:
+            token, parent = rest[0]
+            above = self._nodes.get(parent)
+            node = _Node(token)
+            full = len(taken) >= self._rows.room
+            if full or (blocked if above is None else not above.evaluated):
+                if taken or waits:
+                    break
+                self._nodes[self.next_row] = node
+                self._rows.skip(1)
+            elif self._read(node, above, waits=waits):
+                node.evaluated = True
+                self._nodes[self.next_row + len(taken)] = node
+                inputs.append(node.read)
+                taken.append((node, parent))
+            else:
+                break
+            del rest[0]
+        return taken
+
+    def _read(self, node: _Node, above: _Node | None, *, waits: bool) -> bool:
+        """Set what a node reads; False if that is the output of a row in the same forward."""
+        end = len(self._committed.tokens)
+        feature = self._committed.feature(end) if above is None else None
+        if feature is not None:
+            node.read, node.true = feature, True
+        elif self._held:
+            node.read = self._substitute(end)
+        elif above is not None:
+            node.read = above.output
+            return above.output is not None
+        elif waits:
+            return False
+        else:
+            node.read = self._substitute(end)
+        return True

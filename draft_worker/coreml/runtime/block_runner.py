@@ -1,0 +1,152 @@
+"""A block drafter as a converted package: the context's keys and values on the host, blocks in calls of fixed width.
+
+Knows no trees and no sampling.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from draft_worker.coreml.arrays import Array, Single
+from draft_worker.coreml.converted import Converted, HostTables
+from draft_worker.coreml.package import Package
+from draft_worker.coreml.runtime.cache_pool import CachePool
+from draft_worker.coreml.runtime.call_inputs import CallInputs
+from draft_worker.coreml.runtime.feature_reader import FeatureReader
+from draft_worker.coreml.runtime.interface import Runtime
+from draft_worker.coreml.runtime.tree_slots import HIDDEN
+from draft_worker.drafters.block_context import BlockContext
+from draft_worker.drafters.block_form import BlockForm
+from draft_worker.drafters.block_forward import Block, BlockInputs, BlockRows
+from draft_worker.drafters.fed_rows import FedRows
+from draft_worker.drafters.markov import MarkovHead, markov_head
+
+
+class PackageContext:
+    """A `ContextStore`: the slots of one of the pool's caches, in the order in which tokens were added."""
+
+    def __init__(self, pool: CachePool, reader: FeatureReader) -> None:
+        self._pool = pool
+        self._reader = reader
+        self._cache = pool.acquire()
+        self._count = 0
+
+    @property
+    def kv(self) -> Single:
+        """The input of a call."""
+        return self._cache.kv
+
+    def add(self, fed: FedRows) -> None:
+        for count, outputs in self._reader.read(fed.rows, range(fed.first, fed.end)):
+            # A device may still make numbers of them that fp16 can't hold.
+            new = np.nan_to_num(outputs["kv_new"][:, :, :count], nan=0.0, posinf=0.0, neginf=0.0)
+            self._cache.array[: len(new), :, self._count : self._count + count] = new
+            self._count += count
+
+    def compute(self) -> None:
+        """It is computed already."""
+
+    def keep(self, count: int) -> None:
+        self._count = min(self._count, count)
+
+    def copy(self, count: int) -> "PackageContext":
+        other = PackageContext(self._pool, self._reader)
+        other._cache.array[:, :, :count] = self._cache.array[:, :, :count]
+        other._count = count
+        return other
+
+    @property
+    def memory(self) -> int:
+        return self._cache.array.nbytes
+
+    def close(self) -> None:
+        self._pool.release(self._cache)
+
+
+class PackageBlockRunner:
+    """A `BlockRunner`. As many blocks as fit into the widest function share a call."""
+
+    def __init__(self, converted: Converted, runtime: Runtime) -> None:
+        package, tables = converted.package, converted.tables
+        self.form = _form(package)
+        self.context = package.context
+        self.device = runtime.device
+        self.markov_head = _markov_head(self.form, converted.tables)
+        self._package = package
+        self._runtime = runtime
+        self._inputs = {width: CallInputs(package, tables, width) for width in package.widths}
+        self._reader = FeatureReader(package, tables, runtime)
+        self._pool = CachePool(package, None)
+
+    def open(self) -> BlockContext:
+        return BlockContext(PackageContext(self._pool, self._reader))
+
+    def forward(self, context: BlockContext, blocks: Sequence[Block]) -> list[BlockRows]:
+        context.read_all()
+        return [rows for part in self._calls(blocks) for rows in self._call(context, part)]
+
+    def _calls(self, blocks: Sequence[Block]) -> Iterator[list[Block]]:
+        """The blocks of each call, in order."""
+        part: list[Block] = []
+        free = widest = self._package.widths[-1]
+        for block in blocks:
+            needed = len(block.tokens) + self.form.masks
+            if part and needed > free:
+                yield part
+                part, free = [], widest
+            part.append(block)
+            free -= needed
+        yield part
+
+    def _call(self, context: BlockContext, blocks: Sequence[Block]) -> list[BlockRows]:
+        store = context.store
+        assert isinstance(store, PackageContext)
+        inputs = BlockInputs.of(self.form, blocks)
+        call = next(each for width, each in self._inputs.items() if width >= len(inputs.tokens))
+        data = call.place(inputs.tokens, inputs.positions)
+        for name, window in self._package.masks.items():
+            _fill_mask(data[name][0, 0], self._package.context, context.positions, inputs, window)
+        outputs = self._runtime.predict(call.function, {**data, "kv": store.kv})
+        chunks = [outputs[f"logits_{index}"][0, 0, inputs.rows] for index in range(len(self._package.outputs))]
+        logits = np.nan_to_num(np.concatenate(chunks, axis=-1).astype(np.float32), nan=0.0)
+        states = outputs["state"][0, 0, inputs.rows] if "state" in outputs else np.zeros((len(logits), 0))
+        each = (len(blocks), self.form.rows, -1)
+        pairs = zip(_rows(logits, each), _rows(states, each), strict=True)
+        return [BlockRows(*pair) for pair in pairs]
+
+
+def _fill_mask(mask: Single, context: int, known: Sequence[int], inputs: BlockInputs, window: int | None) -> None:
+    """Fill (width, context + width): an input sees the `known` positions of the context, those within its window, and
+    its own block forwards and backwards. Padding sees itself."""
+    mask[:] = HIDDEN
+    count, width = len(inputs.tokens), len(mask)
+    own = np.asarray(inputs.numbers)
+    mask[:count, context : context + count][own[:, None] == own[None]] = 0
+    padding = np.arange(count, width)
+    mask[padding, context + padding] = 0
+    seen = mask[:count, : len(known)]
+    if window is None:
+        seen[:] = 0
+    else:
+        seen[np.asarray(inputs.positions)[:, None] - np.asarray(known, np.int64)[None] < window] = 0
+
+
+def _rows(values: Array, shape: tuple[int, int, int]) -> mx.array:
+    return mx.array(values.reshape(*shape[:2], values.shape[-1]).astype(np.float32))
+
+
+def _form(package: Package) -> BlockForm:
+    form = None if package.conditioning is None else package.conditioning.block
+    assert form is not None, "a package of a block drafter states its form"
+    return form
+
+
+def _markov_head(form: BlockForm, tables: HostTables) -> MarkovHead | None:
+    if form.markov is None:
+        return None
+    head = markov_head(form)
+    prefix = "markov_head."
+    arrays = tables.parameters.items()
+    head.load_weights([(name.removeprefix(prefix), mx.array(array).astype(mx.float32)) for name, array in arrays])
+    return head

@@ -1,0 +1,267 @@
+"""Reads and writes the published files of the block drafters DFlash and DSpark. Knows no engine.
+
+The formats, all with the tensor names of `block.BlockDrafter`, and the target's layers counted from 0:
+
+* z-lab (DFlash): `dflash_config {mask_token_id, target_layer_ids}`; no embedding, no head; a mask guesses itself.
+* DeepSpec (DSpark, and DFlash as a DSpark of rank 0): `mask_token_id`, `target_layer_ids` and `markov_rank` at the top;
+  copies of the target's embedding and head; the anchor guesses too.
+* SpecForge (DSpark): z-lab's, with `projector_type: dspark` inside; the anchor guesses too.
+
+Our own key `clean_prefix` says how many known tokens a block may begin with; other programs ignore it.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+import msgspec
+from msgspec import Meta
+
+from draft_worker.drafters.block import BlockDrafter
+from draft_worker.drafters.block_form import BlockForm, MarkovKind
+from draft_worker.drafters.files import DrafterFolder, Quantization, parameters, save
+from draft_worker.drafters.token_ends import TokenEnds
+from protocol.messages.base import MAX_CONTEXT
+
+BlockKind = Literal["dflash", "dspark"]
+
+_Size = Annotated[int, Meta(ge=1, le=1 << 20)]
+_Layer = Annotated[int, Meta(ge=-1, lt=1024)]
+_Layers = Annotated[tuple[_Layer, ...], Meta(min_length=1, max_length=32)]
+_ENDS = ("embed_tokens", "lm_head")
+_NAME = "a DFlash or DSpark drafter"
+_FOREIGN = ("dflash_query_causal", "attention_sink_bias", "log_snr_conditioning", "speculators_model_type")
+"""Keys of variants whose forward differs from those of the formats above."""
+
+
+class BlockCheckpoint(NamedTuple):
+    """A drafter from its files. `ends`: its own copies of the target's embedding and head; None: the target's."""
+
+    kind: BlockKind
+    network: BlockDrafter
+    ends: TokenEnds | None
+
+
+def read_block(folder: Path) -> BlockCheckpoint:
+    """Raises InputError for files that are missing, damaged or of another form."""
+    found = DrafterFolder(folder, _NAME)
+    raw = found.raw_config()
+    form = _form(found, raw)
+    tensors = found.tensors()
+    quantization = found.decoded(raw, _Quantized).quantization
+    own = {name: values for name, values in tensors.items() if name.split(".")[0] in _ENDS}
+    for name in own:
+        del tensors[name]
+    try:
+        network = BlockDrafter(form)
+        found.fill(network, tensors, quantization)
+        # Some ropes read their options when they are called.
+        mx.eval(network.layers[0].self_attn.keys_values(mx.zeros((1, 1, form.width)), mx.zeros((1, 1), mx.int32)))
+    except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
+        raise found.wrong(f"its config.json states a rotary embedding that is not known ({error})") from error
+    ends = _own_ends(found, form, own, quantization)
+    return BlockCheckpoint("dspark" if form.markov else "dflash", network, ends)
+
+
+def write_block(folder: Path, network: BlockDrafter, ends: TokenEnds, target: Mapping[str, Any]) -> None:
+    """Write a drafter in z-lab's format, or in DeepSpec's if its anchor guesses too, whose readers expect copies of
+    the target's `ends`. `target`: the target's config.json, whose special tokens go on into the drafter's."""
+    form = network.form
+    tensors = parameters(network)
+    if form.anchor_predicts:
+        tensors.append(("embed_tokens.weight", ends.embed(mx.arange(form.vocabulary))))
+        # A head is linear: its weight is what it makes of unit vectors.
+        tensors.append(("lm_head.weight", ends.head(mx.eye(form.width)).T))
+    element = str(network.fc.weight.dtype).removeprefix("mlx.core.")
+    save(folder, block_config(form, target) | {"dtype": element}, tensors)
+
+
+def block_config(form: BlockForm, target: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a drafter, from that of its target."""
+    kept = {name: target[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in target}
+    shared = kept | {
+        "model_type": "qwen3",
+        "hidden_size": form.width,
+        "num_hidden_layers": form.layers,
+        "num_attention_heads": form.heads,
+        "num_key_value_heads": form.kv_heads,
+        "head_dim": form.head_width,
+        "intermediate_size": form.inner,
+        "vocab_size": form.vocabulary,
+        "hidden_act": "silu",
+        "rms_norm_eps": form.norm_epsilon,
+        "attention_bias": form.bias,
+        "attention_dropout": 0.0,
+        "rope_theta": form.rope_base,
+        "rope_scaling": form.rope_scaling,
+        "max_position_embeddings": form.positions,
+        "layer_types": ["full_attention"] * form.layers,
+        "use_sliding_window": False,
+        "num_target_layers": form.target_layers,
+        "block_size": form.block,
+        "clean_prefix": form.clean_prefix,
+    }
+    asked = {"mask_token_id": form.mask_token, "target_layer_ids": list(form.outputs)}
+    if not form.anchor_predicts:
+        own = {"architectures": ["DFlashDraftModel"], "tie_word_embeddings": True, "dflash_config": asked}
+        return shared | own
+    deepspec = {
+        "architectures": ["Qwen3DSparkModel"],
+        "tie_word_embeddings": False,
+        "num_anchors": 1,
+        "markov_rank": form.rank,
+        "enable_confidence_head": form.confidence != "none",
+        "confidence_head_with_markov": form.confidence == "markov",
+    }
+    kind = {"markov_head_type": form.markov} if form.markov else {}
+    return shared | asked | deepspec | kind
+
+
+class _Quantized(msgspec.Struct):
+    quantization: Quantization | None = None
+
+
+class _Asked(msgspec.Struct):
+    """What a drafter asks of its target."""
+
+    target_layer_ids: _Layers
+    mask_token_id: Annotated[int, Meta(ge=0)]
+    projector_type: str = "dflash"
+
+
+class _Config(msgspec.Struct, kw_only=True):
+    """The fields of config.json that all formats share."""
+
+    hidden_size: _Size
+    num_hidden_layers: Annotated[int, Meta(ge=1, le=128)]
+    num_attention_heads: Annotated[int, Meta(ge=1, le=1024)]
+    num_key_value_heads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    head_dim: Annotated[int, Meta(ge=2, le=4096)] | None = None
+    intermediate_size: _Size
+    vocab_size: Annotated[int, Meta(ge=1, le=1 << 20)]
+    draft_vocab_size: int | None = None
+    target_hidden_size: _Size | None = None
+    num_target_layers: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    hidden_act: Literal["silu"] = "silu"
+    rms_norm_eps: Annotated[float, Meta(gt=0, lt=1)] = 1e-6
+    attention_bias: bool = False
+    rope_theta: Annotated[float, Meta(gt=0, lt=1e12)] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_is_neox_style: bool = True
+    max_position_embeddings: Annotated[int, Meta(ge=2)] = MAX_CONTEXT
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
+    sliding_window: Annotated[int, Meta(ge=1)] | None = None
+    final_logit_softcapping: Annotated[float, Meta(gt=0)] | None = None
+    block_size: Annotated[int, Meta(ge=2, le=64)]
+    clean_prefix: Annotated[int, Meta(ge=1, le=64)] = 1
+    markov_rank: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
+    markov_head_type: MarkovKind = "vanilla"
+    enable_confidence_head: bool = False
+    confidence_head_with_markov: bool = False
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
+def _form(found: DrafterFolder, raw: dict[str, Any]) -> BlockForm:
+    foreign = [key for key in _FOREIGN if raw.get(key)]
+    if foreign:
+        raise found.wrong(f"its config.json states {foreign[0]}, a variant that can't be run yet")
+    nested = raw.get("dflash_config")
+    inner = nested if isinstance(nested, dict) else {}
+    asked = found.decoded(inner or raw, _Asked)
+    config = found.decoded(raw | inner, _Config)
+    _require_sound(found, asked, config)
+    confidence = "markov" if config.confidence_head_with_markov and config.markov_rank else "state"
+    return BlockForm(
+        width=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.kv_heads,
+        head_width=config.head_width,
+        inner=config.intermediate_size,
+        vocabulary=config.vocab_size,
+        outputs=asked.target_layer_ids,
+        output_width=config.target_hidden_size or config.hidden_size,
+        target_layers=config.num_target_layers,
+        block=config.block_size,
+        mask_token=asked.mask_token_id,
+        anchor_predicts=not inner or asked.projector_type == "dspark",
+        clean_prefix=config.clean_prefix,
+        markov=config.markov_head_type if config.markov_rank else None,
+        rank=config.markov_rank,
+        confidence=confidence if config.enable_confidence_head else "none",
+        norm_epsilon=config.rms_norm_eps,
+        bias=config.attention_bias,
+        rope_base=_rope_base(config),
+        rope_scaling=_rope_scaling(config),
+        rope_interleaved=not config.rope_is_neox_style,
+        positions=min(config.max_position_embeddings, MAX_CONTEXT),
+        windows=_windows(found, config),
+        soft_cap=config.final_logit_softcapping,
+    )
+
+
+def _require_sound(found: DrafterFolder, asked: _Asked, config: _Config) -> None:
+    outputs, heads = asked.target_layer_ids, config.num_attention_heads
+    if any(later <= earlier for earlier, later in pairwise(outputs)):
+        raise found.wrong(f"its target_layer_ids {outputs} do not ascend")
+    if -1 in outputs:
+        raise found.wrong("it reads the target's embedding (target_layer_ids -1), which is not recorded")
+    if config.num_target_layers is not None and outputs[-1] >= config.num_target_layers:
+        raise found.wrong(f"it reads layer {outputs[-1]} of a target of {config.num_target_layers} layers")
+    if heads % config.kv_heads or config.head_width < 2 or config.head_width % 2:
+        raise found.wrong(f"{heads} heads of {config.head_width} numbers don't fit {config.kv_heads} KV heads")
+    if asked.mask_token_id >= config.vocab_size:
+        raise found.wrong(f"its mask token {asked.mask_token_id} is beyond its {config.vocab_size} tokens")
+    if config.draft_vocab_size not in {None, config.vocab_size}:
+        raise found.wrong(f"its head has {config.draft_vocab_size} of {config.vocab_size} tokens, unlike the formats")
+
+
+def _rope_base(config: _Config) -> float:
+    """Transformers 5 writes it into rope_parameters."""
+    stated = (config.rope_parameters or {}).get("rope_theta", config.rope_theta)
+    return float(stated) if isinstance(stated, int | float) and stated > 0 else 10000.0
+
+
+def _rope_scaling(config: _Config) -> dict[str, Any] | None:
+    scaling = config.rope_scaling or config.rope_parameters
+    kind = scaling and scaling.get("type", scaling.get("rope_type", "default"))
+    return None if kind is None or kind == "default" else scaling
+
+
+def _windows(found: DrafterFolder, config: _Config) -> tuple[int | None, ...]:
+    if config.layer_types is None or "sliding_attention" not in config.layer_types:
+        return ()
+    if len(config.layer_types) != config.num_hidden_layers or config.sliding_window is None:
+        raise found.wrong("its layer_types fit neither its layers nor a sliding_window")
+    return tuple(config.sliding_window if each == "sliding_attention" else None for each in config.layer_types)
+
+
+class _OwnEnds(nn.Module):
+    """Copies of the target's embedding and head."""
+
+    def __init__(self, form: BlockForm) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(form.vocabulary, form.width)
+        self.lm_head = nn.Linear(form.width, form.vocabulary, bias=False)
+
+
+def _own_ends(
+    found: DrafterFolder, form: BlockForm, tensors: Mapping[str, mx.array], quantization: Quantization | None
+) -> TokenEnds | None:
+    """None if the file does not have both."""
+    if {name.split(".")[0] for name in tensors} != {*_ENDS}:
+        return None
+    ends = _OwnEnds(form)
+    found.fill(ends, tensors, quantization)
+    return TokenEnds.of(ends.embed_tokens, ends.lm_head)

@@ -1,0 +1,193 @@
+"""EAGLE-3's network (arXiv 2503.01840): one decoder layer over the next token's embedding and the target's features.
+
+Parameters have the published names. Knows no files, no trees and no sampling.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+import mlx.nn as nn
+import msgspec
+from mlx_lm.models.activations import swiglu
+from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
+from mlx_lm.models.cache import KVCache
+from mlx_lm.models.rope_utils import initialize_rope
+
+from draft_worker.head_tokens import HeadTokens
+
+Mask: TypeAlias = mx.array | str | None
+Ends: TypeAlias = Callable[[mx.array], mx.array]
+"""A target's embedding or head."""
+
+
+class Eagle3Form(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes and variants of a network, whichever family of checkpoints it came from."""
+
+    outputs: tuple[int, ...]
+    """The target's outputs that one feature joins, ascending: i is the residual stream behind layer i, from 0."""
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    """Tokens of the target."""
+    head_size: int
+    """Tokens of the drafter's head."""
+    target_width: int
+    """Elements of one output of the target."""
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: Mapping[str, Any] | None = None
+    context: int = 131072
+    biases: tuple[str, ...] = ()
+    """Linear layers that have a bias: `fc`, `midlayer.self_attn.q_proj`, ..."""
+    own_embedding: bool = False
+    """Else the target's embedding is used, which `ends` gives."""
+    own_head: bool = True
+    """Else the target's head is used."""
+    norm_heads: bool = False
+    """Queries and keys are normed a head, as in Qwen3."""
+    norm_before_residual: bool = False
+    """The layer's residual is the normed feature."""
+    norm_before_fc: bool = False
+    """One norm over the joined outputs."""
+    fc_norm: bool = False
+    """One norm an output."""
+    norm_output: bool = False
+    """The next row reads the normed output (EAGLE-3.1)."""
+    held_feature: bool = False
+    """A row without a feature reads the last known one in place of its parent's output (Phoenix)."""
+
+
+class Eagle3(nn.Module):
+    """Row i joins the feature of token i with the embedding of token i + 1, and predicts token i + 2."""
+
+    def __init__(self, form: Eagle3Form, head_tokens: HeadTokens | None = None) -> None:
+        """`head_tokens`: those of the head's columns; None: column c is token c."""
+        super().__init__()
+        self.form = form
+        self.head_tokens = head_tokens
+        self._embed: Ends | None = None
+        self._head: Ends | None = None
+        width, eps = form.hidden_size, form.rms_norm_eps
+        joined = len(form.outputs) * form.target_width
+        if form.own_embedding:
+            self.embed_tokens = nn.Embedding(form.vocabulary, width)
+        if form.norm_before_fc:
+            self.input_norm = nn.RMSNorm(joined, eps=eps)
+        if form.fc_norm:
+            self.fc_norm = [nn.RMSNorm(form.target_width, eps=eps) for _ in form.outputs]
+        self.fc = nn.Linear(joined, width, bias="fc" in form.biases)
+        self.midlayer = Eagle3Layer(form)
+        self.norm = nn.RMSNorm(width, eps=eps)
+        if form.own_head:
+            self.lm_head = nn.Linear(width, form.head_size, bias=False)
+
+    def borrow(self, embed: Ends, head: Ends) -> None:
+        """Use the target's embedding and head where the drafter has none of its own."""
+        self._embed, self._head = embed, head
+
+    def fuse(self, features: mx.array) -> mx.array:
+        """(..., hidden) from (..., outputs * target_width) features."""
+        form = self.form
+        if form.norm_before_fc:
+            features = self.input_norm(features)
+        if form.fc_norm:
+            parts = mx.split(features, len(form.outputs), axis=-1)
+            features = mx.concatenate([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], axis=-1)
+        return self.fc(features)
+
+    def __call__(self, tokens: mx.array, hidden: mx.array, mask: Mask = None, cache: Any = None) -> mx.array:
+        """What the next row may read in place of `hidden`: (B, L, hidden), from (B, L) tokens and the (B, L, hidden)
+        fused feature of the token before each.
+
+        `cache`: any object with `offset` and `update_and_fetch`, for keys and values of earlier rows. Without a mask,
+        rows are causal, or see what the cache's `make_mask` says.
+        """
+        if mask is None:
+            mask = create_attention_mask(hidden, cache)
+        embed = self.embed_tokens if self.form.own_embedding else self._embed
+        assert embed is not None, "the target's embedding was not given"
+        hidden = self.midlayer(embed(tokens), hidden, mask, cache)
+        return self.norm(hidden) if self.form.norm_output else hidden
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """(..., head_size), from outputs of the network."""
+        head = self.lm_head if self.form.own_head else self._head
+        assert head is not None, "the target's head was not given"
+        return head(hidden if self.form.norm_output else self.norm(hidden))
+
+    def make_cache(self) -> list[KVCache]:
+        return [KVCache()]
+
+
+class Eagle3Layer(nn.Module):
+    """A decoder layer whose attention reads embedding and feature side by side."""
+
+    def __init__(self, form: Eagle3Form) -> None:
+        super().__init__()
+        width, eps = form.hidden_size, form.rms_norm_eps
+        self.self_attn = Eagle3Attention(form)
+        self.mlp = Eagle3Mlp(form)
+        self.input_layernorm = nn.RMSNorm(width, eps=eps)
+        self.hidden_norm = nn.RMSNorm(width, eps=eps)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
+        self._norm_before_residual = form.norm_before_residual
+
+    def __call__(self, embedded: mx.array, hidden: mx.array, mask: Mask, cache: Any) -> mx.array:
+        normed = self.hidden_norm(hidden)
+        joined = mx.concatenate([self.input_layernorm(embedded), normed], axis=-1)
+        residual = normed if self._norm_before_residual else hidden
+        hidden = residual + self.self_attn(joined, mask, cache)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Eagle3Attention(nn.Module):
+    def __init__(self, form: Eagle3Form) -> None:
+        super().__init__()
+        self._heads, self._kv_heads, size = form.heads, form.kv_heads, form.head_dim
+        self._scale = size**-0.5
+        joined, keys = 2 * form.hidden_size, form.kv_heads * size
+        self.q_proj = nn.Linear(joined, form.heads * size, bias=_biased(form, "self_attn.q_proj"))
+        self.k_proj = nn.Linear(joined, keys, bias=_biased(form, "self_attn.k_proj"))
+        self.v_proj = nn.Linear(joined, keys, bias=_biased(form, "self_attn.v_proj"))
+        self.o_proj = nn.Linear(form.heads * size, form.hidden_size, bias=_biased(form, "self_attn.o_proj"))
+        if form.norm_heads:
+            self.q_norm = nn.RMSNorm(size, eps=form.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(size, eps=form.rms_norm_eps)
+        self._normed = form.norm_heads
+        scaling = None if form.rope_scaling is None else dict(form.rope_scaling)
+        self.rope = initialize_rope(size, form.rope_theta, False, scaling, form.context)
+
+    def __call__(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
+        batch, length, _ = x.shape
+        queries = self.q_proj(x).reshape(batch, length, self._heads, -1)
+        keys = self.k_proj(x).reshape(batch, length, self._kv_heads, -1)
+        values = self.v_proj(x).reshape(batch, length, self._kv_heads, -1).transpose(0, 2, 1, 3)
+        if self._normed:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries, keys = queries.transpose(0, 2, 1, 3), keys.transpose(0, 2, 1, 3)
+        offset = 0 if cache is None else cache.offset
+        queries, keys = self.rope(queries, offset=offset), self.rope(keys, offset=offset)
+        if cache is not None:
+            keys, values = cache.update_and_fetch(keys, values)
+        attended = scaled_dot_product_attention(queries, keys, values, cache=cache, scale=self._scale, mask=mask)
+        return self.o_proj(attended.transpose(0, 2, 1, 3).reshape(batch, length, -1))
+
+
+class Eagle3Mlp(nn.Module):
+    def __init__(self, form: Eagle3Form) -> None:
+        super().__init__()
+        width, inner = form.hidden_size, form.intermediate_size
+        self.gate_proj = nn.Linear(width, inner, bias=_biased(form, "mlp.gate_proj"))
+        self.up_proj = nn.Linear(width, inner, bias=_biased(form, "mlp.up_proj"))
+        self.down_proj = nn.Linear(inner, width, bias=_biased(form, "mlp.down_proj"))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+def _biased(form: Eagle3Form, layer: str) -> bool:
+    return f"midlayer.{layer}" in form.biases

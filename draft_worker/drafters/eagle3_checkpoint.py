@@ -1,0 +1,241 @@
+"""Reads the published families of EAGLE-3 checkpoints into one form, and writes SafeAILab's.
+
+A target's outputs have different numbers in each family, and different keys (`_stated_outputs`). Knows no engine.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
+from draft_worker.drafters.files import DrafterFolder, Quantization, parameters, save
+from draft_worker.head_tokens import HeadTokens, are_head_tokens
+
+_ARCHITECTURE = "LlamaForCausalLMEagle3"
+_DEEPSPEC = "target_layer_ids"
+"""DeepSpec's key of outputs, which no other family has."""
+_NESTED = "transformer_layer_config"
+"""speculators' part with the sizes of the layer."""
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_LAYERS = ("llama", "qwen2", "qwen3")
+"""Model types whose decoder layer is that of `Eagle3Layer`."""
+_UNUSED = ("verifier_norm.", "verifier_lm_head.", "t2d", "rotary_emb.")
+"""What training kept of the target, or what follows from other tensors."""
+
+Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
+Tensors: TypeAlias = dict[str, mx.array]
+
+
+class _Layer(msgspec.Struct):
+    """Sizes of the decoder layer, in config.json itself or nested."""
+
+    hidden_size: Annotated[int, Meta(ge=1, le=1 << 15)]
+    intermediate_size: Size
+    num_attention_heads: Annotated[int, Meta(ge=1, le=1024)]
+    vocab_size: Size
+    num_key_value_heads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    head_dim: Annotated[int, Meta(ge=2, le=1024)] | None = None
+    num_hidden_layers: int = 1
+    rms_norm_eps: Annotated[float, Meta(gt=0, lt=1)] = 1e-6
+    rope_theta: Annotated[float, Meta(gt=0)] = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    max_position_embeddings: Annotated[int, Meta(ge=2)] = 131072
+    hidden_act: str = "silu"
+    model_type: str = "llama"
+
+
+class _Drafter(msgspec.Struct):
+    """What stands in config.json itself in every family."""
+
+    target_hidden_size: Annotated[int, Meta(ge=1, le=1 << 15)] | None = None
+    num_target_layers: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    held_feature: bool = False
+    quantization: Quantization | None = None
+
+
+class _Ids(msgspec.Struct):
+    """Outputs of the target as the families name them."""
+
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+    eagle_config: dict[str, Any] | None = None
+    target_layer_ids: list[int] | None = None
+
+
+def read_eagle3(folder: Path, target_layers: int | None = None) -> Eagle3:
+    """The network in `folder`, for a target of so many layers: its default outputs depend on them.
+
+    Raises InputError for files that are missing, damaged or of another form.
+    """
+    found = DrafterFolder(folder, "an EAGLE-3 drafter")
+    config = found.raw_config()
+    drafter = found.decoded(config, _Drafter)
+    layer = found.decoded(config.get(_NESTED, config), _Layer)
+    tensors = _renamed(found.tensors())
+    head_tokens = _head_tokens(found, tensors, layer.vocab_size)
+    outputs = _outputs(found, config, drafter.num_target_layers or target_layers)
+    try:
+        form = _form(found, layer, drafter, outputs, tensors)
+        network = Eagle3(form, head_tokens)
+    except (ValueError, KeyError, TypeError, ArithmeticError, AssertionError) as error:
+        raise found.wrong(f"its config.json states rotary positions that can't be computed ({error!r})") from error
+    named = form.vocabulary if head_tokens is None else len(head_tokens)
+    if form.head_size != named:
+        raise found.wrong(f"its head has {form.head_size} tokens, and d2t or the vocabulary names {named}")
+    found.fill(network, tensors, drafter.quantization)
+    return network
+
+
+def write_eagle3(folder: Path, network: Eagle3, element: mx.Dtype = mx.float16) -> None:
+    """Write SafeAILab's form, weights in `element`."""
+    form = network.form
+    tensors = {name: values.astype(element) for name, values in parameters(network)}
+    if network.head_tokens is not None:
+        chosen = np.zeros(form.vocabulary, dtype=bool)
+        chosen[network.head_tokens] = True
+        tensors["d2t"] = mx.array(network.head_tokens - np.arange(form.head_size), dtype=mx.int64)
+        tensors["t2d"] = mx.array(chosen)
+    save(folder, _config(form), tensors.items())
+
+
+def _config(form: Eagle3Form) -> dict[str, Any]:
+    """Without variants that the form does not use: other programs refuse keys that they don't know."""
+    sizes = {
+        "architectures": [_ARCHITECTURE],
+        "model_type": "qwen3" if form.norm_heads else "llama",
+        "hidden_size": form.hidden_size,
+        "intermediate_size": form.intermediate_size,
+        "num_attention_heads": form.heads,
+        "num_key_value_heads": form.kv_heads,
+        "head_dim": form.head_dim,
+        "num_hidden_layers": 1,
+        "vocab_size": form.vocabulary,
+        "draft_vocab_size": form.head_size,
+        "target_hidden_size": form.target_width,
+        "rms_norm_eps": form.rms_norm_eps,
+        "rope_theta": form.rope_theta,
+        "rope_scaling": None if form.rope_scaling is None else dict(form.rope_scaling),
+        "max_position_embeddings": form.context,
+        "hidden_act": "silu",
+        "attention_bias": "midlayer.self_attn.q_proj" in form.biases,
+        "mlp_bias": "midlayer.mlp.up_proj" in form.biases,
+        "bias": "fc" in form.biases,
+        "tie_word_embeddings": False,
+        "eagle_config": {_IDS: list(form.outputs), "use_aux_hidden_state": True},
+    }
+    variants = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "held_feature")
+    return sizes | {name: True for name in variants if getattr(form, name)}
+
+
+def _renamed(tensors: Tensors) -> Tensors:
+    """By SafeAILab's names."""
+    kept = {name: values for name, values in tensors.items() if not name.startswith(_UNUSED)}
+    prefix = "layers.0."
+    return {f"midlayer.{name[len(prefix) :]}" if name.startswith(prefix) else name: kept[name] for name in kept}
+
+
+def _head_tokens(found: DrafterFolder, tensors: Tensors, vocabulary: int) -> HeadTokens | None:
+    """The tokens of the head's columns, ascending. Takes `d2t` out of the tensors, and sorts the head's rows."""
+    if "d2t" not in tensors:
+        return None
+    offsets = tensors.pop("d2t")
+    if offsets.ndim != 1 or not mx.issubdtype(offsets.dtype, mx.integer):
+        raise found.wrong("its tensor d2t is no list of whole numbers")
+    tokens: Any = np.array(offsets).astype(np.int64) + np.arange(offsets.size)
+    order = np.argsort(tokens)
+    if not are_head_tokens(tokens[order], vocabulary):
+        raise found.wrong(f"its tensor d2t must name different tokens below {vocabulary}")
+    for name in [name for name in tensors if name.startswith("lm_head.")]:
+        if tensors[name].ndim == 0 or len(tensors[name]) != len(order):
+            raise found.wrong(f"its tensor {name} does not have a row for each of the {len(order)} tokens of d2t")
+        tensors[name] = tensors[name] if (np.diff(order) == 1).all() else tensors[name][mx.array(order)]
+    return tokens[order].astype(np.int32)
+
+
+def _outputs(found: DrafterFolder, config: Mapping[str, Any], layers: int | None) -> tuple[int, ...]:
+    outputs = _stated_outputs(found, config)
+    if outputs is None:
+        if layers is None:
+            raise found.wrong("its config.json names no layers of the target, and neither does a target say how many")
+        # Inputs of layers 2, L/2 and L-3 (SafeAILab/EAGLE: eagle/model/modeling_llama_kv.py; vLLM has the same).
+        outputs = [1, layers // 2 - 1, layers - 4]
+    most = 1 << 10 if layers is None else layers
+    ascending = all(later > earlier for earlier, later in pairwise(outputs))
+    if not outputs or not ascending or outputs[0] < 0 or outputs[-1] >= most:
+        raise found.wrong(f"the target's outputs that it reads, {outputs}, must ascend from 0 to below {most}")
+    return tuple(outputs)
+
+
+def _stated_outputs(found: DrafterFolder, config: Mapping[str, Any]) -> list[int] | None:
+    """In our numbering, from 0 behind layer 0; None: the config names none.
+
+    DeepSpec and SafeAILab number outputs as we do (DeepSpec: deepspec/modeling/eagle3/common.py reads
+    hidden_states[id + 1]; SGLang adds 1 to make inputs of them). speculators numbers the inputs of layers, as vLLM.
+    """
+    ids = found.decoded(config, _Ids)
+    if ids.target_layer_ids is not None:
+        return ids.target_layer_ids
+    if ids.eagle_aux_hidden_state_layer_ids is not None:
+        # Beside the other fields the numbers are those of inputs, as vLLM reads them; protocol.contracts.drafters says
+        # more.
+        return [each - 1 for each in ids.eagle_aux_hidden_state_layer_ids]
+    nested = found.decoded(ids.eagle_config or {}, _Ids)
+    return nested.eagle_aux_hidden_state_layer_ids
+
+
+def _form(
+    found: DrafterFolder, layer: _Layer, drafter: _Drafter, outputs: tuple[int, ...], tensors: Tensors
+) -> Eagle3Form:
+    if layer.num_hidden_layers != 1:
+        raise found.wrong(f"it has {layer.num_hidden_layers} decoder layers, and only drafters of one are known")
+    if layer.model_type not in _LAYERS or layer.hidden_act != "silu":
+        raise found.wrong(f"its decoder layer is of an unknown kind ({layer.model_type}, {layer.hidden_act})")
+    if drafter.norm_before_fc and drafter.fc_norm:
+        raise found.wrong("its config.json sets both norm_before_fc and fc_norm, which exclude each other")
+    if layer.num_attention_heads % (layer.num_key_value_heads or layer.num_attention_heads):
+        raise found.wrong(f"{layer.num_attention_heads} heads don't share {layer.num_key_value_heads} keys evenly")
+    theta, scaling = _rope(layer)
+    head = tensors.get("lm_head.weight")
+    return Eagle3Form(
+        outputs=outputs,
+        hidden_size=layer.hidden_size,
+        intermediate_size=layer.intermediate_size,
+        heads=layer.num_attention_heads,
+        kv_heads=layer.num_key_value_heads or layer.num_attention_heads,
+        head_dim=layer.head_dim or max(2, layer.hidden_size // layer.num_attention_heads),
+        vocabulary=layer.vocab_size,
+        head_size=layer.vocab_size if head is None or head.ndim == 0 else len(head),
+        target_width=drafter.target_hidden_size or layer.hidden_size,
+        rms_norm_eps=layer.rms_norm_eps,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        context=layer.max_position_embeddings,
+        biases=tuple(name.removesuffix(".bias") for name in tensors if name.endswith("proj.bias") or name == "fc.bias"),
+        own_embedding="embed_tokens.weight" in tensors,
+        own_head=head is not None,
+        norm_heads="midlayer.self_attn.q_norm.weight" in tensors,
+        norm_before_residual=drafter.norm_before_residual,
+        norm_before_fc=drafter.norm_before_fc,
+        fc_norm=drafter.fc_norm,
+        norm_output=drafter.norm_output,
+        held_feature=drafter.held_feature,
+    )
+
+
+def _rope(layer: _Layer) -> tuple[float, dict[str, Any] | None]:
+    """Base and scaling. Newer files have both in `rope_parameters`; positions in three parts are one part for text."""
+    scaling = layer.rope_parameters or layer.rope_scaling or {}
+    theta = scaling.get("rope_theta", layer.rope_theta)
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    plain = kind == "default" or "mrope_section" in scaling
+    return float(theta), None if plain else {name: each for name, each in scaling.items() if name != "rope_theta"}

@@ -1,0 +1,132 @@
+"""The files of a trained drafter: config.json and safetensors, checked on reading, written in the published form.
+
+Knows no kind of drafter.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import mlx.core as mx
+import mlx.nn as nn
+import msgspec
+from mlx.utils import tree_flatten
+from mlx_lm.utils import dequantize_model
+
+from protocol.errors import InputError
+from protocol.inference.processor import spare_compiler
+
+_Config = TypeVar("_Config")
+_CONFIG = "config.json"
+_WEIGHTS = "model.safetensors"
+_NEXT = "download it again, or choose another draft"
+
+
+class Quantization(msgspec.Struct, frozen=True):
+    """How mlx-lm's tools quantised the weights that have scales."""
+
+    group_size: int = 64
+    bits: int = 4
+
+
+class DrafterFolder:
+    """A folder that is said to hold `kind`, half a sentence such as "a DFlash drafter"."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder = folder
+        self.kind = kind
+
+    def wrong(self, reason: str) -> InputError:
+        return InputError(f"{self.folder} is said to hold {self.kind}, but {reason}: {_NEXT}.")
+
+    def raw_config(self) -> dict[str, Any]:
+        """Raises InputError if config.json is missing or damaged, as do the other methods for what they read."""
+        try:
+            config = json.loads((self.folder / _CONFIG).read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise self.wrong(f"its {_CONFIG} can't be read ({error})") from error
+        if not isinstance(config, dict):
+            raise self.wrong(f"its {_CONFIG} is no JSON object")
+        return config
+
+    def decoded(self, config: Mapping[str, Any], form: type[_Config]) -> _Config:
+        """The fields of a config as a struct."""
+        try:
+            return msgspec.convert(config, form)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise self.wrong(f"its {_CONFIG} does not fit ({error})") from error
+
+    def tensors(self) -> dict[str, mx.array]:
+        """By their names, not read yet."""
+        files = sorted(self.folder.glob("*.safetensors"))
+        if not files:
+            raise self.wrong("it has no safetensors file, and weights in other formats are never opened")
+        tensors: dict[str, mx.array] = {}
+        for file in files:
+            try:
+                loaded: Any = mx.load(str(file))
+            except (OSError, RuntimeError, ValueError) as error:
+                raise self.wrong(f"{file.name} can't be read ({str(error)[:200]})") from error
+            tensors |= {name.removeprefix("model."): values for name, values in loaded.items()}
+        return tensors
+
+    def fill(self, network: nn.Module, tensors: Mapping[str, mx.array], quantization: Quantization | None) -> None:
+        """Give a network its parameters, all of `tensors`, in the element that this machine computes in."""
+        quantized = {name.removesuffix(".scales") for name in tensors if name.endswith(".scales")}
+        if quantized:
+            self._quantize(network, quantization or Quantization(), lambda path, _: path in quantized)
+        self._check(network, tensors)
+        network.load_weights(list(tensors.items()))
+        if mx.default_device() == mx.Device(mx.cpu):
+            # A processor has fast kernels for float32 alone; quantized products are many times slower.
+            dequantize_model(network)
+            network.set_dtype(mx.float32)
+            spare_compiler()
+        finite = [mx.isfinite(values).all() for _, values in parameters(network) if _is_float(values)]
+        try:
+            mx.eval(network.parameters(), finite)
+        except (RuntimeError, ValueError) as error:
+            raise self.wrong(f"its weights can't be read ({str(error)[:200]})") from error
+        if not all(each.item() for each in finite):
+            raise self.wrong("its weights hold numbers that are not finite")
+
+    def _quantize(self, network: nn.Module, form: Quantization, which: Callable[[str, nn.Module], bool]) -> None:
+        try:
+            nn.quantize(network, form.group_size, form.bits, class_predicate=which)
+        except (ValueError, RuntimeError) as error:
+            raise self.wrong(f"its {_CONFIG} states a quantization that does not fit ({error})") from error
+
+    def _check(self, network: nn.Module, tensors: Mapping[str, mx.array]) -> None:
+        expected = dict(parameters(network))
+        for name, values in expected.items():
+            if name not in tensors:
+                raise self.wrong(f"it lacks the tensor {name}")
+            if tensors[name].shape != values.shape:
+                raise self.wrong(f"its tensor {name} has the shape {tensors[name].shape} instead of {values.shape}")
+            if _is_float(values) != _is_float(tensors[name]):
+                raise self.wrong(f"its tensor {name} has elements of type {tensors[name].dtype}")
+        unknown = [name for name in tensors if name not in expected]
+        if unknown:
+            raise self.wrong(f"it has a tensor that its form does not know, {unknown[0]}")
+
+
+def save(folder: Path, config: Mapping[str, Any], tensors: Iterable[tuple[str, mx.array]]) -> None:
+    """Write a drafter's folder. An interruption leaves a folder whose config.json is the old one, or missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{_WEIGHTS}.partial.safetensors"
+    mx.save_safetensors(str(partial), dict(tensors), metadata={"format": "pt"})
+    partial.replace(folder / _WEIGHTS)
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / f"{_CONFIG}.partial").write_text(text)
+    (folder / f"{_CONFIG}.partial").replace(folder / _CONFIG)
+
+
+def parameters(network: nn.Module) -> list[tuple[str, mx.array]]:
+    """A network's parameters by their names in files."""
+    flat: Any = tree_flatten(network.parameters())
+    return flat
+
+
+def _is_float(values: mx.array) -> bool:
+    return mx.issubdtype(values.dtype, mx.floating)

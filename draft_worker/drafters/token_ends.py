@@ -1,0 +1,88 @@
+"""The two ends of a language model, the embedding and the head, which a trained drafter shares with its target.
+
+Knows no drafter.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.utils import dequantize_model, load_model
+
+from protocol.errors import InputError
+
+Layer = Callable[[mx.array], mx.array]
+_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
+
+
+class TokenEnds(NamedTuple):
+    """`embed`: (...) tokens to (..., width); `head`: (..., width) states to (..., vocabulary) logits."""
+
+    embed: Layer
+    head: Layer
+    width: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, embedding: nn.Module, head: nn.Module | None) -> "TokenEnds":
+        """`head`: None if the embedding's own rows make the logits."""
+        rows: Any = embedding
+        vocabulary = rows.weight.shape[0]
+        width = embedding(mx.zeros((1,), mx.int32)).shape[-1]
+        return cls(rows, rows.as_linear if head is None else head, width, vocabulary)
+
+
+def drafter_ends(
+    drafter: Path, own: TokenEnds | None, target: Path | None, width: int, vocabulary: int, *, head: bool = True
+) -> TokenEnds:
+    """The drafter's `own` copies, or else the ends of its target, whose states have `width` numbers.
+
+    Raises InputError if `target` is wanted and None, or another model. `head`: whether the head is used.
+    """
+    if own is not None:
+        return own
+    if target is None:
+        raise InputError(f"The draft in {drafter} uses the embedding and the head of its target: name a target.")
+    ends = target_ends(target, head=head)
+    if (ends.width, ends.vocabulary) != (width, vocabulary):
+        raise InputError(
+            f"The draft in {drafter} was trained for a target with states of {width:,} numbers and {vocabulary:,} "
+            f"tokens, but {target} has {ends.width:,} and {ends.vocabulary:,}: choose the draft's own target."
+        )
+    return ends
+
+
+def target_ends(folder: Path, *, head: bool = True) -> TokenEnds:
+    """The ends of the mlx-lm model in `folder`. The rest of its weights is not read, nor is a head that is not used.
+
+    Raises InputError if they can't be found.
+    """
+    try:
+        network: Any = load_model(folder, lazy=True, trust_remote_code=False)[0]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise InputError(
+            f"The target in {folder}, whose embedding the draft uses, can't be loaded ({str(error)[:200]}): "
+            "download it again."
+        ) from error
+    modules = network.named_modules()
+    embeddings = [(path, each) for path, each in modules if isinstance(each, _EMBEDDINGS)]
+    if not embeddings:
+        raise InputError(f"No embedding was found in the target in {folder}: choose a draft that has its own.")
+    own_head = next((each for path, each in modules if path.split(".")[-1] == "lm_head"), None)
+    ends = nn.Module()
+    ends["embedding"] = max(embeddings, key=_likeness)[1]
+    if own_head is not None and head:
+        ends["head"] = own_head
+    if mx.default_device() == mx.Device(mx.cpu):
+        ends = dequantize_model(ends)
+        ends.set_dtype(mx.float32)
+    mx.eval(ends.parameters())
+    return TokenEnds.of(ends["embedding"], ends.get("head"))
+
+
+def _likeness(found: tuple[str, Any]) -> tuple[bool, int]:
+    """A model may have further embeddings, of positions or layers."""
+    path, embedding = found
+    return path.split(".")[-1] == "embed_tokens", embedding.weight.shape[0]

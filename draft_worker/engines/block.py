@@ -1,0 +1,263 @@
+"""The block drafters DFlash and DSpark: one forward guesses the tokens of several positions. Knows no messages.
+
+A forward serves anchors. The candidates of the tree nodes behind an anchor come from its rows without a forward, as far
+as its block reaches, even when the root has moved on.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from draft_worker.candidates.columns import Columns
+from draft_worker.drafters.block_checkpoint import read_block
+from draft_worker.drafters.block_context import BlockContext
+from draft_worker.drafters.block_forward import Block, BlockRows, BlockRunner, MlxBlockRunner
+from draft_worker.drafters.markov import MarkovHead
+from draft_worker.drafters.token_ends import drafter_ends
+from draft_worker.engine import Batch, Engine, EngineSequence
+from protocol.contracts.engines import EngineDeclaration
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
+from protocol.inference.wired_memory import BESIDE_TARGET, wire
+from protocol.messages.features import FeatureForm
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Start
+from protocol.sampling.grammar import Grammars
+from protocol.sampling.processors.logits_processors import LogitsProcessors
+from protocol.speculation.candidates import Candidates
+from protocol.worker.process import WorkerSetup
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+ENGINE = EngineDeclaration(help="a block drafter, DFlash or DSpark", model="drafter")
+_BLOCKS = 16
+"""Most blocks of one forward, which bounds its memory."""
+
+
+def load(setup: WorkerSetup) -> "BlockEngine":
+    """Raises InputError if the folder holds no block drafter, or one of another target."""
+    engine = BlockEngine.load(Path(setup.model), Path(setup.target) if setup.target else None)
+    wire(setup.gpu_share, BESIDE_TARGET)
+    return engine
+
+
+class BlockEngine(Engine):
+    """A drafter, wherever it runs."""
+
+    def __init__(self, folder: Path, runner: BlockRunner, tokens: Path, name: str = "block") -> None:
+        """`tokens`: the folder of the tokenizer. `name`: of the engine."""
+        form = runner.form
+        self.name = name
+        self.model = str(folder)
+        self.architecture = "dspark" if form.markov else "dflash"
+        self.vocabulary = form.vocabulary
+        self.context = runner.context
+        self.device = runner.device
+        self.tokenizer = vocabulary_fingerprint(tokens)
+        self.features = FeatureForm(form.outputs, form.output_width)
+        self.runner = runner
+        self._columns: dict[int, Columns] = {}
+        """By the size of the target's vocabulary."""
+        self._grammars = Grammars(tokens, form.vocabulary)
+
+    @classmethod
+    def load(cls, folder: Path, target: Path | None) -> "BlockEngine":
+        """`target`: the folder of the target, whose tokenizer is the drafter's too.
+
+        Raises InputError if a folder is damaged, or the two don't fit.
+        """
+        drafter = read_block(folder)
+        form = drafter.network.form
+        ends = drafter_ends(folder, drafter.ends, target, form.width, form.vocabulary)
+        return cls(folder, MlxBlockRunner(drafter.network, ends), folder if target is None else target)
+
+    def open(self, sampling: Sampling, vocabulary: int) -> "BlockSequence":
+        return self.around(self.runner.open(), [], sampling, vocabulary)
+
+    def around(self, context: BlockContext, tokens: list[int], sampling: Sampling, vocabulary: int) -> "BlockSequence":
+        """A sequence of these committed tokens."""
+        if vocabulary not in self._columns:
+            self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary))
+        return BlockSequence(self, context, tokens, sampling, self._columns[vocabulary])
+
+    def processors(self, start: Start) -> LogitsProcessors | None:
+        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
+
+
+class _Anchor:
+    """A node with a block of its own. Nodes refer to it, so its rows are freed with the last of them."""
+
+    def __init__(self) -> None:
+        self.rows: BlockRows | None = None
+        """None until its forward."""
+
+
+class _Node:
+    """A row of the tree: its token, and which row of which block guesses the token behind it."""
+
+    def __init__(self, token: int, parent: int, position: int, anchor: _Anchor, offset: int) -> None:
+        """`parent`: a row that is not there any more is the end of the committed prefix. `position`: index of the
+        token. `offset`: how far behind the anchor, and so the number of the row."""
+        self.token = token
+        self.parent = parent
+        self.position = position
+        self.anchor = anchor
+        self.offset = offset
+        self.above: _Node | None = None
+        """The node before it in the same block, until a recurrent Markov head has read its state."""
+        self.state: mx.array | None = None
+        """Of a recurrent Markov head, behind this row."""
+
+
+class BlockSequence(EngineSequence):
+    """The context of one sequence, the rows of its tree, and the sampling of its request."""
+
+    copyable = True
+
+    def __init__(
+        self, engine: BlockEngine, context: BlockContext, tokens: list[int], sampling: Sampling, columns: Columns
+    ) -> None:
+        self._engine = engine
+        self._form = engine.runner.form
+        self._context = context
+        self._tokens = tokens
+        self._sampling = sampling
+        self._columns = columns
+        self._nodes: dict[int, _Node] = {}
+        self._tip: _Node | None = None
+        """The node of the last committed token, if it had one."""
+        self._next_row = 0
+        self._forwards: tuple[int, ...] = ()
+
+    @property
+    def committed(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def next_row(self) -> int:
+        return self._next_row
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._tokens += tokens
+        self._tip = None
+
+    def feed(self, first: int, rows: "NDArray[np.float32]") -> None:
+        self._context.feed(first, rows)
+
+    @property
+    def unread(self) -> bool:
+        return self._context.unread
+
+    def read(self, most: int) -> None:
+        self._context.read(most)
+        self._forwards = (most,)
+
+    @property
+    def staleness(self) -> int:
+        return self.committed - self._context.end
+
+    def evaluate(self, batch: Batch) -> list[Candidates]:
+        if batch.committed:
+            self.prefill(batch.committed)
+            self._next_row += len(batch.committed)
+        nodes = [self._placed(token, parent) for token, parent in zip(batch.tokens, batch.parents, strict=True)]
+        self._compute([node for node in nodes if node.offset == 0])
+        positions = [node.position + 1 + batch.skipped for node in nodes]
+        return self._columns.propose(self._logits(nodes), positions, self._sampling, batch)
+
+    @property
+    def forward_widths(self) -> Sequence[int]:
+        """Over the inputs of the new anchors' blocks; none if older blocks reached all nodes."""
+        return self._forwards
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        for row in path:
+            self._tip = self._nodes[row]
+            self._tokens.append(self._tip.token)
+        self._nodes = {row: self._nodes[row] for row in surviving}
+
+    def truncate(self, length: int) -> None:
+        del self._tokens[length:]
+        self._nodes, self._tip = {}, None
+        self._context.truncate(length)
+
+    @property
+    def memory(self) -> int:
+        return self._context.store.memory
+
+    def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "BlockSequence":
+        context = self._context if exclusive else self._context.copy(length)
+        context.truncate(length)
+        return self._engine.around(context, self._tokens[:length], sampling, vocabulary)
+
+    def close(self) -> None:
+        self._context.store.close()
+
+    def _placed(self, token: int, parent: int) -> _Node:
+        """The next row, in its parent's block if that reaches so far; otherwise it is an anchor."""
+        above = self._nodes.get(parent)
+        position = self.committed if above is None else above.position + 1
+        if above is None and self._known(position) > self._form.clean_prefix:
+            # Rows of an older block are better than a block whose known tokens have a gap before them.
+            above = self._tip
+        if above is not None and above.offset + 1 < self._form.rows:
+            node = _Node(token, parent, position, above.anchor, above.offset + 1)
+            node.above = above if self._form.markov == "rnn" else None
+        else:
+            node = _Node(token, parent, position, _Anchor(), 0)
+        self._nodes[self._next_row] = node
+        self._next_row += 1
+        return node
+
+    def _known(self, position: int) -> int:
+        """Known tokens of a block whose anchor is at `position`: those behind the context."""
+        return position + 1 - self._context.end
+
+    def _compute(self, anchors: Sequence[_Node]) -> None:
+        """The rows of new anchors, in as few forwards as memory allows."""
+        blocks = [self._block(node) for node in anchors]
+        tokens = sum(len(block.tokens) + self._form.masks for block in blocks)
+        self._forwards = (tokens,) if tokens else ()
+        for first in range(0, len(anchors), _BLOCKS):
+            found = self._engine.runner.forward(self._context, blocks[first : first + _BLOCKS])
+            for node, rows in zip(anchors[first:], found, strict=False):
+                node.anchor.rows = rows
+
+    def _block(self, anchor: _Node) -> Block:
+        """With the tokens behind the context, as many as the drafter was trained for; the others are left out."""
+        reverse = [anchor.token]
+        above = self._nodes.get(anchor.parent)
+        while above is not None:
+            reverse.append(above.token)
+            above = self._nodes.get(above.parent)
+        tokens = self._tokens[self._context.end :] + reverse[::-1]
+        return Block(tokens[-self._form.clean_prefix :], anchor.position)
+
+    def _logits(self, nodes: Sequence[_Node]) -> mx.array:
+        """(L, vocabulary): each node's row, with the Markov head's correction by its own token."""
+        tables = [node.anchor.rows for node in nodes]
+        rows = [(table, node.offset) for table, node in zip(tables, nodes, strict=True) if table is not None]
+        logits = mx.stack([table.logits[offset] for table, offset in rows])
+        head = self._engine.runner.markov_head
+        if head is None:
+            return logits
+        states = mx.stack([table.states[offset] for table, offset in rows])
+        return logits + head.correction(self._latents(head, nodes, states))
+
+    def _latents(self, head: MarkovHead, nodes: Sequence[_Node], states: mx.array) -> mx.array:
+        """(L, rank) of the Markov head, for nodes whose rows have these (L, width) states."""
+        tokens = mx.array([node.token for node in nodes])
+        if self._form.markov != "rnn":
+            return head.step(head.initial(1), tokens, states)[1]
+        latents = []
+        for row, node in enumerate(nodes):
+            above = None if node.above is None else node.above.state
+            state = head.initial(1)[0] if above is None else above
+            node.state, latent = head.step(state, tokens[row], states[row])
+            node.above = None
+            latents.append(latent)
+        mx.eval([node.state for node in nodes])
+        return mx.stack(latents)

@@ -1,0 +1,63 @@
+"""EAGLE-3 drafters of both published families, with EAGLE-3.1's and Phoenix's variants. Knows no messages."""
+
+import time
+from pathlib import Path
+
+from draft_worker.conditioned.engine import ConditionedEngine
+from draft_worker.conditioned.runner import LoadedDrafter, MlxRunner
+from draft_worker.conditioned.target_config import TargetSizes, target_sizes
+from draft_worker.drafters.eagle3 import Eagle3
+from draft_worker.drafters.eagle3_checkpoint import read_eagle3
+from draft_worker.drafters.token_ends import drafter_ends
+from protocol.contracts.engines import EngineDeclaration
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
+from protocol.errors import InputError
+from protocol.inference.wired_memory import BESIDE_TARGET, wire
+from protocol.messages.features import FeatureForm
+from protocol.worker.process import WorkerSetup
+
+ENGINE = EngineDeclaration(help="an EAGLE-3 drafter, which reads the target's hidden states", model="drafter")
+
+
+def load(setup: WorkerSetup) -> ConditionedEngine:
+    """Raises InputError if the folder holds no EAGLE-3 drafter, or one of another target."""
+    began = time.perf_counter()
+    folder, target = Path(setup.model), Path(setup.target) if setup.target else None
+    tokens = folder if target is None else target
+    runner = MlxRunner(loaded(folder, target), folder)
+    engine = ConditionedEngine("eagle3", folder, runner, vocabulary_fingerprint(tokens), tokens)
+    wire(setup.gpu_share, BESIDE_TARGET)
+    if setup.pace is None:
+        engine.measure(time.perf_counter() - began)
+    return engine
+
+
+def loaded(folder: Path, target: Path | None) -> LoadedDrafter:
+    """`target`: the folder of the target, whose embedding and head serve where the drafter has none.
+
+    Raises InputError if a folder is damaged, or the two don't fit.
+    """
+    sizes = TargetSizes(0, 0) if target is None else target_sizes(target)
+    network = read_eagle3(folder, sizes.layers or None)
+    form = network.form
+    if sizes.width not in (0, form.target_width) or (sizes.layers and form.outputs[-1] >= sizes.layers):
+        raise InputError(
+            f"The draft in {folder} reads states of {form.target_width:,} numbers behind the layers {form.outputs}, "
+            f"but {target} has {sizes.layers} layers of {sizes.width:,}: choose the draft's own target."
+        )
+    if not (form.own_embedding and form.own_head):
+        _borrow(network, folder, target)
+    return LoadedDrafter(
+        network,
+        FeatureForm(form.outputs, form.target_width),
+        form.hidden_size,
+        form.vocabulary,
+        form.context,
+        "eagle3",
+        form.held_feature,
+    )
+
+
+def _borrow(network: Eagle3, folder: Path, target: Path | None) -> None:
+    ends = drafter_ends(folder, None, target, network.form.hidden_size, network.form.vocabulary)
+    network.borrow(ends.embed, ends.head)

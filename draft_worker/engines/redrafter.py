@@ -1,0 +1,206 @@
+"""ReDrafter: a recurrence over the drafted tokens, beside the target's last known state. Knows no messages.
+
+Each row has one state vector, so there is no KV.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlx.core as mx
+
+from draft_worker.candidates.columns import Columns
+from draft_worker.drafters.fed_rows import FedRows, safe
+from draft_worker.drafters.redrafter import ReDrafter
+from draft_worker.drafters.redrafter_checkpoint import read_redrafter
+from draft_worker.drafters.token_ends import Layer, drafter_ends
+from draft_worker.engine import Batch, Engine, EngineSequence
+from protocol.contracts.engines import EngineDeclaration
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
+from protocol.inference.wired_memory import BESIDE_TARGET, wire
+from protocol.messages.features import FINAL, FeatureForm
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Start
+from protocol.sampling.grammar import Grammars
+from protocol.sampling.processors.logits_processors import LogitsProcessors
+from protocol.speculation.candidates import Candidates
+from protocol.worker.process import WorkerSetup
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+ENGINE = EngineDeclaration(help="a ReDrafter head", model="drafter")
+_KEPT = 256
+"""The features of so many last tokens are kept: a root may move back a little."""
+_LONGEST_RUN = 32
+"""The recurrence runs over at most so many tokens without features."""
+
+
+def load(setup: WorkerSetup) -> "ReDrafterEngine":
+    """Raises InputError if the folder holds no ReDrafter, or one of another target."""
+    engine = ReDrafterEngine.load(Path(setup.model), Path(setup.target) if setup.target else None)
+    wire(setup.gpu_share, BESIDE_TARGET)
+    return engine
+
+
+class ReDrafterEngine(Engine):
+    """A drafter and the embedding of its target."""
+
+    name = architecture = "redrafter"
+
+    def __init__(self, folder: Path, drafter: ReDrafter, embed: Layer, tokens: Path) -> None:
+        """`tokens`: the folder of the tokenizer."""
+        self.model = str(folder)
+        self.vocabulary = drafter.form.vocabulary
+        self.device = str(mx.default_device())
+        self.tokenizer = vocabulary_fingerprint(tokens)
+        self.features = FeatureForm((FINAL,), drafter.form.width)
+        self.network = drafter
+        self.embed = embed
+        self._columns: dict[int, Columns] = {}
+        """By the size of the target's vocabulary."""
+        self._grammars = Grammars(tokens, drafter.form.vocabulary)
+
+    @classmethod
+    def load(cls, folder: Path, target: Path | None) -> "ReDrafterEngine":
+        """`target`: the folder of the target, whose tokenizer is the drafter's too.
+
+        Raises InputError if a folder is damaged, or the two don't fit.
+        """
+        drafter = read_redrafter(folder)
+        ends = drafter_ends(folder, None, target, drafter.form.width, drafter.form.vocabulary, head=False)
+        return cls(folder, drafter, ends.embed, folder if target is None else target)
+
+    def open(self, sampling: Sampling, vocabulary: int) -> "ReDrafterSequence":
+        return self.around([], FedRows.none(self.network.form.width), sampling, vocabulary)
+
+    def around(self, tokens: list[int], fed: FedRows, sampling: Sampling, vocabulary: int) -> "ReDrafterSequence":
+        """A sequence of these committed tokens, the last ones of which have the features `fed`."""
+        if vocabulary not in self._columns:
+            self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary))
+        return ReDrafterSequence(self, tokens, fed, sampling, self._columns[vocabulary])
+
+    def processors(self, start: Start) -> LogitsProcessors | None:
+        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
+
+
+class _Known(NamedTuple):
+    """What the guess behind a token is made of, (width,) each."""
+
+    feature: mx.array
+    """The target's state of the last token that had one when the path began."""
+    state: mx.array
+    """Behind the tokens since that one."""
+
+
+class _Node:
+    """A row of the tree. `above`: its parent, until `known` is computed; None behind the committed prefix."""
+
+    def __init__(self, token: int, position: int, above: "_Node | None") -> None:
+        """`position`: index of the token."""
+        self.token = token
+        self.position = position
+        self.above = above
+        self.known: _Known | None = None
+
+
+class ReDrafterSequence(EngineSequence):
+    """The committed tokens, the features of the last ones, and the states of the tree's rows."""
+
+    copyable = True
+
+    def __init__(
+        self, engine: ReDrafterEngine, tokens: list[int], fed: FedRows, sampling: Sampling, columns: Columns
+    ) -> None:
+        self._engine = engine
+        self._tokens = tokens
+        self._fed = fed
+        self._sampling = sampling
+        self._columns = columns
+        self._nodes: dict[int, _Node] = {}
+        self._next_row = 0
+
+    @property
+    def committed(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def next_row(self) -> int:
+        return self._next_row
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._tokens += tokens
+
+    def feed(self, first: int, rows: "NDArray[np.float32]") -> None:
+        self._fed = self._fed.extended(first, safe(rows), _KEPT)
+
+    @property
+    def staleness(self) -> int:
+        return self.committed - self._fed.end
+
+    def evaluate(self, batch: Batch) -> list[Candidates]:
+        self.prefill(batch.committed)
+        self._next_row += len(batch.committed)
+        nodes = [self._placed(token, parent) for token, parent in zip(batch.tokens, batch.parents, strict=True)]
+        self._run(nodes)
+        known = [node.known for node in nodes if node.known is not None]
+        features, states = mx.stack([each.feature for each in known]), mx.stack([each.state for each in known])
+        mx.eval(known)
+        logits = mx.nan_to_num(self._engine.network.logits(features, states), nan=0.0)
+        positions = [node.position + 1 + batch.skipped for node in nodes]
+        return self._columns.propose(logits, positions, self._sampling, batch)
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        self._tokens += [self._nodes[row].token for row in path]
+        self._nodes = {row: self._nodes[row] for row in surviving}
+
+    def truncate(self, length: int) -> None:
+        del self._tokens[length:]
+        self._nodes = {}
+        self._fed = self._fed.before(length)
+
+    @property
+    def memory(self) -> int:
+        return self._fed.rows.nbytes
+
+    def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "ReDrafterSequence":
+        return self._engine.around(self._tokens[:length], self._fed.before(length), sampling, vocabulary)
+
+    def _placed(self, token: int, parent: int) -> _Node:
+        """The next row."""
+        above = self._nodes.get(parent)
+        node = _Node(token, self.committed if above is None else above.position + 1, above)
+        self._nodes[self._next_row] = node
+        self._next_row += 1
+        return node
+
+    def _run(self, nodes: Sequence[_Node]) -> None:
+        """What new nodes know: parents before their children, and all that are ready at once."""
+        roots = [node for node in nodes if node.above is None]
+        if roots:
+            behind = self._behind_committed()
+            self._step([(node, behind) for node in roots])
+        waiting = [node for node in nodes if node.known is None]
+        while waiting:
+            ready = [(node, node.above.known) for node in waiting if node.above and node.above.known]
+            self._step(ready)
+            waiting = [node for node in waiting if node.known is None]
+
+    def _step(self, nodes: Sequence[tuple[_Node, _Known]]) -> None:
+        """Take each node's token after what is known before it."""
+        embedded = self._engine.embed(mx.array([node.token for node, _ in nodes]))
+        states = self._engine.network.step(mx.stack([before.state for _, before in nodes]), embedded)
+        for (node, before), state in zip(nodes, states, strict=True):
+            node.known, node.above = _Known(before.feature, state), None
+
+    def _behind_committed(self) -> _Known:
+        """The last feature, and the state behind the committed tokens that follow it."""
+        network, width = self._engine.network, self._engine.network.form.width
+        element = network.lm_head[-1].weight.dtype
+        fed = len(self._fed.rows) > 0
+        feature = mx.array(self._fed.rows[-1]).astype(element) if fed else mx.zeros((width,), element)
+        state = mx.zeros((width,), element)
+        for token in self._tokens[self._fed.end :][-_LONGEST_RUN:]:
+            state = network.step(state, self._engine.embed(mx.array(token)))
+        return _Known(feature, state)

@@ -1,0 +1,130 @@
+"""The training process: a TrainingOrder as its argument, reports as lines of JSON on standard output."""
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+
+from draft_worker.training.held_out import Examiner
+from draft_worker.training.kind import Setting
+from draft_worker.training.kinds import KINDS
+from draft_worker.training.loop import Loop, Shell, Stopped
+from draft_worker.training.preparation import HELD_OUT, record_states, write_answers
+from draft_worker.training.rows import Shards
+from draft_worker.training.saved_state import Progressed
+from draft_worker.training.target import Target, trained
+from protocol.contracts.conversion import Failed
+from protocol.contracts.training import (
+    HeldOut,
+    TrainingFinished,
+    TrainingOrder,
+    TrainingPaused,
+    TrainingProgress,
+    TrainingReport,
+)
+from protocol.errors import InputError, PipelineError
+from protocol.messages.features import FINAL
+from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
+
+HEAD_TOKENS = Path("training") / "head_tokens.npy"
+REPORT = Path("training") / "report.json"
+
+
+class Process:
+    """Sends reports, and knows whether it was told to stop."""
+
+    def __init__(self, order: TrainingOrder, output: TextIO) -> None:
+        self._order, self._output = order, output
+        self.out, self._work = Path(order.out), Path(order.work)
+        self._stopping = False
+
+    def stop(self, *_: object) -> None:
+        """The step in progress is given up, and the state before it is saved."""
+        self._stopping = True
+
+    def run(self) -> TrainingFinished:
+        """Raises Stopped."""
+        order, choices = self._order, self._order.choices
+        target = Target(Path(order.target))
+        kind = KINDS[choices.kind]
+        prompts = Path(order.prompts) if order.prompts else None
+        write_answers(target, prompts, self._work, choices, self._prepared)
+        wanted = (*kind.outputs(target.layers, choices.layers), FINAL)
+        outputs = record_states(target, self._work, wanted, self._prepared)
+        shards, held_out = Shards(self._work), Shards(self._work / HELD_OUT)
+        counts = shards.written(target.vocabulary)
+        head_tokens = self._head_tokens(counts)
+        unused = int(np.flatnonzero(counts == counts.min())[-1])
+        mx.random.seed(choices.seed)
+        training = kind.training(Setting(target, head_tokens, outputs, unused, choices.layers))
+        shell = Shell(time.monotonic, lambda: self._stopping, self.report, self._measured)
+        loop = Loop(training, shards, (Examiner(target, head_tokens), held_out), choices, self.out, shell)
+        report = loop.run()
+        return TrainingFinished(
+            folder=order.out,
+            kind=choices.kind,
+            trained_parameters=trained(training.network),
+            steps=loop.progressed.step,
+            tokens=loop.progressed.tokens,
+            seconds=loop.progressed.seconds,
+            held_out=report,
+        )
+
+    def report(self, report: TrainingReport) -> None:
+        try:
+            self._output.write(msgspec.json.encode(report).decode() + "\n")
+            self._output.flush()
+        except BrokenPipeError:
+            # The parent is gone. The state is worth keeping all the same.
+            self._stopping = True
+
+    def _prepared(self, progress: TrainingProgress) -> None:
+        if self._stopping:
+            raise Stopped
+        self.report(progress)
+
+    def _head_tokens(self, counts: np.ndarray) -> np.ndarray:
+        """The same ones each time that a training goes on."""
+        path = self.out / HEAD_TOKENS
+        if path.is_file():
+            return np.load(path).astype(np.int64)
+        most = np.argsort(-counts, kind="stable")[: self._order.choices.head]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.sort(most))
+        return np.sort(most)
+
+    def _measured(self, held_out: HeldOut, progressed: Progressed) -> None:
+        """The last report stays beside the state, for someone who looks at an unfinished training."""
+        text = msgspec.json.format(msgspec.json.encode({"progressed": progressed, "held_out": held_out}))
+        (self.out / REPORT).write_bytes(text + b"\n")
+
+
+def main() -> int:
+    # The parent handles Ctrl-C and sends SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Libraries may print to standard output, which is for reports alone.
+    output, sys.stdout = sys.stdout, sys.stderr
+    set_quality_of_service(QualityOfService.UTILITY)
+    process = Process(msgspec.json.decode(sys.argv[1], type=TrainingOrder), output)
+    signal.signal(signal.SIGTERM, process.stop)
+    try:
+        process.report(process.run())
+    except Stopped:
+        process.report(TrainingPaused())
+    except PipelineError as error:
+        process.report(Failed(str(error), isinstance(error, InputError)))
+        return 1
+    except OSError as error:
+        text = f"{process.out} could not be written ({error}): free disk space, or pass another folder."
+        process.report(Failed(text, input_error=False))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Rows of text that the target wrote, with its states: their files, and the order in which training reads them.
+
+A folder holds answers/shard-XXXX.npz and states/shard-XXXX.npy, and states/outputs.json, which names the outputs.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from protocol.errors import InputError
+
+_ANSWERS, _STATES, _OUTPUTS = "answers", "states", "outputs.json"
+_LARGEST = 65_000.0
+"""Of an fp16 number; residual streams in bf16 may be larger."""
+
+
+class Answers(NamedTuple):
+    """Rows of slots, filled with one text behind another."""
+
+    tokens: np.ndarray
+    """(rows, slots) int32"""
+    own: np.ndarray
+    """(rows, slots) bool: the target wrote the token."""
+    starts: np.ndarray
+    """(rows, slots) int32: the slot in which the token's text begins."""
+    temperatures: np.ndarray
+    """(rows,) float32: at which the target wrote."""
+
+
+class Row(NamedTuple):
+    """One row, with the target's states."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    wanted: np.ndarray
+    """(slots,) bool: the target wrote the token behind this one, and that token is in the row."""
+    temperature: float
+    states: np.ndarray
+    """(slots, outputs, width) float32, in the order of `Shards.outputs`; the last is FINAL."""
+
+
+class Shards:
+    """A folder of shards, of which those with states are read. Files are mapped, not loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._answers: list[Answers] = []
+        self._states: list[np.ndarray] = []
+        self.outputs = stated_outputs(folder)
+        self.refresh()
+
+    def refresh(self) -> int:
+        """Open the shards that have appeared; returns how many there are in all."""
+        while (path := states_path(self._folder, len(self._states))).is_file():
+            self._answers.append(read_answers(answers_path(self._folder, len(self._states))))
+            self._states.append(np.load(path, mmap_mode="r"))
+        return len(self._states)
+
+    def count(self, shards: int) -> int:
+        """Rows of the first `shards` shards."""
+        return sum(len(each.tokens) for each in self._answers[:shards])
+
+    @property
+    def own(self) -> int:
+        """Tokens that the target wrote."""
+        return sum(int(each.own.sum()) for each in self._answers)
+
+    def row(self, number: int) -> Row:
+        """The row of this number, counted over all shards."""
+        for answers, states in zip(self._answers, self._states, strict=True):
+            if number < len(answers.tokens):
+                return _row(answers, states, number)
+            number -= len(answers.tokens)
+        raise IndexError(number)
+
+    def written(self, vocabulary: int) -> np.ndarray:
+        """(vocabulary,): how often the target wrote each token."""
+        counts = np.zeros(vocabulary, np.int64)
+        for each in self._answers:
+            counts += np.bincount(each.tokens[each.own], minlength=vocabulary)
+        return counts
+
+
+def _row(answers: Answers, states: np.ndarray, number: int) -> Row:
+    tokens, starts, own = answers.tokens[number], answers.starts[number], answers.own[number]
+    wanted = np.zeros(len(tokens), bool)
+    wanted[:-1] = own[1:] & (starts[1:] == starts[:-1])
+    temperature = round(float(answers.temperatures[number]), 3)
+    return Row(tokens, starts, wanted, temperature, np.asarray(states[number], np.float32))
+
+
+def answers_path(folder: Path, shard: int) -> Path:
+    return folder / _ANSWERS / f"shard-{shard:04d}.npz"
+
+
+def states_path(folder: Path, shard: int) -> Path:
+    return folder / _STATES / f"shard-{shard:04d}.npy"
+
+
+def read_answers(path: Path) -> Answers:
+    """Raises InputError for a file that is none."""
+    try:
+        with np.load(path) as file:
+            return Answers(
+                file["tokens"].astype(np.int32),
+                file["own"].astype(bool),
+                file["starts"].astype(np.int32),
+                file["temperatures"].astype(np.float32),
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{path} is damaged ({error}): delete it, and start the command again.") from error
+
+
+def save_answers(folder: Path, shard: int, answers: Answers) -> None:
+    """The file appears whole or not at all."""
+    path = answers_path(folder, shard)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished.npz")
+    np.savez(unfinished, **answers._asdict())
+    unfinished.replace(path)
+
+
+def save_states(folder: Path, shard: int, states: np.ndarray) -> None:
+    """`states` (rows, slots, outputs, width). The file appears whole or not at all."""
+    path = states_path(folder, shard)
+    unfinished = path.with_suffix(".unfinished.npy")
+    np.save(unfinished, np.clip(states, -_LARGEST, _LARGEST).astype(np.float16))
+    unfinished.replace(path)
+
+
+def stated_outputs(folder: Path) -> tuple[int, ...]:
+    """Which outputs the states of `folder` hold; none if there are no states."""
+    path = folder / _STATES / _OUTPUTS
+    return tuple(json.loads(path.read_text())) if path.is_file() else ()
+
+
+def state_width(folder: Path) -> int:
+    """Elements of an output in the first shard of states."""
+    return np.load(states_path(folder, 0), mmap_mode="r").shape[-1]
+
+
+def state_outputs(folder: Path, outputs: tuple[int, ...]) -> None:
+    """Say which outputs the states of `folder` hold. States of others are removed."""
+    path = folder / _STATES / _OUTPUTS
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if stated_outputs(folder) != outputs:
+        for file in path.parent.glob("shard-????.npy"):
+            file.unlink()
+        path.write_text(json.dumps(outputs))

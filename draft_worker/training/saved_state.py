@@ -1,0 +1,70 @@
+"""The state of an unfinished training in one file, which is replaced whole."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import msgspec
+from mlx.utils import tree_flatten, tree_unflatten
+
+from draft_worker.training.optimisers import Optimisers
+from protocol.errors import InputError
+
+_FILE = Path("training") / "state.safetensors"
+"""In a folder of its own: readers of a drafter take every safetensors file beside its config."""
+_WEIGHT, _OPTIMISER, _STATE = "weight.", "optimiser.", "state"
+
+
+class Progressed(msgspec.Struct, kw_only=True):
+    """How far a training is."""
+
+    settings: str
+    """What must be the same for the training to go on."""
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    epoch: int = 0
+    position: int = 0
+    """Rows of the epoch that are done."""
+    shards: int = 0
+    """Shards that the epoch reads; 0: it has not begun."""
+
+
+def save(folder: Path, progressed: Progressed, network: nn.Module, optimisers: Optimisers) -> None:
+    weights: Any = tree_flatten(network.trainable_parameters())
+    state: Any = tree_flatten(optimisers.state)
+    arrays = {_WEIGHT + name: array for name, array in weights} | {_OPTIMISER + name: array for name, array in state}
+    path = folder / _FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished.safetensors")
+    mx.save_safetensors(str(unfinished), arrays, {_STATE: msgspec.json.encode(progressed).decode()})
+    unfinished.replace(path)
+
+
+def restore(folder: Path, settings: str, network: nn.Module, optimisers: Optimisers) -> Progressed:
+    """A new training's progress if there is no file. Raises InputError for the state of another training."""
+    path = folder / _FILE
+    if not path.is_file():
+        return Progressed(settings=settings)
+    arrays, progressed = _read(path)
+    if progressed.settings != settings:
+        raise InputError(
+            f"{folder} holds a training with other settings ({progressed.settings}; now {settings}): pass the same "
+            "again, or another folder as --out."
+        )
+    network.load_weights(_part(arrays, _WEIGHT), strict=False)
+    optimisers.state = tree_unflatten(_part(arrays, _OPTIMISER))
+    return progressed
+
+
+def _read(path: Path) -> tuple[dict[str, mx.array], Progressed]:
+    try:
+        loaded: Any = mx.load(str(path), return_metadata=True)
+        return loaded[0], msgspec.json.decode(loaded[1][_STATE], type=Progressed)
+    except (RuntimeError, OSError, KeyError, msgspec.MsgspecError) as error:
+        raise InputError(f"{path} is damaged ({error}): delete it, and the training begins again.") from error
+
+
+def _part(arrays: dict[str, mx.array], prefix: str) -> list[tuple[str, mx.array]]:
+    return [(name.removeprefix(prefix), array) for name, array in arrays.items() if name.startswith(prefix)]

@@ -1,0 +1,114 @@
+"""A target's weights as training needs them: dequantised layers, its embedding and rows of its head."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.utils import dequantize_model, load_model
+
+from protocol.errors import InputError
+
+
+class Target:
+    """A target of the Llama family (a stack of layers between an embedding and a norm), weights in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model, self.config = _load(folder)
+        if mx.default_device() == mx.Device(mx.cpu):
+            # A processor has fast kernels for float32 alone.
+            self.model = dequantize_model(self.model)
+            self.model.set_dtype(mx.float32)
+        stack = getattr(self.model, "model", None)
+        if not all(hasattr(stack, name) for name in ("embed_tokens", "layers", "norm")):
+            raise InputError(
+                f"{folder} has no stack of layers between an embedding and a norm whose outputs could be recorded: "
+                "choose a target of the Llama or Qwen family."
+            )
+        self.stack: Any = stack
+        self.layers: int = len(self.stack.layers)
+        own = getattr(self.model, "lm_head", None)
+        self.tied = own is None
+        """The embedding is the head too."""
+        self._head: nn.Module = self.stack.embed_tokens if own is None else own
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end its answers."""
+        stated = self.config.get("eos_token_id")
+        return tuple(stated) if isinstance(stated, list) else () if stated is None else (stated,)
+
+    @property
+    def width(self) -> int:
+        return self.norm.shape[0]
+
+    @property
+    def norm(self) -> mx.array:
+        """(width,) weight of the final norm."""
+        return self.stack.norm.weight.astype(mx.float32)
+
+    @property
+    def vocabulary(self) -> int:
+        return self.stack.embed_tokens.weight.shape[0]
+
+    def size(self, name: str) -> int:
+        """A field of config.json. Raises InputError if it is not there."""
+        value = self.config.get(name)
+        if not isinstance(value, int):
+            raise InputError(f"The config.json of {self.folder} states no {name}: choose a target of the Llama family.")
+        return value
+
+    @property
+    def head_width(self) -> int:
+        """Elements of an attention head."""
+        return self.config.get("head_dim") or self.width // self.size("num_attention_heads")
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        return self.stack.embed_tokens(tokens).astype(mx.float32)
+
+    def head(self, tokens: mx.array | None = None) -> mx.array:
+        """(tokens, width) rows of the head: of these tokens, or of all."""
+        return rows(self._head, tokens)
+
+    def layer(self, number: int) -> dict[str, mx.array]:
+        """Weights of a layer by name, as in a published Llama checkpoint behind `layers.N.`."""
+        found = {}
+        for name, module in self.stack.layers[number].named_modules():
+            if "weight" in module:
+                found[f"{name}.weight"] = rows(module)
+            if "bias" in module:
+                found[f"{name}.bias"] = module["bias"].astype(mx.float32)
+        return found
+
+
+def rows(module: Any, chosen: mx.array | None = None) -> mx.array:
+    """The weight of a linear layer, embedding or norm in float32, dequantised: of the chosen rows, or of all."""
+    parts = [module[name] for name in ("weight", "scales", "biases") if name in module]
+    if chosen is not None:
+        parts = [part[chosen] for part in parts]
+    if len(parts) == 1:
+        return parts[0].astype(mx.float32)
+    mode = getattr(module, "mode", "affine")
+    return mx.dequantize(*parts, group_size=module.group_size, bits=module.bits, mode=mode).astype(mx.float32)
+
+
+def fitting(network: nn.Module, found: dict[str, mx.array]) -> list[tuple[str, mx.array]]:
+    """Those of the weights that the network has a place for, by name and shape."""
+    flat: Any = tree_flatten(network.parameters())
+    shapes = {name: array.shape for name, array in flat}
+    return [(name, array) for name, array in found.items() if shapes.get(name) == array.shape]
+
+
+def trained(network: nn.Module) -> int:
+    """Parameters that training changes."""
+    flat: Any = tree_flatten(network.trainable_parameters())
+    return sum(array.size for _, array in flat)
+
+
+def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
+    try:
+        return load_model(folder, lazy=True)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise InputError(f"{folder} can't be loaded as a target ({error}): pass a model in mlx-lm's format.") from error

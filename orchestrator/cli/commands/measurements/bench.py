@@ -1,0 +1,300 @@
+"""`launch-pipeline bench`: options to a plan, figures to tables, pictures and exit codes."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from orchestrator.cli.commands.measurements import bench_costs
+from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.idle_sleep import stays_awake
+from orchestrator.cli.options import (
+    draft_option,
+    pace_option,
+    pair_option,
+    target_hosts_option,
+    target_option,
+    without_effect,
+)
+from orchestrator.cli.pipelines import print_notes
+from orchestrator.tools.bench.plan import DEFAULT_DRAFT_TOKENS
+from protocol.contracts.forward_comparison import LAYER_KINDS, ComparisonOrder, LayerKind
+
+if TYPE_CHECKING:
+    from orchestrator.tools.bench.plan import BenchPlan
+    from orchestrator.tools.bench.prompts import BenchPrompt
+
+_FAILED = 1
+_COMPARED, _GROWING = "ar,sd,ssd,adaptive", "ar,adaptive"
+_LIMIT = 12
+"""Shipped messages of a comparison without --limit: two of each category."""
+_REPEATS = 3
+"""Of a workload whose prompts are few; a comparison repeats with other prompts instead."""
+
+
+@click.command()
+@pair_option
+@target_option
+@draft_option()
+@click.option(
+    "--prompts",
+    "path",
+    type=click.Path(path_type=Path),
+    help='Lines of {"prompt": "..."} or {"turns": ["..."], "category": "..."}, of which the first turn is asked. '
+    "Default: held-out messages of users; Python for a target without a chat template.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help=f"So many prompts, taken evenly from the categories.  [default: {_LIMIT} of the messages, else all]",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    multiple=True,
+    help="May be given several times.  [default: 0 and 1; with --same-model 0.8]",
+)
+@click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    help=f"[default: 1; with --growth, --requests or --reuse {_REPEATS}; with --forward {ComparisonOrder().samples}]",
+)
+@click.option(
+    "--draft-tokens",
+    default=DEFAULT_DRAFT_TOKENS,
+    show_default=True,
+    help="Every K of mlx-lm's speculation, of sd and of ssd; 0 leaves the former out and takes one K for the others.",
+)
+@click.option(
+    "--strategies",
+    "--mode",
+    help=f"Ours, by their names or by autoregressive, speculative, prompt-lookup.  [default: {_COMPARED}; with "
+    f"--growth or --requests {_GROWING}]",
+)
+@click.option("--same-model", is_flag=True, help="The target is its own draft.")
+@click.option("--random-draft", is_flag=True, hidden=True, expose_value=False)
+@click.option(
+    "--verification",
+    type=click.Choice(["coupled", "rejection"]),
+    default="coupled",
+    show_default=True,
+    help="rejection: also sd and ssd with rejection sampling, above temperature 0.",
+)
+@click.option(
+    "--rivals",
+    metavar="NAME[,NAME...]",
+    help="Also other software: mlx-dspark. The first use installs it, about 1 GB, in an environment of its own.",
+)
+@click.option(
+    "--drafters",
+    metavar="FOLDER[,FOLDER...]",
+    help="Also these drafts, of any kind, under the same strategies.",
+)
+@click.option("--link-delay", metavar="MS[,MS...]", help="Also with the draft so far away, one way.")
+@click.option(
+    "--link-loss", type=click.FloatRange(0.0, 0.5), default=0.0, show_default=True, help="Share of packets lost there."
+)
+@target_hosts_option
+@pace_option
+@click.option("--replay", is_flag=True, help="With --pace, for a slow target: record its texts once, then replay them.")
+@click.option("--growth", is_flag=True, help="Instead: longer and longer prompts.")
+@click.option("--requests", metavar="N[,N...]", help="Instead: so many requests at once, for instance 1,2,4,8.")
+@click.option("--reuse", is_flag=True, help="Instead: the first token of an agent's turns, with KV kept and without.")
+@click.option("--turns", type=click.IntRange(min=2), default=50, show_default=True, help="With --reuse.")
+@click.option("--micro", is_flag=True, help="Instead: what single steps of the workers take, each alone.")
+@click.option(
+    "--forward", is_flag=True, help="Instead: forwards of random models beside mlx-lm's own, by kind of layer."
+)
+@click.option(
+    "--kind", type=click.Choice(LAYER_KINDS), multiple=True, help="With --forward. May be given several times."
+)
+@click.option("--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Also write a PNG.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@stays_awake
+def bench(
+    growth: bool,
+    requests: str | None,
+    micro: bool,
+    forward: bool,
+    kind: tuple[LayerKind, ...],
+    reuse: bool,
+    turns: int,
+    **options: Any,
+) -> None:
+    """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
+
+    Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong. Beside the
+    strategies there are always adaptive without prompt lookup, prompt lookup alone, and a draft that guesses blindly.
+
+    \b
+    launch-pipeline bench
+    launch-pipeline bench --pair demo --limit 2 --draft-tokens 2-4 --temperature 0
+    launch-pipeline bench --mode speculative,adaptive --same-model
+    launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo --verification rejection --plot m4.png
+    launch-pipeline bench --pace m4-16gb-qwen2.5-3b@4 --replay
+    launch-pipeline bench --prompts prompts.jsonl --json > figures.json
+    launch-pipeline bench --rivals mlx-dspark --temperature 0
+    launch-pipeline bench --growth --max-tokens 32
+    launch-pipeline bench --requests 1,4 --draft-tokens 2 --temperature 0
+    launch-pipeline bench --reuse --turns 50 --repeats 1
+    launch-pipeline bench --forward --kind delta --kind windows
+    launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01 --strategies ar,adaptive --draft-tokens 0
+    """
+    print_notes(without_effect({}))
+    if growth or requests or reuse or options["link_delay"]:
+        _refuse_slow_motion(options["pace"])
+    if micro:
+        bench_costs.micro(options["target"], options["draft"], options["as_json"])
+    elif forward:
+        bench_costs.forwards(kind or LAYER_KINDS, options["repeats"], options["as_json"])
+    elif reuse:
+        _reuse(turns, **options)
+    elif growth:
+        _growth(**options)
+    elif requests:
+        _concurrency(requests, **options)
+    else:
+        _compare(**options)
+
+
+def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
+    from orchestrator.tools.bench.results import report
+    from orchestrator.tools.bench.results.figures import rows, rows_by_category
+    from orchestrator.tools.bench.results.plot import draw, draw_distances
+    from orchestrator.tools.bench.trials import run
+
+    plan = _plan(options, _COMPARED, repeats=1, temperature=())
+    texts = _prompts(plan, path, limit or (_LIMIT if path is None else None))
+    recorded = _recorded(plan, texts) if plan.replays else None
+    absent: dict[str, str] = {}
+    notes: list[str] = []
+    with report.BenchProgress(1) as turns:
+        progress = turns.starting, turns.set_total, turns.finished
+        measurements, names = run(plan, texts, *progress, absent.__setitem__, notes.append, recorded)
+    print_notes(notes)
+    figures, by_category = rows(measurements, names), rows_by_category(measurements, names)
+    if as_json:
+        click.echo(json.dumps(report.to_json(figures, plan, len(texts), by_category, absent)))
+    else:
+        report.wide_console().print(report.tables(figures, plan, len(texts), by_category, absent))
+    if plot is not None:
+        subtitle = f"{plan.pace or 'this machine'}, {len(texts)} prompts, {plan.max_tokens} tokens"
+        if plan.links:
+            draw_distances(figures, plan.strategies, plan.links, subtitle, plot)
+        else:
+            draw(figures, subtitle, plot)
+    _complain(report.invalid(figures))
+    _fail(report.failures(figures))
+
+
+def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
+    from orchestrator.tools.bench.results.report import BenchProgress
+    from orchestrator.tools.bench.workloads import prompt_length_report as length_report
+    from orchestrator.tools.bench.workloads.prompt_length import LENGTHS, measure
+
+    plan = _plan(options, _GROWING)
+    with BenchProgress(len(plan.strategies) * len(LENGTHS)) as turns:
+        figures, context = measure(plan, _prompts(plan, path, limit), turns.set_total, turns.finished)
+    if as_json:
+        click.echo(json.dumps(length_report.to_json(figures, plan, context)))
+    else:
+        Console().print(length_report.table(figures, plan, context))
+    if plot is not None:
+        length_report.draw(figures, plot)
+
+
+def _reuse(
+    conversation: int, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
+) -> None:
+    from orchestrator.tools.bench.results.report import BenchProgress, wide_console
+    from orchestrator.tools.bench.workloads import prefix_reuse_report as reuse_report
+    from orchestrator.tools.bench.workloads.prefix_reuse import measure
+
+    if plot is not None:
+        raise click.UsageError("--reuse draws no picture: leave --plot out.")
+    plan = _plan(options, "adaptive")
+    prompts = _prompts(plan, path, limit)
+    with BenchProgress(conversation) as progress:
+        turns, shape = measure(plan, conversation, prompts, progress.set_total, progress.finished)
+    if as_json:
+        click.echo(json.dumps(reuse_report.to_json(turns, shape, plan)))
+    else:
+        wide_console().print(reuse_report.table(turns, shape, plan))
+    _complain(reuse_report.invalid(turns))
+    _fail(reuse_report.failures(turns))
+
+
+def _concurrency(
+    requests: str, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
+) -> None:
+    from orchestrator.tools.bench.results.report import BenchProgress
+    from orchestrator.tools.bench.workloads import concurrency_report
+    from orchestrator.tools.bench.workloads.concurrency import measure, parse_requests
+
+    if plot is not None:
+        raise click.UsageError("--requests draws no picture: leave --plot out.")
+    counts = parse_requests(requests)
+    plan = _plan(options, _GROWING)
+    prompts = _prompts(plan, path, limit)
+    with BenchProgress((1 + len(plan.strategies)) * len(counts) + len(plan.draft_tokens)) as turns:
+        figures = measure(plan, counts, prompts, turns.starting, turns.finished)
+    if as_json:
+        click.echo(json.dumps(concurrency_report.to_json(figures, plan)))
+    else:
+        Console().print(concurrency_report.table(figures, plan))
+    _fail(concurrency_report.failures(figures))
+
+
+def _refuse_slow_motion(pace: str | None) -> None:
+    from orchestrator.machine.profiles.device_profiles import load_profile
+
+    if pace is not None and load_profile(pace).slow_motion != 1.0:
+        raise click.UsageError(f"Only a comparison without links counts in the time of {pace}: leave the @ out.")
+
+
+def _plan(
+    options: dict[str, Any], strategies: str, repeats: int = _REPEATS, temperature: Sequence[float] = (0.0,)
+) -> "BenchPlan":
+    """The options, with these where they were not given; no temperature is the plan's own default."""
+    from orchestrator.tools.bench.plan import BenchPlan
+
+    defaults = {"strategies": strategies, "repeats": repeats, "temperature": temperature}
+    return BenchPlan.of(**{**options, **{name: options[name] or default for name, default in defaults.items()}})
+
+
+def _prompts(plan: "BenchPlan", path: Path | None, limit: int | None) -> "list[BenchPrompt]":
+    """The file's prompts, or the shipped ones for the target, whose models are fetched if need be."""
+    from orchestrator.api.chat_prompts import own_template
+    from orchestrator.tools.bench.prompts import read_prompts
+
+    with ConversionBar(quiet=False) as bar:
+        models = plan.models(bar)
+    print_notes([models.note])
+    return read_prompts(path, limit, chat=own_template(str(models.target)) is not None)
+
+
+def _recorded(plan: "BenchPlan", prompts: "Sequence[BenchPrompt]") -> Path:
+    """The recorded texts of the plan, made under a progress bar if they are absent."""
+    from orchestrator.tools.bench.recording import count, recorded
+    from orchestrator.tools.bench.results.report import BenchProgress
+
+    with BenchProgress(count(plan, len(prompts))) as progress:
+        progress.starting("the target, to record its texts")
+        return recorded(plan, prompts, progress.finished)
+
+
+def _fail(sentences: Sequence[str]) -> None:
+    """End with exit code 1 if there are any."""
+    _complain(sentences)
+    if sentences:
+        sys.exit(_FAILED)
+
+
+def _complain(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        click.echo(f"Error: {sentence}", err=True)

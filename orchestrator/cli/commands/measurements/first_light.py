@@ -1,0 +1,220 @@
+"""`launch-pipeline first-light`: options to a run, its stages to lines on stderr, its folder to a next step."""
+
+import datetime
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from orchestrator.cli.idle_sleep import stays_awake
+from orchestrator.machine.pairs.recommended_pairs import pairs
+from orchestrator.tools.first_light.stages import stage_named, stage_names
+
+if TYPE_CHECKING:
+    from orchestrator.tools.first_light.report.findings import LightReport, StageReport
+    from orchestrator.tools.first_light.report.folder import LightFolder
+    from orchestrator.tools.first_light.run import Choice, RunStage
+    from orchestrator.tools.first_light.settings import LightSettings
+    from orchestrator.tools.first_light.stage_runner import Observer
+    from orchestrator.tools.first_light.stages import Stage
+
+_FAILED = 1
+_FOLDER = "first-light"
+_MARKS = {
+    "done": "[green]done[/]",
+    "failed": "[red]failed[/]",
+    "not here": "[dim]not here[/]",
+    "skipped": "[dim]skipped[/]",
+}
+_STAGES = click.Choice(stage_names())
+
+
+@click.command("first-light", epilog=f"STAGEs: {', '.join(stage_names())}.")
+@click.option("--short", is_flag=True, help="The demo pair and few tokens: whether everything runs, not how fast.")
+@click.option("--only", multiple=True, type=_STAGES, metavar="STAGE", help="Only this stage, also if it is done.")
+@click.option("--skip", multiple=True, type=_STAGES, metavar="STAGE", help="Not this stage.")
+@click.option("--minutes", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="At most, in all.")
+@click.option("--energy", is_flag=True, help="Also joules a token. On a Mac sudo asks for your password.")
+@click.option(
+    "--second-pair",
+    type=click.Choice([name for name, pair in pairs().items() if pair.draft.kind is None]),
+    default="qwen2.5-3b",
+    show_default=True,
+    metavar="NAME",
+    help="The larger pair, which is downloaded; see `launch-pipeline pairs`.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help=f"Folder to write.  [default: {_FOLDER} here; a numbered one if that is of another run]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@stays_awake
+def first_light(
+    short: bool,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    minutes: float,
+    energy: bool,
+    second_pair: str,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure everything that is worth knowing about this machine, in one folder to send.
+
+    Checks, exactness, costs, the Neural Engine, overlap, prompts, kills, and comparisons with mlx-lm: an hour at
+    most. Ctrl-C stops it; the same command goes on where it stopped. What this machine lacks is told as such. The
+    folder has a page, one JSON object, a device profile and logs, without prompts, names or paths. Ends with exit
+    code 1 if something is wrong.
+
+    \b
+    launch-pipeline first-light
+    launch-pipeline first-light --short
+    launch-pipeline first-light --minutes 15 --skip second-bench
+    launch-pipeline first-light --only neural-engine
+    """
+    from orchestrator.tools.first_light.power.power_meter import ask_for_rights
+    from orchestrator.tools.first_light.run import Choice, will_run
+    from orchestrator.tools.first_light.settings import LightSettings
+
+    settings = LightSettings(short=short, energy=energy, second_pair=second_pair)
+    wanted = [] if only else [name for name in stage_names() if name not in skip]
+    choice = Choice(minutes, only, skip)
+    folder = _folder(out or Path(_FOLDER), settings, wanted)
+    _tell_begin(folder, quiet=as_json)
+    if sys.platform == "darwin" and will_run(stage_named("energy"), settings, choice, folder.done()):
+        # Before anything is drawn that would hide the question.
+        ask_for_rights()
+    report = _run(folder, settings, choice, quiet=as_json)
+    archive = folder.archive()
+    if as_json:
+        click.echo(msgspec.json.encode(report).decode())
+    else:
+        _tell_end(folder.path, archive, report)
+    if not all(stage.good for stage in report.stages):
+        sys.exit(_FAILED)
+
+
+def _folder(path: Path, settings: "LightSettings", wanted: list[str]) -> "LightFolder":
+    """The folder of the run with these settings, or a new one for `wanted` stages."""
+    from orchestrator.tools.bench.prompts import shipped_prompts
+    from orchestrator.tools.first_light.identity import identity
+    from orchestrator.tools.first_light.report.folder import LightFolder
+    from orchestrator.tools.first_light.report.redaction import Redactor
+
+    began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return LightFolder.of(path, identity(settings), began, Redactor.of_this_machine(shipped_prompts()), wanted)
+
+
+def _run(folder: "LightFolder", settings: "LightSettings", choice: "Choice", quiet: bool) -> "LightReport":
+    from orchestrator.tools.first_light.run import run
+
+    try:
+        with _Screen(quiet) as screen:
+            return run(folder, settings, choice, screen, run_one=_runner())
+    except KeyboardInterrupt:
+        done = len(folder.done())
+        told = f"{done} of {len(stage_names())} stages are in {folder.path}; the same command goes on with the others."
+        click.echo(told, err=True)
+        raise
+
+
+def _runner() -> "RunStage":
+    """Runs a stage; the one that measures energy gets a power meter, which sudo starts at this terminal."""
+    from orchestrator.tools.first_light.power.power_meter import powermetrics
+    from orchestrator.tools.first_light.stage_runner import run_stage
+
+    def run_one(stage: "Stage", settings: Any, seconds: float, observer: "Observer") -> Any:
+        if stage.name != "energy" or sys.platform != "darwin":
+            return run_stage(stage, settings, seconds, observer)
+        with powermetrics() as power:
+            return run_stage(stage, settings, seconds, observer, power=power)
+
+    return run_one
+
+
+def _tell_begin(folder: "LightFolder", quiet: bool) -> None:
+    if not quiet:
+        verb = "Going on with" if folder.resumed else "Writing to"
+        click.echo(
+            f"{verb} {folder.path}. Ctrl-C stops; the same command goes on. Leave the machine alone meanwhile.",
+            err=True,
+        )
+
+
+def _tell_end(path: Path, archive: Path, report: "LightReport") -> None:
+    click.echo(f"Page:   {path / 'index.html'}\nReport: {path / 'report.json'}\nTo send: {_shown(archive)}")
+    wrong = [stage for stage in report.stages if not stage.good]
+    if wrong:
+        click.echo(f"Something is wrong in: {', '.join(stage.stage for stage in wrong)}. The page says what.")
+    failed = [stage.stage for stage in report.stages if stage.status == "failed"]
+    if failed:
+        click.echo(
+            f"The same command measures again what failed ({', '.join(failed)}), and keeps what is done. For a new run "
+            "pass another folder as --out."
+        )
+    click.echo(
+        "Next: look at the page, then open an issue in this project's repository with the form `First light`, and "
+        "attach the zip. It has no prompts, names or paths."
+    )
+
+
+def _shown(file: Path) -> Path:
+    """As short as it can be typed here."""
+    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+
+
+class _Screen:
+    """A line a stage on stderr: its state, elapsed and remaining time, and what it does now."""
+
+    def __init__(self, quiet: bool) -> None:
+        console = Console(stderr=True, quiet=quiet)
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._console = console
+        self._progress = Progress(
+            *columns, TextColumn("{task.fields[now]}", style="dim"), console=console, transient=True
+        )
+        self._task: TaskID | None = None
+        self._left = 0.0
+        self._words = ""
+
+    def __enter__(self) -> "_Screen":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def began(self, stage: "Stage", seconds_left: float) -> None:
+        self._left, self._words = seconds_left, "starting"
+        self._task = self._progress.add_task(stage.name, now="starting")
+
+    def observer(self, stage: "Stage") -> "Observer":
+        from orchestrator.tools.first_light.stage_runner import Observer
+
+        return Observer(self._notice, self._tick)
+
+    def ended(self, report: "StageReport", known: bool) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+        took = ", before" if known else f", {report.seconds:.0f} s" if report.seconds else ""
+        wrong = "" if report.good or report.status == "failed" else " [red]found something wrong[/]"
+        reason = f": {escape(report.reason)}" if report.reason else ""
+        line = f"{_MARKS[report.status]} {escape(report.title)}{took}{reason}{wrong}"
+        self._console.print(line, soft_wrap=True, highlight=False)
+
+    def _notice(self, words: str) -> None:
+        self._words = words
+        self._tick(0.0)
+
+    def _tick(self, passed: float) -> None:
+        if self._task is None:
+            return
+        left = f"at most {max(0.0, self._left - passed) / 60:.0f} min left" if passed else ""
+        self._progress.update(self._task, now=escape(f"{self._words}  {left}"))

@@ -1,0 +1,172 @@
+"""`launch-pipeline train-draft`: options to a training, its progress and outcome to text."""
+
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.idle_sleep import stays_awake
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.training import training
+from orchestrator.tools.training_prompts import write_prompts
+from protocol.contracts.training import (
+    DEPTHS,
+    TRAINED_KINDS,
+    HeldOut,
+    TrainingChoices,
+    TrainingFinished,
+    TrainingOrder,
+    TrainingProgress,
+)
+from protocol.errors import InputError
+
+_PROMPTS = "prompts.jsonl"
+
+
+@click.command("train-draft")
+@click.option("--kind", required=True, type=click.Choice(TRAINED_KINDS), help="What is trained.")
+@click.option("--target", required=True, metavar="MODEL", help="A folder or Hugging Face id.")
+@click.option(
+    "--data",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Prompts: JSON lines with `turns`, or plain text. Repeatable.",
+)
+@click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Folder of the drafter.")
+@click.option(
+    "--work",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder of the target's answers and states, which several kinds share.  [default: DIR/work]",
+)
+@click.option("--minutes", default=60.0, show_default=True, type=click.FloatRange(min=0.01), help="Of training.")
+@click.option("--tokens", default=500_000, show_default=True, type=click.IntRange(min=1), help="The target writes.")
+@click.option("--batch", default=2, show_default=True, type=click.IntRange(min=1), help="Rows of 512 tokens a step.")
+@click.option("--head", default=8192, show_default=True, type=click.IntRange(min=1), help="Tokens to guess among.")
+@click.option("--layers", default=0, type=click.IntRange(min=0), help="Decoder layers.  [default: the kind's own]")
+@click.option("--threads", type=click.IntRange(min=1), help="Of the processor.  [default: all cores]")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@stays_awake
+def train_draft(
+    target: str,
+    data: tuple[Path, ...],
+    out: Path,
+    work: Path | None,
+    threads: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train a drafter for a target on the target's own answers.
+
+    The target answers the prompts, its hidden states are recorded, and the drafter learns from both. Every kind also
+    learns to go on without the newest states, as a draft must that works while the target verifies. Ctrl-C keeps
+    everything: the same command goes on. More --minutes continue a training that is over.
+
+    \b
+    launch-pipeline train-draft --kind eagle3 --target MODEL --data chats.jsonl --out my-eagle3
+    """
+    work = work or out / "work"
+    folder = _target(target, quiet=as_json)
+    order = TrainingOrder(
+        target=str(folder),
+        out=str(out),
+        work=str(work),
+        prompts=_prompts(data, folder, work),
+        choices=TrainingChoices(**options),
+    )
+    try:
+        finished = _watched(order, threads or os.cpu_count() or 1, quiet=as_json)
+    except KeyboardInterrupt:
+        click.echo(f"Stopped. The same command goes on from the state in {out}.", err=True)
+        raise
+    if as_json:
+        click.echo(msgspec.json.encode(finished).decode())
+        return
+    console = Console()
+    console.print(acceptance_table(finished.held_out))
+    console.print(
+        f"{finished.folder}: {finished.trained_parameters / 1e6:.1f} M trained parameters, "
+        f"{finished.held_out.parameters_per_guess / 1e6:.1f} M read per guess, {finished.steps} steps, "
+        f"{finished.tokens / 1e6:.2f} M tokens in {finished.seconds / 60:.0f} minutes.",
+        highlight=False,
+    )
+
+
+def acceptance_table(held_out: HeldOut) -> Table:
+    """Rows by temperature and staleness, columns by depth."""
+    table = Table(title="Held-out guesses that are right, where all before them are")
+    for name in ("T", "tokens without states", *(f"guess {depth + 1}" for depth in range(DEPTHS))):
+        table.add_column(name, justify="right")
+    for each in held_out.acceptance:
+        for stale, rates in enumerate(each.rates):
+            shown = ("" if rate is None else f"{rate:.3f}" for rate in rates)
+            table.add_row(f"{each.temperature:g}" if stale == 0 else "", str(stale), *shown)
+        table.add_section()
+    return table
+
+
+def _target(name: str, quiet: bool) -> Path:
+    """A model may be fetched or made for it."""
+    with ConversionBar(quiet) as bar:
+        return resolve(name, "target", bar)
+
+
+def _prompts(files: tuple[Path, ...], target: Path, work: Path) -> str:
+    """The file of prompts; empty if there are answers already and nothing is to be added."""
+    if not files:
+        if not list((work / "answers").glob("shard-*.npz")):
+            raise InputError("A training needs prompts that the target answers: pass files of them as --data.")
+        return ""
+    path = work / _PROMPTS
+    if not write_prompts(files, target, path):
+        raise InputError('The files of --data hold no prompts: write one JSON object a line, {"turns": ["..."]}.')
+    return str(path)
+
+
+def _watched(order: TrainingOrder, threads: int, quiet: bool) -> TrainingFinished:
+    # Closing asks the process to save its state, also when Ctrl-C is what ends us.
+    with _Bar(quiet) as bar, closing(training(order, threads)) as reports:
+        for report in reports:
+            if isinstance(report, TrainingProgress):
+                bar.show(report)
+            elif isinstance(report, TrainingFinished):
+                return report
+    raise KeyboardInterrupt
+
+
+class _Bar:
+    """On standard error."""
+
+    def __init__(self, quiet: bool) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}")
+        self._bar = Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True)
+        self._task = self._bar.add_task("", facts="")
+
+    def __enter__(self) -> "_Bar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, progress: TrainingProgress) -> None:
+        facts = [f"{progress.tokens:,} tokens"] if progress.tokens else []
+        facts += [] if progress.loss is None else [f"loss {progress.loss:.3f}"]
+        facts += [] if progress.acceptance is None else [f"{progress.acceptance:.1%} right"]
+        facts += [] if progress.seconds_left is None else [f"{progress.seconds_left / 60:.0f} min left"]
+        self._bar.update(
+            self._task,
+            description=progress.stage,
+            completed=progress.done,
+            total=progress.total,
+            facts=" · ".join(facts),
+        )

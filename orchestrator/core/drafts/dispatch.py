@@ -1,0 +1,114 @@
+"""What each draft is sent about the sequences that it serves: starts, reroots, requests for growth, stops. Pure."""
+
+from collections.abc import Callable, Mapping
+
+from msgspec import structs
+
+from orchestrator.core.admission import shares_first_layers
+from orchestrator.core.commands import Command, SendMessage
+from orchestrator.core.drafts.draft import Draft
+from orchestrator.core.drafts.election import Election
+from orchestrator.core.phases import Phase
+from orchestrator.core.policy.decision import Strategy
+from orchestrator.core.sequence import Sequence
+from orchestrator.core.speculation import Speculation
+from orchestrator.core.worker_messages import reroot_message, start_message
+from orchestrator.core.worker_registry import WorkerRegistry
+from protocol.messages.base import SequenceId
+from protocol.messages.kv import KvReference
+from protocol.messages.plans import BestFirst, GrowthPlan
+from protocol.messages.worker import Extend, Stop
+
+_SAVED_AT_ONCE = 128
+"""Tokens whose KV a target saves between two rounds (target_worker.kv.checkpoint)."""
+
+
+class DraftDispatch:
+    """The drafts that are up, by incarnation. Which of them are in use is the election's decision."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        sequences: Mapping[SequenceId, Sequence],
+        workers: WorkerRegistry,
+        election: Election,
+        written: Callable[[Sequence], KvReference | None],
+    ) -> None:
+        """`written`: the arena with the target's KV of a sequence."""
+        self._written = written
+        self.drafts: dict[int, Draft] = {}
+        self._strategy = strategy
+        self._sequences = sequences
+        self._workers = workers
+        self._election = election
+
+    def start(self, id: int, speculation: Speculation, sequence: Sequence, now: float) -> list[Command]:
+        """Start the sequence on a draft, unless the draft serves it or guesses for it are not wanted.
+
+        A draft that is the target's first layers starts once the target has saved their KV of the prompt.
+        """
+        draft, vocabulary = self.drafts[id], self._workers.vocabulary
+        unwanted = not speculation.wanted or speculation.estimates.usefulness.paused
+        if not vocabulary or unwanted or sequence.id in draft.started:
+            return []
+        adopt = draft.history.arenas.adopt(sequence.id)
+        if adopt is None and self._shares(draft):
+            written = self._written(sequence)
+            if _comes_soon(sequence, written):
+                return []
+            adopt = draft.history.arenas.share(sequence.id, written)
+        draft.start(sequence.id, sequence.round)
+        speculation.start(len(sequence.tokens) - (adopt.tokens if adopt else 0), now)
+        plan = self._plan(speculation, sequence)
+        return [SendMessage("draft", start_message(sequence, plan, vocabulary, adopt), id)]
+
+    def extend(self, id: int, sequence: Sequence, steps: int, now: float) -> list[Command]:
+        """Ask a draft that rests to grow up to `steps` steps below the root."""
+        draft = self.drafts[id]
+        if sequence.id not in draft.started:
+            return []
+        draft.owes_growth(now)
+        sequence.speculation.ask(steps, now)
+        return [SendMessage("draft", Extend(sequence.id, sequence.round, steps), id)]
+
+    def reroot(
+        self, id: int, speculation: Speculation, sequence: Sequence, tokens: list[int], hit: bool, now: float
+    ) -> list[Command]:
+        """The sequence has committed `tokens`. `hit`: the draft's tree has the new root."""
+        draft = self.drafts[id]
+        if speculation.estimates.usefulness.paused:
+            speculation.drafting = False
+            return self.stop(id, sequence.id)
+        if sequence.id not in draft.started:
+            return self.start(id, speculation, sequence, now)
+        plan = self._plan(speculation, sequence)
+        if not hit and not speculation.resting:
+            draft.owes_growth(now)
+        # Guesses were given up of the active draft alone.
+        anew = sequence.anew and speculation is sequence.speculation
+        return [SendMessage("draft", reroot_message(sequence, tokens, not hit, plan, anew), id)]
+
+    def stop(self, id: int, sequence: SequenceId) -> list[Command]:
+        return [SendMessage("draft", Stop(sequence), id)] if self.drafts[id].stop(sequence) else []
+
+    def _shares(self, draft: Draft) -> bool:
+        """The draft adopts the KV of the target that is up."""
+        target = self._workers.target
+        return target is not None and shares_first_layers(draft.hello, target)
+
+    def _plan(self, speculation: Speculation, sequence: Sequence) -> GrowthPlan | None:
+        plan = self._strategy.plan(speculation.estimates, self._sharing, sequence.request.draft_tokens)
+        if self._election.alone and speculation is not sequence.speculation and isinstance(plan, BestFirst):
+            plan = structs.replace(plan, steps=0)
+        return speculation.follow(plan)
+
+    @property
+    def _sharing(self) -> int:
+        """Requests whose trees a draft grows."""
+        return max(1, sum(sequence.phase is not Phase.WAITING for sequence in self._sequences.values()))
+
+
+def _comes_soon(sequence: Sequence, written: KvReference | None) -> bool:
+    """Whether the target is still to save much of the prompt's KV, which takes it a round for each part."""
+    missing = sequence.position - (0 if written is None else written.tokens)
+    return missing > _SAVED_AT_ONCE and sequence.stats.rounds < 2 + sequence.position // _SAVED_AT_ONCE

@@ -1,0 +1,234 @@
+"""Device profiles: forward times of a pair of models on a device, in TOML, with sources. Knows no processes."""
+
+import tomllib
+from collections.abc import Iterator
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from orchestrator.core.options import StrategyName
+from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.machine.profiles.apple_silicon import mac_names, mac_profile
+from protocol.contracts.engines import DraftEngineName, draft_model
+from protocol.errors import InputError
+from protocol.messages.base import Role
+from protocol.worker.pacing import DevicePace, StepShape
+
+Source = Annotated[str, Meta(min_length=1)]
+"""Who measured the number beside it, or what it is assumed from."""
+_SLOW_MOTION = "@"
+_SLOWEST = 100.0
+_SHIPPED = resources.files("orchestrator.machine.profiles") / "devices"
+
+
+class ForwardTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One forward."""
+
+    width: Annotated[int, Meta(ge=1, le=4096)]
+    """Tokens."""
+    milliseconds: Annotated[float, Meta(gt=0.0, le=1e6)]
+    source: Source
+
+
+class PrefillRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Speed of prefilling."""
+
+    tokens_per_second: Annotated[float, Meta(gt=0.0, le=1e9)]
+    source: Source
+
+
+class ContextCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Attention over the tokens before a forward: the time of reading their KV."""
+
+    milliseconds_per_1000_tokens: Annotated[float, Meta(ge=0.0, le=1e6)]
+    vector_queries: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Up to so many tokens of one sequence, the KV is read once for each of them; for more, once for 32 of them."""
+    source: Source
+
+
+class SequenceCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Time that each further sequence adds to a forward, beside its tokens and its context."""
+
+    milliseconds: Annotated[float, Meta(ge=0.0, le=1e6)]
+    source: Source
+
+
+class SlowDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Time of a forward while the other device computes, relative to one alone."""
+
+    factor: Annotated[float, Meta(ge=1.0, le=100.0)]
+    source: Source
+
+
+class DeviceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model on one device."""
+
+    prefill: PrefillRate
+    steps: Annotated[tuple[ForwardTime, ...], Meta(min_length=1, max_length=64)]
+    """By rising width, the first of width 1."""
+    shape: StepShape = "line"
+    """line: linear between two widths. steps: between two widths a forward takes what the wider one takes. Beyond the
+    last width the last slope continues."""
+    context: ContextCost | None = None
+    """None: a forward takes the same time behind any context."""
+    sequence: SequenceCost | None = None
+    """None: a forward takes the same time for any number of sequences."""
+    weights: Annotated[int, Meta(gt=0)] | None = None
+    """Bytes of the model that a forward reads, if known."""
+
+    def pace(self, slow_down: float = 1.0) -> DevicePace:
+        return DevicePace(
+            steps=tuple((step.width, step.milliseconds / 1000) for step in self.steps),
+            shape=self.shape,
+            prefill_rate=self.prefill.tokens_per_second,
+            slow_down=slow_down,
+            context_seconds=self.context.milliseconds_per_1000_tokens / 1e6 if self.context else 0.0,
+            vector_queries=self.context.vector_queries if self.context else 0,
+            sequence_seconds=self.sequence.milliseconds / 1000 if self.sequence else 0.0,
+        )
+
+    def slower(self, factor: float) -> "DeviceTimes":
+        steps = tuple(replace(step, milliseconds=factor * step.milliseconds) for step in self.steps)
+        prefill = replace(self.prefill, tokens_per_second=self.prefill.tokens_per_second / factor)
+        context, sequence = self.context, self.sequence
+        if context is not None:
+            slower = factor * context.milliseconds_per_1000_tokens
+            context = replace(context, milliseconds_per_1000_tokens=slower)
+        if sequence is not None:
+            sequence = replace(sequence, milliseconds=factor * sequence.milliseconds)
+        return replace(self, prefill=prefill, steps=steps, context=context, sequence=sequence)
+
+
+class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Both models on their devices."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    description: str
+    target: DeviceTimes
+    draft: DeviceTimes
+    """On a device of its own: the Neural Engine, a second GPU, other cores."""
+    draft_on_target_device: DeviceTimes
+    """In turns with the target."""
+    both_busy: SlowDown
+    slow_motion: Annotated[float, Meta(ge=1.0, le=_SLOWEST)] = 1.0
+    """How many times longer than on the device the times here are."""
+
+    def slower(self, factor: float) -> "DeviceProfile":
+        """The same device in slow motion, for models that are slower here than there."""
+        return replace(
+            self,
+            name=f"{self.name}{_SLOW_MOTION}{factor:g}",
+            target=self.target.slower(factor),
+            draft=self.draft.slower(factor),
+            draft_on_target_device=self.draft_on_target_device.slower(factor),
+            slow_motion=factor * self.slow_motion,
+        )
+
+    def with_draft(self, scale: float) -> "DeviceProfile":
+        """The same device with a draft whose forwards take `scale` times as long."""
+        own, turns = self.draft.slower(scale), self.draft_on_target_device.slower(scale)
+        return self if scale == 1.0 else replace(self, draft=own, draft_on_target_device=turns)
+
+
+def load_profile(name: str) -> DeviceProfile:
+    """A shipped profile by its name, or a file of the user's own by its path; NAME@4 is four times slower.
+
+    Raises InputError for a profile that is missing, is not TOML, or has values that can't be.
+    """
+    device, mark, factor = name.rpartition(_SLOW_MOTION)
+    if mark and not Path(name).is_file():
+        return load_profile(device).slower(_factor(factor))
+    path = Path(name)
+    if name in mac_names():
+        return _checked(mac_profile(name), name)
+    if name in _file_names():
+        content = (_SHIPPED / f"{name}.toml").read_text()
+    elif path.is_file():
+        content = _text(path)
+    else:
+        raise InputError(
+            f"There is no profile {name!r}: choose {', '.join(profile_names())}, or the path of a file that "
+            "`launch-pipeline calibrate --out FILE` wrote."
+        )
+    return parse_profile(content, name)
+
+
+def _factor(text: str) -> float:
+    try:
+        return msgspec.convert(text, Annotated[float, Meta(ge=1.0, le=_SLOWEST)], strict=False)
+    except msgspec.ValidationError as error:
+        raise InputError(
+            f"A profile can't be {text!r} times slower: give a number from 1 to {_SLOWEST:g}, as in "
+            f"{profile_names()[0]}{_SLOW_MOTION}4."
+        ) from error
+
+
+def profile_names() -> list[str]:
+    """The shipped ones, and those that are derived from facts about Macs."""
+    return sorted([*_file_names(), *mac_names()])
+
+
+def _file_names() -> list[str]:
+    return [file.name.removesuffix(".toml") for file in _SHIPPED.iterdir() if file.name.endswith(".toml")]
+
+
+def parse_profile(content: str, origin: str) -> DeviceProfile:
+    """A profile from TOML; `origin` names it in the sentence of an InputError."""
+    try:
+        return _checked(tomllib.loads(content), origin)
+    except tomllib.TOMLDecodeError as error:
+        raise _unusable(origin, str(error)) from error
+
+
+def _checked(content: dict[str, Any], origin: str) -> DeviceProfile:
+    try:
+        profile = msgspec.convert(content, DeviceProfile)
+    except msgspec.ValidationError as error:
+        raise _unusable(origin, str(error)) from error
+    flaw = next(_flaws(profile), None)
+    if flaw is not None:
+        raise _unusable(origin, flaw)
+    return profile
+
+
+def _unusable(origin: str, reason: str) -> InputError:
+    return InputError(
+        f"Profile {origin} can't be used: {reason}. See orchestrator/machine/profiles/devices for examples."
+    )
+
+
+def worker_pace(
+    profile: DeviceProfile, role: Role, strategy: StrategyName, draft_engine: DraftEngineName, apart: bool = False
+) -> DevicePace | None:
+    """The pace of a worker of a pipeline whose draft has a device of its own; None for a worker without a pace.
+
+    The slow-down applies if the strategy lets both devices compute at once, unless they are `apart`: on two machines,
+    which share no memory.
+    """
+    drafts = draft_model(draft_engine) != "none"
+    if role == "prefill" or (role == "draft" and not drafts):
+        return None
+    both = drafts and not apart and STRATEGIES[strategy].caches
+    times = profile.draft if role == "draft" else profile.target
+    return times.pace(profile.both_busy.factor if both else 1.0)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"Profile {path} can't be read ({error}): check the file.") from error
+
+
+def _flaws(profile: DeviceProfile) -> Iterator[str]:
+    for name in ("target", "draft", "draft_on_target_device"):
+        widths = [step.width for step in getattr(profile, name).steps]
+        if widths[0] != 1:
+            yield f"the first width of {name}.steps is {widths[0]} and must be 1"
+        if any(wider <= width for width, wider in pairwise(widths)):
+            yield f"the widths of {name}.steps must rise"

@@ -1,0 +1,55 @@
+"""Sends the target's features to drafts on other machines, as many as their acknowledgements allow."""
+
+import time
+
+from orchestrator.runtime.workers.feature_outlet import FeatureOutlet
+from orchestrator.runtime.workers.remote_registry import RemoteWorker
+from protocol.messages.base import SequenceId
+from protocol.messages.features import Features
+from protocol.messages.worker import Ping, Pong
+from protocol.transport.codec import Stamp
+from protocol.transport.hub import Hub
+
+
+class FeatureShipping:
+    """An outlet for each draft that reads features."""
+
+    def __init__(self, hub: Hub, epoch: int) -> None:
+        self._hub = hub
+        self._epoch = epoch
+        self._outlets: dict[int, FeatureOutlet] = {}
+        """By incarnation."""
+
+    def announce(self, worker: RemoteWorker, message: Features) -> None:
+        """A ring of this machine holds features of a sequence that the worker serves."""
+        if worker.hello is None or worker.hello.features is None:
+            return
+        outlet = self._outlets.setdefault(worker.incarnation, FeatureOutlet(worker.hello.features))
+        outlet.announce(message)
+        self._ship(worker, outlet)
+
+    def acknowledge(self, worker: RemoteWorker, pong: Pong) -> None:
+        """A worker has handled everything that was sent before this Ping."""
+        outlet = self._outlets.get(worker.incarnation)
+        if outlet is not None and outlet.acknowledge(pong.sent):
+            self._ship(worker, outlet)
+
+    def forget(self, worker: RemoteWorker, sequence: SequenceId) -> None:
+        """The worker serves this sequence no longer."""
+        outlet = self._outlets.get(worker.incarnation)
+        if outlet is not None:
+            outlet.forget(sequence)
+
+    def drop(self, worker: RemoteWorker) -> None:
+        """The worker is gone."""
+        outlet = self._outlets.pop(worker.incarnation, None)
+        if outlet is not None:
+            outlet.close()
+
+    def _ship(self, worker: RemoteWorker, outlet: FeatureOutlet) -> None:
+        """Send the blocks that are due. Those for which the queue has no room are lost."""
+        stamp = Stamp(self._epoch, worker.incarnation)
+        queued = sum(self._hub.ship(worker.peer, shipment, stamp) for shipment in outlet.due())
+        ping = Ping(time.perf_counter())
+        if queued and self._hub.send(worker.peer, ping, stamp):
+            outlet.sent(queued, ping.sent)

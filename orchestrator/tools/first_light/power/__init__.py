@@ -1,0 +1,1 @@
+"""Power meters, and the energy that their samples add up to."""

@@ -1,0 +1,82 @@
+"""Prompts for a target that is to answer them, from a user's files: conversations by lines of JSON, or plain text.
+
+Knows no model but its tokenizer and chat template.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+from protocol.errors import InputError
+
+CONVERSATIONS = ".jsonl"
+_TEXT_PROMPT = 128
+"""Tokens of plain text that the target continues."""
+_ANSWER = "\N{OBJECT REPLACEMENT CHARACTER}answer\N{OBJECT REPLACEMENT CHARACTER}"
+"""Stands for an answer in a conversation, to find where the turn behind it begins."""
+
+Prompt = list[list[int]]
+"""Tokens of the turns; each but the first also has what the template puts behind the answer before it."""
+
+
+class _Line(msgspec.Struct):
+    """Either `turns` of a user or a `prompt`, which is continued as it is. Other fields are left alone."""
+
+    turns: Annotated[list[str], Meta(min_length=1)] | None = None
+    prompt: str | None = None
+
+
+def write_prompts(files: Iterable[Path], target: Path, out: Path) -> int:
+    """Write the prompts of all files as tokens, a JSON list a line; returns how many.
+
+    Raises InputError naming the file, and in a file of conversations the line.
+    """
+    codec = TextCodec(target)
+    template = ChatTemplate(target, codec)
+    encoder = msgspec.json.Encoder()
+    lines = [encoder.encode(prompt) for file in files for prompt in _prompts(file, codec, template)]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(b"".join(line + b"\n" for line in lines))
+    return len(lines)
+
+
+def _prompts(file: Path, codec: TextCodec, template: ChatTemplate) -> Iterator[Prompt]:
+    content = _content(file)
+    if file.suffix != CONVERSATIONS:
+        tokens = codec.encode(content.decode(errors="replace"))
+        for begin in range(0, len(tokens) - _TEXT_PROMPT // 2, _TEXT_PROMPT):
+            yield [tokens[begin : begin + _TEXT_PROMPT]]
+        return
+    for number, line in enumerate(content.splitlines(), start=1):
+        if line.strip():
+            yield _conversation(file, number, line, codec, template)
+
+
+def _conversation(file: Path, number: int, line: bytes, codec: TextCodec, template: ChatTemplate) -> Prompt:
+    try:
+        found = msgspec.json.decode(line, type=_Line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f'{file}, line {number}: {error}. Write {{"turns": ["..."]}} there.') from error
+    if found.prompt is not None:
+        return [codec.encode(found.prompt)]
+    if not found.turns:
+        raise InputError(f'{file}, line {number} has neither turns nor a prompt. Write {{"turns": ["..."]}} there.')
+    messages = [{"role": "user", "content": found.turns[0]}]
+    tokens = [template.tokens(messages)]
+    for turn in found.turns[1:]:
+        messages += [{"role": "assistant", "content": _ANSWER}, {"role": "user", "content": turn}]
+        _, _, behind = template.text(messages).rpartition(_ANSWER)
+        tokens.append(codec.encode(behind, special=False))
+    return tokens
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InputError(f"{file} can't be read ({error.strerror}): check the path of the prompts.") from error

@@ -1,0 +1,118 @@
+"""A drafter's config.json and tensor headers, read with checks: what is missing or absurd gets a sentence."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+from protocol.contracts.safetensors_headers import Tensor, tensors_in
+from protocol.errors import InputError
+
+_MOST = 1 << 24
+"""Of any number in a config."""
+_TABLES = ("d2t", "t2d")
+"""Tables between two vocabularies, which are no parameters."""
+
+
+class DrafterCheckpoint:
+    """`name` says in sentences what the folder is said to hold."""
+
+    def __init__(self, folder: Path, name: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.folder = folder
+        self.name = name
+        self.config = config
+        self.tensors = tensors
+
+    @classmethod
+    def read(cls, folder: Path, name: str, config: dict[str, Any]) -> Self:
+        """Raises InputError for damaged weights."""
+        return cls(folder, name, config, tensors_in(folder))
+
+    def part(self, name: str) -> "DrafterCheckpoint":
+        """The same with an object in the config as its config."""
+        inner = self.config.get(name)
+        if not isinstance(inner, dict):
+            raise self.wrong(f"its config.json has no {name}")
+        return DrafterCheckpoint(self.folder, self.name, inner, self.tensors)
+
+    def number(self, name: str, least: int = 1) -> int:
+        value = self.config.get(name)
+        if type(value) is not int or not least <= value <= _MOST:
+            raise self.wrong(f"its config.json states {name} {value!r:.60}, which must be a number from {least} on")
+        return value
+
+    def number_or(self, name: str, default: int | None, least: int = 1) -> int | None:
+        """`default` if the config leaves it out or has null."""
+        return default if self.config.get(name) is None else self.number(name, least)
+
+    def numbers(self, name: str) -> tuple[int, ...] | None:
+        """Ascending numbers from 0 on; None if the config leaves them out."""
+        values = self.config.get(name)
+        if values is None:
+            return None
+        good = isinstance(values, list) and 0 < len(values) <= 32 and all(type(value) is int for value in values)
+        if not good or values != sorted(set(values)) or not 0 <= values[0] <= values[-1] <= 1024:
+            raise self.wrong(f"its config.json states {name} {values!r:.80}, which must be layers in ascending order")
+        return tuple(values)
+
+    def has(self, *names: str) -> bool:
+        return all(name in self.tensors for name in names)
+
+    def need(self, *names: str) -> None:
+        if not self.tensors:
+            # Some are published as pytorch_model.bin alone, which can run code when it is opened.
+            raise InputError(
+                f"{self.folder} holds {self.name} without model.safetensors, and weights in other formats are never "
+                "opened: save them as safetensors with the program that made them, or choose another draft."
+            )
+        for name in names:
+            if name not in self.tensors:
+                raise self.wrong(f"it lacks the tensor {name}")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor that must be there, as it is when its weights are not quantised."""
+        self.need(name)
+        return self._unpacked(name)
+
+    def require(self, name: str, shape: tuple[int, ...]) -> None:
+        found = self.shape(name)
+        if found != shape:
+            raise self.wrong(f"its tensor {name} has the shape {found}, and its config.json says {shape}")
+
+    def parameters(self, but: Iterable[str] = ()) -> int:
+        """Of all tensors, less those whose names contain one of `but`."""
+        left_out = (*but, *_TABLES)
+        names = [name for name in self.tensors if not name.endswith((".scales", ".biases"))]
+        counted = [name for name in names if not any(part in name for part in left_out)]
+        return sum(self.tensors[name]._replace(shape=self._unpacked(name)).elements for name in counted)
+
+    def wrong(self, reason: str) -> InputError:
+        return InputError(
+            f"{self.folder} is said to hold {self.name}, but {reason}: download it again, or choose another draft."
+        )
+
+    def _unpacked(self, name: str) -> tuple[int, ...]:
+        tensor = self.tensors[name]
+        if f"{name.removesuffix('weight')}scales" not in self.tensors or tensor.type != "U32":
+            return tensor.shape
+        quantization = self.config.get("quantization")
+        bits = quantization.get("bits") if isinstance(quantization, dict) else None
+        if type(bits) is not int or not 1 <= bits <= 32:
+            raise self.wrong(f"its tensor {name} is quantised, and its config.json does not say how")
+        return (*tensor.shape[:-1], tensor.shape[-1] * 32 // bits)
+
+
+def config_in(folder: Path) -> dict[str, Any]:
+    """The content of the folder's config.json. Raises InputError if it is missing or damaged."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise InputError(f"{folder} has no config.json: pass the folder of a complete model or drafter.") from error
+    except OSError as error:
+        raise InputError(f"{file} can't be read ({error.strerror}): check its permissions.") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} is no JSON: download it again.") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{file} is no JSON object: download it again.")
+    return config

@@ -1,0 +1,55 @@
+"""The names, types and shapes of the tensors in a model's folder, from the headers of its files. Reads no tensor."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from protocol.errors import InputError
+
+_MOST_HEADER = 100 << 20
+"""As in the safetensors library."""
+
+
+class Tensor(NamedTuple):
+    """`type`: as the format names it, such as F16."""
+
+    type: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def tensors_in(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of the folder's *.safetensors, by name. Raises InputError for a file that is damaged."""
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found.update(_tensors(file))
+    return found
+
+
+def _tensors(file: Path) -> Mapping[str, Tensor]:
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = opened.read(min(length, _MOST_HEADER))
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        known = msgspec.convert(entries, dict[str, _Entry])
+    except OSError as error:
+        raise InputError(f"{file} can't be read ({error.strerror}): check its permissions.") from error
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"{file} has no whole header: download it again.") from error
+    if any(number < 0 for entry in known.values() for number in entry.shape):
+        raise InputError(f"{file} states a tensor of negative size: download it again.")
+    return {name: Tensor(entry.dtype, entry.shape) for name, entry in known.items()}

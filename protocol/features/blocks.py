@@ -1,0 +1,51 @@
+"""Features between machines: a message says whose they are, and a raw frame behind it holds the bytes.
+
+Pure. What comes from the wire is checked before it is used.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from protocol.features.ring_header import row_elements
+from protocol.features.rows import Rows, as_float32
+from protocol.kv.arena_header import ElementType
+from protocol.messages.base import MAX_CONTEXT, Round, WireSequence
+from protocol.messages.features import FeatureBlock, FeatureForm, FeatureShipment
+from protocol.messages.remote import MAX_PAYLOAD
+
+_CHECKSUM_BITS = (1 << 63) - 1
+
+
+def shipments(
+    sequence: WireSequence, round: Round, first: int, form: FeatureForm, element: ElementType, rows: Rows
+) -> Iterator[FeatureShipment]:
+    """The blocks of these rows, none larger than MAX_PAYLOAD. No block holds a row that is larger by itself: then
+    there are none, and the draft goes on without features."""
+    most = MAX_PAYLOAD // (row_elements(form) * element.size)
+    for start in range(0, len(rows) if most else 0, most or 1):
+        part = rows[start : start + most]
+        payload = np.ascontiguousarray(part).tobytes()
+        checksum = _checksum(payload, first + start)
+        block = FeatureBlock(sequence, round, first + start, len(part), form, int(element), checksum)
+        yield FeatureShipment(block, payload)
+
+
+def received(block: FeatureBlock, payload: bytes) -> NDArray[np.float32] | None:
+    """(rows, outputs * width) of a block from another machine; None if it is damaged or holds numbers that are not
+    finite."""
+    if block.element not in tuple(ElementType) or block.first + block.rows > MAX_CONTEXT:
+        return None
+    element, width = ElementType(block.element), row_elements(block.form)
+    if not len(payload) == block.rows * width * element.size <= MAX_PAYLOAD:
+        return None
+    if _checksum(payload, block.first) != block.checksum:
+        return None
+    return as_float32(np.frombuffer(payload, element.numpy_name).reshape(block.rows, width), element)
+
+
+def _checksum(payload: bytes, first: int) -> int:
+    # msgpack's integers have 64 bits, msgspec's bounds one less.
+    return xxhash.xxh3_64_intdigest(payload, first) & _CHECKSUM_BITS

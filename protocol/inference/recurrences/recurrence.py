@@ -1,0 +1,142 @@
+"""Recurrences and short convolutions of mlx-lm's layers: they record their inputs, and run over trees.
+
+The models of mlx-lm call a recurrence by a name in their module, and this module wraps the function behind that name,
+and every depthwise convolution. Whose tokens they are is said by the cache that the layer has read last. Knows no
+sequence.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any, NamedTuple, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from protocol.inference.recurrences.ancestry import Ancestry
+from protocol.inference.recurrences.tree_recurrences import (
+    Unrolled,
+    gated_delta_tree,
+    linear_attention_tree,
+    state_space_tree,
+)
+
+TreeForm = Callable[[Mapping[str, Any], Ancestry], Unrolled]
+"""From a call's arguments over all rows."""
+
+
+class RecurrenceKind(NamedTuple):
+    """What a function of mlx-lm computes."""
+
+    inputs: tuple[str, ...]
+    """Its arguments that hold one entry a token."""
+    axis: int
+    """The axis of tokens in these, and in its first result. The second result is the state."""
+    state: str
+    """The argument that holds the state before the first token."""
+    over_tree: TreeForm
+
+
+KINDS = {
+    "gated_delta_update": RecurrenceKind(("q", "k", "v", "a", "b"), 1, "state", gated_delta_tree),
+    "ssm_update": RecurrenceKind(("hidden_states", "B", "C", "dt"), 1, "state", state_space_tree),
+    "recurrent_gla": RecurrenceKind(("q", "k", "v"), 2, "h", linear_attention_tree),
+}
+"""By the name in mlx-lm's modules."""
+
+
+class Recorder(Protocol):
+    """The cache of a recurrent layer."""
+
+    def recur(self, recurrence: "Recurrence", arguments: dict[str, Any]) -> tuple[mx.array, mx.array]:
+        """Outputs and the state behind them, in place of the recurrence's own."""
+        ...
+
+    def convolve(self, convolution: "ShortConvolution", x: mx.array) -> mx.array:
+        """(1, L, D) outputs from (1, K - 1 + L, D), which begins with the state."""
+        ...
+
+
+class _Reading:
+    """The recorder whose layer is at work. A forward is built in one thread, layer by layer."""
+
+    recorder: Recorder | None = None
+
+
+def reads(recorder: Recorder) -> None:
+    """The layer of this recorder is at work from now on."""
+    _Reading.recorder = recorder
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Recorders are read inside."""
+    try:
+        yield
+    finally:
+        _Reading.recorder = None
+
+
+class Recurrence:
+    """A function of mlx-lm, by whose name its models call this."""
+
+    def __init__(self, inner: Callable[..., tuple[mx.array, mx.array]], kind: RecurrenceKind) -> None:
+        self.inner = inner
+        self.kind = kind
+        self.entry = -1
+        """The entry of mlx-lm's cache that holds its state, once a forward has shown it."""
+        self._signature = signature(inner)
+
+    def __call__(self, *arguments: Any, **others: Any) -> tuple[mx.array, mx.array]:
+        if _Reading.recorder is None:
+            return self.inner(*arguments, **others)
+        return _Reading.recorder.recur(self, self._signature.bind(*arguments, **others).arguments)
+
+    def is_unrolled(self, tokens: int) -> bool:
+        """A path of so many tokens takes the form for trees too: without a GPU mlx-lm goes token by token, or takes as
+        long, and a path that is accepted in part would be computed again."""
+        return tokens > 1 and mx.default_device() == mx.Device(mx.cpu)
+
+    def run(self, arguments: Mapping[str, Any]) -> tuple[mx.array, mx.array]:
+        """The function itself."""
+        call = self._signature.bind_partial()
+        call.arguments.update(arguments)
+        return self.inner(*call.args, **call.kwargs)
+
+
+class ShortConvolution(nn.Module):
+    """A depthwise convolution over the last tokens of each path."""
+
+    def __init__(self, inner: nn.Conv1d) -> None:
+        super().__init__()
+        self.inner = inner
+        self.entry = -1
+        """The entry of mlx-lm's cache that holds its last inputs, once a forward has shown it."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if _Reading.recorder is None:
+            return self.inner(x)
+        return _Reading.recorder.convolve(self, x)
+
+    def __getattr__(self, name: str) -> Any:
+        # Some layers read the weight.
+        if name in self or "inner" not in self:
+            return super().__getattr__(name)
+        return getattr(self["inner"], name)
+
+
+def let_recurrences_record(model: nn.Module) -> None:
+    """Wrap the recurrences and the short convolutions of this model's layers."""
+    modules = {sys.modules[type(layer).__module__] for layer in model.modules()}
+    for module in modules:
+        for name, kind in KINDS.items():
+            inner: Any = vars(module).get(name)
+            if inner is not None and not isinstance(inner, Recurrence):
+                setattr(module, name, Recurrence(inner, kind))
+    for layer in model.modules():
+        if isinstance(layer, ShortConvolution):
+            continue
+        for name, part in layer.children().items():
+            if isinstance(part, nn.Conv1d) and part.groups > 1:
+                setattr(layer, name, ShortConvolution(part))

@@ -1,0 +1,124 @@
+"""Linear recurrences over all rows of a tree at once, from one state: the state is read once, whatever the tree.
+
+Unrolled along a row's path, a linear recurrence is attention to the path with decays in place of a softmax, plus the
+decayed first state. The delta rule adds a triangular system for what each row writes (Gated Delta Networks,
+arXiv 2412.06464, section 3.3; over trees: arXiv 2608.20961). Everything is computed in float32.
+
+Shapes: R rows, H heads; a state is (1, H, ...) as in mlx-lm, or None before the first token.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx_lm.models.gated_delta import compute_g, compute_lower_bound_g
+from mlx_lm.models.ssm import compute_dt
+
+from protocol.inference.recurrences.ancestry import Ancestry
+
+_LEAST_DECAY = 1e-30
+"""Smaller factors are none at all in float32, and have no logarithm."""
+
+
+class Unrolled(NamedTuple):
+    """A recurrence over rows: S_i = S_0 exp(t_i) + sum of w_j k_j^T exp(t_i - t_j) over the rows j on the path of i."""
+
+    outputs: mx.array
+    """(1, R, H, D), or as mlx-lm's function has them."""
+    keys: mx.array
+    """k, (H, R, C)."""
+    written: mx.array
+    """w, (H, R, D)."""
+    total: mx.array
+    """t, (H, R, C) or (H, R, 1): logarithms of the factors from the first state."""
+
+
+def state_behind(unrolled: Unrolled, path: mx.array, first: mx.array | None) -> mx.array:
+    """(1, H, D, C): the state behind the last of the rows `path`, of one path, from the first state."""
+    keys, written, total = (mx.take(each, path, axis=1) for each in unrolled[1:])
+    end = total[:, -1:]
+    added = written.swapaxes(1, 2) @ (keys * mx.exp(end - total))
+    return added[None] if first is None else (added + mx.exp(end) * first[0])[None].astype(first.dtype)
+
+
+def gated_delta_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
+    """mlx-lm's `gated_delta_update`: S_i = S_p diag(g_i) + u_i k_i^T for the parent p of row i, where
+    u_i = b_i (v_i - S_p diag(g_i) k_i), and y_i = S_i q_i. The decay g is a number, or one a channel of the key."""
+    heads = call["v"].shape[2]
+    q, k, v = (_by_head(call[name], heads) for name in ("q", "k", "v"))
+    strength = mx.sigmoid(call["b"][0].astype(mx.float32)).T[..., None]
+    if call.get("allow_neg_eigval"):
+        strength = 2.0 * strength
+    bound = call.get("lower_bound")
+    gates = (call["A_log"], call["a"], call["dt_bias"])
+    decay = compute_g(*gates) if bound is None else compute_lower_bound_g(*gates, bound)
+    logs = mx.log(mx.maximum(decay[0].astype(mx.float32), _LEAST_DECAY))
+    logs = mx.moveaxis(logs if logs.ndim == 3 else logs[..., None], 0, 1)
+    total, between = _decays(logs, tree)
+    keys = _products(k, k, between) * mx.where(tree.before, strength, 0.0)
+    state = call.get("state")
+    wanted = strength * (v if state is None else v - _read(state, k * mx.exp(total)))
+    written = wanted
+    # Row by row along the longest path: after as many steps every row is solved.
+    for _ in range(tree.depth - 1):
+        written = wanted - keys @ written
+    y = mx.where(tree.seen, _products(q, k, between), 0.0) @ written
+    if state is not None:
+        y = y + _read(state, q * mx.exp(total))
+    return Unrolled(y.swapaxes(0, 1)[None].astype(call["q"].dtype), k, written, total)
+
+
+def state_space_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
+    """mlx-lm's `ssm_update` (Mamba 2, arXiv 2405.21060): S_i = exp(t_i A) S_p + t_i x_i B_i^T,
+    y_i = S_i C_i + D x_i, with the time step t_i."""
+    heads = call["hidden_states"].shape[2]
+    x, write, read = (_by_head(call[name], heads) for name in ("hidden_states", "B", "C"))
+    step = compute_dt(call["dt"], call["dt_bias"], call.get("time_step_limit", (0.001, 100.0)))
+    step = step.reshape(-1, heads).T[..., None]
+    logs = -mx.exp(call["A_log"].astype(mx.float32))[:, None, None] * step
+    total, between = _decays(logs, tree)
+    written = step * x
+    y = mx.where(tree.seen, _products(read, write, between), 0.0) @ written
+    state = call.get("state")
+    if state is not None:
+        y = y + _read(state, read) * mx.exp(total)
+    y = y + x * call["D"].astype(mx.float32)[:, None, None]
+    return Unrolled(y.swapaxes(0, 1)[None].astype(call["hidden_states"].dtype), write, written, total)
+
+
+def linear_attention_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
+    """mlx-lm's `recurrent_gla`: S_i = exp(g) S_p + k_i^T v_i, y_i = scale q_i S_i. Its state is (1, H, K, V)."""
+    q, k, v = (call[name][0].astype(mx.float32) for name in ("q", "k", "v"))
+    logs = mx.broadcast_to(call["g"].astype(mx.float32).reshape(-1, 1, 1), (*q.shape[:2], 1))
+    total, between = _decays(logs, tree)
+    y = mx.where(tree.seen, _products(q, k, between), 0.0) @ v
+    state = call.get("h")
+    if state is not None:
+        y = y + (q * mx.exp(total)) @ state[0].astype(mx.float32)
+    return Unrolled((call["scale"] * y)[None].astype(call["q"].dtype), v, k, total)
+
+
+def _by_head(x: mx.array, heads: int) -> mx.array:
+    """(H, R, D) float32 from (1, R, groups, D): a group's entries are those of all its heads."""
+    groups = x[0].astype(mx.float32).swapaxes(0, 1)
+    return groups if groups.shape[0] == heads else mx.repeat(groups, heads // groups.shape[0], axis=0)
+
+
+def _decays(logs: mx.array, tree: Ancestry) -> tuple[mx.array, mx.array]:
+    """From (H, R, C) logarithms, C channels or 1: logarithms of the factors from the first state to each row, and
+    (H, R, R, C) factors from row j to row i behind it. Rows that don't see each other have a factor of no meaning."""
+    total = tree.seen.astype(mx.float32) @ logs
+    difference = total[:, :, None] - total[:, None]
+    return total, mx.exp(mx.minimum(difference, 0.0))
+
+
+def _products(left: mx.array, right: mx.array, between: mx.array) -> mx.array:
+    """(H, R, R): inner products of rows i and j, each channel with its factor from j to i."""
+    if between.shape[-1] == 1:
+        return (left @ right.swapaxes(1, 2)) * between[..., 0]
+    return (left[:, :, None] * between * right[:, None]).sum(axis=-1)
+
+
+def _read(state: mx.array, rows: mx.array) -> mx.array:
+    """(H, R, D) from a state (1, H, D, C) and (H, R, C)."""
+    return rows @ state[0].astype(mx.float32).swapaxes(1, 2)

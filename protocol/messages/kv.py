@@ -1,0 +1,46 @@
+"""What the processes tell each other about KV in shared memory: which arena holds which tokens, and in which form."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from protocol.messages.base import MAX_CONTEXT, ArenaName, Message, MessagePart, Seconds, WireSequence
+
+
+class KvReference(MessagePart, frozen=True):
+    """The KV of a sequence's first `tokens` tokens lies in this arena."""
+
+    name: ArenaName
+    tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
+
+
+class KvForm(MessagePart, frozen=True):
+    """Shape and element type of a model's keys, and equally of its values; see ArenaLayout."""
+
+    layers: Annotated[int, Meta(ge=1, le=1024)]
+    kv_heads: Annotated[int, Meta(ge=1, le=1024)]
+    head_size: Annotated[int, Meta(ge=1, le=4096)]
+    element: Annotated[int, Meta(ge=1, le=3)]
+    """An ElementType."""
+
+
+class KvOffer(Message, frozen=True):
+    """An arena holds the KV of a sequence's first `tokens` tokens, for adoption by other sequences.
+
+    A target offers its present checkpoint. A prefill worker offers the KV of all tokens of a Prefill. A draft offers
+    its own cache, which only its next incarnation can adopt.
+    """
+
+    sequence: WireSequence
+    name: ArenaName
+    tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
+    size: Annotated[int, Meta(ge=1, le=1 << 44)]
+    """Bytes of shared memory that the arena takes."""
+    seconds: Seconds
+    """Time spent on the arena since the last offer of this sequence."""
+
+
+class KvRelease(Message, frozen=True):
+    """This arena is unlinked: close it, and write no other arena for its sequence."""
+
+    name: ArenaName

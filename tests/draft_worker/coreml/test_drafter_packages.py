@@ -1,0 +1,289 @@
+"""Laws of trained drafters as packages: the candidates are those of the drafter in MLX, whatever happens in between."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft_worker.coreml.conversion.drafters import convert_drafter
+from draft_worker.coreml.conversion.graph_parts import GraphParts
+from draft_worker.coreml.conversion.lint import lint
+from draft_worker.coreml.conversion.trained import feature_scale
+from draft_worker.coreml.runtime.apple import CoreMlRuntime
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
+from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.engines.drafter_package import drafter_engine
+from protocol.contracts.conversion import Choices
+from protocol.contracts.drafters.detection import read_drafter
+from protocol.errors import InputError
+from protocol.messages.sampling import Sampling
+from protocol.speculation.candidates import Candidates
+from tests.support.models.core_ml_library import Library
+from tests.support.models.drafter_packages import KINDS, DrafterPackage, converted, write_drafter, write_package
+from tests.support.models.tiny_models import VOCABULARY
+from tests.support.models.trained_drafters import write_target
+
+SAMPLINGS = {"greedy": Sampling(), "warm": Sampling(temperature=1.0, seed=5)}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DrafterPackage]:
+    return {kind: write_package(kind, tmp_path_factory.mktemp("packages")) for kind in KINDS}
+
+
+def package_engine(package: DrafterPackage) -> Engine:
+    """Without rounding to fp16, so that candidates can be compared one by one."""
+    return drafter_engine("coreml", package.converted, ExecutorRuntime(package.converted, "fp32"))
+
+
+class Twins:
+    """The same calls of two sequences."""
+
+    def __init__(self, engines: Sequence[Engine], sampling: Sampling, seed: int) -> None:
+        self.sequences: list[EngineSequence] = [engine.open(sampling, VOCABULARY) for engine in engines]
+        assert engines[0].features is not None
+        self.random = random.Random(seed)
+        self.width = len(engines[0].features.outputs) * engines[0].features.width
+        self.features = np.random.default_rng(seed).standard_normal((96, self.width)).astype(np.float32)
+        self.alive: list[int] = []
+        self.parents: dict[int, int] = {}
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        for sequence in self.sequences:
+            sequence.prefill(tokens)
+
+    def feed(self, first: int, stop: int) -> None:
+        for sequence in self.sequences:
+            sequence.feed(first, self.features[first:stop])
+            while sequence.unread:
+                sequence.read(8)
+
+    def grow(self, nodes: int) -> None:
+        """One growth step of random nodes below the live rows; their candidates must be alike."""
+        tokens = [self.random.randrange(VOCABULARY) for _ in range(nodes)]
+        first = self.sequences[0].next_row
+        parents = [self.random.choice([*self.alive, *range(first, first + index)] or [-1]) for index in range(nodes)]
+        ours, theirs = (sequence.evaluate(Batch((), tokens, parents, 4)) for sequence in self.sequences)
+        assert_alike(ours, theirs)
+        self.parents |= dict(zip(range(first, first + nodes), parents, strict=True))
+        self.alive += range(first, first + nodes)
+
+    def move(self) -> None:
+        """Commit a random path; the nodes behind its end survive."""
+        tip = self.random.choice(self.alive)
+        path = [tip]
+        while self.parents[path[0]] in self.alive:
+            path.insert(0, self.parents[path[0]])
+        surviving: list[int] = []
+        for row in self.alive:
+            if self.parents[row] in (tip, *surviving):
+                surviving.append(row)
+        for sequence in self.sequences:
+            sequence.keep(path, surviving)
+        self.alive = surviving
+
+    def cut(self, length: int) -> None:
+        for sequence in self.sequences:
+            sequence.truncate(length)
+        self.alive = []
+
+
+def assert_alike(ours: Sequence[Candidates], theirs: Sequence[Candidates]) -> None:
+    assert [each.tokens for each in ours] == [each.tokens for each in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.probabilities == pytest.approx(other.probabilities, abs=2e-3)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_candidates_are_those_of_the_drafter_in_mlx(kind: str, sampling: str, packages: dict[str, DrafterPackage]):
+    engines = package_engine(packages[kind]), packages[kind].own_engine()
+    for seed in range(3):
+        twins = Twins(engines, SAMPLINGS[sampling], seed)
+        twins.prefill([twins.random.randrange(VOCABULARY) for _ in range(30)])
+        twins.feed(0, 24)
+        twins.grow(1)
+        twins.feed(24, 30)
+        for _ in range(6):
+            twins.grow(twins.random.randrange(1, 4))
+            twins.move()
+            if twins.random.random() < 0.6:
+                committed = twins.sequences[0].committed
+                twins.feed(committed - twins.sequences[0].staleness, committed)
+        twins.cut(20)
+        twins.prefill([1, 2])
+        twins.grow(1)
+
+
+def test_a_tree_beyond_the_slots_has_nodes_without_candidates(packages: dict[str, DrafterPackage]):
+    engine = package_engine(packages["reduced head"])
+    sequence = engine.open(Sampling(), VOCABULARY)
+    sequence.prefill(range(20))
+    sequence.feed(0, np.ones((20, 3 * 32), np.float32))
+    found = sequence.evaluate(Batch((), [*range(20)], [-1] * 20, 4))
+    again = sequence.evaluate(Batch((), [1], [sequence.next_row - 1], 4))
+
+    assert [bool(each.tokens) for each in found] == [True] * 12 + [False] * 8
+    assert again == [Candidates([], [])]
+    sequence.keep([sequence.next_row - 2], ())
+    assert sequence.evaluate(Batch((), [1], [-1], 4))[0].tokens
+
+
+def test_copies_go_on_by_themselves(packages: dict[str, DrafterPackage]):
+    for kind in ("reduced head", "vanilla"):
+        engine = package_engine(packages[kind])
+        twins = Twins((engine, engine), Sampling(), 0)
+        twins.prefill(range(20))
+        twins.feed(0, 20)
+        twins.grow(3)
+        first, second = (each.reopen(12, Sampling(), VOCABULARY, exclusive=False) for each in twins.sequences)
+        twins.cut(0)
+        second.truncate(12)
+        assert_alike(*(each.evaluate(Batch((), [5, 6], [-1, -1], 4)) for each in (first, second)))
+
+
+FUNCTIONS = {
+    "reduced head": {
+        "fuse_32": {"features_0": (1, 96, 1, 32)},
+        **{
+            f"width_{width}": {
+                "x": (1, 32, 1, width),
+                "g": (1, 32, 1, width),
+                "cos": (1, 1, 8, width),
+                "sin": (1, 1, 8, width),
+                "mask": (1, 1, width, 96 + width),
+                "kv": (2, 2, 96, 8),
+            }
+            for width in (1, 4, 16)
+        },
+    },
+    "z-lab with windows": {
+        "context_32": {"features_0": (1, 64, 1, 32), "cos": (1, 1, 8, 32), "sin": (1, 1, 8, 32)},
+        **{
+            f"block_{width}": {
+                "x": (1, 32, 1, width),
+                "cos": (1, 1, 8, width),
+                "sin": (1, 1, 8, width),
+                "mask": (1, 1, width, 96 + width),
+                "window_mask": (1, 1, width, 96 + width),
+                "kv": (4, 2, 96, 8),
+            }
+            for width in (4, 16)
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_each_function_has_inputs_of_its_own_width(kind: str, packages: dict[str, DrafterPackage]):
+    functions = packages[kind].converted.file.functions
+
+    found = {name: {input: tensor.shape for input, tensor in each.inputs.items()} for name, each in functions.items()}
+    assert found == FUNCTIONS[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_a_drafter_leaves_the_neural_engine(kind: str, packages: dict[str, DrafterPackage]):
+    findings = lint(packages[kind].converted.file)
+
+    assert [finding for finding in findings if finding.severity == "error"] == []
+
+
+@pytest.mark.parametrize("kind", ["reduced head", "gated"])
+def test_core_ml_is_called_by_the_library_s_signatures(
+    kind: str, packages: dict[str, DrafterPackage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    package = packages[kind].converted
+    library = Library(monkeypatch, package)
+    engines = [drafter_engine("coreml", package, runtime) for runtime in (CoreMlRuntime(package), library.executor)]
+    twins = Twins(engines, Sampling(temperature=0.5, seed=2), 4)
+    twins.prefill(range(30))
+    twins.feed(0, 30)
+    for _ in range(4):
+        twins.grow(3)
+        twins.move()
+
+    assert {made["function_name"] for made in library.made} == set(package.package.functions)
+    assert {made["compute_units"].name for made in library.made} == {"CPU_AND_NE"}
+
+
+# Features beyond fp16 -----------------------------------------------------------------------------
+
+
+@given(st.floats(0.001, 1e30))
+def test_scaled_features_stay_eight_times_below_fp16_s_largest_number(largest: float):
+    scale = feature_scale(largest)
+
+    assert largest * scale <= 65_504 / 8
+    assert scale == 1 or largest * scale > 65_504 / 16
+    assert np.log2(scale) == int(np.log2(scale))
+
+
+@pytest.mark.parametrize("kind", ["reduced head", "vanilla"])
+def test_a_target_with_large_states_is_drafted_for_by_scaled_features(kind: str, tmp_path: Path):
+    conditioning = loud_target(kind, tmp_path, 1e5).converted.package.conditioning
+
+    assert conditioning is not None
+    assert conditioning.largest > 65_504
+    assert conditioning.scale == feature_scale(conditioning.largest)
+
+
+def test_a_drafter_whose_features_overflow_is_refused(tmp_path: Path):
+    """Its fc makes numbers of them that fp16 can't hold, whatever their scale."""
+    with pytest.raises(InputError, match="fuse_32 deviates"):
+        loud_target("reduced head", tmp_path, 3e4, fc=50.0)
+    assert not (tmp_path / "package").exists()
+
+
+def test_weights_that_overflow_by_the_scale_are_refused(tmp_path: Path):
+    with pytest.raises(InputError, match="beyond fp16's range"):
+        loud_target("reduced head", tmp_path, 3e4, fc=3e6)
+
+
+def loud_target(kind: str, root: Path, factor: float, fc: float = 1e-4) -> DrafterPackage:
+    """A package beside a target whose residual stream is `factor` times as large; fc's weights are times `fc`."""
+    target = write_target(root / "target", num_hidden_layers=4)
+    drafter = write_drafter(kind, root / "drafter", target)
+    scaled(root / "target", "model.embed_tokens.weight", factor)
+    scaled(drafter, "fc.weight", fc)
+    return converted(drafter, root / "target", root / "package")
+
+
+def scaled(folder: Path, name: str, factor: float) -> None:
+    loaded: Any = mx.load(str(folder / "model.safetensors"))
+    loaded[name] = (loaded[name].astype(mx.float32) * factor).astype(mx.float32)
+    mx.eval(loaded)
+    mx.save_safetensors(str(folder / "model.safetensors"), loaded, metadata={"format": "mlx"})
+
+
+# Refusals -----------------------------------------------------------------------------------------
+
+
+def test_a_package_that_computes_something_else_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rotate = GraphParts._rotate
+    monkeypatch.setattr(GraphParts, "_rotate", lambda self, x, cosine, sine: rotate(self, x, sine, cosine))
+
+    with pytest.raises(InputError, match="was discarded: its function context_32 deviates"):
+        write_package("vanilla", tmp_path)
+    assert not (tmp_path / "package").exists()
+
+
+def test_a_drafter_needs_its_own_target(packages: dict[str, DrafterPackage], tmp_path: Path):
+    write_target(tmp_path / "other", num_hidden_layers=2)
+    drafter = packages["reduced head"].drafter
+    found = read_drafter(drafter)
+    assert found is not None
+
+    with pytest.raises(InputError, match="pass --target MODEL"):
+        convert_drafter(found, drafter, None, tmp_path / "package", Choices())
+    with pytest.raises(InputError, match="does not fit the target"):
+        convert_drafter(found, drafter, tmp_path / "other", tmp_path / "package", Choices())
+    with pytest.raises(InputError, match="--kv io"):
+        converted(drafter, packages["reduced head"].target, tmp_path / "package", Choices(cache="state"))

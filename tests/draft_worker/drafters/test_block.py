@@ -1,0 +1,112 @@
+"""Laws of the block drafters' networks: they compute what their published files say."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from draft_worker.drafters.block_checkpoint import read_block
+from draft_worker.drafters.block_context import BlockContext
+from draft_worker.drafters.block_forward import Block, BlockRows, MlxBlockRunner
+from draft_worker.drafters.block_kv import BlockKv
+from draft_worker.drafters.token_ends import target_ends
+from tests.support.block_reference import BlockReference
+from tests.support.models.trained_drafters import BLOCK_KINDS, random_features, write_block_folder, write_target
+
+FEATURES = random_features(9, 64)
+BLOCKS = [Block([5], 9), Block([7, 3, 8], 11), Block([2, 5], 10), Block([4], 15)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A drafter of each kind, and "target"."""
+    root = tmp_path_factory.mktemp("drafters")
+    target = write_target(root / "target")
+    for kind in BLOCK_KINDS:
+        write_block_folder(root / kind, kind, target)
+    return {name: root / name for name in (*BLOCK_KINDS, "target")}
+
+
+def computed(folders: dict[str, Path], kind: str, blocks: list[Block], context: Any = None) -> list[BlockRows]:
+    drafter = read_block(folders[kind])
+    if context is None:
+        context = BlockContext(BlockKv(drafter.network))
+        context.feed(0, FEATURES)
+    return MlxBlockRunner(drafter.network, target_ends(folders["target"])).forward(context, blocks)
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+def test_a_forward_equals_the_reference(kind: str, folders: dict[str, Path]):
+    reference = BlockReference(folders[kind], folders["target"])
+    for block, rows in zip(BLOCKS, computed(folders, kind, BLOCKS), strict=True):
+        expected = reference.rows(block.tokens, block.position, FEATURES.astype(np.float64), range(9))
+        assert np.allclose(rows.states, expected, atol=1e-4)
+        assert np.allclose(rows.logits, expected @ reference.head.T, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_the_markov_correction_equals_the_reference(kind: str, folders: dict[str, Path]):
+    reference = BlockReference(folders[kind], folders["target"])
+    network = read_block(folders[kind]).network
+    rows = computed(folders, kind, BLOCKS[:1])[0]
+    path = [5, 9, 4, 1]
+
+    found = rows.logits + network.markov_head.correction(network.markov_head.latents(mx.array(path), rows.states))
+
+    states = np.array(rows.states, np.float64)
+    expected = [reference.logits(states, path[: row + 1]) for row in range(len(path))]
+    assert np.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+def test_blocks_in_one_forward_equal_blocks_one_by_one(kind: str, folders: dict[str, Path]):
+    together = computed(folders, kind, BLOCKS)
+
+    for block, rows in zip(BLOCKS, together, strict=True):
+        alone = computed(folders, kind, [block])[0]
+        assert mx.allclose(rows.logits, alone.logits, atol=1e-4).item()
+
+
+def test_a_context_fed_in_parts_truncated_and_copied_is_the_same(folders: dict[str, Path]):
+    context = BlockContext(BlockKv(read_block(folders["vanilla"]).network))
+    context.feed(0, FEATURES[:4])
+    context.read(3)
+    context.feed(4, random_features(40, 64, seed=1))
+    assert context.unread
+    context.read(20)
+    context.truncate(4)
+    context.feed(2, FEATURES[2:])
+    other = context.copy(6)
+    other.feed(6, FEATURES[6:])
+
+    expected = computed(folders, "vanilla", BLOCKS)
+    for found in (computed(folders, "vanilla", BLOCKS, context), computed(folders, "vanilla", BLOCKS, other)):
+        for rows, right in zip(found, expected, strict=True):
+            assert mx.allclose(rows.logits, right.logits, atol=1e-4).item()
+
+
+def test_lost_features_cost_their_tokens_alone(folders: dict[str, Path]):
+    context = BlockContext(BlockKv(read_block(folders["vanilla"]).network))
+    context.feed(2, FEATURES[2:4])
+    context.feed(7, FEATURES[7:])
+    reference = BlockReference(folders["vanilla"], folders["target"])
+
+    rows = computed(folders, "vanilla", BLOCKS[:1], context)[0]
+
+    places = [2, 3, 7, 8]
+    assert np.allclose(rows.states, reference.rows([5], 9, FEATURES[places].astype(np.float64), places), atol=1e-4)
+
+
+@pytest.mark.parametrize("element", [mx.float32, mx.float16, mx.bfloat16])
+def test_absurd_features_give_finite_rows(element: mx.Dtype, folders: dict[str, Path]):
+    drafter = read_block(folders["vanilla"])
+    drafter.network.set_dtype(element)
+    context = BlockContext(BlockKv(drafter.network))
+    absurd = FEATURES.copy()
+    absurd[0], absurd[1], absurd[2], absurd[3, 5] = np.nan, np.inf, -3e38, np.nan
+    context.feed(0, absurd)
+
+    for rows in MlxBlockRunner(drafter.network, target_ends(folders["target"])).forward(context, BLOCKS):
+        assert mx.isfinite(rows.logits).all().item()

@@ -1,0 +1,212 @@
+"""Laws of drafters' files: what is written is read again, and what is damaged is refused with a sentence."""
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx.utils import tree_flatten
+
+from draft_worker.drafters.block_checkpoint import read_block
+from draft_worker.drafters.redrafter_checkpoint import read_redrafter
+from protocol.errors import InputError
+from tests.support.models.trained_drafters import (
+    BLOCK_KINDS,
+    block_network,
+    write_block_folder,
+    write_redrafter_folder,
+    write_target,
+)
+
+READERS: dict[str, Callable[[Path], Any]] = {"z-lab": read_block, "vanilla": read_block, "redrafter": read_redrafter}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("drafters")
+    target = write_target(root / "target")
+    for kind in BLOCK_KINDS:
+        write_block_folder(root / kind, kind, target)
+    write_redrafter_folder(root / "redrafter")
+    return {name: root / name for name in (*BLOCK_KINDS, "redrafter", "target")}
+
+
+@pytest.fixture
+def copy(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of a folder, which the test may damage."""
+    return lambda kind: Path(shutil.copytree(folders[kind], tmp_path / kind, dirs_exist_ok=True))
+
+
+def change_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, mx.array]], object]) -> None:
+    loaded: Any = mx.load(str(folder / "model.safetensors"))
+    mx.eval(loaded)
+    change(loaded)
+    mx.save_safetensors(str(folder / "model.safetensors"), loaded)
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+def test_a_written_drafter_is_read_again(kind: str, folders: dict[str, Path], tmp_path: Path):
+    target = write_target(tmp_path / "target")
+    form = write_block_folder(tmp_path / "again", kind, target, clean_prefix=9, norm_epsilon=1e-5, rope_base=1e6)
+
+    found = read_block(tmp_path / "again")
+
+    assert found.network.form == form
+    assert found.kind == ("dspark" if form.markov else "dflash")
+    expected: Any = tree_flatten(block_network(form).parameters())
+    read = dict(tree_flatten(found.network.parameters()))
+    assert read.keys() == dict(expected).keys()
+    assert all(mx.array_equal(read[name], values).item() for name, values in expected)
+
+
+def test_dspark_brings_copies_of_the_targets_ends(folders: dict[str, Path]):
+    ends = read_block(folders["vanilla"]).ends
+    model: Any = mx.load(str(folders["target"] / "model.safetensors"))
+    states = mx.random.normal((3, 32))
+
+    assert ends is not None
+    assert mx.array_equal(ends.embed(mx.array([1, 5])), model["model.embed_tokens.weight"][mx.array([1, 5])]).item()
+    assert mx.allclose(ends.head(states), states @ model["lm_head.weight"].T, atol=1e-5).item()
+    assert read_block(folders["z-lab"]).ends is None
+
+
+def test_the_published_names_are_written(folders: dict[str, Path]):
+    names = set(mx.load(str(folders["vanilla"] / "model.safetensors")))
+
+    assert {"fc.weight", "hidden_norm.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight"} < names
+    assert {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight", "confidence_head.proj.bias"} < names
+    assert {"layers.1.self_attn.q_norm.weight", "layers.0.mlp.down_proj.weight"} < names
+
+
+def test_a_drafter_whose_names_begin_with_model_is_read(copy: Callable[[str], Path]):
+    folder = copy("z-lab")
+
+    def rename(tensors: dict[str, mx.array]) -> None:
+        for name in list(tensors):
+            tensors[f"model.{name}"] = tensors.pop(name)
+
+    change_tensors(folder, rename)
+
+    assert read_block(folder).network.form.rows == 3
+
+
+def test_a_quantised_drafter_is_read(copy: Callable[[str], Path]):
+    folder = copy("z-lab")
+    network = read_block(folder).network
+    expected = network.fc.weight
+    nn.quantize(network, group_size=32, bits=8, class_predicate=lambda path, _: path == "fc")
+    flat: Any = tree_flatten(network.parameters())
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(flat))
+    change_config(folder, lambda config: config.update(quantization={"group_size": 32, "bits": 8}))
+
+    assert mx.allclose(read_block(folder).network.fc.weight, expected, atol=0.1).item()
+
+
+CONFIGS: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
+    "no outputs": ("z-lab", lambda c: c["dflash_config"].pop("target_layer_ids"), "missing required field"),
+    "descending": ("z-lab", lambda c: c["dflash_config"].update(target_layer_ids=[1, 0]), "do not ascend"),
+    "an embedding": ("vanilla", lambda c: c.update(target_layer_ids=[-1, 0]), "reads the target's embedding"),
+    "a deep layer": ("vanilla", lambda c: c.update(target_layer_ids=[0, 2]), "layer 2 of a target of 2 layers"),
+    "a mask beyond": ("vanilla", lambda c: c.update(mask_token_id=67), "mask token 67 is beyond its 67"),
+    "no block": ("z-lab", lambda c: c.update(block_size=1), "block_size"),
+    "a vast block": ("z-lab", lambda c: c.update(block_size=1 << 40), "block_size"),
+    "text": ("z-lab", lambda c: c.update(hidden_size="wide"), "hidden_size"),
+    "a Markov head": ("vanilla", lambda c: c.update(markov_head_type="quantum"), "markov_head_type"),
+    "an activation": ("z-lab", lambda c: c.update(hidden_act="gelu"), "hidden_act"),
+    "heads": ("z-lab", lambda c: c.update(num_key_value_heads=3), "4 heads of 8 numbers don't fit 3 KV heads"),
+    "windows": ("z-lab", lambda c: c.update(layer_types=["sliding_attention"]), "layer_types fit neither"),
+    "a rope": ("z-lab", lambda c: c.update(rope_scaling={"type": "spiral"}), "rotary embedding"),
+    "a list for a rope": ("z-lab", lambda c: c.update(rope_scaling={"type": ["yarn"]}), "rotary embedding"),
+    "a rope's options": ("z-lab", lambda c: c.update(rope_scaling={"type": "yarn", "factor": "a"}), "rotary embedding"),
+    "a quantization": ("z-lab", lambda c: c.update(quantization={"group_size": "x"}), "group_size"),
+    "speculators": ("vanilla", lambda c: c.update(speculators_model_type="dspark"), "a variant that can't be run yet"),
+    "a causal block": ("vanilla", lambda c: c.update(dflash_query_causal=True), "a variant that can't be run yet"),
+    "some tokens": ("vanilla", lambda c: c.update(draft_vocab_size=40), "its head has 40 of 67 tokens"),
+    "wider": ("vanilla", lambda c: c.update(hidden_size=64), "has the shape"),
+    "another width of the target": ("z-lab", lambda c: c.update(target_hidden_size=16), "has the shape"),
+    "more layers": ("z-lab", lambda c: c.update(num_hidden_layers=3), "lacks the tensor layers.2"),
+    "fewer layers": ("z-lab", lambda c: c.update(num_hidden_layers=1), "a tensor that its form does not know"),
+    "no recurrence": ("redrafter", lambda c: c.update(rnn=False), "a tensor that its form does not know"),
+    "an exit": ("redrafter", lambda c: c.update(exit_dim=48), "lacks the tensor input_proj"),
+    "no sizes": ("redrafter", lambda c: c.clear(), "missing required field"),
+}
+
+
+@pytest.mark.parametrize("damage", CONFIGS)
+def test_a_config_that_does_not_fit_is_refused(damage: str, copy: Callable[[str], Path]):
+    kind, change, reason = CONFIGS[damage]
+    folder = copy(kind)
+    change_config(folder, change)
+
+    with pytest.raises(InputError) as refusal:
+        READERS[kind](folder)
+
+    assert reason in str(refusal.value)
+    assert str(refusal.value).endswith(": download it again, or choose another draft.")
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_damaged_weights_are_refused(kind: str, copy: Callable[[str], Path]):
+    def poison(tensors: dict[str, mx.array]) -> None:
+        name = sorted(tensors)[-1]
+        tensors[name] = mx.full(tensors[name].shape, float("nan"))
+
+    def cast(tensors: dict[str, mx.array]) -> None:
+        name = sorted(tensors)[0]
+        tensors[name] = tensors[name].astype(mx.int32)
+
+    damages: list[tuple[Callable[[dict[str, mx.array]], object], str]] = [
+        (lambda tensors: tensors.pop(sorted(tensors)[0]), "lacks the tensor"),
+        (lambda tensors: tensors.update(surprise=mx.zeros((2,))), "a tensor that its form does not know, surprise"),
+        (poison, "not finite"),
+        (cast, "elements of type"),
+    ]
+    for change, reason in damages:
+        folder = copy(kind)
+        change_tensors(folder, change)
+        with pytest.raises(InputError, match=reason):
+            READERS[kind](folder)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_folder_without_its_files_is_refused(kind: str, copy: Callable[[str], Path]):
+    folder = copy(kind)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="no safetensors file, and weights in other formats are never opened"):
+        READERS[kind](folder)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(InputError, match="no JSON object"):
+        READERS[kind](folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(InputError, match=r"config\.json can't be read"):
+        READERS[kind](folder)
+
+
+@pytest.mark.parametrize("kind", READERS)
+@given(seed=st.integers(0, 1 << 30))
+def test_damaged_bytes_are_refused_or_harmless(kind: str, seed: int, folders: dict[str, Path], tmp_path_factory: Any):
+    random = np.random.default_rng(seed)
+    folder = Path(shutil.copytree(folders[kind], tmp_path_factory.mktemp("damaged") / "drafter"))
+    file = folder / ("config.json" if random.random() < 0.5 else "model.safetensors")
+    content = bytearray(file.read_bytes())
+    for _ in range(random.integers(1, 4)):
+        content[random.integers(0, min(len(content), 2000))] = random.integers(0, 256)
+    file.write_bytes(content[: random.integers(1, len(content))] if random.random() < 0.3 else content)
+
+    # Any other exception fails the test.
+    with suppress(InputError):
+        READERS[kind](folder)

@@ -1,0 +1,348 @@
+"""Laws of the block drafters' engine: every candidate comes from the rows that its anchor's knowledge gives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft_worker.candidates.columns import Columns
+from draft_worker.engine import Batch
+from draft_worker.engines.block import BlockEngine, BlockSequence, load
+from draft_worker.paced_engine import PacedEngine
+from protocol.errors import InputError
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.features import FeatureForm
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Start
+from protocol.speculation.candidates import Candidates
+from protocol.worker.pacing import DevicePace, Pacer
+from protocol.worker.process import WorkerSetup
+from tests.support.block_reference import BlockReference
+from tests.support.models.tiny_models import VOCABULARY
+from tests.support.models.trained_drafters import BLOCK_KINDS, random_features, write_block_folder, write_target
+
+FEATURES = random_features(400, 64)
+TEXT = [int(token) for token in np.random.default_rng(3).integers(0, VOCABULARY, 80)]
+COUPLED = Sampling(temperature=0.0)
+SAMPLINGS = {
+    "greedy": COUPLED,
+    "lukewarm": Sampling(temperature=0.7, seed=5),
+    "warm": Sampling(temperature=1.0, seed=5),
+    "rejection": Sampling(temperature=1.0, seed=5, verification="rejection"),
+    "greedy rejection": Sampling(verification="rejection"),
+    "penalties": Sampling(temperature=1.0, seed=5, frequency_penalty=1.5, top_k=20),
+}
+
+
+class Pair(NamedTuple):
+    """An engine of a tiny drafter, and where its files are."""
+
+    engine: BlockEngine
+    drafter: Path
+    target: Path
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
+    """One of each kind; "long prefix" was trained for three known tokens."""
+    root = tmp_path_factory.mktemp("drafters")
+    target = write_target(root / "target")
+    for kind in BLOCK_KINDS:
+        write_block_folder(root / kind, kind, target)
+    write_block_folder(root / "long prefix", "vanilla", target, clean_prefix=3)
+    return {
+        name: Pair(BlockEngine.load(root / name, root / "target"), root / name, root / "target")
+        for name in (*BLOCK_KINDS, "long prefix")
+    }
+
+
+def opened(
+    engine: BlockEngine, tokens: Sequence[int], fed: Sequence[int], sampling: Sampling = COUPLED
+) -> BlockSequence:
+    """A sequence of these committed tokens; those at the indices `fed` have features."""
+    sequence = engine.open(sampling, VOCABULARY)
+    sequence.prefill(tokens)
+    for index in fed:
+        sequence.feed(index, FEATURES[index : index + 1])
+    return sequence
+
+
+def chain(sequence: BlockSequence, path: Sequence[int]) -> list[Candidates]:
+    """Candidates behind each token of a path below the committed prefix, in one growth step."""
+    begin = sequence.next_row
+    return sequence.evaluate(Batch([], path, [-1, *range(begin, begin + len(path) - 1)], 4))
+
+
+def same(found: Candidates, expected: Candidates) -> bool:
+    return found.tokens == expected.tokens and np.allclose(found.probabilities, expected.probabilities, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampling"), [*product(["z-lab", "vanilla"], SAMPLINGS), *((kind, "warm") for kind in BLOCK_KINDS[1:])]
+)
+def test_candidates_are_those_of_the_reference(kind: str, sampling: str, pairs: dict[str, Pair]):
+    (engine, drafter, target), path = pairs[kind], [5, 9, 4]
+    reference = BlockReference(drafter, target)
+    states = reference.rows([5], 12, FEATURES[:12].astype(np.float64), range(12))
+    rows = min(len(path), len(states))
+    logits = mx.array(np.array([reference.logits(states, path[: row + 1]) for row in range(rows)]), mx.float32)
+    start = Start(SequenceId(1), 0, (*TEXT[:12], 5), NodeId(1), SAMPLINGS[sampling], vocabulary=VOCABULARY)
+    processors = engine.processors(start)
+    paths = [] if processors is None else [path[1 : row + 1] for row in range(rows)]
+    batch = Batch([], path[:rows], [-1, 0, 1][:rows], 4, processors=processors, paths=paths)
+
+    found = opened(engine, TEXT[:12], range(12), SAMPLINGS[sampling]).evaluate(batch)
+
+    expected = Columns(VOCABULARY, VOCABULARY).propose(logits, range(13, 13 + rows), SAMPLINGS[sampling], batch)
+    assert all(same(*pair) for pair in zip(found, expected, strict=True))
+    assert [each.support is None for each in found] == [each.support is None for each in expected]
+
+
+def test_a_node_that_its_anchors_block_reaches_needs_no_forward(pairs: dict[str, Pair]):
+    sequence = opened(pairs["long prefix"].engine, TEXT[:12], range(11))
+    chain(sequence, [1])
+    assert sequence.forward_widths == (5,)
+
+    sequence.evaluate(Batch([], [2, 3], [0, 0], 4))
+    sequence.evaluate(Batch([], [4, 5], [1, 3], 4))
+    assert sequence.forward_widths == ()
+
+    sequence.evaluate(Batch([], [6, 7], [4, 2], 4))
+    assert sequence.forward_widths == (6,)
+
+
+def test_a_paced_engine_waits_for_forwards_alone(pairs: dict[str, Pair]):
+    slept: list[float] = []
+    pacer = Pacer(DevicePace(steps=((1, 0.01), (11, 0.11)), prefill_rate=1000.0), lambda: 0.0, slept.append)
+    sequence = PacedEngine(pairs["vanilla"].engine, pacer, lambda: 0.0).open(COUPLED, VOCABULARY)
+
+    sequence.evaluate(Batch([], [5], [-1], 4))
+    sequence.evaluate(Batch([], [2, 3], [0, 0], 4))
+
+    assert slept == [pytest.approx(0.04)]
+
+
+def test_rows_of_dropped_nodes_are_freed(pairs: dict[str, Pair]):
+    sequence = opened(pairs["vanilla"].engine, TEXT[:12], range(12))
+    chain(sequence, [1, 2, 3, 4, 5, 6])
+    anchors = {id(node.anchor) for node in sequence._nodes.values()}
+
+    sequence.keep(range(5), [5])
+
+    assert len(anchors) == 2
+    assert len({id(node.anchor) for node in sequence._nodes.values()}) == 1
+
+
+def test_known_tokens_behind_the_context_lead_the_block(pairs: dict[str, Pair]):
+    engine, drafter, target = pairs["long prefix"]
+    reference = BlockReference(drafter, target)
+    for fed, known in ((11, [TEXT[11], 5]), (10, [TEXT[10], TEXT[11], 5]), (8, [TEXT[10], TEXT[11], 5])):
+        states = reference.rows(known, 12, FEATURES[:fed].astype(np.float64), range(fed))
+        (found,) = chain(opened(engine, TEXT[:12], range(fed)), [5])
+        assert found.tokens == np.argsort(-reference.logits(states, [5]))[:4].tolist()
+
+
+def test_a_root_without_fresh_features_goes_on_with_the_older_block(pairs: dict[str, Pair]):
+    sequence, other = (opened(pairs["vanilla"].engine, TEXT[:12], range(12)) for _ in range(2))
+    chain(sequence, [1, 2])
+    expected = chain(other, [1, 2, 7])[-1]
+
+    sequence.keep([0, 1], [])
+
+    assert same(chain(sequence, [7])[0], expected)
+
+
+def test_a_root_with_fresh_features_gets_a_block_of_its_own(pairs: dict[str, Pair]):
+    sequence = opened(pairs["vanilla"].engine, TEXT[:12], range(12))
+    chain(sequence, [1, 2])
+    sequence.keep([0, 1], [])
+    sequence.feed(12, FEATURES[12:14])
+
+    expected = chain(opened(pairs["vanilla"].engine, [*TEXT[:12], 1, 2], range(14)), [7])
+
+    assert same(chain(sequence, [7])[0], expected[0])
+
+
+@dataclass
+class Expected:
+    """What the model of a sequence knows of a row: its anchor's knowledge, and the tokens from the anchor on."""
+
+    before: list[int]
+    fed: list[int]
+    path: list[int]
+    parent: int
+    position: int
+
+
+class Mirror:
+    """A sequence beside a model of what each row knows."""
+
+    def __init__(self, engine: BlockEngine) -> None:
+        self.engine = engine
+        self.form = engine.runner.form
+        self.sequence: Any = engine.open(COUPLED, VOCABULARY)
+        self.tokens: list[int] = []
+        self.fed: list[int] = []
+        self.rows: dict[int, Expected] = {}
+        self.tip: Expected | None = None
+
+    def prefill(self, count: int) -> None:
+        if not self.rows:
+            new = [(7 * len(self.tokens) + i) % VOCABULARY for i in range(count)]
+            self.sequence.prefill(new)
+            self.tokens += new
+            self.tip = None
+
+    def feed(self, gap: int, count: int) -> None:
+        first = max(self.fed, default=-1) + 1 + gap
+        count = min(count, len(self.tokens) - first)
+        if count > 0:
+            self.sequence.feed(first, FEATURES[first : first + count])
+            self.fed += range(first, first + count)
+
+    def read(self, most: int) -> None:
+        self.sequence.read(most)
+
+    def evaluate(self, nodes: Sequence[tuple[int, int]]) -> None:
+        parents, begin = [], self.sequence.next_row
+        for row, (token, choice) in enumerate(nodes, start=begin):
+            parents.append([-1, *self.rows][choice % (len(self.rows) + 1)])
+            self.rows[row] = self._expected(token, parents[-1])
+        found = self.sequence.evaluate(Batch([], [token for token, _ in nodes], parents, 4))
+        for row, candidates in enumerate(found, start=begin):
+            each = self.rows[row]
+            fresh = opened(self.engine, each.before, each.fed)
+            assert same(candidates, chain(fresh, each.path)[-1])
+
+    def keep(self, choice: int) -> None:
+        if not self.rows:
+            return
+        row = [*self.rows][choice % len(self.rows)]
+        path = [row]
+        while self.rows[path[0]].parent in self.rows:
+            path.insert(0, self.rows[path[0]].parent)
+        below: set[int] = {row}
+        for other, each in self.rows.items():
+            if each.parent in below:
+                below.add(other)
+        self.sequence.keep(path, below - {row})
+        self.tokens += [self.rows[each].path[-1] for each in path]
+        self.tip = self.rows[row]
+        self.rows = {each: self.rows[each] for each in sorted(below - {row})}
+
+    def truncate(self, length: int) -> None:
+        length = min(length, len(self.tokens))
+        self.sequence.truncate(length)
+        del self.tokens[length:]
+        self.fed = [index for index in self.fed if index < length]
+        self.rows, self.tip = {}, None
+
+    def reopen(self, exclusive: bool) -> None:
+        length = max(0, len(self.tokens) - 1)
+        self.sequence = self.sequence.reopen(length, COUPLED, VOCABULARY, exclusive=exclusive)
+        self.truncate(length)
+
+    def check(self) -> None:
+        assert self.sequence.committed == len(self.tokens)
+        assert self.sequence.staleness == len(self.tokens) - max(self.fed, default=-1) - 1
+
+    def _expected(self, token: int, parent: int) -> Expected:
+        above = self.rows.get(parent)
+        position = len(self.tokens) if above is None else above.position + 1
+        known = position - max(self.fed, default=-1)
+        if above is None and known > self.form.clean_prefix:
+            above = self.tip
+        if above is not None and len(above.path) < self.form.rows:
+            return Expected(above.before, above.fed, [*above.path, token], parent, position)
+        before: list[int] = []
+        row = parent
+        while row in self.rows:
+            before.insert(0, self.rows[row].path[-1])
+            row = self.rows[row].parent
+        return Expected([*self.tokens, *before], list(self.fed), [token], parent, position)
+
+
+_NODES = st.lists(st.tuples(st.integers(0, VOCABULARY - 1), st.integers(0, 30)), min_size=1, max_size=4)
+_OPERATIONS = st.one_of(
+    st.tuples(st.just("prefill"), st.integers(1, 5)),
+    st.tuples(st.just("feed"), st.sampled_from([0, 0, 0, 1, 3]), st.integers(1, 6)),
+    st.tuples(st.just("read"), st.integers(1, 4)),
+    st.tuples(st.just("evaluate"), _NODES),
+    st.tuples(st.just("evaluate"), _NODES),
+    st.tuples(st.just("keep"), st.integers(0, 30)),
+    st.tuples(st.just("truncate"), st.integers(0, 20)),
+    st.tuples(st.just("reopen"), st.booleans()),
+)
+
+
+@pytest.mark.parametrize("kind", ["z-lab", "z-lab with windows", "long prefix", "rnn"])
+@given(operations=st.lists(_OPERATIONS, max_size=20))
+def test_any_history_gives_the_candidates_of_a_fresh_sequence_with_the_same_knowledge(
+    kind: str, operations: list[tuple[Any, ...]], pairs: dict[str, Pair]
+):
+    mirror = Mirror(pairs[kind].engine)
+    mirror.prefill(3)
+    for name, *arguments in operations:
+        getattr(mirror, name)(*arguments)
+        mirror.check()
+
+
+def test_a_copy_leaves_the_first_sequence_as_it_is(pairs: dict[str, Pair]):
+    sequence = opened(pairs["vanilla"].engine, TEXT[:12], range(12))
+    other = sequence.reopen(8, COUPLED, VOCABULARY, exclusive=False)
+    other.prefill([1, 1, 1])
+    other.feed(8, FEATURES[40:43])
+    chain(other, [3])
+
+    expected = chain(opened(pairs["vanilla"].engine, TEXT[:12], range(12)), [5])
+
+    assert same(chain(sequence, [5])[0], expected[0])
+    assert sequence.memory > 0
+
+
+def test_candidates_stay_finite_whatever_was_fed(pairs: dict[str, Pair]):
+    sequence = opened(pairs["vanilla"].engine, TEXT[:12], [])
+    absurd = FEATURES[:12].copy()
+    absurd[0], absurd[1], absurd[2], absurd[3, 5] = np.nan, np.inf, -3e38, np.nan
+    sequence.feed(0, absurd)
+
+    for found in chain(sequence, [5, 9, 4, 1, 2, 3]):
+        assert len(found.tokens) == 4
+        assert np.isfinite(found.probabilities).all()
+
+
+def test_the_engine_says_what_it_reads_and_knows(pairs: dict[str, Pair]):
+    engine = pairs["vanilla"].engine
+
+    assert engine.features == FeatureForm((0, 1), 32)
+    assert (engine.name, engine.architecture, engine.vocabulary, engine.context) == ("block", "dspark", VOCABULARY, 512)
+    assert pairs["z-lab"].engine.architecture == "dflash"
+
+
+def setup(drafter: Path, target: Path | str) -> WorkerSetup:
+    return WorkerSetup(address="", epoch=1, incarnation=1, engine="block", model=str(drafter), target=str(target))
+
+
+def test_a_drafter_without_a_head_needs_its_target(pairs: dict[str, Pair]):
+    with pytest.raises(InputError, match=r"uses the embedding and the head of its target: name a target\.$"):
+        load(setup(pairs["z-lab"].drafter, ""))
+
+
+def test_a_target_of_another_vocabulary_is_refused(pairs: dict[str, Pair], tmp_path: Path):
+    write_target(tmp_path / "other", vocab_size=70)
+
+    with pytest.raises(InputError, match=r"67 tokens, but .* has 32 and 70: choose the draft's own target\.$"):
+        load(setup(pairs["z-lab"].drafter, tmp_path / "other"))
+
+
+def test_a_drafter_finds_its_target_by_the_setup(pairs: dict[str, Pair]):
+    engine = load(setup(pairs["z-lab"].drafter, pairs["z-lab"].target))
+
+    assert engine.tokenizer == pairs["z-lab"].engine.tokenizer

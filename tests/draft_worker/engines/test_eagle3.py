@@ -1,0 +1,63 @@
+"""The engine eagle3 beside its target: it takes what its file lacks from the target, and refuses another target."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from draft_worker.engines.eagle3 import load
+from protocol.contracts.engines import draft_engine
+from protocol.errors import InputError
+from protocol.messages.features import FeatureForm
+from protocol.messages.sampling import Sampling
+from protocol.worker.process import WorkerSetup
+from tests.support.models import eagle3_folders as folders
+from tests.support.paths import DEMO_DRAFT
+
+WIDTH, VOCABULARY = 256, 4096
+
+
+def _drafter(folder: Path, width: int = WIDTH, **changes: Any) -> Path:
+    """For the demo draft as a target, whose embedding and head it needs."""
+    sizes = {"hidden_size": width, "vocab_size": VOCABULARY, "num_attention_heads": 2, "num_key_value_heads": 2}
+    shapes = {
+        "fc.weight": (width, 2 * width),
+        **{f"midlayer.self_attn.{name}_proj.weight": (8, 2 * width) for name in "qkv"},
+        "midlayer.self_attn.o_proj.weight": (width, 8),
+        "midlayer.mlp.gate_proj.weight": (12, width),
+        "midlayer.mlp.up_proj.weight": (12, width),
+        "midlayer.mlp.down_proj.weight": (width, 12),
+        **{f"midlayer.{name}.weight": (width,) for name in ("input_layernorm", "hidden_norm")},
+        "midlayer.post_attention_layernorm.weight": (width,),
+        "norm.weight": (width,),
+    }
+    weights = {name: mx.random.normal(shape, key=mx.random.key(1)) for name, shape in shapes.items()}
+    outputs = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}}
+    return folders.write(folder, folders.layer_config(**sizes) | outputs | changes, weights)
+
+
+def _setup(folder: Path, target: Path | None = DEMO_DRAFT) -> WorkerSetup:
+    return WorkerSetup(address="", epoch=0, incarnation=0, engine="eagle3", model=str(folder), target=str(target or ""))
+
+
+def test_embedding_and_head_are_the_target_s(tmp_path: Path):
+    engine = load(_setup(_drafter(tmp_path)))
+
+    assert draft_engine("eagle3").model == "drafter"
+    assert engine.features == FeatureForm((0, 2), WIDTH)
+    assert engine.vocabulary == VOCABULARY
+    assert engine.tokenizer
+    assert engine.open(Sampling(), VOCABULARY).staleness == 0
+
+
+def test_another_target_gets_a_sentence(tmp_path: Path):
+    with pytest.raises(InputError, match="own target"):
+        load(_setup(_drafter(tmp_path, width=128)))
+    with pytest.raises(InputError, match="must ascend"):
+        load(_setup(_drafter(tmp_path, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 3]})))
+
+
+def test_without_a_target_a_drafter_that_needs_one_gets_a_sentence(tmp_path: Path):
+    with pytest.raises(InputError, match=r"name a target|tokenizer\.json"):
+        load(_setup(_drafter(tmp_path), None))

@@ -1,0 +1,235 @@
+"""LayerSkip: a target's first layers as mlx-lm computes them, and their KV adopted from the target's arenas."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from draft_worker.engine import Batch
+from draft_worker.engines.layerskip import LayerSkipEngine, load
+from draft_worker.first_layers import FirstLayers
+from protocol.contracts.kv_bits import kv_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
+from protocol.errors import InputError
+from protocol.inference.language_model import LanguageModel
+from protocol.kv.exchange import KvExchange
+from protocol.kv.segments import unlink_segment
+from protocol.messages.kv import KvReference
+from protocol.messages.sampling import Sampling
+from protocol.worker.process import WorkerSetup
+from target_worker.kv.checkpoint import KvCheckpoint
+from tests.support.models.architectures import tiny
+from tests.support.models.drafter_files import write
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+
+EPOCH, EXIT = 7, 2
+TEXT = [(5 * number) % 900 + 7 for number in range(200)]
+
+
+class Passing(nn.Module):
+    """A layer that changes nothing."""
+
+    use_sliding = False
+
+    def __call__(self, x: mx.array, *others: Any, **named: Any) -> mx.array:
+        return x
+
+
+def exit_at(folder: Path, layers: int, tensors: Mapping[str, Any] | None = None) -> Path:
+    write(folder, ({"model_type": "exit", "layers": layers}, {}))
+    if tensors:
+        mx.save_safetensors(str(folder / "model.safetensors"), dict(tensors))
+    return folder
+
+
+def engine(folder: Path, owner: int | None = None, target: Path = DEMO_TARGET) -> LayerSkipEngine:
+    setup = WorkerSetup(
+        address="", epoch=EPOCH, incarnation=1, engine="layerskip", model=str(folder), target=str(target), owner=owner
+    )
+    return load(setup)
+
+
+def logits(network: Any, tokens: list[int]) -> mx.array:
+    return network(mx.array([tokens]), cache=make_prompt_cache(network))[0].astype(mx.float32)
+
+
+def stock_target() -> Any:
+    return load_model(DEMO_TARGET)[0]
+
+
+def parameters(module: Any) -> Mapping[str, Any]:
+    return dict(tree_flatten(module.parameters()))
+
+
+def passing_behind(network: Any, layers: int) -> Any:
+    """The network with all layers from `layers` on replaced by nothing."""
+    every = network.layers
+    for module in network.modules():
+        for value in module.values():
+            if isinstance(value, list) and len(value) == len(every) and value[0] is every[0]:
+                value[layers:] = [Passing() for _ in value[layers:]]
+    return network
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "gemma2", "gemma3_text", "phi3", "olmo2", "gpt_neox", "smollm3", "qwen2", "qwen3_moe"]
+)
+def test_the_first_layers_compute_what_mlx_lm_computes_with_them(name: str, tmp_path: Path):
+    whole, cut = (tiny(name, num_hidden_layers=4) for _ in range(2))
+    FirstLayers(EXIT, tmp_path).divide(cut)
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
+
+    assert len(cut.layers) == len(make_prompt_cache(cut)) == EXIT
+    expected = logits(passing_behind(whole, EXIT), tokens)
+    assert np.array_equal(np.array(logits(cut, tokens)), np.array(expected))
+
+
+def test_the_draft_is_the_target_s_first_layers_and_has_its_tokenizer(tmp_path: Path):
+    draft = engine(exit_at(tmp_path, EXIT))
+    stock = stock_target()
+    stock.set_dtype(mx.float32)
+    expected = logits(passing_behind(stock, EXIT), TEXT[:20])[-1]
+    sequence = draft.open(Sampling(), draft.vocabulary)
+    sequence.prefill(TEXT[:19])
+    candidates = sequence.evaluate(Batch([], [TEXT[19]], [-1], 3))[0]
+
+    assert candidates.tokens[:1] == [int(np.argmax(np.array(expected)))]
+    assert (draft.architecture, draft.tokenizer) == ("llama", vocabulary_fingerprint(DEMO_TARGET))
+
+
+def test_the_weights_of_deeper_layers_are_not_read(tmp_path: Path):
+    def peak(layers: int) -> int:
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        model = LanguageModel.load(DEMO_TARGET, FirstLayers(layers, tmp_path))
+        held = mx.get_active_memory() - before
+        del model
+        return held
+
+    layer = sum(array.nbytes for array in parameters(stock_target().layers[0]).values())
+    # As float32, twice the file's bytes.
+    assert peak(5) - peak(1) >= 4 * 2 * layer > 0
+    assert peak(1) < peak(5) / 2
+
+
+def test_a_trained_layer_and_norm_take_the_place_of_the_target_s(tmp_path: Path):
+    stock = stock_target()
+    layer = {f"exit_layer.{name}": array for name, array in parameters(stock.layers[EXIT]).items()}
+    norm = stock.model.norm.weight
+    same = engine(exit_at(tmp_path / "same", EXIT, layer | {"exit_norm.weight": norm}))
+    scaled = engine(exit_at(tmp_path / "scaled", EXIT, layer | {"exit_norm.weight": norm * 2}))
+    plain = engine(exit_at(tmp_path / "plain", EXIT + 1))
+    expected, first, second = (logits(each._network.network, TEXT[:20]) for each in (plain, same, scaled))
+
+    assert np.allclose(np.array(first), np.array(expected), rtol=1e-4, atol=1e-4)
+    assert np.allclose(np.array(second), 2 * np.array(expected), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({"exit_norm.weight": (17,)}, "exit_norm.weight does not fit"),
+        ({"exit_norm.weight": (256,), "exit_layer.self_attn.q_proj.weight": (4, 4)}, r"exit_layer\.\* does not fit"),
+    ],
+)
+def test_a_trained_exit_of_another_target_gets_a_sentence(
+    tmp_path: Path, tensors: dict[str, tuple[int, ...]], reason: str
+):
+    folder = exit_at(tmp_path, EXIT, {name: mx.zeros(shape) for name, shape in tensors.items()})
+
+    with pytest.raises(InputError, match=reason):
+        engine(folder)
+
+
+def test_an_exit_behind_the_last_layer_gets_a_sentence(tmp_path: Path):
+    with pytest.raises(InputError, match="choose an exit behind 1 to 5"):
+        engine(exit_at(tmp_path, 6))
+
+
+def test_a_folder_that_is_no_exit_gets_a_sentence():
+    with pytest.raises(InputError, match="holds no early exit"):
+        engine(DEMO_DRAFT)
+
+
+# The target's KV -----------------------------------------------------------------------------------
+
+
+def kv(sequence: Any) -> list[Any]:
+    keys, values = sequence._rows.export(0, len(TEXT))
+    return [*keys, *values]
+
+
+@pytest.fixture
+def written(registry: Path) -> Iterator[KvReference]:
+    """The KV of TEXT, as the target saves it."""
+    model = LanguageModel.load(DEMO_TARGET)
+    assert model.layout is not None
+    fingerprint = kv_fingerprint(DEMO_TARGET, 16)
+    exchange = KvExchange(model.layout, fingerprint=fingerprint, epoch=EPOCH, owner=os.getpid())
+    checkpoint, cache = KvCheckpoint(exchange), model.sequence()
+    cache.prefill(TEXT)
+    reference = None
+    while checkpoint.due(len(TEXT)):
+        reference = checkpoint.save(cache) or reference
+    assert reference is not None
+    assert reference.tokens == len(TEXT)
+    yield reference
+    checkpoint.close()
+    unlink_segment(reference.name)
+
+
+def test_adopted_kv_is_that_of_a_prefill(written: KvReference, tmp_path: Path):
+    draft = engine(exit_at(tmp_path, EXIT), owner=os.getpid())
+    adopting, reading = (draft.open(Sampling(), draft.vocabulary) for _ in range(2))
+    reading.prefill(TEXT)
+
+    assert adopting.adopt(written) == ""
+    assert adopting.committed == len(TEXT)
+    for adopted, prefilled in zip(kv(adopting), kv(reading), strict=True):
+        assert np.allclose(adopted, prefilled, rtol=1e-4, atol=1e-4)
+    grown, expected = (
+        each.evaluate(Batch([], [3, 4, 5], [-1, each.next_row, each.next_row], 4)) for each in (adopting, reading)
+    )
+    assert [each.tokens for each in grown] == [each.tokens for each in expected]
+
+
+def test_the_draft_tells_the_form_of_the_kv_that_it_shares(tmp_path: Path):
+    draft = engine(exit_at(tmp_path, EXIT), owner=os.getpid())
+
+    assert draft.kv is not None
+    assert (draft.kv.layers, draft.model_fingerprint) == (EXIT, kv_fingerprint(DEMO_TARGET, 16))
+    assert engine(exit_at(tmp_path, EXIT)).kv is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [("epoch", "is of epoch"), ("model", "another model"), ("tokens", "are wanted"), ("name", "segment")],
+)
+def test_kv_that_is_not_the_target_s_costs_a_prefill(
+    written: KvReference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, reason: str
+):
+    draft = engine(exit_at(tmp_path, EXIT), owner=os.getpid())
+    assert draft.exchange is not None
+    reference = written
+    match change:
+        case "epoch":
+            monkeypatch.setattr(draft.exchange, "_epoch", EPOCH + 1)
+        case "model":
+            draft.exchange.fingerprint = "other"
+        case "tokens":
+            reference = KvReference(written.name, len(TEXT) + 1)
+        case _:
+            reference = KvReference("lp-00000000000000000000", 5)
+    sequence = draft.open(Sampling(), draft.vocabulary)
+
+    assert reason in sequence.adopt(reference)
+    sequence.prefill(TEXT[:5])
+    assert sequence.committed == 5

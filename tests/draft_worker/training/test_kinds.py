@@ -1,0 +1,143 @@
+"""What training computes of a network is what its engine computes of it, and its files load."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
+
+from draft_worker.drafters.block_checkpoint import read_block
+from draft_worker.drafters.block_forward import Block, MlxBlockRunner
+from draft_worker.drafters.eagle3 import Eagle3
+from draft_worker.drafters.eagle3_checkpoint import read_eagle3
+from draft_worker.drafters.redrafter_checkpoint import read_redrafter
+from draft_worker.drafters.token_ends import TokenEnds
+from draft_worker.training.kind import NO_PLACE
+from draft_worker.training.kinds import KINDS
+from draft_worker.training.rows import Shards
+from draft_worker.training.target import Target
+from protocol.contracts.training import DEPTHS, STALENESS, TRAINED_KINDS, TrainedKind
+from tests.support.models.training_work import HEAD, LAYERS, trainee
+
+PLACES = np.array([26, 30])
+"""In the second text of a row, which begins at slot 20."""
+_BEGIN = 20
+
+
+class Recorder:
+    """A judge that keeps the logits of each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[np.ndarray] = []
+        self.slots: list[np.ndarray] = []
+
+    def __call__(self, slots: np.ndarray, logits: mx.array) -> np.ndarray:
+        self.slots.append(slots)
+        self.calls.append(np.array(logits))
+        return np.zeros(len(slots), bool)
+
+    def at(self, call: int, slot: int) -> np.ndarray:
+        return self.calls[call][self.slots[call].tolist().index(slot)]
+
+
+def test_eagle3_unrolls_as_its_engine_does_without_features(target: Target, work: Path):
+    training, row = trainee("eagle3", target, work)
+    network = training.network
+    assert isinstance(network, Eagle3)
+    network.borrow(target.embed, lambda states: states @ target.head(mx.arange(0, 2 * HEAD, 2)).T)
+    features = row.states[:, [Shards(work).outputs.index(output) for output in network.form.outputs]]
+    recorder = Recorder()
+
+    training.hits(row, PLACES, recorder)
+
+    for place in PLACES:
+        fused = network.fuse(mx.array(features[_BEGIN:place].reshape(1, place - _BEGIN, -1)))
+        cache = network.make_cache()[0]
+        state = network(mx.array(row.tokens[None, _BEGIN + 1 : place + 1]), fused, "causal", cache)[:, -1:]
+        for step in range(3):
+            expected = np.array(network.logits(state)[0, 0])
+            np.testing.assert_allclose(recorder.at(step, place + step), expected, rtol=1e-3, atol=1e-3)
+            state = network(mx.array(row.tokens[None, place + step + 1, None]), state, "causal", cache)
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dflash"])
+def test_blocks_are_read_as_their_engine_reads_them(kind: TrainedKind, target: Target, work: Path):
+    training, row = trainee(kind, target, work)
+    network: Any = training.network
+    ends = TokenEnds(target.embed, lambda states: states @ target.head().T, target.width, target.vocabulary)
+    columns = [Shards(work).outputs.index(output) for output in network.form.outputs]
+    features = row.states[:, columns].reshape(len(row.tokens), -1)
+    recorder, runner = Recorder(), MlxBlockRunner(network, ends)
+
+    training.hits(row, np.array([26, 27]), recorder)
+
+    # The second of two places is examined with one token that has no features.
+    for block, (place, stale) in enumerate([(26, 0), (27, 1)]):
+        context = runner.open()
+        context.feed(0, features[_BEGIN:place])
+        context.read(place)
+        known = row.tokens[place : place + stale + 1].tolist()
+        rows = runner.forward(context, [Block(known, place + stale - _BEGIN)])[0]
+        expected = np.array(rows.logits)[:, : 2 * HEAD : 2]
+        found = recorder.calls[0][block * network.form.rows :][: network.form.rows]
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", TRAINED_KINDS)
+def test_hits_have_a_place_only_where_the_target_wrote(kind: TrainedKind, target: Target, work: Path):
+    training, row = trainee(kind, target, work)
+    places = np.flatnonzero(row.wanted)
+
+    hits = training.hits(row, places, lambda slots, logits: np.ones(len(slots), bool))
+
+    assert hits.shape == (len(places), STALENESS, DEPTHS)
+    last = places == 39 - 1  # behind it the row has one token more
+    assert (hits[last, :, 1:] == NO_PLACE).all()
+    assert (hits[:, 0, 0] == 1).mean() >= 0.5
+
+
+@pytest.mark.parametrize("kind", TRAINED_KINDS)
+def test_a_row_that_the_target_did_not_write_teaches_without_harm(kind: TrainedKind, target: Target, work: Path):
+    training, row = trainee(kind, target, work)
+    row = row._replace(wanted=np.zeros_like(row.wanted))
+
+    loss, gradients = nn.value_and_grad(training.network, training.loss)(row, np.random.default_rng(2))
+
+    assert np.isfinite(float(loss))
+    flat: Any = tree_flatten(gradients)
+    assert all(bool(mx.isfinite(gradient).all()) for _, gradient in flat)
+
+
+def test_published_files_load_in_their_readers(target: Target, work: Path, tmp_path: Path):
+    for kind in KINDS:
+        trainee(kind, target, work)[0].write(tmp_path / kind)
+
+    assert read_eagle3(tmp_path / "eagle3").form.outputs == (1, 2)
+    assert read_block(tmp_path / "dspark").kind == "dspark"
+    assert read_block(tmp_path / "dflash").network.form.clean_prefix == STALENESS
+    read: Any = read_redrafter(tmp_path / "redrafter")
+    np.testing.assert_allclose(np.array(read.lm_head[-1].weight), np.array(target.head()), atol=1e-2)
+    names = set(mx.load(str(tmp_path / "exit" / "model.safetensors")))
+    assert {"exit_norm.weight", "exit_layer.self_attn.q_proj.weight", "exit_layer.mlp.up_proj.weight"} <= names
+    loaded: Any = load_model(tmp_path / "lm")
+    model, config = loaded
+    assert config["num_hidden_layers"] == len(model.layers) == 3
+
+
+def test_an_early_exit_and_a_language_model_begin_with_layers_of_the_target(target: Target, work: Path):
+    exit_training, row = trainee("exit", target, work)
+    recorder = Recorder()
+
+    exit_training.hits(row, PLACES, recorder)
+
+    tokens = mx.array(row.tokens[None, _BEGIN : 30 + 1])
+    states = target.stack.embed_tokens(tokens)
+    chosen = [*target.stack.layers[: round(LAYERS / 4)], target.stack.layers[-1]]
+    for layer in chosen:
+        states = layer(states, "causal", None)
+    expected = target.stack.norm(states)[0, -1] @ target.head(mx.arange(0, 2 * HEAD, 2)).T
+    np.testing.assert_allclose(recorder.at(0, 30), np.array(expected), rtol=2e-2, atol=2e-2)

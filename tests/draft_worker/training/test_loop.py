@@ -1,0 +1,87 @@
+"""Training: the loss falls, and an interruption changes nothing."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from draft_worker.training.held_out import Examiner
+from draft_worker.training.loop import Loop, Shell, Stopped
+from draft_worker.training.preparation import HELD_OUT
+from draft_worker.training.rows import Shards
+from draft_worker.training.target import Target
+from protocol.contracts.training import TRAINED_KINDS, TrainedKind, TrainingChoices, TrainingProgress
+from protocol.errors import InputError
+from tests.support.models.training_work import HEAD, trainee
+
+
+class Stage:
+    """A training whose clock stands still, and which is stopped after so many rows."""
+
+    def __init__(self, target: Target, work: Path, out: Path, kind: TrainedKind = "eagle3", **choices: int) -> None:
+        self.losses: list[float] = []
+        self._asked, self._last = 0, 10**9
+        self.training = trainee(kind, target, work)[0]
+        examiner = Examiner(target, np.arange(0, 2 * HEAD, 2))
+        shell = Shell(lambda: 0.0, self._stopping, self._report, lambda *_: None)
+        asked = TrainingChoices(kind=kind, minutes=0, **choices)
+        self.loop = Loop(self.training, Shards(work), (examiner, Shards(work / HELD_OUT)), asked, out, shell)
+
+    def stop_after(self, rows: int) -> "Stage":
+        self._last = rows
+        return self
+
+    def weights(self) -> dict[str, mx.array]:
+        return dict(tree_flatten(self.training.network.trainable_parameters()))
+
+    def _stopping(self) -> bool:
+        self._asked += 1
+        return self._asked > self._last
+
+    def _report(self, progress: TrainingProgress) -> None:
+        if progress.loss is not None:
+            self.losses.append(progress.loss)
+
+
+@pytest.mark.parametrize("kind", TRAINED_KINDS)
+def test_the_loss_falls(kind: TrainedKind, target: Target, work: Path, tmp_path: Path):
+    stage = Stage(target, work, tmp_path, kind, steps=14, batch=3)
+    row = Shards(work).row(1)
+    before = float(stage.training.loss(row, np.random.default_rng(0)))
+
+    stage.loop.run()
+
+    assert float(stage.training.loss(row, np.random.default_rng(0))) < 0.97 * before
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dspark"])
+def test_an_interrupted_training_equals_one_that_was_not(kind: TrainedKind, target: Target, work: Path, tmp_path: Path):
+    whole = Stage(target, work, tmp_path / "whole", kind, steps=5, batch=2)
+    whole.loop.run()
+
+    with pytest.raises(Stopped):
+        # In the middle of the third step.
+        Stage(target, work, tmp_path / "parts", kind, steps=5, batch=2).stop_after(5).loop.run()
+    resumed = Stage(target, work, tmp_path / "parts", kind, steps=5, batch=2)
+    assert resumed.loop.progressed.step == 2
+    resumed.loop.run()
+
+    for name, weights in whole.weights().items():
+        assert mx.array_equal(weights, resumed.weights()[name]), name
+
+
+def test_another_training_s_state_is_refused(target: Target, work: Path, tmp_path: Path):
+    Stage(target, work, tmp_path, steps=1).loop.run()
+
+    with pytest.raises(InputError, match=r"--seed 0.*--seed 1.*another folder as --out"):
+        Stage(target, work, tmp_path, steps=1, seed=1)
+
+
+def test_a_damaged_state_is_named(target: Target, work: Path, tmp_path: Path):
+    Stage(target, work, tmp_path, steps=1).loop.run()
+    (tmp_path / "training" / "state.safetensors").write_bytes(b"no tensors")
+
+    with pytest.raises(InputError, match=r"is damaged.*delete it"):
+        Stage(target, work, tmp_path, steps=1)

@@ -1,0 +1,100 @@
+"""The command, the process and its states: from prompts to a drafter, and again after a stop."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from draft_worker.drafters.eagle3_checkpoint import read_eagle3
+from draft_worker.training.target import Target
+from orchestrator.cli.app import cli
+from orchestrator.machine.training import training
+from protocol.contracts.training import TrainingChoices, TrainingFinished, TrainingOrder, TrainingProgress
+from protocol.errors import InputError
+from tests.support.models.training_work import write_target, write_work
+
+_CHOICES = TrainingChoices(kind="eagle3", minutes=0, steps=6, tokens=100, rows=3, slots=48, head=30, batch=1)
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> TrainingOrder:
+    target = write_target(tmp_path / "target")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps([[5, 6, number]]) for number in range(4, 60)))
+    out, work = tmp_path / "out", tmp_path / "work"
+    return TrainingOrder(target=str(target), out=str(out), work=str(work), prompts=str(prompts), choices=_CHOICES)
+
+
+def test_a_drafter_from_prompts_after_a_stop_in_the_middle(order: TrainingOrder):
+    with closing(training(order, threads=1)) as reports:
+        stages = {report.stage for report in _until_training(reports)}
+    assert stages == {"answers", "answers to held-out prompts", "the target's states", "training"}
+    state = Path(order.out) / "training" / "state.safetensors"
+    assert state.is_file()
+
+    # The answers are there, so prompts are no longer needed.
+    *_, finished = training(TrainingOrder(**{**_fields(order), "prompts": ""}), threads=1)
+
+    assert isinstance(finished, TrainingFinished)
+    assert finished.steps == 6
+    assert [each.temperature for each in finished.held_out.acceptance] == [0.0, 0.7, 1.0]
+    assert read_eagle3(Path(order.out)).form.head_size == 30
+
+
+def _until_training(reports):
+    for report in reports:
+        yield report
+        if isinstance(report, TrainingProgress) and report.stage == "training":
+            return
+
+
+def _fields(order: TrainingOrder) -> dict:
+    return {name: getattr(order, name) for name in order.__struct_fields__}
+
+
+def test_a_target_without_a_stack_of_layers_is_refused(order: TrainingOrder):
+    config = Path(order.target) / "config.json"
+    config.write_text(json.dumps({"model_type": "mamba"}))
+
+    with pytest.raises(InputError, match="pass a model in mlx-lm's format"):
+        list(training(order, threads=1))
+
+
+def test_too_few_prompts_are_refused(order: TrainingOrder):
+    Path(order.prompts).write_text("[[5, 6]]\n")
+
+    with pytest.raises(InputError, match="too few prompts"):
+        list(training(order, threads=1))
+
+
+def test_without_data_the_command_asks_for_it(tmp_path: Path):
+    target = write_target(tmp_path / "target")
+
+    result = CliRunner().invoke(
+        cli, ["train-draft", "--kind", "exit", "--target", str(target), "--out", str(tmp_path / "out")]
+    )
+
+    assert isinstance(result.exception, InputError)
+    assert "pass files of them as --data" in str(result.exception)
+
+
+def test_an_unknown_kind_is_named(tmp_path: Path):
+    result = CliRunner().invoke(cli, ["train-draft", "--kind", "medusa", "--target", "x", "--out", str(tmp_path)])
+
+    assert result.exit_code == 2
+    assert "'medusa' is not one of" in result.output
+
+
+def test_the_command_trains_on_shared_answers_and_prints_its_report(tmp_path: Path):
+    target = Target(write_target(tmp_path / "target"))
+    work = write_work(tmp_path / "work", target)
+    asked = ["--kind", "lm", "--target", str(target.folder), "--work", str(work), "--out", str(tmp_path / "out")]
+
+    result = CliRunner().invoke(cli, ["train-draft", *asked, "--minutes", "0.02", "--threads", "1", "--json"])
+
+    assert result.exception is None
+    printed = json.loads(result.stdout)
+    assert printed["kind"] == "lm"
+    assert len(printed["held_out"]["acceptance"][0]["rates"]) == 9

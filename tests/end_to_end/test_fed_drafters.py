@@ -1,0 +1,141 @@
+"""Drafters that read the target's features, with the real core, target worker and draft worker in virtual time: tokens
+are those of plain decoding whatever the features are, and right features save rounds."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from draft_worker.drafters.block_checkpoint import write_block
+from draft_worker.drafters.redrafter import ReDrafter, ReDrafterForm
+from draft_worker.drafters.redrafter_checkpoint import write_redrafter
+from draft_worker.engine import Batch, Engine
+from draft_worker.engines.block import BlockEngine
+from draft_worker.engines.redrafter import ReDrafterEngine
+from draft_worker.paced_engine import PacedEngine
+from draft_worker.worker import DraftWorker
+from draft_worker.wrapped_engine import WrappedEngine, WrappedSequence
+from orchestrator.core.options import Options
+from orchestrator.tools.simulate.modelled_worker import ModelledWorker
+from orchestrator.tools.simulate.simulation import Simulation
+from protocol.inference.language_model import LanguageModel
+from protocol.messages.base import Role
+from protocol.messages.worker import Hello
+from protocol.speculation.candidates import Candidates
+from protocol.worker.pacing import DevicePace
+from target_worker.engine import TargetEngine
+from target_worker.worker import TargetWorker
+from tests.support.models.fitted_drafters import continued, features, fit_block, fit_redrafter
+from tests.support.models.tiny_models import VOCABULARY
+from tests.support.models.trained_drafters import WIDTH, block_form, block_network, ends_of, write_target
+from tests.support.virtual_workers import FixedPrompts, VirtualWorker, rounds
+
+PROMPT = (5, 9, 2, 33, 5, 9, 2, 33, 5, 9)
+LENGTH = 40
+TARGET_PACE = DevicePace(steps=((1, 0.020), (8, 0.024)), prefill_rate=1000.0)
+DRAFT_PACE = DevicePace(steps=((1, 0.004), (8, 0.005)), prefill_rate=1000.0)
+Damage = Callable[[NDArray[np.float32], np.random.Generator], NDArray[np.float32] | None]
+DAMAGES: dict[str, Damage] = {
+    "lost": lambda rows, random: None,
+    "some lost": lambda rows, random: None if random.random() < 0.5 else rows,
+    "zeroed": lambda rows, random: np.zeros_like(rows),
+    "shuffled": lambda rows, random: random.permutation(rows.ravel()).reshape(rows.shape),
+    "not numbers": lambda rows, random: np.full_like(rows, np.nan),
+}
+
+
+class FedEngine(WrappedEngine):
+    """Feeds the features of committed tokens before each growth step, as `damage` leaves them."""
+
+    def __init__(self, inner: Engine, target: Any, damage: Damage | None) -> None:
+        super().__init__(inner)
+        self._target = target
+        self._damage = damage
+        self._random = np.random.default_rng(2)
+
+    def evaluate_together(self, parts: Sequence[tuple[WrappedSequence, Batch]]) -> list[list[Candidates]]:
+        for sequence, batch in parts:
+            if not batch.committed:
+                self._feed(sequence.inner)
+        return super().evaluate_together(parts)
+
+    def _feed(self, sequence: Any) -> None:
+        missing = sequence.staleness
+        if missing and self.features is not None:
+            rows = features(self._target, sequence._tokens, self.features.outputs)[-missing:]
+            rows = rows if self._damage is None else self._damage(rows, self._random)
+            if rows is not None:
+                sequence.feed(sequence.committed - missing, rows)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    folder = tmp_path_factory.mktemp("target")
+    write_target(folder)
+    return LanguageModel.load(folder)
+
+
+@pytest.fixture(scope="module")
+def drafts(target: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
+    """Drafters of each kind that know the target's own text."""
+    root, text = tmp_path_factory.mktemp("drafts"), continued(target.network, PROMPT, len(PROMPT) + LENGTH)
+    engines: dict[str, Engine] = {}
+    for kind in ("z-lab", "vanilla"):
+        network = block_network(block_form(kind))
+        fit_block(network, target.network, text)
+        write_block(root / kind, network, ends_of(target.network), {})
+        engines[kind] = BlockEngine.load(root / kind, target.folder)
+    mx.random.seed(0)
+    drafter = ReDrafter(ReDrafterForm(width=WIDTH, vocabulary=VOCABULARY, exit=2 * WIDTH, blocks=1))
+    fit_redrafter(drafter, target.network, text)
+    write_redrafter(root / "redrafter", drafter)
+    return engines | {"redrafter": ReDrafterEngine.load(root / "redrafter", target.folder)}
+
+
+def run(target: LanguageModel, draft: Engine | None, temperature: float, damage: Damage | None = None) -> Simulation:
+    path = str(Path(target.folder))
+    hello = Hello("target", "mlx", path, "qwen3", target.vocabulary, target.context, "", "cpu", 1, level="tree")
+
+    def build(role: Role) -> ModelledWorker:
+        if role == "draft" and draft is not None:
+            fed = FedEngine(draft, target.network, damage)
+            return VirtualWorker(
+                lambda clock, pacer: DraftWorker(PacedEngine(fed, pacer, clock), clock, pacer=pacer), DRAFT_PACE
+            )
+        engine = TargetEngine(target, prefill_chunk=64)
+        return VirtualWorker(lambda clock, pacer: TargetWorker(engine, clock, hello, pacer), TARGET_PACE)
+
+    strategy = "ar" if draft is None else "adaptive"
+    simulation = Simulation(Options(strategy=strategy, fallback="fast"), FixedPrompts([PROMPT]), build, kept=None)
+    simulation.start("target")
+    if draft is not None:
+        simulation.start("draft")
+    simulation.submit(0, LENGTH, temperature)
+    simulation.run()
+    return simulation
+
+
+def tokens(simulation: Simulation) -> list[list[int]]:
+    return [client.tokens for client in simulation.clients.values()]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("kind", ["z-lab", "vanilla", "redrafter"])
+def test_tokens_are_those_of_plain_decoding(
+    kind: str, temperature: float, target: LanguageModel, drafts: dict[str, Engine]
+):
+    alone, guessing = run(target, None, temperature), run(target, drafts[kind], temperature)
+
+    assert tokens(guessing) == tokens(alone)
+    if temperature == 0.0:
+        assert len(rounds(guessing)) < 0.7 * len(rounds(alone))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", ["z-lab", "vanilla", "redrafter"])
+def test_damaged_features_change_no_token(kind: str, damage: str, target: LanguageModel, drafts: dict[str, Engine]):
+    assert tokens(run(target, drafts[kind], 1.0, DAMAGES[damage])) == tokens(run(target, None, 1.0))

@@ -1,0 +1,60 @@
+"""A target's first layers as its draft, with real processes: exact tokens, KV from the target, a killed draft."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from orchestrator import Pipeline, SamplingParams
+from orchestrator.core.events import Arrived
+from orchestrator.runtime.journal import replay
+from protocol.messages.worker import Prefilled
+from tests.conftest import Reference
+from tests.support.paths import DEMO_TARGET
+from tests.support.processes import mark, members, remains, until
+
+TEXT = "def quicksort(items):\n    return [item for item in items if item < items[0]]\n\n" * 10
+PARAMS = SamplingParams(max_tokens=24)
+
+
+def adopted(journal: Path) -> list[int]:
+    """Tokens whose KV the draft took from the target, by Start."""
+    events = [event for event, _ in replay(journal)]
+    messages = [event.message for event in events if isinstance(event, Arrived) and event.role == "draft"]
+    return [message.adopted for message in messages if isinstance(message, Prefilled)]
+
+
+@pytest.mark.parametrize("strategy", ["adaptive", "sd"])
+def test_tokens_are_the_target_s_own_and_the_draft_reads_no_long_prompt(
+    strategy: Any, reference: Reference, tmp_path: Path
+):
+    journal = tmp_path / "journal"
+    params = [PARAMS, replace(PARAMS, temperature=1.0, seed=4)]
+    with Pipeline(target=str(DEMO_TARGET), draft="exit:3", strategy=strategy, record=str(journal)) as pipeline:
+        name = mark(pipeline)
+        results = [pipeline.generate(TEXT, each) for each in params]
+
+    assert [result.tokens for result in results] == [reference(TEXT, each).tokens for each in params]
+    assert remains(name) == []
+    assert adopted(journal)
+    assert all(tokens >= 32 for tokens in adopted(journal))
+
+
+def test_a_killed_draft_adopts_the_target_s_kv_again(reference: Reference, tmp_path: Path):
+    journal = tmp_path / "journal"
+    params = replace(PARAMS, max_tokens=160, temperature=0.7, seed=3)
+    with Pipeline(target=str(DEMO_TARGET), draft="exit:3", record=str(journal)) as pipeline:
+        name = mark(pipeline)
+        with pipeline.stream(TEXT, params) as stream:
+            for count, _ in enumerate(stream):
+                if count == 6:
+                    os.kill(until(lambda: members(name).get("draft_worker")), signal.SIGKILL)
+        assert stream.result is not None
+        again = pipeline.generate(TEXT, params)
+
+    assert stream.result.tokens == again.tokens == reference(TEXT, params).tokens
+    assert remains(name) == []
+    assert len(adopted(journal)) >= 2

@@ -1,0 +1,58 @@
+"""`attach draft` of a trained drafter: the worker gets the target's folder too, and the name must be given."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli.app import cli
+from orchestrator.tools.attach import attachment
+from orchestrator.tools.attach.attachment import Lending
+from protocol.errors import InputError
+from tests.support.models.drafter_files import write
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+
+LINE = "127.0.0.1:5571"
+
+
+@pytest.fixture
+def lent(monkeypatch: pytest.MonkeyPatch) -> list[Lending]:
+    """What would be lent; nothing is connected."""
+    lendings: list[Lending] = []
+
+    class Recorded:
+        def __init__(self, lending: Lending, show: object) -> None:
+            lendings.append(lending)
+
+        def run(self) -> None: ...
+
+    monkeypatch.setattr(attachment, "Attachment", Recorded)
+    monkeypatch.setattr("orchestrator.cli.commands.attach.known_server", lambda *_: None)
+    return lendings
+
+
+def attach(*arguments: str) -> None:
+    CliRunner().invoke(cli, ["attach", "draft", LINE, *arguments], catch_exceptions=False)
+
+
+def test_a_lent_exit_is_lent_with_its_target(lent: list[Lending], tmp_path: Path):
+    folder = write(tmp_path / "exit", ({"model_type": "exit", "layers": 2}, {}))
+    attach("--draft", str(folder), "--target", str(DEMO_TARGET))
+
+    (lending,) = lent
+    assert (lending.engine, lending.model, lending.target) == ("layerskip", str(folder), str(DEMO_TARGET))
+
+
+def test_without_the_target_s_name_a_sentence_asks_for_it(lent: list[Lending], tmp_path: Path):
+    folder = write(tmp_path / "exit", ({"model_type": "exit", "layers": 2}, {}))
+
+    with pytest.raises(InputError, match="name the target's folder or Hugging Face id too"):
+        attach("--draft", str(folder))
+    assert lent == []
+
+
+def test_an_ordinary_draft_needs_no_target(lent: list[Lending]):
+    attach("--draft", str(DEMO_DRAFT))
+
+    (lending,) = lent
+    assert (lending.engine, lending.model, lending.target) == ("mlx", str(DEMO_DRAFT), "")

@@ -1,0 +1,128 @@
+"""Laws of giving up a hit for guesses that know the target's latest features."""
+
+import random
+
+import pytest
+from msgspec.structs import replace
+
+from orchestrator.core.options import Options
+from orchestrator.core.policy.freshness import Freshness
+from orchestrator.tools.simulate.draft import ModelledDraft, _DraftedSequence
+from orchestrator.tools.simulate.modelled_worker import ModelledWorker
+from orchestrator.tools.simulate.simulation import Simulation
+from orchestrator.tools.simulate.target import ModelledTarget
+from protocol.messages.base import Role
+from protocol.messages.features import FeatureForm, Taps
+from protocol.messages.worker import Reroot
+from protocol.speculation.candidates import Candidates
+from protocol.speculation.rolling_context import RollingContext
+from protocol.speculation.token_tree import Node
+from protocol.worker.pacing import DevicePace
+from tests.support.scripted_simulation import LANGUAGE, TARGET, ScriptedSimulation
+
+
+def choices(cached: float, fresh: float, cached_seconds: float, fresh_seconds: float, hits: int = 4000) -> list[bool]:
+    """What is chosen at each hit, if these are the mean tokens and the seconds of a round."""
+    source, freshness, chosen = random.Random(5), Freshness(), []
+    for _ in range(hits):
+        chosen.append(freshness.choose())
+        tokens = 1 + sum(source.random() < ((fresh if chosen[-1] else cached) - 1) / 8 for _ in range(8))
+        freshness.observe(chosen[-1], tokens, fresh_seconds if chosen[-1] else cached_seconds)
+    return chosen
+
+
+def test_waiting_that_pays_becomes_the_rule():
+    chosen = choices(2.0, 4.0, cached_seconds=0.020, fresh_seconds=0.030)
+
+    assert sum(chosen[1000:]) > 0.9 * 3000
+
+
+def test_waiting_that_does_not_pay_is_tried_ever_more_rarely():
+    chosen = choices(3.0, 3.5, cached_seconds=0.020, fresh_seconds=0.030)
+
+    assert sum(chosen[:400]) < 40
+    assert sum(chosen[1000:]) < 0.02 * 3000
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_choice_follows_a_text_that_changes(fresh: bool):
+    source, freshness, chosen = random.Random(6), Freshness(), []
+    for hit in range(20_000):
+        chosen.append(freshness.choose())
+        better = fresh ^ (hit < 5000)
+        tokens = source.choice([3, 4, 5]) if chosen[-1] == better else source.choice([1, 2, 3])
+        freshness.observe(chosen[-1], tokens, 0.020 + 0.004 * chosen[-1])
+
+    assert sum(choice == fresh for choice in chosen[-2000:]) > 1800
+
+
+class FadingSequence(_DraftedSequence):
+    """Its guesses know the target up to the root only: the further below they are, the more often they are wrong."""
+
+    fading: float
+
+    def _candidates(self, node: Node, limit: int) -> Candidates:
+        found = super()._candidates(node, limit)
+        below = node.depth - self.root.depth
+        right = random.Random(node.id).random() < self.fading**below
+        return found if right else found._replace(tokens=[token + 1 for token in found.tokens])
+
+
+class FadingDraft(ModelledDraft):
+    def __init__(self, pace: DevicePace, fading: float, reads: bool) -> None:
+        super().__init__(LANGUAGE, pace)
+        self._sequence = type("Fading", (FadingSequence,), {"fading": fading})
+        if reads:
+            self.hello = replace(self.hello, features=FeatureForm((1,), 64))
+
+    def _open(self, start):
+        kind = "greedy" if start.sampling.temperature == 0 else "sampled"
+        return self._sequence(start, self._language, RollingContext(self.hello.context), self._calibrations[kind], 1)
+
+
+def decoded(fading: float, step: float, reads: bool, strategy: str = "adaptive", tokens: int = 400) -> Simulation:
+    def build(role: Role) -> ModelledWorker:
+        if role == "draft":
+            return FadingDraft(DevicePace(steps=((1, step),), prefill_rate=4000.0), fading, reads)
+        target = ModelledTarget(LANGUAGE, TARGET)
+        target.hello = replace(target.hello, taps=Taps(12, 64))
+        return target
+
+    simulation = ScriptedSimulation(Options(strategy=strategy), build)
+    for role in ("target", "draft"):
+        simulation.start(role)
+    sequence = simulation.submit(1, max_tokens=tokens)
+    simulation.run()
+    client = simulation.clients[sequence]
+    assert client.tokens == client.reference
+    return simulation
+
+
+def renewals(simulation: Simulation) -> float:
+    """Share of the rounds that gave up a hit."""
+    assert isinstance(simulation, ScriptedSimulation)
+    reroots = simulation.sent(Reroot)
+    return sum(reroot.anew for reroot in reroots) / len(reroots)
+
+
+def test_guesses_that_fade_quickly_are_made_anew_and_decoding_is_faster():
+    with_choice, without = decoded(0.55, 0.002, reads=True), decoded(0.55, 0.002, reads=False)
+
+    assert renewals(with_choice) > 0.2
+    assert with_choice.now < 0.98 * without.now
+
+
+def test_guesses_that_last_are_kept_and_trying_costs_little():
+    with_choice, without = decoded(1.0, 0.004, reads=True), decoded(1.0, 0.004, reads=False)
+
+    assert renewals(with_choice) < 0.08
+    assert with_choice.now < 1.02 * without.now
+
+
+@pytest.mark.parametrize("strategy", ["sd", "ssd"])
+def test_published_strategies_give_up_no_hit(strategy: str):
+    assert renewals(decoded(0.55, 0.004, reads=True, strategy=strategy, tokens=200)) == 0.0
+
+
+def test_a_draft_that_reads_tokens_alone_gives_up_no_hit():
+    assert renewals(decoded(0.55, 0.004, reads=False, tokens=200)) == 0.0

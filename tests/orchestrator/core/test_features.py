@@ -1,0 +1,244 @@
+"""Laws of the target's features in the state machine: what is recorded, who gets it, and that no round notices."""
+
+from orchestrator.core.commands import Dismiss, SendMessage
+from orchestrator.core.events import Arrived
+from orchestrator.tools.simulate.draft import ModelledDraft
+from orchestrator.tools.simulate.modelled_worker import ModelledWorker, WorkerHost
+from orchestrator.tools.simulate.simulation import BuildWorker
+from protocol.messages.base import Level, Role, SequenceId
+from protocol.messages.features import FeatureForm, Features, Tap, Taps
+from protocol.messages.worker import Reroot, Start
+from tests.support.recording_target import RING, TAPS, RecordingTarget, reading
+from tests.support.scripted_simulation import CONTEXT, DRAFT, LANGUAGE, ONE, TARGET, ScriptedSimulation
+
+LOW, HIGH = FeatureForm((1, 4), 64), FeatureForm((-1, 4), 64)
+
+
+def reader(form: FeatureForm | None) -> ModelledDraft:
+    return reading(ModelledDraft(LANGUAGE, DRAFT, CONTEXT), form)
+
+
+def building(form: FeatureForm | None = LOW, taps: Taps | None = TAPS, level: Level = "tree") -> BuildWorker:
+    def build(role: Role) -> ModelledWorker:
+        return RecordingTarget(LANGUAGE, TARGET, CONTEXT, level, taps) if role == "target" else reader(form)
+
+    return build
+
+
+def pipeline(
+    form: FeatureForm | None = LOW, order: tuple[Role, ...] = ("target", "draft"), **target
+) -> ScriptedSimulation:
+    simulation = ScriptedSimulation(build=building(form, **target))
+    for role in order:
+        simulation.start(role)
+    return simulation
+
+
+def taps(simulation: ScriptedSimulation) -> list[tuple[int, ...]]:
+    return [tap.outputs for tap in simulation.sent(Tap)]
+
+
+def relayed(simulation: ScriptedSimulation) -> list[Features]:
+    return simulation.sent(Features)
+
+
+def decoded(simulation: ScriptedSimulation, tokens: int = 40) -> None:
+    sequence = simulation.submit(1, max_tokens=tokens)
+    simulation.run()
+    client = simulation.clients[sequence]
+    assert client.tokens == client.reference
+
+
+def attach(simulation: ScriptedSimulation, form: FeatureForm | None) -> WorkerHost:
+    return simulation.attach(reader(form))
+
+
+def test_the_target_records_what_the_draft_reads_whichever_comes_first():
+    assert taps(pipeline(order=("target", "draft"))) == [(1, 4)]
+    assert taps(pipeline(order=("draft", "target"))) == [(1, 4)]
+
+
+def test_a_target_is_not_told_to_record_for_drafts_that_read_tokens_alone():
+    simulation = pipeline(form=None)
+    decoded(simulation)
+    attach(simulation, None)
+
+    assert taps(simulation) == []
+
+
+def test_the_target_records_the_ascending_union_of_what_the_attached_drafts_read():
+    simulation = pipeline()
+    one = attach(simulation, HIGH)
+    attach(simulation, LOW)
+    simulation.remove(one.incarnation)
+    simulation.kill("draft")
+
+    assert taps(simulation) == [(1, 4), (-1, 1, 4), (1, 4)]
+
+
+def test_the_last_draft_that_leaves_ends_the_recording():
+    simulation = pipeline()
+    simulation.kill("draft")
+
+    assert taps(simulation) == [(1, 4), ()]
+
+
+def test_a_target_that_verifies_no_guesses_records_nothing():
+    simulation = pipeline(level="plain")
+    decoded(simulation)
+
+    assert taps(simulation) == []
+    assert relayed(simulation) == []
+
+
+def test_a_new_target_records_before_it_is_sent_the_prompt():
+    simulation = pipeline()
+    simulation.submit(1, max_tokens=40)
+    simulation.run_events(30)
+    simulation.kill("target")
+    earlier = len(simulation.commands)
+    simulation.start("target")
+    sent = [command.message for command in simulation.commands[earlier:] if isinstance(command, SendMessage)]
+
+    assert [type(message) for message in sent] == [Tap, Start]
+
+
+def test_a_draft_of_another_width_is_dismissed_with_a_sentence():
+    simulation = pipeline(form=FeatureForm((1,), 32))
+    (dismissed,) = [command for command in simulation.commands if isinstance(command, Dismiss)]
+
+    assert "reads states of 32 numbers, and the target's have 64" in dismissed.text
+    assert "trained for this target" in dismissed.text
+    assert taps(simulation) == []
+
+
+def test_a_draft_that_reads_a_layer_too_many_is_dismissed_by_a_target_that_comes_later():
+    simulation = pipeline(form=FeatureForm((12,), 64), order=("draft", "target"))
+    (dismissed,) = [command for command in simulation.commands if isinstance(command, Dismiss)]
+
+    assert "layer 12" in dismissed.text
+    assert taps(simulation) == []
+    decoded(simulation)
+
+
+def test_a_draft_that_reads_states_does_not_serve_a_target_that_records_none():
+    simulation = pipeline(taps=None)
+    (dismissed,) = [command for command in simulation.commands if isinstance(command, Dismiss)]
+
+    assert "offers none" in dismissed.text
+
+
+def test_features_go_unchanged_to_the_drafts_in_use_that_read_them_and_to_no_other():
+    simulation = pipeline()
+    reads = attach(simulation, HIGH)
+    standby = attach(simulation, LOW)
+    simulation.submit(1, max_tokens=40)
+    simulation.run()
+    announced = [event.message for _, event, _ in simulation.history if isinstance(event, Arrived)]
+    announced = [message for message in announced if isinstance(message, Features)]
+    sent = simulation.sent(Features, simulation.own["draft"])
+
+    assert len(sent) > 5
+    assert sent == announced[: len(sent)]
+    assert simulation.sent(Features, reads.incarnation) == sent
+    assert simulation.sent(Features, standby.incarnation) == []
+
+
+def test_a_draft_that_reads_tokens_alone_gets_no_features():
+    simulation = pipeline()
+    other = attach(simulation, None)
+    decoded(simulation)
+
+    assert relayed(simulation)
+    assert simulation.sent(Start, other.incarnation)
+    assert simulation.sent(Features, other.incarnation) == []
+
+
+def test_the_draft_hears_the_reroot_first_and_features_end_before_its_root():
+    simulation = pipeline()
+    decoded(simulation)
+    heard = [command.message for command in simulation.commands if isinstance(command, SendMessage)]
+    roots = {message.round: message.position + len(message.tokens) for message in heard if isinstance(message, Reroot)}
+    ends = [message.first + message.rows for message in relayed(simulation)]
+
+    assert ends == [roots[message.round] for message in relayed(simulation)]
+    assert all(
+        heard.index(features) > heard.index(reroot)
+        for reroot, features in zip(
+            [message for message in heard if isinstance(message, Reroot)], relayed(simulation), strict=True
+        )
+    )
+
+
+def test_no_round_waits_for_features_or_changes_by_them():
+    """The same run, event by event, whether the features arrive or not."""
+    runs = []
+    for lost in (False, True):
+        simulation = pipeline()
+        simulation.holds = lambda message, lost=lost: lost and isinstance(message, Features)
+        decoded(simulation)
+        without = [
+            (now, [command for command in commands if not isinstance(getattr(command, "message", None), Features)])
+            for now, event, commands in simulation.history
+            if not (isinstance(event, Arrived) and isinstance(event.message, Features))
+        ]
+        runs.append(without)
+        assert bool(relayed(simulation)) is not lost
+
+    assert runs[0] == runs[1]
+
+
+def test_features_that_fit_no_committed_tokens_are_dropped():
+    simulation = pipeline()
+    simulation.submit(1, max_tokens=40)
+    simulation.run_while(lambda: not relayed(simulation))
+    sequence = simulation.machine.sequences[ONE]
+    sent, stale = len(relayed(simulation)), simulation.machine.stale
+    for sequence_id, round, first, rows in (
+        (SequenceId(99), 0, 0, 1),
+        (ONE, sequence.round + 1, 0, 1),
+        (ONE, sequence.round, sequence.position, 1),
+    ):
+        simulation.receive("target", simulation.own["target"], Features(sequence_id, round, RING, first, rows))
+
+    assert len(relayed(simulation)) == sent
+    assert simulation.machine.stale == stale + 3
+
+
+def test_features_of_a_dead_target_or_for_a_dead_draft_go_nowhere():
+    simulation = pipeline()
+    simulation.submit(1, max_tokens=40)
+    simulation.run_while(lambda: not relayed(simulation))
+    sent, dead = len(relayed(simulation)), simulation.own["target"]
+    simulation.kill("target")
+    simulation.start("target")
+    simulation.receive("target", dead, Features(ONE, 0, RING, 0, 1))
+    simulation.kill("draft")
+    simulation.receive("target", simulation.own["target"], Features(ONE, 0, RING, 0, 1))
+    simulation.run()
+
+    assert len(relayed(simulation)) == sent
+    assert simulation.clients[ONE].tokens == simulation.clients[ONE].reference
+
+
+def test_a_draft_that_starts_later_gets_what_comes():
+    simulation = pipeline()
+    simulation.submit(1, max_tokens=80)
+    simulation.run_while(lambda: len(relayed(simulation)) < 3)
+    simulation.kill("draft")
+    draft = simulation.start("draft")
+    simulation.run()
+
+    assert simulation.sent(Features, draft.incarnation)
+    assert simulation.clients[ONE].tokens == simulation.clients[ONE].reference
+
+
+def test_a_draft_that_sends_features_changes_nothing():
+    simulation = pipeline()
+    simulation.submit(1, max_tokens=40)
+    simulation.run_while(lambda: not relayed(simulation))
+    commands = simulation.machine.step(
+        Arrived("draft", simulation.own["draft"], Features(ONE, 0, RING, 0, 1)), simulation.now
+    )
+
+    assert not any(isinstance(command, SendMessage) for command in commands)

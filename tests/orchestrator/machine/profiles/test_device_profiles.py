@@ -1,0 +1,62 @@
+"""Device profiles in slow motion: the same device, every time so many times longer."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.machine.pairs.recommended_pairs import pairs
+from orchestrator.machine.profiles.apple_silicon import mac_names
+from orchestrator.machine.profiles.device_profiles import load_profile, profile_names
+from protocol.errors import InputError
+from protocol.worker.pacing import ForwardPart
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_slow_motion_multiplies_every_time(name: str):
+    there, here = load_profile(name), load_profile(f"{name}@4")
+
+    assert (there.slow_motion, here.slow_motion) == (1.0, 4.0)
+    assert here.name == f"{there.name}@4"
+    assert here.both_busy == there.both_busy
+    for part in ("target", "draft", "draft_on_target_device"):
+        device, slow = (getattr(profile, part).pace() for profile in (there, here))
+        for tokens in (1, 2, 7, 16, 40):
+            assert slow.forward(tokens) == pytest.approx(4 * device.forward(tokens))
+        assert slow.joint([ForwardPart(2, 3000)] * 3) == pytest.approx(4 * device.joint([ForwardPart(2, 3000)] * 3))
+        assert slow.prefill(512) == pytest.approx(4 * device.prefill(512))
+
+
+@pytest.mark.parametrize("factor", ["0.5", "x", "", "1e9", "-2", "nan"])
+def test_a_profile_can_not_be_slower_by_any_factor(factor: str):
+    with pytest.raises(InputError, match="times slower"):
+        load_profile(f"{profile_names()[0]}@{factor}")
+
+
+def test_the_path_of_a_file_may_have_the_sign(tmp_path: Path):
+    path = tmp_path / "mine@2"
+    path.write_text((Path("orchestrator/machine/profiles/devices") / f"{profile_names()[0]}.toml").read_text())
+
+    assert load_profile(str(path)).slow_motion == 1.0
+    assert load_profile(f"{path}@3").slow_motion == 3.0
+
+
+@pytest.mark.parametrize("name", [name for name in mac_names() if "bf16" not in name])
+def test_the_pair_of_a_mac_s_profile_is_one_that_is_recommended(name: str):
+    """So that `--pair NAME` runs what the profile predicts."""
+    pair = next(pair for key, pair in pairs().items() if name.endswith(key))
+    profile = load_profile(name)
+
+    assert profile.target.weights == pytest.approx(pair.target.weights(on_processor=False), rel=0.02)
+    assert profile.draft.weights == pytest.approx(pair.draft.weights(on_processor=False), rel=0.02)
+
+
+def test_a_draft_that_reads_less_makes_only_the_draft_s_forwards_shorter():
+    profile = load_profile("m4-16gb-qwen2.5-3b")
+    lighter = profile.with_draft(0.5)
+
+    assert lighter.target == profile.target
+    for ours, theirs in (
+        (lighter.draft, profile.draft),
+        (lighter.draft_on_target_device, profile.draft_on_target_device),
+    ):
+        assert ours.pace().forward(4) == pytest.approx(0.5 * theirs.pace().forward(4))

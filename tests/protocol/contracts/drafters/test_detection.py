@@ -1,0 +1,272 @@
+"""What a folder of a trained drafter holds, by its config.json and the headers of its tensors."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from protocol.contracts.drafters.checkpoint import config_in
+from protocol.contracts.drafters.description import FINAL, Drafter
+from protocol.contracts.drafters.detection import is_drafter, read_drafter
+from protocol.contracts.drafters.target_shape import TargetShape, target_shape
+from protocol.errors import InputError
+from protocol.messages import features
+from tests.support.models.drafter_files import DRAFTED, FORMATS, LAYERS, RANK, VOCABULARY, WIDTH, Format, write
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+
+TARGET = TargetShape(LAYERS, WIDTH, VOCABULARY)
+_LAYER = 16 * WIDTH + 2 * 8 * WIDTH + 16 * WIDTH + 3 * 24 * WIDTH + 2 * WIDTH
+_WIDE_LAYER = _LAYER + (16 + 2 * 8) * WIDTH + WIDTH
+
+
+def found(folder: Path, form: str) -> Drafter:
+    drafter = read_drafter(write(folder, FORMATS[form]()))
+    assert drafter is not None
+    return drafter
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "origin", "outputs"),
+    [
+        ("safeailab", "eagle3", "SafeAILab", (1, 3, 4)),
+        ("specforge", "eagle3", "SafeAILab", (0, 2, 5)),
+        ("speculators", "eagle3", "speculators", (1, 3, 4)),
+        ("deepspec_eagle3", "eagle3", "DeepSpec", (1, 2, 3, 4, 5)),
+        ("dflash", "dflash", "z-lab", (1, 3, 5)),
+        ("dspark", "dspark", "DeepSpec", (1, 3, 5)),
+        ("deepspec_dflash", "dflash", "DeepSpec", (1, 3, 5)),
+        ("redrafter", "redrafter", "Apple", (FINAL,)),
+        ("qwen_mtp", "mtp", "Qwen", (FINAL,)),
+        ("deepseek_mtp", "mtp", "DeepSeek", (FINAL,)),
+        ("trained_exit", "exit", "this program's", ()),
+    ],
+)
+def test_each_published_format_is_recognised(
+    tmp_path: Path, form: str, kind: str, origin: str, outputs: tuple[int, ...]
+):
+    drafter = found(tmp_path, form)
+
+    assert (drafter.kind, drafter.format, drafter.outputs(TARGET)) == (kind, origin, outputs)
+    assert drafter.misfit(TARGET) == ""
+    assert drafter.feature_bytes == len(outputs) * WIDTH * 2
+
+
+def test_the_final_output_is_numbered_as_in_messages():
+    assert FINAL == features.FINAL
+
+
+@pytest.mark.parametrize(
+    ("form", "drafted", "block"),
+    [("safeailab", DRAFTED, 1), ("deepspec_eagle3", None, 1), ("dflash", None, 7), ("dspark", None, 7)],
+)
+def test_the_reduced_vocabulary_and_the_block_are_told(tmp_path: Path, form: str, drafted: int | None, block: int):
+    drafter = found(tmp_path, form)
+
+    assert (drafter.drafted, drafter.block, drafter.target_vocabulary) == (drafted, block, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("form", "read"),
+    [
+        ("safeailab", _WIDE_LAYER + WIDTH + DRAFTED * WIDTH),
+        ("dflash", 2 * (_LAYER + 8) + 2 * WIDTH + VOCABULARY * WIDTH),
+        (
+            "dspark",
+            2 * (_LAYER + 8) + 2 * WIDTH + VOCABULARY * WIDTH + VOCABULARY * RANK + WIDTH + RANK + 1,
+        ),
+        ("qwen_mtp", _LAYER + 2 * WIDTH * WIDTH + 3 * WIDTH + VOCABULARY * WIDTH),
+    ],
+)
+def test_a_growth_step_reads_layers_and_one_head(tmp_path: Path, form: str, read: int):
+    assert found(tmp_path, form).read_beside(TARGET) == read
+
+
+def test_an_ordinary_model_is_no_drafter():
+    assert [read_drafter(folder) for folder in (DEMO_TARGET, DEMO_DRAFT)] == [None, None]
+
+
+def test_a_language_model_with_an_mtp_head_is_a_language_model_unless_its_head_is_asked_for(tmp_path: Path):
+    config, tensors = FORMATS["qwen_mtp"]()
+    body = {"model.layers.0.self_attn.q_proj.weight": (16, WIDTH), "model.embed_tokens.weight": (VOCABULARY, WIDTH)}
+    folder = write(tmp_path, (config, tensors | body))
+    head = read_drafter(folder, with_own_head=True)
+
+    assert read_drafter(folder) is None
+    assert head is not None
+    assert (head.kind, head.parameters) == ("mtp", _LAYER + 2 * WIDTH * WIDTH + 3 * WIDTH)
+
+
+def test_the_head_that_a_conversion_left_out_is_missed(tmp_path: Path):
+    config, _ = FORMATS["qwen_mtp"]()
+    folder = write(tmp_path, (config, {"model.layers.0.self_attn.q_proj.weight": (16, WIDTH)}))
+
+    with pytest.raises(InputError, match="conversions to MLX leave them out"):
+        read_drafter(folder, with_own_head=True)
+
+
+@pytest.mark.parametrize(
+    ("form", "target", "reason"),
+    [
+        ("safeailab", TARGET._replace(width=32), "states of 16 numbers, and the target's have 32"),
+        ("safeailab", TARGET._replace(vocabulary=50), "its target knows 40 tokens, and this one knows 50"),
+        ("safeailab", TARGET._replace(layers=5), "coincide in a target of 5 layers"),
+        ("dspark", TARGET._replace(layers=12), "its target has 8 layers, and this one has 12"),
+        ("specforge", TARGET._replace(layers=4), "output of layer 5, counted from 0, and the target has 4 layers"),
+        ("redrafter", TARGET._replace(vocabulary=41), "40 tokens"),
+    ],
+)
+def test_a_drafter_of_another_target_does_not_fit(tmp_path: Path, form: str, target: TargetShape, reason: str):
+    assert reason in found(tmp_path, form).misfit(target)
+
+
+def test_an_exit_lies_below_the_last_layer(tmp_path: Path):
+    exit_ = read_drafter(write(tmp_path, ({"model_type": "exit", "layers": 3}, {})))
+
+    assert exit_ is not None
+    assert (exit_.misfit(TARGET), exit_.parameters) == ("", 0)
+    assert "choose 1 to 2" in exit_.misfit(TARGET._replace(layers=3))
+
+
+def test_the_shape_of_a_target_is_read_from_its_config(tmp_path: Path):
+    (tmp_path / "config.json").write_text(
+        '{"text_config": {"hidden_size": 8, "num_hidden_layers": 3}, "vocab_size": 9}'
+    )
+
+    assert target_shape(tmp_path) == (3, 8, 9)
+    assert target_shape(DEMO_TARGET) == (6, 256, 4096)
+
+
+def test_a_target_that_states_no_shape_gets_a_sentence(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"hidden_size": true, "vocab_size": 9}')
+
+    with pytest.raises(InputError, match="states no layers, width or vocabulary"):
+        target_shape(tmp_path)
+
+
+def changed(**changes: Any) -> Callable[[Format], Format]:
+    return lambda given: (given[0] | changes, given[1])
+
+
+def reshaped(name: str, shape: tuple[int, ...]) -> Callable[[Format], Format]:
+    return lambda given: (given[0], given[1] | {name: shape})
+
+
+def lacking(name: str) -> Callable[[Format], Format]:
+    return lambda given: (given[0], {key: shape for key, shape in given[1].items() if key != name})
+
+
+DAMAGES: list[tuple[str, Callable[[Format], Format], str]] = [
+    ("safeailab", changed(hidden_size=0), "hidden_size 0"),
+    ("safeailab", changed(vocab_size="many"), "vocab_size 'many'"),
+    ("safeailab", changed(draft_vocab_size=VOCABULARY + 1), "drafts 41 of 40 tokens"),
+    ("safeailab", changed(eagle_config=3), "has no eagle_config"),
+    ("safeailab", changed(eagle_config={"eagle_aux_hidden_state_layer_ids": [5, 2, 1]}), "ascending order"),
+    ("safeailab", changed(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2]}), "2 outputs"),
+    ("safeailab", lacking("fc.weight"), "lacks the tensor fc.weight"),
+    ("safeailab", lacking("d2t"), "lacks the tensor d2t"),
+    ("safeailab", lacking("lm_head.weight"), "no head of its own"),
+    ("safeailab", reshaped("fc.weight", (WIDTH, 4 * WIDTH)), "reads 4 outputs"),
+    ("safeailab", reshaped("fc.weight", (WIDTH, 3 * WIDTH + 1)), "fc.weight has the shape"),
+    ("safeailab", reshaped("fc.weight", (WIDTH,)), "instead of two sizes"),
+    ("safeailab", reshaped("midlayer.self_attn.q_proj.weight", (16, WIDTH)), "embedding and state"),
+    ("safeailab", reshaped("lm_head.weight", (DRAFTED + 1, WIDTH)), "lm_head.weight has the shape"),
+    ("speculators", changed(transformer_layer_config=[]), "has no transformer_layer_config"),
+    ("speculators", changed(eagle_aux_hidden_state_layer_ids=[0, 3, 4]), "target's embedding"),
+    ("speculators", changed(speculators_model_type="peagle"), "of the kind peagle"),
+    ("deepspec_eagle3", changed(target_layer_ids=[-1, 2]), "ascending order"),
+    ("dflash", changed(block_size=4096), "blocks of 4096 tokens"),
+    ("dflash", changed(dflash_config={}), "does not say which layers"),
+    ("dflash", changed(num_hidden_layers=3), r"lacks the tensor layers\.2"),
+    ("dflash", changed(architectures=["DFlash2DraftModel"]), "of the kind DFlash2DraftModel"),
+    ("dspark", lacking("markov_head.markov_w1.weight"), "markov_w1"),
+    ("dspark", changed(markov_rank=-1), "markov_rank -1"),
+    ("redrafter", changed(num_draft_layers=3), r"lm_head\.2\.linear"),
+    ("redrafter", changed(num_draft_layers=10**6), "num_draft_layers"),
+    ("redrafter", changed(exit_dim=WIDTH), r"lm_head\.0\.linear\.weight has the shape"),
+    ("redrafter", lacking("rnn_u.weight"), "rnn_u"),
+    ("qwen_mtp", reshaped("mtp.fc.weight", (WIDTH, WIDTH)), r"mtp\.fc\.weight has the shape"),
+    ("trained_exit", changed(layers=0), "layers 0"),
+    ("trained_exit", reshaped("head.weight", (1,)), r"head\.weight is neither"),
+    ("trained_exit", lacking("exit_norm.weight"), "exit_norm"),
+]
+
+
+@pytest.mark.parametrize(("form", "damage", "reason"), DAMAGES)
+def test_what_does_not_fit_together_gets_a_sentence(
+    tmp_path: Path, form: str, damage: Callable[[Format], Format], reason: str
+):
+    with pytest.raises(InputError, match=reason) as told:
+        read_drafter(write(tmp_path, damage(FORMATS[form]())))
+
+    assert str(tmp_path) in str(told.value)
+    assert str(told.value).endswith(".")
+
+
+def test_weights_that_can_run_code_are_not_opened(tmp_path: Path):
+    config, _ = FORMATS["safeailab"]()
+    folder = write(tmp_path, (config, {}))
+    (folder / "pytorch_model.bin").write_bytes(b"anything")
+
+    with pytest.raises(InputError, match=r"without model\.safetensors"):
+        read_drafter(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000])
+def test_a_config_that_is_none_gets_a_sentence(tmp_path: Path, content: bytes):
+    (tmp_path / "config.json").write_bytes(content)
+
+    with pytest.raises(InputError, match="download it again"):
+        config_in(tmp_path)
+    assert not is_drafter(tmp_path)
+
+
+def test_quantised_tensors_count_as_what_they_stand_for(tmp_path: Path):
+    config, tensors = FORMATS["qwen_mtp"]()
+    plain = read_drafter(write(tmp_path / "plain", (config, tensors)))
+    folder = write(tmp_path / "quantised", (config | {"quantization": {"bits": 4, "group_size": 32}}, tensors))
+    header = {
+        "mtp.fc.weight": {"dtype": "U32", "shape": [WIDTH, WIDTH // 4], "data_offsets": [0, 0]},
+        "mtp.fc.scales": {"dtype": "F16", "shape": [WIDTH, 1], "data_offsets": [0, 0]},
+        "mtp.fc.biases": {"dtype": "F16", "shape": [WIDTH, 1], "data_offsets": [0, 0]},
+    }
+    written = json.dumps(header).encode()
+    # Later files win: this one stands for the same tensor.
+    (folder / "model-2.safetensors").write_bytes(len(written).to_bytes(8, "little") + written)
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+
+    assert read_drafter(folder) == plain
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(form=st.sampled_from(sorted(FORMATS)), seed=st.integers(0, 10**6))
+def test_a_fuzzed_folder_is_read_or_gets_a_sentence(tmp_path: Path, form: str, seed: int):
+    draw = random.Random(seed)
+    config, tensors = FORMATS[form]()
+    values: list[Any] = [None, -1, 0, 1, 2**70, 1.5, "x", [], [1], ["a"], {}, {"a": 1}, True]
+    for key in draw.sample(sorted(config), draw.randint(0, 3)):
+        config[key] = draw.choice(values)
+    for name in draw.sample(sorted(tensors), draw.randint(0, 3)):
+        tensors[name] = draw.choice([(), (1,), (2, 2), (1, 2, 3), (0, 5)])
+    for name in draw.sample(sorted(tensors), draw.randint(0, 3)):
+        del tensors[name]
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    folder = write(tmp_path, (config, tensors))
+    weights = folder / "model.safetensors"
+    if weights.is_file() and draw.random() < 0.3:
+        content = bytearray(weights.read_bytes())
+        content[draw.randrange(min(200, len(content)))] = draw.randrange(256)
+        weights.write_bytes(content[: draw.randint(0, len(content))])
+
+    told = ""
+    try:
+        drafter = read_drafter(folder, with_own_head=draw.random() < 0.5)
+        told = str(tmp_path) if drafter is None else f"{tmp_path}{drafter.misfit(TARGET)}"
+    except InputError as error:
+        told = str(error)
+    assert str(tmp_path) in told

@@ -1,0 +1,120 @@
+"""The forward of a block drafter, step by step in numpy, from its published files. Shares no code with the product."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+Floats = NDArray[np.float64]
+
+
+class BlockReference:
+    """Reads config.json and model.safetensors of a drafter, and the embedding and the head of its target."""
+
+    def __init__(self, drafter: Path, target: Path) -> None:
+        self.config: dict[str, Any] = json.loads((drafter / "config.json").read_text())
+        nested = self.config.get("dflash_config", {})
+        self.config |= nested
+        self.tensors = {k: v.astype(np.float64) for k, v in load_file(drafter / "model.safetensors").items()}
+        ends = {k: v.astype(np.float64) for k, v in load_file(target / "model.safetensors").items()}
+        self.embedding = ends["model.embed_tokens.weight"]
+        self.head = ends["lm_head.weight"]
+        self.anchor_predicts = not nested or nested.get("projector_type") == "dspark"
+
+    def rows(self, known: Sequence[int], anchor: int, features: Floats, positions: Sequence[int]) -> Floats:
+        """(rows, width) states of a block whose known tokens end at index `anchor`, behind tokens at `positions` with
+        these features."""
+        block = self.config["block_size"]
+        tokens = [*known, *[self.config["mask_token_id"]] * (block - 1)]
+        at = [anchor - len(known) + 1 + i for i in range(len(tokens))]
+        hidden = [self.embedding[token] for token in tokens]
+        context = [self._norm(self.tensors["fc.weight"] @ row, "hidden_norm.weight") for row in features]
+        for layer in range(self.config["num_hidden_layers"]):
+            hidden = self._layer(layer, hidden, at, context, positions)
+        first = len(known) - 1 if self.anchor_predicts else len(known)
+        return np.array([self._norm(row, "norm.weight") for row in hidden[first:]])
+
+    def logits(self, states: Floats, tokens: Sequence[int]) -> Floats:
+        """Of the row behind `tokens`, the anchor first: with the correction by the Markov head."""
+        row = len(tokens) - 1
+        logits = self.head @ states[row]
+        if not self.config.get("markov_rank"):
+            return logits
+        w1, w2 = self.tensors["markov_head.markov_w1.weight"], self.tensors["markov_head.markov_w2.weight"]
+        match self.config["markov_head_type"]:
+            case "vanilla":
+                latent = w1[tokens[-1]]
+            case "gated":
+                joined = np.concatenate([states[row], w1[tokens[-1]]])
+                latent = _sigmoid(self._linear("markov_head.gate_proj", joined)) * w1[tokens[-1]]
+            case _:
+                state = np.zeros(w1.shape[1])
+                latent = state
+                for token, hidden in zip(tokens, states, strict=False):
+                    joined = np.concatenate([state, w1[token], hidden])
+                    gate, candidate, output = np.split(self._linear("markov_head.joint_proj", joined), 3)
+                    state = _sigmoid(gate) * state + (1 - _sigmoid(gate)) * np.tanh(candidate)
+                    latent = np.tanh(output)
+        return logits + w2 @ latent
+
+    def _layer(
+        self, layer: int, hidden: list[Floats], at: Sequence[int], context: list[Floats], positions: Sequence[int]
+    ) -> list[Floats]:
+        name = f"layers.{layer}"
+        normed = [self._norm(row, f"{name}.input_layernorm.weight") for row in hidden]
+        keys, values = [], []
+        for source, place in [*zip(context, positions, strict=True), *zip(normed, at, strict=True)]:
+            keys.append(self._rotate(self._heads(f"{name}.self_attn", "k", source), place))
+            values.append(self._split(self.tensors[f"{name}.self_attn.v_proj.weight"] @ source))
+        places = [*positions, *at]
+        result = []
+        for row, (residual, source) in enumerate(zip(hidden, normed, strict=True)):
+            seen = [i for i, place in enumerate(places) if i >= len(context) or self._near(layer, at[row], place)]
+            query = self._rotate(self._heads(f"{name}.self_attn", "q", source), at[row])
+            group = len(query) // len(keys[0])
+            heads = []
+            for head, vector in enumerate(query):
+                scores = np.array([keys[i][head // group] @ vector for i in seen]) / np.sqrt(len(vector))
+                weights = np.exp(scores - scores.max())
+                heads.append(
+                    sum(w * values[i][head // group] for w, i in zip(weights / weights.sum(), seen, strict=True))
+                )
+            mixed = residual + self.tensors[f"{name}.self_attn.o_proj.weight"] @ np.concatenate(heads)
+            inner = self._norm(mixed, f"{name}.post_attention_layernorm.weight")
+            gate = self.tensors[f"{name}.mlp.gate_proj.weight"] @ inner
+            up = self.tensors[f"{name}.mlp.up_proj.weight"] @ inner
+            result.append(mixed + self.tensors[f"{name}.mlp.down_proj.weight"] @ (gate * _sigmoid(gate) * up))
+        return result
+
+    def _near(self, layer: int, query: int, key: int) -> bool:
+        sliding = self.config["layer_types"][layer] == "sliding_attention"
+        return not sliding or query - key < self.config["sliding_window"]
+
+    def _heads(self, attention: str, kind: str, source: Floats) -> Floats:
+        heads = self._split(self.tensors[f"{attention}.{kind}_proj.weight"] @ source)
+        return np.array([self._norm(head, f"{attention}.{kind}_norm.weight") for head in heads])
+
+    def _split(self, projected: Floats) -> Floats:
+        return projected.reshape(-1, self.config["head_dim"])
+
+    def _rotate(self, heads: Floats, position: int) -> Floats:
+        """Each element is rotated with the one half a head further on."""
+        half = heads.shape[-1] // 2
+        angles = position * self.config["rope_theta"] ** (-np.arange(half) / half)
+        first, second = heads[:, :half], heads[:, half:]
+        cos, sin = np.cos(angles), np.sin(angles)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def _norm(self, vector: Floats, weight: str) -> Floats:
+        return vector / np.sqrt(np.mean(vector**2) + self.config["rms_norm_eps"]) * self.tensors[weight]
+
+    def _linear(self, name: str, vector: Floats) -> Floats:
+        return self.tensors[f"{name}.weight"] @ vector + self.tensors[f"{name}.bias"]
+
+
+def _sigmoid(x: Floats) -> Floats:
+    return 1 / (1 + np.exp(-x))

@@ -1,0 +1,82 @@
+"""EAGLE-3's forward, one row after the other in plain numpy, from the description of the paper and the published code.
+
+Rows, not caches: each row keeps its key, value and output, so any path can be computed.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Row(NamedTuple):
+    key: Any
+    value: Any
+    output: Any
+
+
+class Reference:
+    """Of a drafter's tensors by SafeAILab's names, and of its config."""
+
+    def __init__(self, tensors: dict[str, Any], config: dict[str, Any]) -> None:
+        self._tensors = {name: np.array(values, dtype=np.float64) for name, values in tensors.items()}
+        self._config = config
+
+    def fuse(self, feature: Any) -> Any:
+        if self._config.get("norm_before_fc"):
+            feature = self._normed(feature, "input_norm")
+        if self._config.get("fc_norm"):
+            parts = np.split(feature, sum(name.startswith("fc_norm.") for name in self._tensors))
+            feature = np.concatenate([self._normed(part, f"fc_norm.{n}") for n, part in enumerate(parts)])
+        return self._linear(feature, "fc")
+
+    def row(self, token: int, hidden: Any, path: Sequence[Row], position: int) -> Row:
+        """`hidden`: the fused feature, or the output of the row before. `path`: the rows before this one."""
+        layer = "midlayer."
+        normed = self._normed(hidden, layer + "hidden_norm")
+        embedded = self._normed(self._tensors["embed_tokens.weight"][token], layer + "input_layernorm")
+        joined = np.concatenate([embedded, normed])
+        query, key, value = (
+            self._linear(joined, f"{layer}self_attn.{name}_proj").reshape(-1, self._config["head_dim"])
+            for name in "qkv"
+        )
+        if layer + "self_attn.q_norm.weight" in self._tensors:
+            query, key = (
+                self._normed(x, f"{layer}self_attn.{name}_norm") for x, name in zip((query, key), "qk", strict=True)
+            )
+        query, key = self._rotated(query, position), self._rotated(key, position)
+        keys, values = [*(each.key for each in path), key], [*(each.value for each in path), value]
+        attended = self._attended(query, np.stack(keys), np.stack(values))
+        residual = normed if self._config.get("norm_before_residual") else hidden
+        hidden = residual + self._linear(attended.reshape(-1), layer + "self_attn.o_proj")
+        inner = self._normed(hidden, layer + "post_attention_layernorm")
+        gate, up = self._linear(inner, layer + "mlp.gate_proj"), self._linear(inner, layer + "mlp.up_proj")
+        output = hidden + self._linear(gate / (1 + np.exp(-gate)) * up, layer + "mlp.down_proj")
+        return Row(key, value, self._normed(output, "norm") if self._config.get("norm_output") else output)
+
+    def logits(self, row: Row) -> Any:
+        hidden = row.output if self._config.get("norm_output") else self._normed(row.output, "norm")
+        return self._linear(hidden, "lm_head")
+
+    def _attended(self, query: Any, keys: Any, values: Any) -> Any:
+        groups = len(query) // keys.shape[1]
+        heads = []
+        for number, each in enumerate(query):
+            scores = keys[:, number // groups] @ each / np.sqrt(len(each))
+            shares = np.exp(scores - scores.max())
+            heads.append(shares / shares.sum() @ values[:, number // groups])
+        return np.stack(heads)
+
+    def _rotated(self, heads: Any, position: int) -> Any:
+        half = heads.shape[-1] // 2
+        angles = position * self._config["rope_theta"] ** (-np.arange(half) / half)
+        first, second = heads[..., :half], heads[..., half:]
+        cos, sin = np.cos(angles), np.sin(angles)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def _normed(self, x: Any, name: str) -> Any:
+        scale = np.sqrt((x**2).mean(-1, keepdims=True) + self._config["rms_norm_eps"])
+        return x / scale * self._tensors[f"{name}.weight"]
+
+    def _linear(self, x: Any, name: str) -> Any:
+        return self._tensors[f"{name}.weight"] @ x + self._tensors.get(f"{name}.bias", 0.0)

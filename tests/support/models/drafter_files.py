@@ -1,0 +1,225 @@
+"""Tiny random trained drafters in the published formats: config.json, and tensors by name and shape.
+
+Names and shapes are those of SafeAILab/EAGLE (cnets.py), vllm-project/speculators, deepseek-ai/DeepSpec, z-lab/dflash,
+apple/ml-recurrent-drafter, and the MTP tensors of Qwen3-Next and DeepSeek-V3.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+WIDTH, VOCABULARY, DRAFTED, LAYERS = 16, 40, 24, 8
+_INNER, _HEADS, _KV_HEADS, _HEAD = 24, 4, 2, 4
+RANK = 3
+
+Format = tuple[dict[str, Any], dict[str, tuple[int, ...]]]
+"""A config, and tensors by name."""
+
+_LAYER: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": WIDTH,
+    "intermediate_size": _INNER,
+    "num_attention_heads": _HEADS,
+    "num_key_value_heads": _KV_HEADS,
+    "head_dim": _HEAD,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 256,
+    "rope_theta": 10_000.0,
+}
+
+
+def layer(prefix: str, read: int = WIDTH) -> dict[str, tuple[int, ...]]:
+    """A decoder layer whose attention reads `read` numbers."""
+    return {
+        f"{prefix}.self_attn.q_proj.weight": (_HEADS * _HEAD, read),
+        f"{prefix}.self_attn.k_proj.weight": (_KV_HEADS * _HEAD, read),
+        f"{prefix}.self_attn.v_proj.weight": (_KV_HEADS * _HEAD, read),
+        f"{prefix}.self_attn.o_proj.weight": (WIDTH, _HEADS * _HEAD),
+        f"{prefix}.mlp.gate_proj.weight": (_INNER, WIDTH),
+        f"{prefix}.mlp.up_proj.weight": (_INNER, WIDTH),
+        f"{prefix}.mlp.down_proj.weight": (WIDTH, _INNER),
+        f"{prefix}.input_layernorm.weight": (WIDTH,),
+        f"{prefix}.post_attention_layernorm.weight": (WIDTH,),
+    }
+
+
+def _eagle3_tensors(prefix: str, outputs: int, drafted: int = DRAFTED) -> dict[str, tuple[int, ...]]:
+    tables = {"d2t": (drafted,), "t2d": (VOCABULARY,)} if drafted < VOCABULARY else {}
+    return {
+        "fc.weight": (WIDTH, outputs * WIDTH),
+        **layer(prefix, 2 * WIDTH),
+        f"{prefix}.hidden_norm.weight": (WIDTH,),
+        "norm.weight": (WIDTH,),
+        "lm_head.weight": (drafted, WIDTH),
+        **tables,
+    }
+
+
+def safeailab() -> Format:
+    return _LAYER | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": DRAFTED}, _eagle3_tensors(
+        "midlayer", 3
+    )
+
+
+def specforge() -> Format:
+    config, tensors = safeailab()
+    return config | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}}, tensors
+
+
+def speculators() -> Format:
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": DRAFTED,
+        "norm_before_residual": True,
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+        "target_hidden_size": None,
+        "transformer_layer_config": _LAYER,
+    }
+    return config, _eagle3_tensors("layers.0", 3) | {"embed_tokens.weight": (VOCABULARY, WIDTH)}
+
+
+def deepspec_eagle3() -> Format:
+    config = _LAYER | {
+        "architectures": ["Qwen3Eagle3Model"],
+        "model_type": "qwen3",
+        "num_target_layers": LAYERS,
+        "target_layer_ids": [1, 2, 3, 4, 5],
+        "ttt_length": 7,
+    }
+    return config, _eagle3_tensors("layers.0", 5, VOCABULARY) | {"embed_tokens.weight": (VOCABULARY, WIDTH)}
+
+
+def _block_tensors(layers: int, outputs: int) -> dict[str, tuple[int, ...]]:
+    tensors = {"fc.weight": (WIDTH, outputs * WIDTH), "hidden_norm.weight": (WIDTH,), "norm.weight": (WIDTH,)}
+    for index in range(layers):
+        tensors |= layer(f"layers.{index}")
+        tensors |= {f"layers.{index}.self_attn.{name}_norm.weight": (_HEAD,) for name in "qk"}
+    return tensors
+
+
+def dflash() -> Format:
+    config = _LAYER | {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "num_target_layers": LAYERS,
+        "block_size": 8,
+        "dflash_config": {"mask_token_id": VOCABULARY - 1, "target_layer_ids": [1, 3, 5]},
+    }
+    return config, _block_tensors(2, 3)
+
+
+def dspark() -> Format:
+    config = _LAYER | {
+        "architectures": ["Qwen3DSparkModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "num_target_layers": LAYERS,
+        "block_size": 7,
+        "mask_token_id": VOCABULARY - 1,
+        "num_anchors": 512,
+        "target_layer_ids": [1, 3, 5],
+        "markov_rank": RANK,
+        "markov_head_type": "vanilla",
+    }
+    tensors = _block_tensors(2, 3) | {
+        "embed_tokens.weight": (VOCABULARY, WIDTH),
+        "lm_head.weight": (VOCABULARY, WIDTH),
+        "markov_head.markov_w1.weight": (VOCABULARY, RANK),
+        "markov_head.markov_w2.weight": (VOCABULARY, RANK),
+        "confidence_head.proj.weight": (1, WIDTH + RANK),
+        "confidence_head.proj.bias": (1,),
+    }
+    return config, tensors
+
+
+def deepspec_dflash() -> Format:
+    config, tensors = dspark()
+    return config | {"markov_rank": 0}, {
+        name: shape for name, shape in tensors.items() if "markov" not in name and "confidence" not in name
+    }
+
+
+def redrafter() -> Format:
+    config = {
+        "model_type": "recurrent_drafting_drafter",
+        "hidden_size": WIDTH,
+        "exit_dim": 2 * WIDTH,
+        "num_draft_layers": 2,
+        "vocab_size": VOCABULARY,
+        "rnn": True,
+    }
+    blocks = {f"lm_head.{index}.linear.weight": (2 * WIDTH, 2 * WIDTH) for index in range(2)}
+    biases = {f"lm_head.{index}.linear.bias": (2 * WIDTH,) for index in range(2)}
+    rnn = {"rnn_u.weight": (WIDTH, WIDTH), "rnn_u.bias": (WIDTH,), "rnn_w.weight": (WIDTH, WIDTH)}
+    return config, {**blocks, **biases, **rnn, "lm_head.2.weight": (VOCABULARY, 2 * WIDTH)}
+
+
+def qwen_mtp() -> Format:
+    config = _LAYER | {"model_type": "qwen3_next", "num_hidden_layers": LAYERS, "mtp_num_hidden_layers": 1}
+    tensors = {
+        "mtp.fc.weight": (WIDTH, 2 * WIDTH),
+        "mtp.pre_fc_norm_embedding.weight": (WIDTH,),
+        "mtp.pre_fc_norm_hidden.weight": (WIDTH,),
+        **layer("mtp.layers.0"),
+        "mtp.norm.weight": (WIDTH,),
+    }
+    return config, tensors
+
+
+def deepseek_mtp() -> Format:
+    config = _LAYER | {"model_type": "glm4_moe", "num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
+    prefix = f"model.layers.{LAYERS}"
+    tensors = {
+        f"{prefix}.eh_proj.weight": (WIDTH, 2 * WIDTH),
+        f"{prefix}.enorm.weight": (WIDTH,),
+        f"{prefix}.hnorm.weight": (WIDTH,),
+        **layer(prefix),
+        f"{prefix}.shared_head.norm.weight": (WIDTH,),
+        f"{prefix}.shared_head.head.weight": (VOCABULARY, WIDTH),
+        f"{prefix}.embed_tokens.weight": (VOCABULARY, WIDTH),
+    }
+    return config, tensors
+
+
+def trained_exit() -> Format:
+    config = {"model_type": "exit", "layers": 2, "num_target_layers": LAYERS}
+    return config, {"exit_norm.weight": (WIDTH,), **layer("exit_layer")}
+
+
+FORMATS: dict[str, Callable[[], Format]] = {
+    each.__name__: each
+    for each in (
+        *(safeailab, specforge, speculators, deepspec_eagle3, dflash, dspark, deepspec_dflash),
+        *(redrafter, qwen_mtp, deepseek_mtp, trained_exit),
+    )
+}
+
+
+def write(folder: Path, given: Format, seed: int = 0) -> Path:
+    """A folder with this config and random tensors."""
+    config, tensors = given
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    random = np.random.default_rng(seed)
+    arrays = {name: _array(random, name, shape) for name, shape in tensors.items()}
+    if arrays:
+        save_file(arrays, folder / "model.safetensors")
+    return folder
+
+
+def _array(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> Any:
+    if name == "d2t" and len(shape) == 1:
+        # Token i of the draft is the target's token i + d2t[i]: every token but some.
+        chosen = np.sort(random.permutation(VOCABULARY)[: shape[0]])
+        return chosen - np.arange(shape[0])
+    if name == "t2d":
+        return np.zeros(shape, np.bool_)
+    return random.normal(size=shape).astype(np.float16)

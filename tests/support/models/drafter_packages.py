@@ -1,0 +1,91 @@
+"""Tiny trained drafters, as their own engines run them and as Core ML packages, beside one target."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from draft_worker.coreml.conversion.drafters import convert_drafter
+from draft_worker.coreml.converted import Converted
+from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
+from draft_worker.drafters.eagle3_checkpoint import write_eagle3
+from draft_worker.engine import Engine
+from draft_worker.engines import block, eagle3
+from protocol.contracts.conversion import Choices
+from protocol.contracts.drafters.detection import read_drafter
+from protocol.worker.process import WorkerSetup
+from tests.support.models.tiny_models import VOCABULARY
+from tests.support.models.trained_drafters import WIDTH, loud, write_block_folder, write_target
+
+TARGET_LAYERS = 4
+HEAD_TOKENS = np.array([token for token in range(VOCABULARY) if token % 3], np.int32)
+EAGLE3_KINDS: dict[str, dict[str, Any]] = {
+    "reduced head": {"head_size": len(HEAD_TOKENS)},
+    "normed": {"norm_before_fc": True, "norm_before_residual": True, "norm_output": True},
+    "each output normed": {"fc_norm": True, "norm_heads": True, "biases": ("fc",)},
+    "held feature": {"held_feature": True, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "the target's ends": {"own_embedding": False, "own_head": False},
+}
+BLOCK_KINDS = ("z-lab", "z-lab with windows", "vanilla", "gated", "rnn", "long prefix")
+KINDS = (*EAGLE3_KINDS, *BLOCK_KINDS)
+_CHOICES = Choices(widths=(1, 4, 16), context=96)
+_FORM = Eagle3Form(
+    outputs=(0, 1, 3),
+    hidden_size=WIDTH,
+    intermediate_size=48,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    vocabulary=VOCABULARY,
+    head_size=VOCABULARY,
+    target_width=WIDTH,
+    own_embedding=True,
+    context=256,
+)
+
+
+class DrafterPackage(NamedTuple):
+    drafter: Path
+    target: Path
+    converted: Converted
+
+    def own_engine(self) -> Engine:
+        """The engine of the drafter itself, in MLX."""
+        module = block if self.converted.package.conditioning.block is not None else eagle3  # type: ignore[union-attr]
+        return module.load(setup(module.__name__.split(".")[-1], self.drafter, self.target))
+
+
+def write_drafter(kind: str, folder: Path, target: Any, **changes: Any) -> Path:
+    """One of KINDS for a target of `write_target`."""
+    if kind in EAGLE3_KINDS:
+        options = EAGLE3_KINDS[kind] | changes
+        form = Eagle3Form(**{name: getattr(_FORM, name) for name in _FORM.__struct_fields__} | options)
+        mx.random.seed(3)
+        head = HEAD_TOKENS if form.head_size < VOCABULARY else None
+        write_eagle3(folder, loud(Eagle3(form, head)), mx.float32)
+    elif kind == "long prefix":
+        write_block_folder(folder, "vanilla", target, clean_prefix=3, target_layers=TARGET_LAYERS, **changes)
+    else:
+        write_block_folder(folder, kind, target, target_layers=TARGET_LAYERS, **changes)
+    return folder
+
+
+def write_package(kind: str, root: Path, choices: Choices = _CHOICES) -> DrafterPackage:
+    """A drafter, its target and its package, in new folders under `root`."""
+    target = write_target(root / "target", num_hidden_layers=TARGET_LAYERS)
+    drafter = write_drafter(kind, root / "drafter", target)
+    return converted(drafter, root / "target", root / "package", choices)
+
+
+def converted(drafter: Path, target: Path, package: Path, choices: Choices = _CHOICES) -> DrafterPackage:
+    found = read_drafter(drafter)
+    assert found is not None
+    convert_drafter(found, drafter, target, package, choices)
+    return DrafterPackage(drafter, target, Converted.open(package))
+
+
+def setup(engine: str, model: Path, target: Path) -> WorkerSetup:
+    return WorkerSetup(
+        address="", epoch=1, incarnation=1, engine=engine, model=str(model), target=str(target), pace=None
+    )

@@ -1,0 +1,86 @@
+"""Tiny drafters fitted to a text that a tiny target writes, and the target's features of tokens."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx import optimizers
+from numpy.typing import NDArray
+
+from draft_worker.drafters.block import BlockDrafter
+from draft_worker.drafters.redrafter import ReDrafter
+from protocol.messages.features import FINAL
+
+_STEPS = 40
+
+
+def features(target: Any, tokens: Sequence[int], outputs: Sequence[int]) -> NDArray[np.float32]:
+    """(tokens, outputs * width) of a Llama-like mlx-lm model."""
+    hidden = target.model.embed_tokens(mx.array([list(tokens)]))
+    found: dict[int, mx.array] = {}
+    for index, layer in enumerate(target.model.layers):
+        hidden = layer(hidden, "causal", None)
+        found[index] = hidden[0]
+    found[FINAL] = target.model.norm(hidden)[0]
+    return np.array(mx.concatenate([found[output] for output in outputs], axis=-1))
+
+
+def continued(target: Any, prompt: Sequence[int], length: int) -> list[int]:
+    """The prompt, and the target's greedy continuation of it to so many tokens."""
+    tokens = list(prompt)
+    while len(tokens) < length:
+        tokens.append(int(mx.argmax(target(mx.array([tokens]))[0, -1])))
+    return tokens
+
+
+def fit_block(network: BlockDrafter, target: Any, text: Sequence[int]) -> None:
+    """Train on every anchor of the text, all in one forward."""
+    form = network.form
+    anchors = range(1, len(text) - form.rows)
+    tokens = mx.array([[t for anchor in anchors for t in (text[anchor], *[form.mask_token] * form.masks)]])
+    positions = mx.array([[anchor + i for anchor in anchors for i in range(form.block)]])
+    numbers = mx.array([[number for number in range(len(anchors)) for _ in range(form.block)]])
+    known = mx.array([[anchor for anchor in anchors for _ in range(form.block)]])
+    context = mx.arange(len(text))[None]
+    visible = network.visibility(context, positions, numbers, known)
+    read = mx.array(features(target, text, form.outputs))[None]
+    before = mx.array([list(text[anchor : anchor + form.rows]) for anchor in anchors])
+    right = mx.array([list(text[anchor + 1 : anchor + 1 + form.rows]) for anchor in anchors])
+
+    def loss(network: BlockDrafter) -> mx.array:
+        keys_values = network.keys_values(network.encode(read), context)
+        states = network(target.model.embed_tokens(tokens), positions, keys_values, visible)
+        states = states.reshape(len(anchors), form.block, -1)[:, form.block - form.rows :]
+        logits = target.lm_head(states)
+        if form.markov is not None:
+            logits = logits + network.markov_head.correction(network.markov_head.latents(before, states))
+        return nn.losses.cross_entropy(logits, right).mean()
+
+    _fit(network, loss)
+
+
+def fit_redrafter(network: ReDrafter, target: Any, text: Sequence[int], steps: int = 4) -> None:
+    """Train on every token of the text, with so many steps of the recurrence."""
+    read = mx.array(features(target, text, (FINAL,)))[: -steps - 1]
+    embedded, right = target.model.embed_tokens(mx.array([*text])), mx.array([*text])
+
+    def loss(network: ReDrafter) -> mx.array:
+        state, total = mx.zeros(read.shape), mx.array(0.0)
+        for step in range(steps):
+            state = network.step(state, embedded[1 + step : 1 + step + len(read)])
+            logits = network.logits(read, state)
+            total = total + nn.losses.cross_entropy(logits, right[2 + step : 2 + step + len(read)]).mean()
+        return total
+
+    _fit(network, loss)
+
+
+def _fit(network: Any, loss: Callable[[Any], mx.array]) -> None:
+    optimizer = optimizers.Adam(learning_rate=5e-3)
+    step = nn.value_and_grad(network, loss)
+    for _ in range(_STEPS):
+        _, gradients = step(network)
+        optimizer.update(network, gradients)
+        mx.eval(network.parameters(), optimizer.state)

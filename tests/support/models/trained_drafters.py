@@ -1,0 +1,126 @@
+"""Tiny trained drafters with random weights, in the published formats, and the target that they belong to."""
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import mlx.core as mx
+import mlx.nn as nn
+import msgspec
+import numpy as np
+from mlx.utils import tree_flatten, tree_map
+from numpy.typing import NDArray
+
+from draft_worker.drafters.block import BlockDrafter
+from draft_worker.drafters.block_checkpoint import write_block
+from draft_worker.drafters.block_form import BlockForm
+from draft_worker.drafters.redrafter import ReDrafter, ReDrafterForm
+from draft_worker.drafters.redrafter_checkpoint import write_redrafter
+from draft_worker.drafters.token_ends import TokenEnds
+from tests.support.models.tiny_models import VOCABULARY, network
+from tests.support.models.tokenizer_files import write_tokenizer
+
+WIDTH = 32
+"""Of the target of `tiny_models`."""
+LAYERS = 2
+BLOCK_KINDS = ("z-lab", "z-lab with windows", "SpecForge", "rank 0", "vanilla", "gated", "rnn")
+
+_Network = TypeVar("_Network", bound=nn.Module)
+
+_FORM = BlockForm(
+    width=WIDTH,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_width=8,
+    inner=48,
+    vocabulary=VOCABULARY,
+    outputs=(0, 1),
+    output_width=WIDTH,
+    target_layers=LAYERS,
+    block=4,
+    mask_token=VOCABULARY - 2,
+    anchor_predicts=False,
+    positions=512,
+)
+
+
+def block_form(kind: str, **changes: Any) -> BlockForm:
+    options: dict[str, Any] = {}
+    if kind == "z-lab with windows":
+        options = {"windows": (None, 5)}
+    elif kind == "SpecForge":
+        options = {"anchor_predicts": True}
+    elif kind != "z-lab":
+        markov = {} if kind == "rank 0" else {"markov": kind, "rank": 6, "confidence": "markov"}
+        options = {"anchor_predicts": True, **markov}
+    return msgspec.structs.replace(_FORM, **options, **changes)
+
+
+def block_network(form: BlockForm, seed: int = 0) -> BlockDrafter:
+    mx.random.seed(seed)
+    return loud(BlockDrafter(form))
+
+
+def write_target(folder: Path, seed: int = 0, **changes: Any) -> Any:
+    """Write a target's folder; returns its mlx-lm model."""
+    model = in_half(network("qwen3", seed, **changes))
+    folder.mkdir(exist_ok=True)
+    write_tokenizer(folder)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(_flat(model)), metadata={"format": "mlx"})
+    config = {name: value for name, value in vars(model.args).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def ends_of(target: Any) -> TokenEnds:
+    return TokenEnds.of(target.model.embed_tokens, target.lm_head)
+
+
+def write_block_folder(folder: Path, kind: str, target: Any, seed: int = 0, **changes: Any) -> BlockForm:
+    """Write a drafter of `kind`, one of BLOCK_KINDS, for a target of `write_target`."""
+    form = block_form(kind, **changes)
+    write_block(folder, block_network(form, seed), ends_of(target), vars(target.args))
+    config = json.loads((folder / "config.json").read_text())
+    if kind == "SpecForge":
+        names = ("mask_token_id", "target_layer_ids")
+        config["dflash_config"] = {"projector_type": "dspark"} | {name: config.pop(name) for name in names}
+    if form.windows:
+        config |= {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": form.windows[1]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return form
+
+
+def write_redrafter_folder(folder: Path, seed: int = 0, **changes: Any) -> ReDrafterForm:
+    sizes: dict[str, Any] = {"width": WIDTH, "vocabulary": VOCABULARY, "exit": 2 * WIDTH, "blocks": 2} | changes
+    mx.random.seed(seed)
+    drafter = loud(ReDrafter(ReDrafterForm(**sizes)))
+    write_redrafter(folder, drafter)
+    return drafter.form
+
+
+def random_features(count: int, width: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
+
+
+def loud(network: _Network) -> _Network:
+    """With weights large enough for every input to matter, norms that differ by element, numbers that fp16 holds."""
+    network.update(
+        tree_map(
+            lambda values: values * 2.5 if values.ndim == 2 else values + 0.3 * mx.random.normal(values.shape),
+            network.parameters(),
+        )
+    )
+    return in_half(network)
+
+
+def in_half(network: _Network) -> _Network:
+    """Weights rounded to fp16, and fp32 again."""
+    network.update(tree_map(lambda values: values.astype(mx.float16).astype(mx.float32), network.parameters()))
+    mx.eval(network.parameters())
+    return network
+
+
+def _flat(network: nn.Module) -> list[tuple[str, mx.array]]:
+    flat: Any = tree_flatten(network.parameters())
+    return flat

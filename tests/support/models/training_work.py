@@ -1,0 +1,53 @@
+"""A tiny random target in a folder, and rows of text with its states, as a training reads them."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from draft_worker.training.kind import Setting, Training
+from draft_worker.training.kinds import KINDS
+from draft_worker.training.preparation import HELD_OUT, record_states
+from draft_worker.training.rows import Answers, Row, Shards, save_answers
+from draft_worker.training.target import Target
+from protocol.contracts.training import TrainedKind
+from protocol.messages.features import FINAL
+from tests.support.models.tiny_models import VOCABULARY, network
+from tests.support.models.tokenizer_files import write_tokenizer
+
+LAYERS, SLOTS, HEAD = 6, 40, 30
+
+
+def write_target(folder: Path) -> Path:
+    """Llama with tied ends."""
+    folder.mkdir(parents=True)
+    write_tokenizer(folder)
+    model = network("llama", num_hidden_layers=LAYERS, tie_word_embeddings=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    sizes = asdict(model.args) | {"model_type": "llama", "eos_token_id": 3, "head_dim": 8}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    return folder
+
+
+def write_work(folder: Path, target: Target, rows: int = 6) -> Path:
+    """Shards to train on and one held out, of random text: two texts a row, of which the target wrote some tokens."""
+    random = np.random.default_rng(1)
+    for part, count in ((folder, rows), (folder / HELD_OUT, 3)):
+        tokens = random.integers(4, VOCABULARY - 1, (count, SLOTS))
+        own = np.broadcast_to(np.arange(SLOTS) % 20 >= 5, tokens.shape)
+        starts = np.broadcast_to(np.arange(SLOTS) // 20 * 20, tokens.shape)
+        save_answers(part, 0, Answers(tokens, own, starts, np.resize([0.0, 0.7, 1.0], count)))
+    outputs = {output for kind in KINDS.values() for output in kind.outputs(LAYERS, 0)}
+    record_states(target, folder, (*sorted(outputs), FINAL), lambda _: None)
+    return folder
+
+
+def trainee(kind: TrainedKind, target: Target, work: Path) -> tuple[Training, Row]:
+    """A drafter before its training, and a row."""
+    mx.random.seed(0)
+    shards = Shards(work)
+    head = np.arange(0, 2 * HEAD, 2)
+    return KINDS[kind].training(Setting(target, head, shards.outputs, VOCABULARY - 1, 0)), shards.row(1)

@@ -1,0 +1,385 @@
+"""Laws of the target's features: rows of committed tokens and no others, and not one message more without a Tap."""
+
+import logging
+import os
+import random
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, NoReturn
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from protocol.features.ring import FeatureRing
+from protocol.inference.language_model import LanguageModel
+from protocol.kv import segment_registry
+from protocol.kv.segments import SegmentError, create_segment, open_segment
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.features import FINAL, Features, Tap
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Fault, Forest, FromWorker, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
+from protocol.sampling.grammar import GrammarError
+from protocol.speculation.token_tree import node_id
+from target_worker.engine import TargetEngine
+from target_worker.feature_rings import FeatureRings
+from target_worker.worker import TargetWorker
+from tests.support.models.tiny_models import VOCABULARY, tree_model
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+_PROMPT = (5, 9, 2, 33, 41, 7, 5, 9)
+_OUTPUTS = (FINAL, 0, 1)
+_WIDTH = 32
+_HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
+
+
+class Talk:
+    """A worker and its orchestrator, which sends what is asked of it, and reads every ring as soon as it is named."""
+
+    def __init__(self, chunk: int = 3, model: LanguageModel | None = None, prefix_cache: int = 0) -> None:
+        self.model = model or tree_model()
+        assert self.model.tap is not None
+        rings = FeatureRings(self.model.tap, self.model.record, fingerprint="a" * 64, epoch=7)
+        ticks = count()
+        engine = TargetEngine(self.model, chunk)
+        self.worker = TargetWorker(engine, lambda: float(next(ticks)), _HELLO, None, prefix_cache, rings)
+        self.replies: list[FromWorker] = []
+        self.requests: dict[int, Request] = {}
+        self.rows: dict[int, dict[int, np.ndarray]] = {}
+        """By sequence and position: what a draft that reads in time has read."""
+
+    def send(self, message: ToWorker, idle: bool = True) -> list[FromWorker]:
+        """The replies; with `idle`, also those of all work that follows."""
+        replies = [*self._read(self.worker.handle(message))]
+        while idle and self.worker.has_work:
+            replies += self._read(self.worker.work())
+        self.replies += replies
+        return replies
+
+    def _read(self, replies: Any) -> Any:
+        for reply in replies:
+            if isinstance(reply, Features):
+                ring = FeatureRing.attach(reply.name)
+                found = ring.read(reply.first, reply.rows, ring.form.outputs)
+                assert found is not None
+                self.rows.setdefault(reply.sequence, {}).update(enumerate(found, reply.first))
+                ring.close()
+            yield reply
+
+    def start(self, tokens: Sequence[int] = _PROMPT, sequence: int = 1, round: int = 0, **sampling: Any) -> "Request":
+        request = self.requests[sequence] = Request(self, sequence, list(tokens), round)
+        self.send(Start(SequenceId(sequence), round, tuple(tokens), request.root, Sampling(**sampling)))
+        return request
+
+
+class Request:
+    """The committed tokens of one sequence, and its valid rounds."""
+
+    def __init__(self, talk: Talk, sequence: int, tokens: list[int], round: int) -> None:
+        self.talk, self.sequence, self.tokens, self.round = talk, SequenceId(sequence), tokens, round
+        self.root = NodeId(1234)
+
+    def verify(self, tokens: Sequence[int] = (), parents: Sequence[int] = (), plain_next: bool = False) -> Verify:
+        place = len(self.tokens) - 1
+        entries = (self.tokens[-1], *tokens), (-1, *parents)
+        return Verify(self.sequence, self.round, self.root, place, *entries, plain_next=plain_next)
+
+    def fold(self, verify: Verify, replies: Sequence[FromWorker]) -> None:
+        (verdict,) = [each for each in replies if isinstance(each, Verdict) and each.sequence == self.sequence]
+        ids = [verify.root]
+        for token, parent in zip(verify.tokens[1:], verify.parents[1:], strict=True):
+            ids.append(node_id(ids[parent], token))
+        self.tokens += [*(verify.tokens[ids.index(node)] for node in verdict.path), verdict.bonus]
+        self.root = node_id((self.root, *verdict.path)[-1], verdict.bonus)
+        self.round += 1
+
+    def step(self, tokens: Sequence[int] = (), parents: Sequence[int] = (), plain_next: bool = False) -> None:
+        verify = self.verify(tokens, parents, plain_next)
+        self.fold(verify, self.talk.send(verify))
+
+    def tree(self, seed: int) -> tuple[list[int], list[int]]:
+        """The right next tokens among wrong ones, so that some are accepted."""
+        chance = random.Random(seed)
+        coming = continuation(self.tokens, 3)
+        right = [coming[0], coming[1], coming[2]]
+        wrong = [(token + 1 + chance.randrange(5)) % VOCABULARY for token in right]
+        return [wrong[0], right[0], wrong[1], right[1], (right[2] + 1) % VOCABULARY], [0, 0, 2, 2, 4]
+
+
+def continuation(tokens: Sequence[int], length: int) -> list[int]:
+    """Greedy, by the stock model."""
+    network, text = tree_model().network, list(tokens)
+    for _ in range(length):
+        text.append(int(mx.argmax(network(mx.array([text]), cache=make_prompt_cache(network))[0, -1])))
+    return text[len(tokens) :]
+
+
+def expected(tokens: Sequence[int], outputs: Sequence[int] = _OUTPUTS) -> np.ndarray:
+    """(L, outputs * width): the layers of the stock model by hand, over the whole text."""
+    network = tree_model().network
+    states = [network.model.embed_tokens(mx.array([list(tokens)]))]
+    for layer in network.model.layers:
+        states.append(layer(states[-1], "causal"))
+    found = [network.model.norm(states[-1]) if output == FINAL else states[output + 1] for output in outputs]
+    return np.array(mx.concatenate(found, axis=-1)[0])
+
+
+def assert_rows(talk: Talk, request: Request, positions: range, outputs: Sequence[int] = _OUTPUTS) -> None:
+    """All these tokens have rows, no other has one, and all are right."""
+    rows, right = talk.rows[request.sequence], expected(request.tokens, outputs)
+    assert sorted(rows) == list(positions)
+    np.testing.assert_allclose([rows[place] for place in positions], right[positions.start : positions.stop], atol=1e-4)
+
+
+def names(replies: Sequence[FromWorker]) -> set[str]:
+    return {reply.name for reply in replies if isinstance(reply, Features)}
+
+
+def gone(name: str) -> bool:
+    try:
+        open_segment(name).close()
+    except SegmentError:
+        return True
+    return False
+
+
+def test_a_prompt_has_rows_behind_each_chunk():
+    talk = Talk(chunk=3)
+    talk.send(Tap(_OUTPUTS))
+    request = talk.start()
+
+    spans = [(each.first, each.rows, each.round) for each in talk.replies if isinstance(each, Features)]
+    assert spans == [(0, 3, 0), (3, 3, 0), (6, 1, 0)]
+    assert_rows(talk, request, range(7))
+
+
+def test_a_verdict_is_followed_by_the_rows_of_the_root_and_of_what_was_accepted():
+    talk = Talk()
+    talk.send(Tap(_OUTPUTS))
+    request = talk.start()
+    for seed in range(5):
+        before = len(request.tokens)
+        verify = request.verify(*request.tree(seed))
+        replies = talk.send(verify)
+        request.fold(verify, replies)
+
+        assert [type(reply) for reply in replies] == [Verdict, Features]
+        features = replies[1]
+        assert isinstance(features, Features)
+        assert (features.first, features.rows) == (before - 1, len(request.tokens) - before)
+        assert features.round == request.round
+
+    assert len(request.tokens) > len(_PROMPT) + 10
+    assert_rows(talk, request, range(len(request.tokens) - 1))
+
+
+def test_trees_that_are_verified_together_have_their_own_rows():
+    talk = Talk()
+    talk.send(Tap(_OUTPUTS))
+    one, other = talk.start(), talk.start(_PROMPT[2:], sequence=2)
+    for seed in range(3):
+        asked = [one.verify(*one.tree(seed)), other.verify(*other.tree(seed + 1))]
+        replies = talk.send(Forest(tuple(asked)))
+        for request, verify in zip((one, other), asked, strict=True):
+            request.fold(verify, replies)
+        assert [type(reply) for reply in replies] == [Verdict, Verdict, Features, Features]
+
+    for request in (one, other):
+        assert_rows(talk, request, range(len(request.tokens) - 1))
+
+
+def test_a_forward_that_begins_before_its_verify_has_right_rows_if_it_is_used_and_if_it_is_not():
+    talk = Talk()
+    talk.send(Tap(_OUTPUTS))
+    request = talk.start()
+    for seed in range(3):
+        request.step(plain_next=True)
+        request.step(plain_next=True)
+        request.step(*request.tree(seed))
+
+    assert_rows(talk, request, range(len(request.tokens) - 1))
+
+
+def test_a_repeated_verify_gets_its_verdict_and_no_second_rows():
+    talk = Talk()
+    talk.send(Tap(_OUTPUTS))
+    request = talk.start()
+    verify = request.verify(*request.tree(0))
+    replies = talk.send(verify)
+
+    assert talk.send(verify) == replies[:1]
+    request.fold(verify, replies)
+    request.step()
+    assert_rows(talk, request, range(len(request.tokens) - 1))
+
+
+class _Refusing:
+    """Logits processors of a grammar that allows no token."""
+
+    def apply(self, *_: object) -> NoReturn:
+        raise GrammarError("no token is allowed")
+
+
+def test_a_tree_that_a_grammar_refuses_leaves_no_rows(monkeypatch: pytest.MonkeyPatch):
+    talk = Talk()
+    talk.send(Tap(_OUTPUTS))
+    request = talk.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(talk.worker._sequences[SequenceId(1)], "_processors", _Refusing())
+        (fault,) = talk.send(request.verify(*request.tree(0)))
+    assert isinstance(fault, Fault)
+    assert sorted(talk.rows[1]) == list(range(7))
+
+    request.step(*request.tree(1))
+    assert_rows(talk, request, range(len(request.tokens) - 1))
+
+
+def test_a_restart_begins_a_new_ring_whose_rows_begin_behind_the_kv_that_was_kept():
+    talk = Talk()
+    talk.send(Tap(_OUTPUTS))
+    first = talk.start()
+    first.step(*first.tree(0))
+    (before,) = names(talk.replies)
+    forked = [*first.tokens[:-2], 60, 61, 62, 63]
+    talk.rows.clear()
+    again = talk.start(forked, round=9)
+    again.step(*again.tree(1))
+
+    assert gone(before)
+    assert_rows(talk, again, range(len(forked) - 4, len(again.tokens) - 1))
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_kv_of_another_sequence_has_no_features(ended: bool):
+    """Its tokens are evaluated no second time. KV that is taken over whole leaves nothing to prefill."""
+    prompt = random.Random(1).choices(range(VOCABULARY), k=80)
+    talk = Talk(chunk=64, prefix_cache=1 << 24)
+    talk.send(Tap(_OUTPUTS))
+    talk.start(prompt)
+    if ended:
+        talk.send(Stop(SequenceId(1)))
+    other = talk.start([*prompt[:70], *_PROMPT], sequence=2)
+    other.step(*other.tree(0))
+
+    assert_rows(talk, other, range(70, len(other.tokens) - 1))
+    third = talk.start(prompt, sequence=3)
+    third.step()
+    assert min(talk.rows[3]) >= 70
+    for place, row in talk.rows[3].items():
+        np.testing.assert_allclose(row, expected(third.tokens)[place], atol=1e-4)
+
+
+def test_a_tap_that_comes_late_has_rows_of_what_follows():
+    talk = Talk()
+    request = talk.start()
+    request.step(plain_next=True)
+    talk.send(Tap(_OUTPUTS))
+    position = len(request.tokens) - 1
+    request.step(*request.tree(0))
+    request.step(*request.tree(1))
+
+    assert_rows(talk, request, range(position, len(request.tokens) - 1))
+
+
+def test_a_tap_that_changes_while_a_forward_runs_never_mixes_outputs():
+    talk = Talk()
+    talk.send(Tap(_OUTPUTS))
+    request = talk.start()
+    request.step(plain_next=True)
+    (before,) = names(talk.replies)
+    talk.rows.clear()
+    begun = talk.worker._sequences[SequenceId(1)].early
+    talk.send(Tap((1,)))
+    verify = request.verify(plain_next=True)
+    request.fold(verify, talk.send(verify, idle=False))
+    position = len(request.tokens) - 1
+    request.step()
+
+    assert begun is not None
+    assert gone(before)
+    assert_rows(talk, request, range(position, len(request.tokens) - 1), (1,))
+
+
+def test_a_ring_ends_with_its_sequence_and_with_the_tap():
+    talk = Talk()
+    talk.send(Tap(_OUTPUTS))
+    talk.start()
+    talk.start(sequence=2)
+    one, other = (
+        each.name for each in {each.sequence: each for each in talk.replies if isinstance(each, Features)}.values()
+    )
+
+    talk.send(Stop(SequenceId(1)))
+    assert (gone(one), gone(other)) == (True, False)
+    talk.send(Tap(_OUTPUTS))
+    assert not gone(other)
+    talk.send(Tap(()))
+    assert gone(other)
+    talk.requests[2].step()
+    assert not isinstance(talk.replies[-1], Features)
+
+
+@pytest.mark.parametrize("tap", [None, Tap(()), Tap((0, 7))])
+def test_without_outputs_to_record_no_message_changes(tap: Tap | None, caplog: pytest.LogCaptureFixture):
+    plain, tapped = Talk(), Talk()
+    if tap is not None:
+        assert tapped.send(tap) == []
+    for talk in (plain, tapped):
+        request = talk.start(temperature=1.0, seed=3)
+        for seed in range(3):
+            request.step(*request.tree(seed))
+
+    assert tapped.replies == plain.replies
+    assert not tapped.rows
+    assert ("reads layer 7, and the target has 2 layers" in caplog.text) == (tap == Tap((0, 7)))
+
+
+def test_recording_changes_no_token_and_no_other_message():
+    plain, tapped = Talk(), Talk()
+    tapped.send(Tap(_OUTPUTS))
+    for talk in (plain, tapped):
+        request = talk.start(temperature=1.0, seed=3)
+        for seed in range(4):
+            request.step(*request.tree(seed), plain_next=seed % 2 == 0)
+
+    assert tapped.rows
+    assert [each for each in tapped.replies if not isinstance(each, Features)] == plain.replies
+
+
+def test_without_shared_memory_the_target_works_on_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("protocol.kv.segments.free_shared_memory", lambda: 0)
+    talk = Talk()
+    talk.send(Tap(_OUTPUTS))
+    with caplog.at_level(logging.WARNING):
+        for sequence in (1, 2):
+            talk.start(sequence=sequence).step()
+
+    assert [type(reply) for reply in talk.replies] == [Prefilled, Verdict] * 2
+    assert caplog.text.count("drafts get no features") == 1
+
+
+def test_a_ring_that_a_chunk_overruns_names_the_rows_that_are_left(monkeypatch: pytest.MonkeyPatch):
+    create = FeatureRing.create
+    monkeypatch.setattr(FeatureRing, "create", lambda *a, **k: create(*a, **k, capacity=4))
+    talk = Talk(chunk=6)
+    talk.send(Tap(_OUTPUTS))
+    request = talk.start()
+
+    assert_rows(talk, request, range(2, 7))
+
+
+def test_the_first_ring_removes_those_of_a_target_that_crashed(monkeypatch: pytest.MonkeyPatch):
+    name, memory = create_segment(4096)
+    memory.close()
+    entry = segment_registry.segments_folder() / name
+    entry.write_bytes(entry.read_bytes().replace(str(os.getpid()).encode(), b"999999999"))
+    talk = Talk()
+    talk.send(Tap(_OUTPUTS))
+    assert not gone(name)
+
+    talk.start()
+    assert gone(name)
