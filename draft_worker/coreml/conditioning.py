@@ -62,11 +62,10 @@ class Conditioning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         count = len(form.outputs)
         return tuple(min(most, count - begin) * form.width for begin in range(0, count, most))
 
-    @property
-    def host_parameters(self) -> dict[str, tuple[int, ...]]:
+    def host_parameters(self, head_rows: int) -> dict[str, tuple[int, ...]]:
         """The drafter's parameters that the host computes with, and their shapes: a Markov head, norms before fc."""
         if self.block is not None:
-            head = None if self.block.markov is None else markov_head(self.block)
+            head = None if self.block.markov is None else markov_head(self.block, head_rows)
             flat: Any = [] if head is None else tree_flatten(head.parameters())
             return {f"markov_head.{name}": tuple(array.shape) for name, array in flat}
         form = self.eagle3

@@ -80,7 +80,7 @@ def _tables(path: Path, package: Package) -> HostTables:
         expected["position_scale"] = (package.context,)
     if package.head_rows < shape.vocabulary:
         expected["head_tokens"] = (package.head_rows,)
-    own = {} if package.conditioning is None else package.conditioning.host_parameters
+    own = {} if package.conditioning is None else package.conditioning.host_parameters(package.head_rows)
     expected |= own
     try:
         loaded: Any = mx.load(str(path), format="safetensors", return_metadata=True)

@@ -7,7 +7,8 @@ The formats, all with the tensor names of `block.BlockDrafter`, and the target's
   copies of the target's embedding and head; the anchor guesses too.
 * SpecForge (DSpark): z-lab's, with `projector_type: dspark` inside; the anchor guesses too.
 
-Our own key `clean_prefix` says how many known tokens a block may begin with; other programs ignore it.
+Our own key `clean_prefix` says how many known tokens a block may begin with, and our own file head_tokens.npy which
+tokens are guessed at all; other programs ignore both.
 """
 
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ from draft_worker.drafters.block import BlockDrafter
 from draft_worker.drafters.block_form import BlockForm, MarkovKind
 from draft_worker.drafters.files import DrafterFolder, Quantization, parameters, save
 from draft_worker.drafters.token_ends import TokenEnds
+from draft_worker.head_tokens import HeadTokens, read_head_tokens
+from draft_worker.short_head import keep_rows
 from protocol.messages.base import MAX_CONTEXT
 
 BlockKind = Literal["dflash", "dspark"]
@@ -38,11 +41,14 @@ _FOREIGN = ("dflash_query_causal", "attention_sink_bias", "log_snr_conditioning"
 
 
 class BlockCheckpoint(NamedTuple):
-    """A drafter from its files. `ends`: its own copies of the target's embedding and head; None: the target's."""
+    """A drafter from its files."""
 
     kind: BlockKind
     network: BlockDrafter
     ends: TokenEnds | None
+    """Its own copies of the target's embedding and head; None: the target's."""
+    head_tokens: HeadTokens | None
+    """Those of the columns of head and Markov head; None: column c is token c."""
 
 
 def read_block(folder: Path) -> BlockCheckpoint:
@@ -62,8 +68,11 @@ def read_block(folder: Path) -> BlockCheckpoint:
         mx.eval(network.layers[0].self_attn.keys_values(mx.zeros((1, 1, form.width)), mx.zeros((1, 1), mx.int32)))
     except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
         raise found.wrong(f"its config.json states a rotary embedding that is not known ({error})") from error
-    ends = _own_ends(found, form, own, quantization)
-    return BlockCheckpoint("dspark" if form.markov else "dflash", network, ends)
+    head_tokens = read_head_tokens(folder, form.vocabulary)
+    if form.markov and head_tokens is not None:
+        keep_rows(network.markov_head.markov_w2, head_tokens)
+    ends = _own_ends(found, form, own, quantization, head_tokens)
+    return BlockCheckpoint("dspark" if form.markov else "dflash", network, ends, head_tokens)
 
 
 def write_block(folder: Path, network: BlockDrafter, ends: TokenEnds, target: Mapping[str, Any]) -> None:
@@ -257,11 +266,15 @@ class _OwnEnds(nn.Module):
 
 
 def _own_ends(
-    found: DrafterFolder, form: BlockForm, tensors: Mapping[str, mx.array], quantization: Quantization | None
+    found: DrafterFolder,
+    form: BlockForm,
+    tensors: Mapping[str, mx.array],
+    quantization: Quantization | None,
+    head_tokens: HeadTokens | None,
 ) -> TokenEnds | None:
     """None if the file does not have both."""
     if {name.split(".")[0] for name in tensors} != {*_ENDS}:
         return None
     ends = _OwnEnds(form)
     found.fill(ends, tensors, quantization)
-    return TokenEnds.of(ends.embed_tokens, ends.lm_head)
+    return TokenEnds.of(ends.embed_tokens, ends.lm_head, head_tokens)

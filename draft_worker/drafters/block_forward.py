@@ -11,6 +11,7 @@ from draft_worker.drafters.block_form import BlockForm
 from draft_worker.drafters.block_kv import BlockKv
 from draft_worker.drafters.markov import MarkovHead
 from draft_worker.drafters.token_ends import TokenEnds
+from draft_worker.head_tokens import HeadTokens
 
 
 class Block(NamedTuple):
@@ -24,7 +25,7 @@ class BlockRows(NamedTuple):
     """What a forward says of one block. Row k is about the token k + 1 behind the anchor."""
 
     logits: mx.array
-    """(rows, vocabulary), before any Markov correction; finite."""
+    """(rows, head), before any Markov correction; finite."""
     states: mx.array
     """(rows, width), behind the final norm."""
 
@@ -57,6 +58,8 @@ class BlockRunner(Protocol):
 
     form: BlockForm
     markov_head: MarkovHead | None
+    head_tokens: HeadTokens | None
+    """Those of the columns of the logits; None: column c is token c."""
     context: int
     """It evaluates the positions below this number."""
     device: str
@@ -73,8 +76,10 @@ class BlockRunner(Protocol):
 class MlxBlockRunner:
     """The network and the two ends of its target."""
 
-    def __init__(self, network: BlockDrafter, ends: TokenEnds) -> None:
+    def __init__(self, network: BlockDrafter, ends: TokenEnds, head_tokens: HeadTokens | None = None) -> None:
+        """`head_tokens`: those that the columns of `ends.head` stand for."""
         self.form = network.form
+        self.head_tokens = head_tokens
         self.markov_head: MarkovHead | None = None if self.form.markov is None else network.markov_head
         self.context = self.form.positions
         self.device = str(mx.default_device())

@@ -10,25 +10,25 @@ import mlx.nn as nn
 from draft_worker.drafters.block_form import BlockForm
 
 
-def markov_head(form: BlockForm) -> "MarkovHead":
-    """The head that the form states."""
+def markov_head(form: BlockForm, tokens: int | None = None) -> "MarkovHead":
+    """The head that the form states. `tokens`: how many it corrects; None: the whole vocabulary."""
     match form.markov:
         case "gated":
-            return GatedMarkovHead(form)
+            return GatedMarkovHead(form, tokens)
         case "rnn":
-            return RecurrentMarkovHead(form)
+            return RecurrentMarkovHead(form, tokens)
         case _:
-            return MarkovHead(form)
+            return MarkovHead(form, tokens)
 
 
 class MarkovHead(nn.Module):
     """A correction by the token before alone, of limited rank."""
 
-    def __init__(self, form: BlockForm) -> None:
+    def __init__(self, form: BlockForm, tokens: int | None = None) -> None:
         super().__init__()
         self._rank = form.rank
         self.markov_w1 = nn.Embedding(form.vocabulary, form.rank)
-        self.markov_w2 = nn.Linear(form.rank, form.vocabulary, bias=False)
+        self.markov_w2 = nn.Linear(form.rank, tokens or form.vocabulary, bias=False)
 
     def initial(self, count: int) -> mx.array:
         """(count, rank) states before the first row of a block."""
@@ -42,7 +42,7 @@ class MarkovHead(nn.Module):
         return state, self.markov_w1(tokens)
 
     def correction(self, latent: mx.array) -> mx.array:
-        """(..., vocabulary) numbers to add to a row's logits."""
+        """(..., head) numbers to add to a row's logits."""
         return self.markov_w2(latent)
 
     def latents(self, tokens: mx.array, hidden: mx.array) -> mx.array:
@@ -56,8 +56,8 @@ class MarkovHead(nn.Module):
 class GatedMarkovHead(MarkovHead):
     """The row's state decides how much of the token's vector counts."""
 
-    def __init__(self, form: BlockForm) -> None:
-        super().__init__(form)
+    def __init__(self, form: BlockForm, tokens: int | None = None) -> None:
+        super().__init__(form, tokens)
         self.gate_proj = nn.Linear(form.width + form.rank, form.rank)
 
     def step(self, state: mx.array, tokens: mx.array, hidden: mx.array) -> tuple[mx.array, mx.array]:
@@ -68,8 +68,8 @@ class GatedMarkovHead(MarkovHead):
 class RecurrentMarkovHead(MarkovHead):
     """A recurrent state sees all tokens of the block so far."""
 
-    def __init__(self, form: BlockForm) -> None:
-        super().__init__(form)
+    def __init__(self, form: BlockForm, tokens: int | None = None) -> None:
+        super().__init__(form, tokens)
         self.joint_proj = nn.Linear(2 * form.rank + form.width, 3 * form.rank)
 
     def step(self, state: mx.array, tokens: mx.array, hidden: mx.array) -> tuple[mx.array, mx.array]:

@@ -1,13 +1,15 @@
 """Reads and writes ReDrafter's published files (apple/ml-recurrent-drafter: recurrent_drafting/modeling_drafter.py)."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from draft_worker.drafters.files import DrafterFolder, Quantization, parameters, save
 from draft_worker.drafters.redrafter import ReDrafter, ReDrafterForm
+from draft_worker.head_tokens import HeadTokens, read_head_tokens
+from draft_worker.short_head import keep_rows
 
 _MODEL_TYPE = "recurrent_drafting_drafter"
 _UNUSED = "emb_norm.weight"
@@ -23,7 +25,15 @@ class _Config(msgspec.Struct):
     quantization: Quantization | None = None
 
 
-def read_redrafter(folder: Path) -> ReDrafter:
+class ReDrafterCheckpoint(NamedTuple):
+    """A drafter from its files."""
+
+    network: ReDrafter
+    head_tokens: HeadTokens | None
+    """Those of the columns of its logits; None: column c is token c."""
+
+
+def read_redrafter(folder: Path) -> ReDrafterCheckpoint:
     """Raises InputError for files that are missing, damaged or of another form."""
     found = DrafterFolder(folder, "a ReDrafter head")
     config = found.decoded(found.raw_config(), _Config)
@@ -39,7 +49,10 @@ def read_redrafter(folder: Path) -> ReDrafter:
     tensors = found.tensors()
     tensors.pop(_UNUSED, None)
     found.fill(network, tensors, config.quantization)
-    return network
+    head_tokens = read_head_tokens(folder, config.vocab_size)
+    if head_tokens is not None:
+        keep_rows(network.lm_head[-1], head_tokens)
+    return ReDrafterCheckpoint(network, head_tokens)
 
 
 def write_redrafter(folder: Path, network: ReDrafter) -> None:

@@ -11,6 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.utils import dequantize_model, load_model
 
+from draft_worker.head_tokens import HeadTokens
+from draft_worker.short_head import ShortHead
 from protocol.errors import InputError
 
 Layer = Callable[[mx.array], mx.array]
@@ -18,7 +20,8 @@ _EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 
 
 class TokenEnds(NamedTuple):
-    """`embed`: (...) tokens to (..., width); `head`: (..., width) states to (..., vocabulary) logits."""
+    """`embed`: (...) tokens to (..., width); `head`: (..., width) states to (..., vocabulary) logits, or as many as a
+    head of some tokens has."""
 
     embed: Layer
     head: Layer
@@ -26,26 +29,36 @@ class TokenEnds(NamedTuple):
     vocabulary: int
 
     @classmethod
-    def of(cls, embedding: nn.Module, head: nn.Module | None) -> "TokenEnds":
-        """`head`: None if the embedding's own rows make the logits."""
+    def of(cls, embedding: nn.Module, head: nn.Module | None, tokens: HeadTokens | None = None) -> "TokenEnds":
+        """`head`: None if the embedding's own rows make the logits. `tokens`: the only ones that it keeps."""
         rows: Any = embedding
         vocabulary = rows.weight.shape[0]
         width = embedding(mx.zeros((1,), mx.int32)).shape[-1]
+        if tokens is not None:
+            head = ShortHead(embedding if head is None else head, tokens, tied=head is None)
         return cls(rows, rows.as_linear if head is None else head, width, vocabulary)
 
 
 def drafter_ends(
-    drafter: Path, own: TokenEnds | None, target: Path | None, width: int, vocabulary: int, *, head: bool = True
+    drafter: Path,
+    own: TokenEnds | None,
+    target: Path | None,
+    width: int,
+    vocabulary: int,
+    *,
+    head: bool = True,
+    head_tokens: HeadTokens | None = None,
 ) -> TokenEnds:
     """The drafter's `own` copies, or else the ends of its target, whose states have `width` numbers.
 
     Raises InputError if `target` is wanted and None, or another model. `head`: whether the head is used.
+    `head_tokens`: those that the target's head keeps; None: all.
     """
     if own is not None:
         return own
     if target is None:
         raise InputError(f"The draft in {drafter} uses the embedding and the head of its target: name a target.")
-    ends = target_ends(target, head=head)
+    ends = target_ends(target, head=head, head_tokens=head_tokens)
     if (ends.width, ends.vocabulary) != (width, vocabulary):
         raise InputError(
             f"The draft in {drafter} was trained for a target with states of {width:,} numbers and {vocabulary:,} "
@@ -54,8 +67,9 @@ def drafter_ends(
     return ends
 
 
-def target_ends(folder: Path, *, head: bool = True) -> TokenEnds:
+def target_ends(folder: Path, *, head: bool = True, head_tokens: HeadTokens | None = None) -> TokenEnds:
     """The ends of the mlx-lm model in `folder`. The rest of its weights is not read, nor is a head that is not used.
+    `head_tokens`: those that the head keeps; None: all.
 
     Raises InputError if they can't be found.
     """
@@ -79,7 +93,7 @@ def target_ends(folder: Path, *, head: bool = True) -> TokenEnds:
         ends = dequantize_model(ends)
         ends.set_dtype(mx.float32)
     mx.eval(ends.parameters())
-    return TokenEnds.of(ends["embedding"], ends.get("head"))
+    return TokenEnds.of(ends["embedding"], ends.get("head"), head_tokens)
 
 
 def _likeness(found: tuple[str, Any]) -> tuple[bool, int]:

@@ -71,8 +71,10 @@ class BlockEngine(Engine):
         """
         drafter = read_block(folder)
         form = drafter.network.form
-        ends = drafter_ends(folder, drafter.ends, target, form.width, form.vocabulary)
-        return cls(folder, MlxBlockRunner(drafter.network, ends), folder if target is None else target)
+        head_tokens = drafter.head_tokens
+        ends = drafter_ends(folder, drafter.ends, target, form.width, form.vocabulary, head_tokens=head_tokens)
+        runner = MlxBlockRunner(drafter.network, ends, head_tokens)
+        return cls(folder, runner, folder if target is None else target)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "BlockSequence":
         return self.around(self.runner.open(), [], sampling, vocabulary)
@@ -80,7 +82,8 @@ class BlockEngine(Engine):
     def around(self, context: BlockContext, tokens: list[int], sampling: Sampling, vocabulary: int) -> "BlockSequence":
         """A sequence of these committed tokens."""
         if vocabulary not in self._columns:
-            self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary))
+            shared = min(self.vocabulary, vocabulary)
+            self._columns[vocabulary] = Columns(vocabulary, shared, self.runner.head_tokens)
         return BlockSequence(self, context, tokens, sampling, self._columns[vocabulary])
 
     def processors(self, start: Start) -> LogitsProcessors | None:
@@ -237,7 +240,7 @@ class BlockSequence(EngineSequence):
         return Block(tokens[-self._form.clean_prefix :], anchor.position)
 
     def _logits(self, nodes: Sequence[_Node]) -> mx.array:
-        """(L, vocabulary): each node's row, with the Markov head's correction by its own token."""
+        """(L, head): each node's row, with the Markov head's correction by its own token."""
         tables = [node.anchor.rows for node in nodes]
         rows = [(table, node.offset) for table, node in zip(tables, nodes, strict=True) if table is not None]
         logits = mx.stack([table.logits[offset] for table, offset in rows])

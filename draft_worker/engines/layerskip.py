@@ -8,6 +8,7 @@ from pathlib import Path
 
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
 from draft_worker.first_layers import FirstLayers
+from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from protocol.contracts.drafters.checkpoint import config_in
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import EngineDeclaration
@@ -43,7 +44,8 @@ def load(setup: WorkerSetup) -> "LayerSkipEngine":
     # A trained layer of its own behind the target's has KV that no target computes.
     whole = len(model.network.layers) == exit_.layers
     exchange = _exchange(setup, model) if whole else None
-    return LayerSkipEngine(model, folder, vocabulary_fingerprint(target), exchange)
+    head_tokens = read_head_tokens(folder, model.vocabulary)
+    return LayerSkipEngine(model, folder, vocabulary_fingerprint(target), exchange, head_tokens)
 
 
 def _exchange(setup: WorkerSetup, model: LanguageModel) -> KvExchange | None:
@@ -58,8 +60,15 @@ class LayerSkipEngine(MlxEngine):
 
     name = "layerskip"
 
-    def __init__(self, model: LanguageModel, folder: Path, tokenizer: str, exchange: KvExchange | None) -> None:
-        super().__init__(model, tokenizer)
+    def __init__(
+        self,
+        model: LanguageModel,
+        folder: Path,
+        tokenizer: str,
+        exchange: KvExchange | None,
+        head: HeadTokens | None = None,
+    ) -> None:
+        super().__init__(model, tokenizer, head)
         self.model = str(folder)
         self.exchange = exchange
         if exchange is not None:

@@ -8,8 +8,8 @@ import mlx.core as mx
 
 from draft_worker.candidates.columns import Columns
 from draft_worker.engine import Batch, Engine, EngineSequence
-from draft_worker.engines.short_head import shorten_head
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
+from draft_worker.short_head import shorten_head
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.forward_costs import costs_at_load

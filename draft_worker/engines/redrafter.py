@@ -11,8 +11,7 @@ import mlx.core as mx
 
 from draft_worker.candidates.columns import Columns
 from draft_worker.drafters.fed_rows import FedRows, safe
-from draft_worker.drafters.redrafter import ReDrafter
-from draft_worker.drafters.redrafter_checkpoint import read_redrafter
+from draft_worker.drafters.redrafter_checkpoint import ReDrafterCheckpoint, read_redrafter
 from draft_worker.drafters.token_ends import Layer, drafter_ends
 from draft_worker.engine import Batch, Engine, EngineSequence
 from protocol.contracts.engines import EngineDeclaration
@@ -49,18 +48,20 @@ class ReDrafterEngine(Engine):
 
     name = architecture = "redrafter"
 
-    def __init__(self, folder: Path, drafter: ReDrafter, embed: Layer, tokens: Path) -> None:
+    def __init__(self, folder: Path, drafter: ReDrafterCheckpoint, embed: Layer, tokens: Path) -> None:
         """`tokens`: the folder of the tokenizer."""
+        form = drafter.network.form
         self.model = str(folder)
-        self.vocabulary = drafter.form.vocabulary
+        self.vocabulary = form.vocabulary
         self.device = str(mx.default_device())
         self.tokenizer = vocabulary_fingerprint(tokens)
-        self.features = FeatureForm((FINAL,), drafter.form.width)
-        self.network = drafter
+        self.features = FeatureForm((FINAL,), form.width)
+        self.network = drafter.network
+        self._head_tokens = drafter.head_tokens
         self.embed = embed
         self._columns: dict[int, Columns] = {}
         """By the size of the target's vocabulary."""
-        self._grammars = Grammars(tokens, drafter.form.vocabulary)
+        self._grammars = Grammars(tokens, form.vocabulary)
 
     @classmethod
     def load(cls, folder: Path, target: Path | None) -> "ReDrafterEngine":
@@ -69,7 +70,8 @@ class ReDrafterEngine(Engine):
         Raises InputError if a folder is damaged, or the two don't fit.
         """
         drafter = read_redrafter(folder)
-        ends = drafter_ends(folder, None, target, drafter.form.width, drafter.form.vocabulary, head=False)
+        form = drafter.network.form
+        ends = drafter_ends(folder, None, target, form.width, form.vocabulary, head=False)
         return cls(folder, drafter, ends.embed, folder if target is None else target)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "ReDrafterSequence":
@@ -78,7 +80,7 @@ class ReDrafterEngine(Engine):
     def around(self, tokens: list[int], fed: FedRows, sampling: Sampling, vocabulary: int) -> "ReDrafterSequence":
         """A sequence of these committed tokens, the last ones of which have the features `fed`."""
         if vocabulary not in self._columns:
-            self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary))
+            self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary), self._head_tokens)
         return ReDrafterSequence(self, tokens, fed, sampling, self._columns[vocabulary])
 
     def processors(self, start: Start) -> LogitsProcessors | None:

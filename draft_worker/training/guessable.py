@@ -1,11 +1,13 @@
 """Which tokens a drafter with the whole vocabulary learns to guess, and which only to leave out."""
 
 import math
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
 from draft_worker.training.target import Target
+from protocol.contracts.head_tokens import HEAD_TOKENS
 
 _OTHERS = 2048
 
@@ -33,3 +35,7 @@ class Guessable:
         chosen = random.choice(self._others, count, replace=False)
         more = mx.full((count,), math.log(len(self._others) / count))
         return mx.concatenate([self.tokens, mx.array(chosen)]), mx.concatenate([mx.zeros(self.tokens.shape), more])
+
+    def write(self, folder: Path) -> None:
+        """Write the tokens beside a drafter, whose engine then computes no others' logits."""
+        np.save(folder / HEAD_TOKENS, np.array(self.tokens).astype(np.int32))

@@ -195,6 +195,6 @@ def _save_host(model: Convertible, package: Package, path: Path) -> None:
         tables["position_scale"] = mx.array(scale)
     if model.head_tokens is not None:
         tables["head_tokens"] = mx.array(model.head_tokens)
-    own = {} if package.conditioning is None else package.conditioning.host_parameters
+    own = {} if package.conditioning is None else package.conditioning.host_parameters(package.head_rows)
     tables |= {name: mx.array(model.half(name)) for name in own}
     mx.save_safetensors(str(path), tables, metadata={"model": package.model})

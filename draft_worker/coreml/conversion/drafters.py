@@ -76,6 +76,7 @@ def _eagle3(source: Path, target: Path, features: TargetFeatures) -> _Source:
 def _block(source: Path, target: Path, features: TargetFeatures) -> _Source:
     drafter = read_block(source)
     form = drafter.network.form
-    ends = drafter_ends(source, drafter.ends, target, form.width, form.vocabulary)
+    head_tokens = drafter.head_tokens
+    ends = drafter_ends(source, drafter.ends, target, form.width, form.vocabulary, head_tokens=head_tokens)
     model = convertible_block(source, drafter, ends, features.largest)
-    return _Source(model, block_comparison(MlxBlockRunner(drafter.network, ends), features))
+    return _Source(model, block_comparison(MlxBlockRunner(drafter.network, ends, head_tokens), features))

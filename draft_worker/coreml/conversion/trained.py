@@ -54,7 +54,7 @@ def convertible_block(folder: Path, drafter: BlockCheckpoint, ends: TokenEnds, l
     order = pair_order(form.head_width, _rotated(folder, rope, form.head_width), form.rope_interleaved)
     structure = Structure(_block_shape(folder, drafter.kind, form), order, [rope], None)
     arrays = dict(_block_arrays(network, ends, conditioning))
-    return Convertible(folder, structure, arrays, None, conditioning)
+    return Convertible(folder, structure, arrays, drafter.head_tokens, conditioning)
 
 
 def _eagle3_shape(form: Eagle3Form) -> DecoderShape:

@@ -72,7 +72,8 @@ class PackageBlockRunner:
         self.form = _form(package)
         self.context = package.context
         self.device = runtime.device
-        self.markov_head = _markov_head(self.form, converted.tables)
+        self.head_tokens = tables.head_tokens
+        self.markov_head = _markov_head(self.form, tables)
         self._package = package
         self._runtime = runtime
         self._inputs = {width: CallInputs(package, tables, width) for width in package.widths}
@@ -145,7 +146,7 @@ def _form(package: Package) -> BlockForm:
 def _markov_head(form: BlockForm, tables: HostTables) -> MarkovHead | None:
     if form.markov is None:
         return None
-    head = markov_head(form)
+    head = markov_head(form, None if tables.head_tokens is None else len(tables.head_tokens))
     prefix = "markov_head."
     arrays = tables.parameters.items()
     head.load_weights([(name.removeprefix(prefix), mx.array(array).astype(mx.float32)) for name, array in arrays])

@@ -114,6 +114,7 @@ class BlockTraining:
             self._target.vocabulary,
         )
         write_block(folder, network, ends, self._target.config)
+        self._guessable.write(folder)
 
     def _guessed(self, row: Row, places: np.ndarray, stale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(blocks, guesses) slots behind which a block guesses, and whether the target wrote what is there."""

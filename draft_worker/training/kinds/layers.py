@@ -21,7 +21,6 @@ from draft_worker.training.kind import CHAIN, Judge, Setting
 from draft_worker.training.losses import loss, wanted
 from draft_worker.training.rows import Row
 from draft_worker.training.target import Target, trained
-from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.errors import InputError
 
 _LANGUAGE_LAYERS = 3
@@ -119,6 +118,7 @@ class ExitTraining(LayersTraining):
         named["exit_norm.weight"] = self.network.norm.weight
         config = {"model_type": "exit", "layers": self._layers, "num_target_layers": self._target.layers}
         save(folder, config, [(name, array.astype(mx.float16)) for name, array in named.items()])
+        self._guessable.write(folder)
 
 
 class LanguageTraining(LayersTraining):
@@ -144,7 +144,7 @@ class LanguageTraining(LayersTraining):
         if config.get("layer_types"):
             config["layer_types"] = [config["layer_types"][number] for number in self._chosen]
         save(folder, config, [(name, array.astype(mx.float16)) for name, array in named.items()])
-        np.save(folder / HEAD_TOKENS, np.array(self._guessable.tokens).astype(np.int32))
+        self._guessable.write(folder)
         for file in self._target.folder.glob("tokenizer*.json"):
             shutil.copyfile(file, folder / file.name)
 

@@ -77,6 +77,7 @@ class ReDrafterTraining:
         network.lm_head[-1].weight = self._target.head()
         network.update(tree_map(lambda array: array.astype(mx.float16), network.parameters()))
         write_redrafter(folder, network)
+        self._guessable.write(folder)
 
     def _unrolled(self, row: Row, columns: Columns, head: mx.array) -> Iterator[mx.array]:
         """For each step the (n, head) logits behind `columns.slots(step)`."""

@@ -43,7 +43,10 @@ class BenchModels(NamedTuple):
         own = weights_read(self.draft, on_processor=True)
         if drafter is None:
             return weights_read(draft, on_processor=True) / own
-        return drafter.read_beside(target_shape(self.target)) * PROCESSOR_BITS / 8 / own
+        read = drafter.read_beside(target_shape(self.target)) * PROCESSOR_BITS / 8
+        if drafter.kind == "exit":
+            read += weights_read(self.target, on_processor=True, first_layers=drafter.layers)
+        return read / own
 
     def outputs_read(self, drafts: Iterable[Path]) -> tuple[int, ...]:
         """The outputs of the target's layers that any of these drafts reads, ascending."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS
 from protocol.contracts.head_tokens import HEAD_TOKENS
 
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 _SCALES, _BIASES = ".scales", ".biases"
 
 
@@ -23,11 +25,12 @@ class _Tensor(NamedTuple):
     """Bytes in the file."""
 
 
-def weights_read(folder: Path, on_processor: bool) -> int:
+def weights_read(folder: Path, on_processor: bool, first_layers: int | None = None) -> int:
     """Bytes that one forward of a dense model reads; all experts of a mixture are counted.
 
     A processor reads float32, a GPU what is stored. Of the embedding a forward reads one row, unless it is also the
-    head. Raises OSError or ValueError for a folder that holds no such model.
+    head. `first_layers`: so many layers alone, without embedding and head. Raises OSError or ValueError for a folder
+    that holds no such model.
     """
     config = json.loads((folder / "config.json").read_bytes())
     tensors = list(_tensors(folder))
@@ -35,9 +38,17 @@ def weights_read(folder: Path, on_processor: bool) -> int:
     tied = not any(_HEAD in tensor.name for tensor in tensors)
     read = 0.0
     for tensor in tensors:
+        if first_layers is not None and _layer(tensor) >= first_layers:
+            continue
         size = _unpacked(tensor, scales, config.get("quantization") or {}) if on_processor else tensor.stored
         read += size * _share_of_rows(tensor, tied, folder)
     return round(read)
+
+
+def _layer(tensor: _Tensor) -> float:
+    """Its number; infinity for what belongs to no layer."""
+    found = _LAYER.search(tensor.name)
+    return math.inf if found is None else int(found[1])
 
 
 def _tensors(folder: Path) -> Iterator[_Tensor]:

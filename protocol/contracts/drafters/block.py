@@ -28,7 +28,7 @@ def block(found: DrafterCheckpoint) -> Drafter:
     found.require("hidden_norm.weight", (width,))
     found.need("norm.weight", *(f"layers.{layer}.self_attn.k_proj.weight" for layer in range(layers)))
     rank = found.number_or("markov_rank", 0, least=0) or 0
-    drafted = found.number_or("draft_vocab_size", vocabulary) or vocabulary
+    drafted = found.head_tokens() or found.number_or("draft_vocab_size", vocabulary) or vocabulary
     if rank:
         found.require("markov_head.markov_w1.weight", (vocabulary, rank))
     head = found.has("lm_head.weight")
@@ -46,7 +46,9 @@ def block(found: DrafterCheckpoint) -> Drafter:
         layers=layers,
         block=size if anchored else size - 1,
         parameters=found.parameters(),
-        read=found.parameters(("embed_tokens", "fc.", "markov_w1")),
+        read=found.parameters(
+            ("embed_tokens", "fc.", "markov_w1"), by_token=("lm_head", "markov_w2"), tokens=min(drafted, vocabulary)
+        ),
         own_head=head,
     )
 

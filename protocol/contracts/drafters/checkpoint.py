@@ -5,6 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
+from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.safetensors_headers import Tensor, tensors_in
 from protocol.errors import InputError
 
@@ -79,12 +82,29 @@ class DrafterCheckpoint:
         if found != shape:
             raise self.wrong(f"its tensor {name} has the shape {found}, and its config.json says {shape}")
 
-    def parameters(self, but: Iterable[str] = ()) -> int:
-        """Of all tensors, less those whose names contain one of `but`."""
+    def head_tokens(self) -> int | None:
+        """How many tokens our own file beside the weights lets it draft; None without the file: all."""
+        file = self.folder / HEAD_TOKENS
+        if not file.exists():
+            return None
+        try:
+            return len(np.load(file, allow_pickle=False, mmap_mode="r"))
+        except (OSError, ValueError, TypeError) as error:
+            raise self.wrong(f"its {HEAD_TOKENS} can't be read ({error})") from error
+
+    def parameters(self, but: Iterable[str] = (), *, by_token: Iterable[str] = (), tokens: int | None = None) -> int:
+        """Of all tensors, less those whose names contain one of `but`. Of a tensor whose name contains one of
+        `by_token`, `tokens` rows count; None: all."""
         left_out = (*but, *_TABLES)
         names = [name for name in self.tensors if not name.endswith((".scales", ".biases"))]
         counted = [name for name in names if not any(part in name for part in left_out)]
-        return sum(self.tensors[name]._replace(shape=self._unpacked(name)).elements for name in counted)
+        total = 0
+        for name in counted:
+            shape = self._unpacked(name)
+            if tokens is not None and any(part in name for part in by_token):
+                shape = (tokens, *shape[1:])
+            total += self.tensors[name]._replace(shape=shape).elements
+        return total
 
     def wrong(self, reason: str) -> InputError:
         return InputError(

@@ -90,8 +90,8 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return (1, target.layers // 2 - 1, target.layers - 4)
 
     def read_beside(self, target: TargetShape) -> int:
-        """Parameters that a growth step reads, the target's head included."""
-        return self.read + (0 if self.own_head else target.width * target.vocabulary)
+        """Parameters that a growth step reads, the target's head included; not the target's layers of an exit."""
+        return self.read + (0 if self.own_head else target.width * (self.drafted or target.vocabulary))
 
     def misfit(self, target: TargetShape) -> str:
         """Why it can't draft for this target, as half a sentence; empty if it can."""

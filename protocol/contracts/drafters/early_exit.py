@@ -35,6 +35,7 @@ def early_exit(found: DrafterCheckpoint) -> Drafter:
         stated_outputs=(),
         target_layers=found.number_or("num_target_layers", None),
         width=width,
+        drafted=found.head_tokens(),
         layers=layers,
         parameters=found.parameters(),
         read=found.parameters(),

@@ -15,7 +15,8 @@ def redrafter(found: DrafterCheckpoint) -> Drafter:
         raise found.wrong(f"its config.json states num_draft_layers {layers}, of {_MOST_LAYERS} at most")
     for layer in range(layers):
         found.require(f"lm_head.{layer}.linear.weight", (exit_width, exit_width))
-    found.require(f"lm_head.{layers}.weight", (vocabulary, exit_width))
+    head, drafted = f"lm_head.{layers}.weight", found.head_tokens()
+    found.require(head, (vocabulary, exit_width))
     if exit_width != 2 * width:
         found.require("input_proj.weight", (exit_width, 2 * width))
     if found.config.get("rnn"):
@@ -28,8 +29,9 @@ def redrafter(found: DrafterCheckpoint) -> Drafter:
         count=1,
         stated_outputs=(FINAL,),
         target_vocabulary=vocabulary,
+        drafted=drafted,
         layers=layers,
         parameters=found.parameters(),
-        read=found.parameters(),
+        read=found.parameters(by_token=(head,), tokens=drafted),
         own_head=True,
     )

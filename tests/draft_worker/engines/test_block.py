@@ -1,10 +1,12 @@
 """Laws of the block drafters' engine: every candidate comes from the rows that its anchor's knowledge gives."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import mlx.core as mx
 import numpy as np
@@ -26,7 +28,14 @@ from protocol.worker.pacing import DevicePace, Pacer
 from protocol.worker.process import WorkerSetup
 from tests.support.block_reference import BlockReference
 from tests.support.models.tiny_models import VOCABULARY
-from tests.support.models.trained_drafters import BLOCK_KINDS, random_features, write_block_folder, write_target
+from tests.support.models.trained_drafters import (
+    BLOCK_KINDS,
+    SHORT_HEAD,
+    random_features,
+    shorten,
+    write_block_folder,
+    write_target,
+)
 
 FEATURES = random_features(400, 64)
 TEXT = [int(token) for token in np.random.default_rng(3).integers(0, VOCABULARY, 80)]
@@ -103,6 +112,30 @@ def test_candidates_are_those_of_the_reference(kind: str, sampling: str, pairs: 
     expected = Columns(VOCABULARY, VOCABULARY).propose(logits, range(13, 13 + rows), SAMPLINGS[sampling], batch)
     assert all(same(*pair) for pair in zip(found, expected, strict=True))
     assert [each.support is None for each in found] == [each.support is None for each in expected]
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "warm", "rejection", "penalties"])
+@pytest.mark.parametrize("kind", ["z-lab", "vanilla", "gated", "rnn"])
+def test_a_short_head_s_candidates_are_those_of_the_whole_head_among_its_tokens(
+    kind: str, sampling: str, pairs: dict[str, Pair], tmp_path: Path
+):
+    engine, drafter, target = pairs[kind]
+    shutil.copytree(drafter, tmp_path / "short")
+    short = BlockEngine.load(shorten(tmp_path / "short"), target)
+    start = Start(SequenceId(1), 0, (*TEXT[:12], 5), NodeId(1), SAMPLINGS[sampling], vocabulary=VOCABULARY)
+    batch = Batch([], [5, 9], [-1, 0], 4, processors=engine.processors(start), paths=[[], [9]])
+    whole = opened(engine, TEXT[:12], range(12), SAMPLINGS[sampling])
+    logits: list[mx.array] = []
+    propose = whole._columns.propose
+    whole._columns = mock.Mock(propose=lambda rows, *rest: (logits.append(rows), propose(rows, *rest))[1])
+    whole.evaluate(batch)
+
+    found = opened(short, TEXT[:12], range(12), SAMPLINGS[sampling]).evaluate(batch)
+
+    columns = Columns(VOCABULARY, VOCABULARY, SHORT_HEAD)
+    expected = columns.propose(logits[0][:, mx.array(SHORT_HEAD)], [13, 14], SAMPLINGS[sampling], batch)
+    assert all(same(*pair) for pair in zip(found, expected, strict=True))
+    assert {token for each in found for token in each.tokens} <= set(SHORT_HEAD.tolist())
 
 
 def test_a_node_that_its_anchors_block_reaches_needs_no_forward(pairs: dict[str, Pair]):

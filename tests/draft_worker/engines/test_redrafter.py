@@ -1,6 +1,7 @@
 """Laws of ReDrafter's engine: every candidate comes from the last known feature and the tokens behind it."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,14 @@ from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
 from tests.support.models.tiny_models import VOCABULARY
-from tests.support.models.trained_drafters import WIDTH, random_features, write_redrafter_folder, write_target
+from tests.support.models.trained_drafters import (
+    SHORT_HEAD,
+    WIDTH,
+    random_features,
+    shorten,
+    write_redrafter_folder,
+    write_target,
+)
 
 FEATURES = random_features(400, WIDTH)
 TEXT = [int(token) for token in np.random.default_rng(3).integers(0, VOCABULARY, 80)]
@@ -110,6 +118,22 @@ def test_candidates_are_those_of_the_reference(kind: str, sampling: str, fed: in
 
     batch = Batch([], path, [-1, 0, 1], 4)
     expected = Columns(VOCABULARY, VOCABULARY).propose(logits, range(13, 16), SAMPLINGS[sampling], batch)
+    assert all(same(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_short_head_s_candidates_are_those_of_the_whole_head_among_its_tokens(
+    sampling: str, pairs: dict[str, Pair], tmp_path: Path
+):
+    pair, path = pairs["published"], [5, 9]
+    shutil.copytree(pair.drafter, tmp_path / "short")
+    short = ReDrafterEngine.load(shorten(tmp_path / "short"), pair.target)
+    logits = np.array([reference(pair, FEATURES[11], path[: row + 1]) for row in range(2)])[:, SHORT_HEAD]
+
+    found = chain(opened(short, TEXT[:12], 12, SAMPLINGS[sampling]), path)
+
+    columns, batch = Columns(VOCABULARY, VOCABULARY, SHORT_HEAD), Batch([], path, [-1, 0], 4)
+    expected = columns.propose(mx.array(logits, mx.float32), [13, 14], SAMPLINGS[sampling], batch)
     assert all(same(*pair) for pair in zip(found, expected, strict=True))
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from draft_worker.coreml.conversion.drafters import convert_drafter
 from draft_worker.coreml.converted import Converted
@@ -16,18 +15,24 @@ from protocol.contracts.conversion import Choices
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.worker.process import WorkerSetup
 from tests.support.models.tiny_models import VOCABULARY
-from tests.support.models.trained_drafters import WIDTH, loud, write_block_folder, write_target
+from tests.support.models.trained_drafters import (
+    SHORT_HEAD,
+    WIDTH,
+    loud,
+    shorten,
+    write_block_folder,
+    write_target,
+)
 
 TARGET_LAYERS = 4
-HEAD_TOKENS = np.array([token for token in range(VOCABULARY) if token % 3], np.int32)
 EAGLE3_KINDS: dict[str, dict[str, Any]] = {
-    "reduced head": {"head_size": len(HEAD_TOKENS)},
+    "reduced head": {"head_size": len(SHORT_HEAD)},
     "normed": {"norm_before_fc": True, "norm_before_residual": True, "norm_output": True},
     "each output normed": {"fc_norm": True, "norm_heads": True, "biases": ("fc",)},
     "held feature": {"held_feature": True, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "the target's ends": {"own_embedding": False, "own_head": False},
 }
-BLOCK_KINDS = ("z-lab", "z-lab with windows", "vanilla", "gated", "rnn", "long prefix")
+BLOCK_KINDS = ("z-lab", "z-lab with windows", "vanilla", "gated", "rnn", "long prefix", "short head")
 KINDS = (*EAGLE3_KINDS, *BLOCK_KINDS)
 _CHOICES = Choices(widths=(1, 4, 16), context=96)
 _FORM = Eagle3Form(
@@ -62,10 +67,13 @@ def write_drafter(kind: str, folder: Path, target: Any, **changes: Any) -> Path:
         options = EAGLE3_KINDS[kind] | changes
         form = Eagle3Form(**{name: getattr(_FORM, name) for name in _FORM.__struct_fields__} | options)
         mx.random.seed(3)
-        head = HEAD_TOKENS if form.head_size < VOCABULARY else None
+        head = SHORT_HEAD if form.head_size < VOCABULARY else None
         write_eagle3(folder, loud(Eagle3(form, head)), mx.float32)
     elif kind == "long prefix":
         write_block_folder(folder, "vanilla", target, clean_prefix=3, target_layers=TARGET_LAYERS, **changes)
+    elif kind == "short head":
+        write_block_folder(folder, "vanilla", target, target_layers=TARGET_LAYERS, **changes)
+        shorten(folder)
     else:
         write_block_folder(folder, kind, target, target_layers=TARGET_LAYERS, **changes)
     return folder

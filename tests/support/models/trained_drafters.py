@@ -17,12 +17,15 @@ from draft_worker.drafters.block_form import BlockForm
 from draft_worker.drafters.redrafter import ReDrafter, ReDrafterForm
 from draft_worker.drafters.redrafter_checkpoint import write_redrafter
 from draft_worker.drafters.token_ends import TokenEnds
+from protocol.contracts.head_tokens import HEAD_TOKENS
 from tests.support.models.tiny_models import VOCABULARY, network
 from tests.support.models.tokenizer_files import write_tokenizer
 
 WIDTH = 32
 """Of the target of `tiny_models`."""
 LAYERS = 2
+SHORT_HEAD = np.array([token for token in range(VOCABULARY) if token % 3], np.int32)
+"""The tokens of a head that has only some."""
 BLOCK_KINDS = ("z-lab", "z-lab with windows", "SpecForge", "rank 0", "vanilla", "gated", "rnn")
 
 _Network = TypeVar("_Network", bound=nn.Module)
@@ -89,6 +92,12 @@ def write_block_folder(folder: Path, kind: str, target: Any, seed: int = 0, **ch
         config |= {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": form.windows[1]}
     (folder / "config.json").write_text(json.dumps(config))
     return form
+
+
+def shorten(folder: Path) -> Path:
+    """Let the drafter in `folder` draft the tokens of SHORT_HEAD alone."""
+    np.save(folder / HEAD_TOKENS, SHORT_HEAD)
+    return folder
 
 
 def write_redrafter_folder(folder: Path, seed: int = 0, **changes: Any) -> ReDrafterForm:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from protocol.contracts.drafters.checkpoint import config_in
 from protocol.contracts.drafters.description import FINAL, Drafter
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
 from protocol.contracts.drafters.target_shape import TargetShape, target_shape
+from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.errors import InputError
 from protocol.messages import features
 from tests.support.models.drafter_files import DRAFTED, FORMATS, LAYERS, RANK, VOCABULARY, WIDTH, Format, write
@@ -84,6 +86,22 @@ def test_the_reduced_vocabulary_and_the_block_are_told(tmp_path: Path, form: str
 )
 def test_a_growth_step_reads_layers_and_one_head(tmp_path: Path, form: str, read: int):
     assert found(tmp_path, form).read_beside(TARGET) == read
+
+
+@pytest.mark.parametrize(("form", "rows"), [("dflash", WIDTH), ("dspark", WIDTH + RANK), ("redrafter", 2 * WIDTH)])
+def test_a_short_head_reads_less(tmp_path: Path, form: str, rows: int):
+    """`rows`: numbers of the head that go with each token that it leaves out."""
+    whole = found(tmp_path, form)
+    np.save(tmp_path / HEAD_TOKENS, np.arange(0, VOCABULARY, 4, dtype=np.int32))
+    short = read_drafter(tmp_path)
+
+    assert short is not None
+    left_out = VOCABULARY - VOCABULARY // 4
+    assert (short.drafted, short.misfit(TARGET)) == (VOCABULARY // 4, "")
+    assert whole.read_beside(TARGET) - short.read_beside(TARGET) == left_out * rows
+    (tmp_path / HEAD_TOKENS).write_bytes(b"no numbers")
+    with pytest.raises(InputError, match=r"head_tokens.npy can't be read"):
+        read_drafter(tmp_path)
 
 
 def test_an_ordinary_model_is_no_drafter():

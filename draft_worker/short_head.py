@@ -16,17 +16,22 @@ def shorten_head(network: Any, tokens: HeadTokens) -> None:
     network.args.tie_word_embeddings = False
 
 
+def keep_rows(module: nn.Module, tokens: HeadTokens) -> None:
+    """Keep these tokens' rows of an embedding or a linear layer, quantised or not."""
+    chosen = mx.array(tokens)
+    # Every parameter of such a layer has a row a token.
+    module.update({name: values[chosen] for name, values in module.parameters().items()})
+    mx.eval(module.parameters())
+
+
 class ShortHead(nn.Module):
     """Logits (..., len(tokens)). `head` is an embedding or a linear layer, quantised or not."""
 
     def __init__(self, head: nn.Module, tokens: HeadTokens, *, tied: bool) -> None:
         super().__init__()
-        # Every parameter of such a layer has a row a token.
         rows: Any = copy.copy(head)
-        chosen = mx.array(tokens)
-        rows.update({name: values[chosen] for name, values in head.parameters().items()})
+        keep_rows(rows, tokens)
         self._rows = rows.as_linear if tied else rows
-        mx.eval(rows.parameters())
 
     def __call__(self, hidden: mx.array) -> mx.array:
         return self._rows(hidden)
