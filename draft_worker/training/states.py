@@ -31,13 +31,14 @@ def recorded(model: Any, tap: LayerTap, outputs: tuple[int, ...], answers: Answe
         for tokens, starts in zip(answers.tokens, answers.starts, strict=True):
             begins = np.unique(starts)
             ends = [*begins[1:], len(tokens)]
-            parts = [_states(model, tap, tokens[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+            parts = [states_of(model, tap, tokens[begin:end]) for begin, end in zip(begins, ends, strict=True)]
             yield np.concatenate(parts).reshape(len(tokens), len(order), -1)[:, places]
     finally:
         tap.record(())
 
 
-def _states(model: Any, tap: LayerTap, tokens: np.ndarray) -> np.ndarray:
+def states_of(model: Any, tap: LayerTap, tokens: np.ndarray) -> np.ndarray:
+    """(tokens, outputs * width) float32 of one text, in the order of the outputs that the tap records."""
     model(mx.array(tokens)[None], cache=make_prompt_cache(model))
     found = tap.take()
     assert found is not None, "the tap records"

@@ -39,14 +39,22 @@ class BenchModels(NamedTuple):
     def draft_scale(self, draft: Path) -> float:
         """What a forward of this draft reads, relative to the pair's own draft: a device profile states the times of
         the latter."""
+        return self._read(draft) / self._read(self.draft)
+
+    def parameters_per_guess(self, draft: Path) -> float:
+        """Parameters that this draft reads, by tokens that one forward guesses behind one another."""
         drafter = read_drafter(draft)
-        own = weights_read(self.draft, on_processor=True)
+        return self._read(draft) * 8 / PROCESSOR_BITS / (1 if drafter is None else drafter.block)
+
+    def _read(self, draft: Path) -> float:
+        """Bytes that a growth step of this draft reads on a processor."""
+        drafter = read_drafter(draft)
         if drafter is None:
-            return weights_read(draft, on_processor=True) / own
+            return weights_read(draft, on_processor=True)
         read = drafter.read_beside(target_shape(self.target)) * PROCESSOR_BITS / 8
         if drafter.kind == "exit":
             read += weights_read(self.target, on_processor=True, first_layers=drafter.layers)
-        return read / own
+        return read
 
     def outputs_read(self, drafts: Iterable[Path]) -> tuple[int, ...]:
         """The outputs of the target's layers that any of these drafts reads, ascending."""

@@ -25,6 +25,8 @@ from orchestrator.tools.bench.plan import DEFAULT_DRAFT_TOKENS
 from protocol.contracts.forward_comparison import LAYER_KINDS, ComparisonOrder, LayerKind
 
 if TYPE_CHECKING:
+    from orchestrator.tools.bench.acceptance import ExaminedDrafter
+    from orchestrator.tools.bench.measurement import Measurement
     from orchestrator.tools.bench.plan import BenchPlan
     from orchestrator.tools.bench.prompts import BenchPrompt
 
@@ -93,7 +95,7 @@ _REPEATS = 3
 @click.option(
     "--drafters",
     metavar="FOLDER[,FOLDER...]",
-    help="Also these drafts, of any kind, under the same strategies.",
+    help="Also these drafts, of any kind, under the same strategies, and what each guesses alone.",
 )
 @click.option("--link-delay", metavar="MS[,MS...]", help="Also with the draft so far away, one way.")
 @click.option(
@@ -163,7 +165,7 @@ def bench(
 
 
 def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
-    from orchestrator.tools.bench.results import report
+    from orchestrator.tools.bench.results import acceptance_report, report
     from orchestrator.tools.bench.results.figures import rows, rows_by_category
     from orchestrator.tools.bench.results.plot import draw, draw_distances
     from orchestrator.tools.bench.trials import run
@@ -178,10 +180,15 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
         measurements, names = run(plan, texts, *progress, absent.__setitem__, notes.append, recorded)
     print_notes(notes)
     figures, by_category = rows(measurements, names), rows_by_category(measurements, names)
+    drafters = _examined(plan, texts, measurements) if plan.drafters else []
     if as_json:
-        click.echo(json.dumps(report.to_json(figures, plan, len(texts), by_category, absent)))
+        found = report.to_json(figures, plan, len(texts), by_category, absent)
+        click.echo(json.dumps(found | {"drafters": acceptance_report.to_json(drafters)}))
     else:
-        report.wide_console().print(report.tables(figures, plan, len(texts), by_category, absent))
+        console = report.wide_console()
+        console.print(report.tables(figures, plan, len(texts), by_category, absent))
+        if drafters:
+            console.print(acceptance_report.table(drafters))
     if plot is not None:
         subtitle = f"{plan.pace or 'this machine'}, {len(texts)} prompts, {plan.max_tokens} tokens"
         if plan.links:
@@ -190,6 +197,25 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
             draw(figures, subtitle, plot)
     _complain(report.invalid(figures))
     _fail(report.failures(figures))
+
+
+def _examined(
+    plan: "BenchPlan", texts: "Sequence[BenchPrompt]", measurements: "Sequence[Measurement]"
+) -> "list[ExaminedDrafter]":
+    """What the drafts guess of the texts that were measured, each alone, under a progress bar."""
+    from orchestrator.machine.hardware import usable_cores
+    from orchestrator.tools.bench.acceptance import examined, written_texts
+    from orchestrator.tools.bench.results.report import BenchProgress
+    from orchestrator.tools.bench.trials import encoded
+
+    with BenchProgress(1) as progress:
+
+        def show(name: str, _: int, total: int) -> None:
+            progress.set_total(total)
+            progress.finished(f"{name} alone")
+
+        written = written_texts(measurements, encoded(texts, plan))
+        return examined(plan.models(), plan.drafters, written, show, len(usable_cores()))
 
 
 def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
