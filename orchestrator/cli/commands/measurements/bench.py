@@ -1,16 +1,14 @@
 """`launch-pipeline bench`: options to a plan, figures to tables, pictures and exit codes."""
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
-from orchestrator.cli.commands.measurements import bench_costs
-from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.commands.measurements import bench_costs, bench_workloads
+from orchestrator.cli.commands.measurements.bench_plan import GROWING, REPEATS, complain, fail, plan_of, prompts_of
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import (
     draft_option,
@@ -30,12 +28,9 @@ if TYPE_CHECKING:
     from orchestrator.tools.bench.plan import BenchPlan
     from orchestrator.tools.bench.prompts import BenchPrompt
 
-_FAILED = 1
-_COMPARED, _GROWING = "ar,sd,ssd,adaptive", "ar,adaptive"
+_COMPARED = "ar,sd,ssd,adaptive"
 _LIMIT = 12
 """Shipped messages of a comparison without --limit: two of each category."""
-_REPEATS = 3
-"""Of a workload whose prompts are few; a comparison repeats with other prompts instead."""
 
 
 @click.command()
@@ -64,7 +59,7 @@ _REPEATS = 3
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
-    help=f"[default: 1; with --growth, --requests or --reuse {_REPEATS}; with --forward {ComparisonOrder().samples}]",
+    help=f"[default: 1; with --growth, --requests or --reuse {REPEATS}; with --forward {ComparisonOrder().samples}]",
 )
 @click.option(
     "--draft-tokens",
@@ -76,7 +71,7 @@ _REPEATS = 3
     "--strategies",
     "--mode",
     help=f"Ours, by their names or by autoregressive, speculative, prompt-lookup.  [default: {_COMPARED}; with "
-    f"--growth or --requests {_GROWING}]",
+    f"--growth or --requests {GROWING}]",
 )
 @click.option("--same-model", is_flag=True, help="The target is its own draft.")
 @click.option("--random-draft", is_flag=True, hidden=True, expose_value=False)
@@ -155,11 +150,11 @@ def bench(
     elif forward:
         bench_costs.forwards(kind or LAYER_KINDS, options["repeats"], options["as_json"])
     elif reuse:
-        _reuse(turns, **options)
+        bench_workloads.reuse(turns, **options)
     elif growth:
-        _growth(**options)
+        bench_workloads.growth(**options)
     elif requests:
-        _concurrency(requests, **options)
+        bench_workloads.concurrency(requests, **options)
     else:
         _compare(**options)
 
@@ -170,8 +165,8 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
     from orchestrator.tools.bench.results.plot import draw, draw_distances
     from orchestrator.tools.bench.trials import run
 
-    plan = _plan(options, _COMPARED, repeats=1, temperature=())
-    texts = _prompts(plan, path, limit or (_LIMIT if path is None else None))
+    plan = plan_of(options, _COMPARED, repeats=1, temperature=())
+    texts = prompts_of(plan, path, limit or (_LIMIT if path is None else None))
     recorded = _recorded(plan, texts) if plan.replays else None
     absent: dict[str, str] = {}
     notes: list[str] = []
@@ -195,8 +190,8 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
             draw_distances(figures, plan.strategies, plan.links, subtitle, plot)
         else:
             draw(figures, subtitle, plot)
-    _complain(report.invalid(figures))
-    _fail(report.failures(figures))
+    complain(report.invalid(figures))
+    fail(report.failures(figures))
 
 
 def _examined(
@@ -218,90 +213,11 @@ def _examined(
         return examined(plan.models(), plan.drafters, written, show, len(usable_cores()))
 
 
-def _growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
-    from orchestrator.tools.bench.results.report import BenchProgress
-    from orchestrator.tools.bench.workloads import prompt_length_report as length_report
-    from orchestrator.tools.bench.workloads.prompt_length import LENGTHS, measure
-
-    plan = _plan(options, _GROWING)
-    with BenchProgress(len(plan.strategies) * len(LENGTHS)) as turns:
-        figures, context = measure(plan, _prompts(plan, path, limit), turns.set_total, turns.finished)
-    if as_json:
-        click.echo(json.dumps(length_report.to_json(figures, plan, context)))
-    else:
-        Console().print(length_report.table(figures, plan, context))
-    if plot is not None:
-        length_report.draw(figures, plot)
-
-
-def _reuse(
-    conversation: int, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
-) -> None:
-    from orchestrator.tools.bench.results.report import BenchProgress, wide_console
-    from orchestrator.tools.bench.workloads import prefix_reuse_report as reuse_report
-    from orchestrator.tools.bench.workloads.prefix_reuse import measure
-
-    if plot is not None:
-        raise click.UsageError("--reuse draws no picture: leave --plot out.")
-    plan = _plan(options, "adaptive")
-    prompts = _prompts(plan, path, limit)
-    with BenchProgress(conversation) as progress:
-        turns, shape = measure(plan, conversation, prompts, progress.set_total, progress.finished)
-    if as_json:
-        click.echo(json.dumps(reuse_report.to_json(turns, shape, plan)))
-    else:
-        wide_console().print(reuse_report.table(turns, shape, plan))
-    _complain(reuse_report.invalid(turns))
-    _fail(reuse_report.failures(turns))
-
-
-def _concurrency(
-    requests: str, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
-) -> None:
-    from orchestrator.tools.bench.results.report import BenchProgress
-    from orchestrator.tools.bench.workloads import concurrency_report
-    from orchestrator.tools.bench.workloads.concurrency import measure, parse_requests
-
-    if plot is not None:
-        raise click.UsageError("--requests draws no picture: leave --plot out.")
-    counts = parse_requests(requests)
-    plan = _plan(options, _GROWING)
-    prompts = _prompts(plan, path, limit)
-    with BenchProgress((1 + len(plan.strategies)) * len(counts) + len(plan.draft_tokens)) as turns:
-        figures = measure(plan, counts, prompts, turns.starting, turns.finished)
-    if as_json:
-        click.echo(json.dumps(concurrency_report.to_json(figures, plan)))
-    else:
-        Console().print(concurrency_report.table(figures, plan))
-    _fail(concurrency_report.failures(figures))
-
-
 def _refuse_slow_motion(pace: str | None) -> None:
     from orchestrator.machine.profiles.device_profiles import load_profile
 
     if pace is not None and load_profile(pace).slow_motion != 1.0:
         raise click.UsageError(f"Only a comparison without links counts in the time of {pace}: leave the @ out.")
-
-
-def _plan(
-    options: dict[str, Any], strategies: str, repeats: int = _REPEATS, temperature: Sequence[float] = (0.0,)
-) -> "BenchPlan":
-    """The options, with these where they were not given; no temperature is the plan's own default."""
-    from orchestrator.tools.bench.plan import BenchPlan
-
-    defaults = {"strategies": strategies, "repeats": repeats, "temperature": temperature}
-    return BenchPlan.of(**{**options, **{name: options[name] or default for name, default in defaults.items()}})
-
-
-def _prompts(plan: "BenchPlan", path: Path | None, limit: int | None) -> "list[BenchPrompt]":
-    """The file's prompts, or the shipped ones for the target, whose models are fetched if need be."""
-    from orchestrator.api.chat_prompts import own_template
-    from orchestrator.tools.bench.prompts import read_prompts
-
-    with ConversionBar(quiet=False) as bar:
-        models = plan.models(bar)
-    print_notes([models.note])
-    return read_prompts(path, limit, chat=own_template(str(models.target)) is not None)
 
 
 def _recorded(plan: "BenchPlan", prompts: "Sequence[BenchPrompt]") -> Path:
@@ -312,15 +228,3 @@ def _recorded(plan: "BenchPlan", prompts: "Sequence[BenchPrompt]") -> Path:
     with BenchProgress(count(plan, len(prompts))) as progress:
         progress.starting("the target, to record its texts")
         return recorded(plan, prompts, progress.finished)
-
-
-def _fail(sentences: Sequence[str]) -> None:
-    """End with exit code 1 if there are any."""
-    _complain(sentences)
-    if sentences:
-        sys.exit(_FAILED)
-
-
-def _complain(sentences: Sequence[str]) -> None:
-    for sentence in sentences:
-        click.echo(f"Error: {sentence}", err=True)
