@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-HOLD_SECONDS = 0.25
+HOLD_SECONDS = 0.15
 """How long the first growth step below a new root waits for the features of the tokens before that root."""
 _ROWS = 512
 """Tokens whose features are read at once, at most."""
@@ -65,7 +65,9 @@ class FeatureFeed:
         """A ring holds features of this sequence."""
         if message.name != self._name:
             self.close()
-            self._name, self._source = message.name, self._attach(message.name)
+            self._source = self._attach(message.name)
+            # What can't be attached now is tried again at the next announcement.
+            self._name = message.name if self._source is not None else ""
             self._announced = self._unusable_until = 0
         self._announced = max(self._announced, message.first + message.rows)
 

@@ -5,6 +5,7 @@ A draft reads its head at every growth step, and most of the vocabulary is almos
 
 from pathlib import Path
 from typing import TypeAlias
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +27,9 @@ def read_head_tokens(folder: Path, vocabulary: int) -> HeadTokens | None:
         return None
     try:
         tokens = np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError, BadZipFile) as error:
         raise InputError(f"{file} can't be read ({error}): convert or train the draft again.") from error
-    if tokens.dtype != np.int32 or not are_head_tokens(tokens, vocabulary):
+    if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or not are_head_tokens(tokens, vocabulary):
         raise InputError(f"{file} must hold ascending int32 tokens below {vocabulary}: train the draft again.")
     return tokens
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 
 from protocol.errors import PipelineError
 from protocol.inference.joint_forward import ForwardPart
@@ -115,8 +114,7 @@ class RecordedSequence(TreeSequence):
         """What drafters read of the tokens at these positions, if they are the text's."""
         if self._states is None or not self._states.outputs:
             return None
-        rows = self._states.rows(self._index)
-        return Recorded(self._states.outputs, mx.array(rows[np.minimum(positions, len(rows) - 1)]))
+        return Recorded(self._states.outputs, mx.array(self._states.rows(self._index, positions)))
 
 
 class _NoLayers:

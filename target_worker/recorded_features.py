@@ -3,6 +3,7 @@
 python -m target_worker.recorded_features MODEL TEXTS OUTPUTS
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,10 +43,13 @@ class RecordedFeatures:
         """Whether these outputs were computed."""
         return set(outputs) <= set(self._computed)
 
-    def rows(self, text: int) -> NDArray[Any]:
-        """(tokens, outputs * width) of `outputs`, which must have been computed."""
+    def rows(self, text: int, positions: Sequence[int]) -> NDArray[Any]:
+        """(positions, outputs * width) of `outputs`, which must have been computed. The text's last token stands in for
+        those behind it."""
+        stored = self._texts[text]
+        rows = stored[np.minimum(positions, len(stored) - 1)]
         width, places = self.taps.width, map(self._computed.index, self.outputs)
-        return np.concatenate([self._texts[text][:, place * width : (place + 1) * width] for place in places], axis=1)
+        return np.concatenate([rows[:, place * width : (place + 1) * width] for place in places], axis=1)
 
     @classmethod
     def beside(cls, texts: Path) -> "RecordedFeatures | None":
@@ -54,9 +58,9 @@ class RecordedFeatures:
             with np.load(_file(texts), allow_pickle=False) as stored:
                 layers, width, element, *outputs = stored["form"].tolist()
                 rows = [stored[str(index)] for index in range(len(stored.files) - 1)]
+                return cls(Taps(layers, width), ElementType(element), tuple(outputs), rows)
         except (OSError, EOFError, ValueError, LookupError, BadZipFile):
             return None
-        return cls(Taps(layers, width), ElementType(element), tuple(outputs), rows)
 
 
 def compute(folder: Path, texts: Path, outputs: tuple[int, ...]) -> None:
@@ -75,7 +79,7 @@ def compute(folder: Path, texts: Path, outputs: tuple[int, ...]) -> None:
     taps = model.tap.taps
     form = np.array([taps.layers, taps.width, int(model.tap.element), *outputs])
     rows = {str(index): _rows(model, text.whole) for index, text in enumerate(recorded.texts)}
-    unfinished = _file(texts).with_name("unfinished.npz")
+    unfinished = _file(texts).with_suffix(f".{os.getpid()}.unfinished")
     with unfinished.open("wb") as file:
         np.savez(file, allow_pickle=False, form=form, **rows)
     unfinished.replace(_file(texts))

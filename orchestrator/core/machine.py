@@ -267,7 +267,7 @@ class Machine:
                 case Remedy.RESTART:
                     self.scheduler.expect_no_verdict(sequence.id)
                     commands += self._requests.start(sequence, now)
-        return [*commands, *self.prefills.tick(now), *self._schedule(now)]
+        return [*commands, *self.prefills.tick(now), *self._schedule(now), *self._features.tap()]
 
     def _running(self) -> list[Sequence]:
         """Sequences that have a place."""

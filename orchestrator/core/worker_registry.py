@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from orchestrator.core.admission import mismatch
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from protocol.messages.base import Role
-from protocol.messages.features import Output
+from protocol.messages.features import MAX_OUTPUTS, Output
 from protocol.messages.worker import Hello
 
 
@@ -44,9 +44,14 @@ class WorkerRegistry:
         return {incarnation: reason for incarnation, reason in reasons.items() if reason is not None}
 
     def outputs_read(self) -> tuple[Output, ...]:
-        """The outputs of the target's layers that the drafts read, ascending."""
-        forms = [draft.hello.features for draft in self._of("draft")]
-        return tuple(sorted({output for form in forms if form is not None for output in form.outputs}))
+        """The outputs of the target's layers that the drafts read, ascending. Later drafts get no features where all
+        together read more than a target records."""
+        read: set[Output] = set()
+        for draft in self._of("draft"):
+            form = draft.hello.features
+            if form is not None and len(read | set(form.outputs)) <= MAX_OUTPUTS:
+                read |= set(form.outputs)
+        return tuple(sorted(read))
 
     def add(self, event: WorkerUp, now: float) -> None:
         role = event.hello.role

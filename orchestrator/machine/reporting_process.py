@@ -44,7 +44,11 @@ def reports(
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                found = msgspec.json.decode(line, type=report)
+                try:
+                    found = msgspec.json.decode(line, type=report)
+                except msgspec.DecodeError:
+                    # Killed in the middle of a line.
+                    break
                 if isinstance(found, Failed):
                     raise (InputError if found.input_error else PipelineError)(found.text)
                 yield found

@@ -40,8 +40,11 @@ def write_prompts(files: Iterable[Path], target: Path, out: Path) -> int:
     template = ChatTemplate(target, codec)
     encoder = msgspec.json.Encoder()
     lines = [encoder.encode(prompt) for file in files for prompt in _prompts(file, codec, template)]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(b"".join(line + b"\n" for line in lines))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(b"".join(line + b"\n" for line in lines))
+    except OSError as error:
+        raise InputError(f"{out} can't be written ({error.strerror}): pass another folder.") from error
     return len(lines)
 
 

@@ -48,7 +48,7 @@ def _tensors(file: Path) -> Mapping[str, Tensor]:
         known = msgspec.convert(entries, dict[str, _Entry])
     except OSError as error:
         raise InputError(f"{file} can't be read ({error.strerror}): check its permissions.") from error
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{file} has no whole header: download it again.") from error
     if any(number < 0 for entry in known.values() for number in entry.shape):
         raise InputError(f"{file} states a tensor of negative size: download it again.")

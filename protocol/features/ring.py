@@ -107,14 +107,15 @@ class FeatureRing:
         assert header.committed <= first <= stop <= MAX_CONTEXT
         assert rows.dtype == self._rows.dtype
         assert rows.shape[1:] == self._rows.shape[1:]
+        # A reader must learn that rows go before they are overwritten: otherwise it takes them for damaged.
+        kept = min(header.committed, max(header.begin, stop - self.layout.capacity))
+        self._publish(replace(header, begin=kept))
         for position in range(max(first, stop - self.layout.capacity), stop):
             slot, row = position % self.layout.capacity, np.ascontiguousarray(rows[position - first])
             self._rows[slot] = row
             self._sums[slot] = _checksum(row, position)
         begin = header.begin if first == header.committed else first
-        self._header = replace(header, begin=begin, committed=stop)
-        encoded = encode_header(self._header)
-        self._memory[: len(encoded)] = encoded
+        self._publish(replace(header, begin=max(begin, kept), committed=stop))
 
     def read(self, first: int, count: int, outputs: Sequence[int]) -> NDArray[np.float32] | None:
         """(count, len(outputs) * width): the features of the tokens from position `first` on, in that order of outputs.
@@ -143,6 +144,11 @@ class FeatureRing:
     def unlink(self) -> None:
         """Remove the segment's name: no process can attach any more, and the memory is freed after its last use."""
         unlink_segment(self.name)
+
+    def _publish(self, header: RingHeader) -> None:
+        self._header = header
+        encoded = encode_header(header)
+        self._memory[: len(encoded)] = encoded
 
     def _holds(self, first: int, count: int) -> bool:
         header = self._current()

@@ -85,6 +85,8 @@ def plan(swept: str | None, values: str | None, plot: Path | None, as_json: bool
     """
     profile = _profile(options)
     drafter = None if options["drafter"] is None else DRAFTERS[options["drafter"]]
+    if drafter is not None and options["trace"] is not None:
+        raise click.UsageError("A recorded run has its own draft: leave out --trace or --drafter.")
     scenarios = list(_scenarios(profile, options))
     numbers = _numbers(values)
     if values is not None and swept is None:

@@ -26,12 +26,16 @@ class FeatureRelay:
         self._recorded = ()
 
     def tap(self) -> list[Command]:
-        """Tell the target what to record, if that has changed. A target that verifies no guesses records nothing."""
+        """Tell the target what to record, if that has changed. A target that verifies no guesses records nothing.
+
+        A change ends all rings. So outputs that no draft reads any more are recorded while requests run: the next life
+        of a draft that died goes on with what its ring holds.
+        """
         target = self._workers.target
         if target is None:
             return []
         wanted = () if target.level == "plain" else self._workers.outputs_read()
-        if wanted == self._recorded:
+        if wanted == self._recorded or (self._sequences and set(wanted) < set(self._recorded)):
             return []
         self._recorded = wanted
         return [SendMessage("target", Tap(wanted))]

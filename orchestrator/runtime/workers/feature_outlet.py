@@ -22,7 +22,7 @@ _UNDER_WAY = 4
 
 @dataclass(slots=True)
 class _Unsent:
-    """Features of one sequence that are announced and not sent."""
+    """Features of one sequence that are announced and not sent: at first all that the ring holds."""
 
     ring: FeatureRing
     round: Round
@@ -48,7 +48,7 @@ class FeatureOutlet:
                 ring = FeatureRing.attach(message.name)
             except PipelineError:
                 return
-            unsent = self._unsent[message.sequence] = _Unsent(ring, message.round, message.first, message.first)
+            unsent = self._unsent[message.sequence] = _Unsent(ring, message.round, 0, 0)
         unsent.round = message.round
         unsent.stop = max(unsent.stop, message.first + message.rows)
 

@@ -237,6 +237,9 @@ class RemoteWorkers:
                 self.stale += 1
             case _:
                 worker.peer = peer
+                if isinstance(message, Fault) and message.sequence is not None:
+                    # The draft serves it no longer, and no Stop will say so.
+                    self._features.forget(worker, message.sequence)
                 yield Arrived(worker.role, worker.incarnation, message)
 
     def _probe(self, worker: RemoteWorker) -> None:

@@ -50,7 +50,9 @@ def examined(
 
     Raises InputError or PipelineError with the process's own sentence.
     """
-    folders = {folder.name: folder for folder in (models.draft, *drafters)}
+    folders = {folder.name: folder for folder in drafters}
+    own = models.draft.name
+    folders = {own if own not in folders else f"{own} of the pair": models.draft, **folders}
     drafts = [ExaminedDraft(name=name, engine=_engine(folder), model=str(folder)) for name, folder in folders.items()]
     drafts.append(ExaminedDraft(name=LOOKUP, engine="ngram", model=""))
     found = []

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.checkpoints import weight_bytes
-from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
+from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, loaded_bytes, source_of
 from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.drafts.stateful_draft import STATEFUL, not_measurable
 from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS
@@ -43,11 +43,12 @@ class BenchModels(NamedTuple):
 
     def parameters_per_guess(self, draft: Path) -> float:
         """Parameters that this draft reads, by tokens that one forward guesses behind one another."""
-        drafter = read_drafter(draft)
+        drafter = read_drafter(_original(draft))
         return self._read(draft) * 8 / PROCESSOR_BITS / (1 if drafter is None else drafter.block)
 
     def _read(self, draft: Path) -> float:
         """Bytes that a growth step of this draft reads on a processor."""
+        draft = _original(draft)
         drafter = read_drafter(draft)
         if drafter is None:
             return weights_read(draft, on_processor=True)
@@ -58,7 +59,9 @@ class BenchModels(NamedTuple):
 
     def outputs_read(self, drafts: Iterable[Path]) -> tuple[int, ...]:
         """The outputs of the target's layers that any of these drafts reads, ascending."""
-        read = [drafter for drafter in map(read_drafter, drafts) if drafter is not None and drafter.width]
+        read = [
+            drafter for drafter in map(read_drafter, map(_original, drafts)) if drafter is not None and drafter.width
+        ]
         return tuple(sorted({output for drafter in read for output in drafter.outputs(target_shape(self.target))}))
 
     def draft_bytes(self, strategy: str, engine: DraftEngineName = "mlx", draft: Path | None = None) -> int:
@@ -67,8 +70,13 @@ class BenchModels(NamedTuple):
         if strategy == LOOKUP or not STRATEGIES[strategy].drafts:
             return 0
         if draft_model(engine) == "package":
-            return loaded_bytes(converted_draft(str(self.draft)))
+            return loaded_bytes(converted_draft(str(draft or self.draft)))
         return weight_bytes(draft or self.draft)
+
+
+def _original(draft: Path) -> Path:
+    """The model or drafter from which a converted draft was made; other folders are their own."""
+    return source_of(draft) if is_converted(draft) else draft
 
 
 def bench_models(

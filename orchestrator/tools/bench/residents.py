@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.machine.checkpoints import weight_bytes
+from orchestrator.machine.drafts.converted_draft import is_converted
 from orchestrator.machine.hardware import partition_cores, usable_cores
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.machine.target_hosts import checked_hosts
@@ -166,8 +167,11 @@ def _rival(
         contenders: list[Contender] = []
         if plan.pace is None:
             ends = sorted(TextCodec(models.target).eos)
-            known = ((read_drafter(folder), folder) for folder in plan.drafters)
-            drafters = {drafter.kind: folder for drafter, folder in known if drafter is not None}
+            drafters: dict[str, Path] = {}
+            for folder in plan.drafters:
+                drafter = None if is_converted(folder) else read_drafter(folder)
+                if drafter is not None and drafters.setdefault(drafter.kind, folder) != folder:
+                    on_absent(f"{name} {folder.name}", "it is run with the first drafter of a kind")
             contenders += open_rivals([name], str(models.target), ends, stack, on_start, on_absent, drafters)
         else:
             on_absent(name, PACED)

@@ -14,7 +14,7 @@ from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS
 from protocol.contracts.head_tokens import HEAD_TOKENS
 
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _SCALES, _BIASES = ".scales", ".biases"
 
 

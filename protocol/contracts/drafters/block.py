@@ -1,26 +1,24 @@
-"""Block drafters: DFlash (z-lab), DSpark and DFlash of DeepSpec, and both of speculators.
+"""Block drafters: DFlash (z-lab), DSpark and DFlash of DeepSpec.
 
-z-lab and DeepSpec name the target's outputs in `target_layer_ids` (z-lab inside `dflash_config`), counted from 0
-(hidden_states[id + 1]); speculators names them in `aux_hidden_state_layer_ids`, one more, as for EAGLE-3.
+They name the target's outputs in `target_layer_ids` (z-lab inside `dflash_config`), counted from 0
+(hidden_states[id + 1]).
 """
 
 from typing import Any
 
 from protocol.contracts.drafters.checkpoint import DrafterCheckpoint
 from protocol.contracts.drafters.description import Drafter
-from protocol.contracts.drafters.eagle3 import shifted
 
-_MAX_BLOCK = 64
-_AUXILIARY = "aux_hidden_state_layer_ids"
+_MAX_BLOCK, _MAX_LAYERS = 64, 128
 
 
 def block(found: DrafterCheckpoint) -> Drafter:
     """Raises InputError for what does not fit together."""
-    nested = "transformer_layer_config" in found.config
-    text = found.part("transformer_layer_config") if nested else found
-    width, layers, size = text.number("hidden_size"), text.number("num_hidden_layers"), found.number("block_size")
+    width, layers, size = found.number("hidden_size"), found.number("num_hidden_layers"), found.number("block_size")
     target_width = found.number_or("target_hidden_size", width) or width
-    vocabulary = text.number("vocab_size")
+    vocabulary = found.number("vocab_size")
+    if layers > _MAX_LAYERS:
+        raise found.wrong(f"its config.json states {layers:,} layers, of {_MAX_LAYERS} at most")
     if size > _MAX_BLOCK:
         raise found.wrong(f"its config.json states blocks of {size} tokens, of {_MAX_BLOCK} at most")
     outputs = _outputs(found)
@@ -36,7 +34,7 @@ def block(found: DrafterCheckpoint) -> Drafter:
     anchored = rank > 0 or "num_anchors" in found.config or found.config.get("sample_from_anchor") is True
     return Drafter(
         kind="dspark" if rank else "dflash",
-        format="speculators" if nested else "z-lab" if "dflash_config" in found.config else "DeepSpec",
+        format="z-lab" if "dflash_config" in found.config else "DeepSpec",
         width=target_width,
         count=len(outputs),
         stated_outputs=outputs,
@@ -54,8 +52,6 @@ def block(found: DrafterCheckpoint) -> Drafter:
 
 
 def _outputs(found: DrafterCheckpoint) -> tuple[int, ...]:
-    if found.config.get(_AUXILIARY) is not None:
-        return shifted(found, _AUXILIARY)
     holder = found.part("dflash_config") if "dflash_config" in found.config else found
     outputs = holder.numbers("target_layer_ids")
     if outputs is None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -30,6 +31,11 @@ class DrafterCheckpoint:
     def read(cls, folder: Path, name: str, config: dict[str, Any]) -> Self:
         """Raises InputError for damaged weights."""
         return cls(folder, name, config, tensors_in(folder))
+
+    def without_prefix(self, prefix: str) -> "DrafterCheckpoint":
+        """The same with tensors named without it."""
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
+        return DrafterCheckpoint(self.folder, self.name, self.config, tensors)
 
     def part(self, name: str) -> "DrafterCheckpoint":
         """The same with an object in the config as its config."""
@@ -89,7 +95,7 @@ class DrafterCheckpoint:
             return None
         try:
             return len(np.load(file, allow_pickle=False, mmap_mode="r"))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, EOFError, ValueError, TypeError, BadZipFile) as error:
             raise self.wrong(f"its {HEAD_TOKENS} can't be read ({error})") from error
 
     def parameters(self, but: Iterable[str] = (), *, by_token: Iterable[str] = (), tokens: int | None = None) -> int:

@@ -23,8 +23,10 @@ _READERS: dict[DrafterKind, Callable[[DrafterCheckpoint], Drafter]] = {
     "mtp": mtp,
     "exit": early_exit,
 }
-_SPECULATORS: dict[str, DrafterKind] = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark", "mtp": "mtp"}
+_SPECULATORS: dict[str, DrafterKind] = {"eagle3": "eagle3", "mtp": "mtp"}
 """By `speculators_model_type`."""
+_PREFIXED: tuple[DrafterKind, ...] = ("eagle3", "dspark", "dflash")
+"""Kinds whose tensors some programs name as parts of a `model`."""
 _FOREIGN = ("DFlash2", "PEagle", "ForCausalLMEagle", "EagleSpeculator", "Medusa", "Hydra", "MLPSpeculator", "Assistant")
 """Parts of the architectures' names of drafters that no engine runs."""
 
@@ -38,7 +40,10 @@ def read_drafter(folder: Path, *, with_own_head: bool = False) -> Drafter | None
     config = config_in(folder)
     kind = _stated_kind(folder, config)
     if kind is not None:
-        return _READERS[kind](DrafterCheckpoint.read(folder, NAMES[kind], config))
+        found = DrafterCheckpoint.read(folder, NAMES[kind], config)
+        if kind in _PREFIXED:
+            found = found.without_prefix("model.")
+        return _READERS[kind](found)
     if not states_mtp(config):
         return None
     found = DrafterCheckpoint.read(folder, NAMES["mtp"], config)
@@ -66,6 +71,11 @@ def _stated_kind(folder: Path, config: dict[str, Any]) -> DrafterKind | None:
     """By what the config says of itself. Raises InputError for a kind that is not served."""
     architectures = _architectures(config)
     match config.get("speculators_model_type"), config.get("model_type"):
+        case (("dflash" | "dspark"), _):
+            raise InputError(
+                f"{folder} holds a block drafter in speculators' packaging, which no draft engine runs yet: choose one "
+                "in z-lab's or DeepSpec's."
+            )
         case str(kind), _:
             if kind not in _SPECULATORS:
                 raise _foreign(folder, kind)

@@ -8,6 +8,7 @@ the other fields, which speculators writes and vLLM reads, names inputs, one mor
 
 from protocol.contracts.drafters.checkpoint import DrafterCheckpoint
 from protocol.contracts.drafters.description import Drafter
+from protocol.errors import InputError
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _DEFAULT_COUNT = 3
@@ -36,6 +37,12 @@ def eagle3(found: DrafterCheckpoint) -> Drafter:
     found.need(f"{layer}.hidden_norm.weight", f"{layer}.input_layernorm.weight", "norm.weight")
     head = found.has("lm_head.weight")
     drafted = _drafted(found, vocabulary, width, head)
+    layers = text.number_or("num_hidden_layers", 1) or 1
+    if layers > 1:
+        raise InputError(
+            f"{found.folder} holds an EAGLE-3 drafter of {layers} layers, and only those of one layer can be run: "
+            "choose another draft."
+        )
     return Drafter(
         kind="eagle3",
         format="speculators" if nested else "DeepSpec" if "target_layer_ids" in found.config else "SafeAILab",
@@ -45,7 +52,6 @@ def eagle3(found: DrafterCheckpoint) -> Drafter:
         target_layers=found.number_or("num_target_layers", None),
         target_vocabulary=vocabulary,
         drafted=drafted,
-        layers=text.number_or("num_hidden_layers", 1) or 1,
         parameters=found.parameters(),
         read=found.parameters(("embed_tokens", "fc.")),
         own_head=head,

@@ -6,7 +6,7 @@ from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker, WorkerHost
 from orchestrator.tools.simulate.simulation import BuildWorker
 from protocol.messages.base import Level, Role, SequenceId
-from protocol.messages.features import FeatureForm, Features, Tap, Taps
+from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Tap, Taps
 from protocol.messages.worker import Reroot, Start
 from tests.support.recording_target import RING, TAPS, RecordingTarget, reading
 from tests.support.scripted_simulation import CONTEXT, DRAFT, LANGUAGE, ONE, TARGET, ScriptedSimulation
@@ -81,6 +81,26 @@ def test_the_last_draft_that_leaves_ends_the_recording():
     simulation.kill("draft")
 
     assert taps(simulation) == [(1, 4), ()]
+
+
+def test_a_draft_that_dies_in_mid_request_ends_no_ring():
+    simulation = pipeline()
+    sequence = simulation.submit(1, max_tokens=40)
+    simulation.run_while(lambda: len(simulation.clients[sequence].tokens) < 5)
+    simulation.kill("draft")
+    simulation.start("draft")
+    simulation.run()
+
+    assert simulation.clients[sequence].tokens == simulation.clients[sequence].reference
+    assert taps(simulation) == [(1, 4)]
+
+
+def test_drafts_together_read_no_more_than_a_target_records():
+    simulation = pipeline(FeatureForm((1,), 64), taps=Taps(80, 64))
+    attach(simulation, FeatureForm(tuple(range(2, 2 + MAX_OUTPUTS - 1)), 64))
+    attach(simulation, FeatureForm((40,), 64))
+
+    assert taps(simulation) == [(1,), tuple(range(1, 1 + MAX_OUTPUTS))]
 
 
 def test_a_target_that_verifies_no_guesses_records_nothing():

@@ -205,6 +205,18 @@ def test_a_row_of_another_token_in_the_same_place_is_not_read():
     assert ring.read(0, 1, FORM.outputs) is None
 
 
+def test_rows_are_announced_to_be_gone_before_they_are_overwritten(monkeypatch: pytest.MonkeyPatch):
+    """A reader that meets a half-written row must not take it for a damaged one."""
+    writer = filled(8)
+    reader = FeatureRing.attach(writer.name)
+    seen: list[range] = []
+    monkeypatch.setattr("protocol.features.ring._checksum", lambda *_: seen.append(reader.available) or 0)
+    writer.write(8, rows(3))
+
+    assert seen == [range(3, 8)] * 3
+    assert reader.available == range(3, 11)
+
+
 def test_rows_that_leave_while_they_are_copied_are_not_read(monkeypatch: pytest.MonkeyPatch):
     writer = filled(8)
     reader = FeatureRing.attach(writer.name)

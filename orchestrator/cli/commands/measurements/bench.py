@@ -21,6 +21,7 @@ from orchestrator.cli.options import (
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.tools.bench.plan import DEFAULT_DRAFT_TOKENS
 from protocol.contracts.forward_comparison import LAYER_KINDS, ComparisonOrder, LayerKind
+from protocol.errors import PipelineError
 
 if TYPE_CHECKING:
     from orchestrator.tools.bench.acceptance import ExaminedDrafter
@@ -175,15 +176,15 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
         measurements, names = run(plan, texts, *progress, absent.__setitem__, notes.append, recorded)
     print_notes(notes)
     figures, by_category = rows(measurements, names), rows_by_category(measurements, names)
+    console = report.wide_console()
+    if not as_json:
+        console.print(report.tables(figures, plan, len(texts), by_category, absent))
     drafters = _examined(plan, texts, measurements) if plan.drafters else []
     if as_json:
         found = report.to_json(figures, plan, len(texts), by_category, absent)
         click.echo(json.dumps(found | {"drafters": acceptance_report.to_json(drafters)}))
-    else:
-        console = report.wide_console()
-        console.print(report.tables(figures, plan, len(texts), by_category, absent))
-        if drafters:
-            console.print(acceptance_report.table(drafters))
+    elif drafters:
+        console.print(acceptance_report.table(drafters))
     if plot is not None:
         subtitle = f"{plan.pace or 'this machine'}, {len(texts)} prompts, {plan.max_tokens} tokens"
         if plan.links:
@@ -197,7 +198,8 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
 def _examined(
     plan: "BenchPlan", texts: "Sequence[BenchPrompt]", measurements: "Sequence[Measurement]"
 ) -> "list[ExaminedDrafter]":
-    """What the drafts guess of the texts that were measured, each alone, under a progress bar."""
+    """What the drafts guess of the texts that were measured, each alone, under a progress bar. None if that fails: the
+    speeds are measured by then and must not be lost."""
     from orchestrator.machine.hardware import usable_cores
     from orchestrator.tools.bench.acceptance import examined, written_texts
     from orchestrator.tools.bench.results.report import BenchProgress
@@ -209,8 +211,12 @@ def _examined(
             progress.set_total(total)
             progress.finished(f"{name} alone")
 
-        written = written_texts(measurements, encoded(texts, plan))
-        return examined(plan.models(), plan.drafters, written, show, len(usable_cores()))
+        try:
+            written = written_texts(measurements, encoded(texts, plan))
+            return examined(plan.models(), plan.drafters, written, show, len(usable_cores()))
+        except PipelineError as error:
+            complain([f"There is no table of guesses: {error}"])
+            return []
 
 
 def _refuse_slow_motion(pace: str | None) -> None:

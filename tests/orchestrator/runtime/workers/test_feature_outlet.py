@@ -56,6 +56,16 @@ def test_a_draft_gets_its_own_columns_of_what_is_announced(ring: FeatureRing):
     assert np.array_equal(found, rows(7, 5)[:, 1024:].astype(np.float32))
 
 
+def test_a_draft_that_starts_late_gets_what_the_ring_held_before(ring: FeatureRing):
+    announced(ring, 0, 10)
+    outlet = FeatureOutlet(READ)
+    outlet.announce(announced(ring, 10, 2))
+    sent = spans(outlet.due())
+    outlet.close()
+
+    assert sent == [(0, 12)]
+
+
 def test_nothing_is_sent_twice(ring: FeatureRing):
     outlet = FeatureOutlet(READ)
     message = announced(ring, 0, 10)

@@ -287,6 +287,26 @@ def test_a_draft_that_reads_features_gets_their_bytes_and_no_name(server: Server
     assert all(received(*shipment) is not None for shipment in blocks)
 
 
+@pytest.mark.usefixtures("registry")
+def test_a_fault_of_a_draft_releases_the_ring_that_it_reads(server: Server):
+    """No Stop follows: the draft has dropped the sequence already."""
+    ring = FeatureRing.create(FORM, ElementType.FLOAT16, fingerprint="a" * 64, epoch=EPOCH)
+    ring.write(0, np.ones((10, 128), np.float16))
+    stamp = server.welcome(GUEST)
+    worker = server.link(GUEST, stamp, ToWorker | FeatureBlock)
+    worker.send(replace(modelled_hello("draft"), features=FORM))
+    server.turn_until(lambda: server.events)
+    server.remote.send(stamp.incarnation, Features(ONE, 0, ring.name, 0, 10))
+    held = dict(server.remote._features._outlets[stamp.incarnation]._unsent)
+    worker.send(Fault("refused", "no", ONE))
+    server.turn_until(lambda: any(isinstance(getattr(event, "message", None), Fault) for event in server.events))
+    left = dict(server.remote._features._outlets[stamp.incarnation]._unsent)
+    ring.unlink()
+    ring.close()
+
+    assert (list(held), list(left)) == ([ONE], [])
+
+
 def test_a_draft_that_reads_tokens_alone_gets_no_features(server: Server):
     stamp = server.welcome(GUEST)
     worker = server.worker(GUEST, stamp)

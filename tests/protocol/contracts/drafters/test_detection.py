@@ -88,6 +88,15 @@ def test_a_growth_step_reads_layers_and_one_head(tmp_path: Path, form: str, read
     assert found(tmp_path, form).read_beside(TARGET) == read
 
 
+@pytest.mark.parametrize("form", ["safeailab", "dflash", "dspark"])
+def test_tensors_may_be_named_as_parts_of_a_model(tmp_path: Path, form: str):
+    config, tensors = FORMATS[form]()
+    plain = found(tmp_path / "plain", form)
+
+    assert read_drafter(write(tmp_path / "model", (config, {f"model.{name}": each for name, each in tensors.items()})))
+    assert plain == read_drafter(tmp_path / "model")
+
+
 @pytest.mark.parametrize(("form", "rows"), [("dflash", WIDTH), ("dspark", WIDTH + RANK), ("redrafter", 2 * WIDTH)])
 def test_a_short_head_reads_less(tmp_path: Path, form: str, rows: int):
     """`rows`: numbers of the head that go with each token that it leaves out."""
@@ -99,9 +108,10 @@ def test_a_short_head_reads_less(tmp_path: Path, form: str, rows: int):
     left_out = VOCABULARY - VOCABULARY // 4
     assert (short.drafted, short.misfit(TARGET)) == (VOCABULARY // 4, "")
     assert whole.read_beside(TARGET) - short.read_beside(TARGET) == left_out * rows
-    (tmp_path / HEAD_TOKENS).write_bytes(b"no numbers")
-    with pytest.raises(InputError, match=r"head_tokens.npy can't be read"):
-        read_drafter(tmp_path)
+    for damaged in (b"no numbers", b"", b"PK\x03\x04"):
+        (tmp_path / HEAD_TOKENS).write_bytes(damaged)
+        with pytest.raises(InputError, match=r"head_tokens.npy can't be read"):
+            read_drafter(tmp_path)
 
 
 def test_an_ordinary_model_is_no_drafter():
@@ -196,6 +206,9 @@ DAMAGES: list[tuple[str, Callable[[Format], Format], str]] = [
     ("speculators", changed(transformer_layer_config=[]), "has no transformer_layer_config"),
     ("speculators", changed(eagle_aux_hidden_state_layer_ids=[0, 3, 4]), "target's embedding"),
     ("speculators", changed(speculators_model_type="peagle"), "of the kind peagle"),
+    ("speculators", changed(speculators_model_type="dflash"), "in speculators' packaging"),
+    ("safeailab", changed(num_hidden_layers=2), "of 2 layers"),
+    ("dflash", changed(num_hidden_layers=1 << 20), "1,048,576 layers"),
     ("deepspec_eagle3", changed(target_layer_ids=[-1, 2]), "ascending order"),
     ("dflash", changed(block_size=4096), "blocks of 4096 tokens"),
     ("dflash", changed(dflash_config={}), "does not say which layers"),
