@@ -88,10 +88,6 @@ class FeatureRing:
     def epoch(self) -> int:
         return self._header.epoch
 
-    def written_by(self, fingerprint: str) -> bool:
-        """Whether the writer stated this model."""
-        return self._header.model == model_key(fingerprint)
-
     @property
     def available(self) -> range:
         """Positions of the tokens whose rows are there now; empty if the ring is unusable."""

@@ -71,8 +71,6 @@ def test_rows_that_are_read_are_those_that_were_written():
 
     np.testing.assert_array_equal(reader.read(0, 5, FORM.outputs), rows(5).astype(np.float32))
     assert (reader.form, reader.epoch, reader.available) == (FORM, 7, range(5))
-    assert reader.written_by(MODEL)
-    assert not reader.written_by("b" * 64)
 
 
 def test_a_reader_chooses_its_outputs():
