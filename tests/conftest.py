@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ from tests.support.models.float32_demo import default_target_in_float32
 os.environ["LAUNCH_PIPELINE_CONFIG"] = os.devnull
 # No test fetches the default target, nor do the processes that it starts.
 os.environ["LAUNCH_PIPELINE_DEFAULT_TARGET"] = "demo"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell ignores Ctrl-C for commands behind `&`, and processes of tests would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.platform == "darwin":
     # A background conversion in every pipeline of a test would slow all of them down; its own tests ask for it.
     os.environ["LAUNCH_PIPELINE_DRAFT_ENGINE"] = "mlx"
