@@ -29,6 +29,8 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """None draws a seed; the result has it."""
     max_tokens: int = 256
     stop: str | Sequence[str] = ()
+    shown: Sequence[int] = ()
+    """Special tokens whose text is part of the result's. Without, special tokens have no text."""
     draft_tokens: int | None = None
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
     it changes no token."""
@@ -45,6 +47,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "max_tokens": self.max_tokens,
             "stop": stops,
             "draft_tokens": self.draft_tokens,
+            "shown": tuple(self.shown),
         }
         try:
             submit = msgspec.convert(body, Submit)

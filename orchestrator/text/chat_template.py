@@ -31,7 +31,7 @@ class ChatTemplate:
 
     def __init__(self, folder: Path, codec: TextCodec | None = None) -> None:
         self._folder = folder
-        self._codec = codec or TextCodec(folder)
+        self.codec = codec or TextCodec(folder)
         settings = _json(folder / "tokenizer_config.json")
         self._sources = _sources(folder, settings)
         self._special = {name: text for name in _SPECIAL if (text := _special(settings.get(name)))}
@@ -46,6 +46,16 @@ class ChatTemplate:
     def stops(self) -> tuple[str, ...]:
         """Texts that end an answer, beside the model's own end tokens."""
         return () if self.own else _FALLBACK_STOPS
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names that the template reads, for instance messages and enable_thinking."""
+        source = self._sources.get("default")
+        return frozenset() if source is None else frozenset(find_undeclared_variables(_environment().parse(source)))
+
+    def mentions(self, text: str) -> bool:
+        """Whether `text` stands in the source of the template, or of that for tools."""
+        return any(text in source for source in self._sources.values())
 
     @property
     def knows_tools(self) -> bool:
@@ -90,8 +100,12 @@ class ChatTemplate:
     def tokens(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> list[int]:
-        """`text` as token ids. A model's own template contains its special tokens, so none is added."""
-        return self._codec.encode(self.text(messages, tools, **variables), special=not self.own)
+        """`text` as token ids."""
+        return self.encoded(self.text(messages, tools, **variables))
+
+    def encoded(self, text: str) -> list[int]:
+        """A rendered text as token ids. A model's own template contains its special tokens, so none is added."""
+        return self.codec.encode(text, special=not self.own)
 
     def _name(self, tools: bool) -> str:
         """Some models have a template of its own for tools."""

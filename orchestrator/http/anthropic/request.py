@@ -48,11 +48,15 @@ class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
             "tool_choice": _choice(choice),
             "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
             "response_format": _format((self.output_config or {}).get("format")),
+            "enable_thinking": {"enabled": True, "disabled": False}.get(str((self.thinking or {}).get("type"))),
         }
 
+    @property
+    def demands_thinking(self) -> bool:
+        return (self.thinking or {}).get("type") == "enabled"
+
     def _refuse_unsupported(self) -> None:
-        if (self.thinking or {}).get("type") == "enabled":
-            raise unsupported("thinking", "Thinking can't be asked for: leave it out; a model that thinks does so.")
+        """Raises ApiError for what can't be done by any model."""
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

@@ -54,11 +54,6 @@ class GenerationRequest(CheckedSamplingFields, kw_only=True):
         """How many of the most probable tokens are told beside each chosen one; None if nothing is."""
         return None
 
-    @property
-    def grammar(self) -> Grammar | None:
-        """What the answer is held to. Raises ApiError."""
-        return None
-
     def refuse_unsupported(self) -> None:
         """Raises ApiError for what would change the answer, if this server could do it."""
 
@@ -108,6 +103,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tools: Annotated[tuple[dict[str, Any], ...], Meta(max_length=256)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -132,6 +130,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     @property
     def grammar(self) -> Grammar | None:
+        """What the answer is held to. Raises ApiError."""
         form = None if self.response_format in _IGNORED else response_grammar(self.response_format)
         calls = forced_call(self.offered, self.tool_choice, self.most_calls)
         if calls is not None and not calls.optional:
@@ -148,12 +147,17 @@ class ChatRequest(GenerationRequest, kw_only=True):
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true.", code="invalid_value", param="top_logprobs")
         _ = self.grammar
+        for name in RESERVED_VARIABLES & (self.chat_template_kwargs or {}).keys():
+            raise unsupported("chat_template_kwargs", f"{name} can't be set by chat_template_kwargs: leave it out.")
         for name in ("functions", "function_call", "audio"):
             if getattr(self, name) not in (*_IGNORED, "none", "auto"):
                 raise unsupported(name, f"{name} is not supported: leave it out.")
         if self.modalities not in (*_IGNORED, ["text"]):
             raise unsupported("modalities", "Only text is supported.")
 
+
+RESERVED_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt", "answering"))
+"""Variables of chat templates that requests may not choose."""
 
 Q = TypeVar("Q", bound=GenerationRequest)
 
@@ -166,9 +170,14 @@ def read(body: bytes, kind: type[Q]) -> Q:
 
 
 def sampling(
-    question: GenerationRequest, room: int, default_tokens: int | None, defaults: Mapping[str, float]
+    question: GenerationRequest,
+    room: int,
+    default_tokens: int | None,
+    defaults: Mapping[str, float],
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
-    """Of the first choice. `room`: tokens that fit behind the prompt; `defaults`: for what the question leaves open."""
+    """Of the first choice. `room`: tokens that fit behind the prompt; `defaults`: for what the question leaves open;
+    `grammar`: what the answer is held to."""
     given = {name: value for name in BODY_NAMES if (value := getattr(question, name)) is not None}
     if given.get("top_k") == -1:
         # What some clients send for "all".
@@ -179,7 +188,7 @@ def sampling(
         stop=_stops(question.stop),
         max_tokens=max(1, min(question.limit or default_tokens or room, room)),
         logit_bias=_bias(question.logit_bias or {}),
-        grammar=question.grammar,
+        grammar=grammar,
         logprobs=question.alternatives,
     )
     try:

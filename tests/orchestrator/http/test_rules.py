@@ -54,7 +54,7 @@ def receiving(body: Any, gone: asyncio.Event) -> Callable[[], Awaitable[Any]]:
 
 
 def served(pipeline: FakePipeline, settings: ServerSettings, template: ChatTemplate = TEMPLATE) -> Starlette:
-    return application(Server(pipeline, CODEC, template, settings), settings)
+    return application(Server(pipeline, template.codec, template, settings), settings)
 
 
 def talk(
@@ -329,6 +329,7 @@ def test_a_chat_has_one_message_a_choice_and_counts_its_prompt_once():
         "completion_tokens": 10,
         "total_tokens": prompt + 10,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -1,0 +1,80 @@
+"""Chat requests as prompts in the format of one model, and the parsers of the answers to them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.http.errors import of_pipeline, unsupported
+from orchestrator.http.openai.earlier_turns import template_messages
+from orchestrator.http.openai.request_models import ChatRequest
+from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
+from orchestrator.text.answer.parts import AnswerParser
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+from protocol.errors import PipelineError
+from protocol.messages.sampling import Grammar
+
+_SWITCHES = ("enable_thinking", "thinking")
+"""What templates call the variable that turns thinking on and off."""
+_HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
+"""Efforts that gpt-oss models do not know."""
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A prompt, and how to read the answers to it."""
+
+    tokens: Sequence[int]
+    new_parser: Callable[[], AnswerParser]
+    """Makes the parser of one choice."""
+    shown: frozenset[int]
+    """Special tokens whose text the parser needs."""
+    grammar: Grammar | None
+    """What the answer is held to."""
+
+
+class ChatPrompts:
+    """Renders the chats of one model."""
+
+    def __init__(self, template: ChatTemplate, codec: TextCodec) -> None:
+        self._template = template
+        self._codec = codec
+        self.form: AnswerFormat = infer_answer_format(template, codec)
+
+    def render(self, question: ChatRequest) -> RenderedChat:
+        """Raises ApiError for what the model's chat template can't render."""
+        tools = question.offered
+        if tools and not self.form.knows_tools:
+            raise unsupported(
+                "tools",
+                "This model's chat template has no tool calls in a format that this server reads: leave tools out.",
+            )
+        grammar = question.grammar
+        if grammar is not None and grammar.before and not self.form.binds_calls:
+            raise unsupported(
+                "tool_choice",
+                "Calls in this model's format can't be enforced: set tool_choice to auto, and leave strict out.",
+            )
+        messages = template_messages(question.messages, both=not self.form.harmony)
+        try:
+            text = self._template.text(messages, tools or None, **self._variables(question))
+        except PipelineError as error:
+            raise of_pipeline(error) from error
+        opened = self.form.opens_thought(text)
+        return RenderedChat(
+            self._template.encoded(text),
+            lambda: self.form.parser(opened, tools, question.most_calls),
+            self.form.shown,
+            grammar,
+        )
+
+    def _variables(self, question: ChatRequest) -> Mapping[str, Any]:
+        """What the template is to know beside messages and tools."""
+        known, effort = self._template.variables, question.reasoning_effort
+        switch = question.enable_thinking
+        if switch is None and effort is not None and (effort == "none" or "reasoning_effort" not in known):
+            switch = effort != "none"
+        variables: dict[str, Any] = {} if switch is None else {name: switch for name in _SWITCHES if name in known}
+        if effort is not None and "reasoning_effort" in known:
+            variables["reasoning_effort"] = _HARMONY_EFFORTS.get(effort, effort) if self.form.harmony else effort
+        return {**variables, **(question.chat_template_kwargs or {})}

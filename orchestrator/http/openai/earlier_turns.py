@@ -1,0 +1,47 @@
+"""Messages of a request in the form that chat templates read. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""What clients and templates call the reasoning of an assistant's message."""
+
+
+def template_messages(messages: Sequence[Mapping[str, Any]], *, both: bool = True) -> list[dict[str, Any]]:
+    """The messages with the arguments of earlier calls as objects, as templates need them; clients send JSON text.
+    Reasoning of earlier turns gets every name that templates know; templates that do not use it leave it out.
+
+    `both`: whether a message with calls may have a text and reasoning. gpt-oss' template refuses such a message; then
+    its reasoning is left out.
+    """
+    return [_with_reasoning(_with_calls(message), both) for message in messages]
+
+
+def _with_reasoning(message: dict[str, Any], both: bool) -> dict[str, Any]:
+    found = next((text for name in _REASONING if isinstance(text := message.get(name), str) and text), None)
+    rest = {name: value for name, value in message.items() if name not in _REASONING}
+    if found is None or message.get("role") != "assistant":
+        return rest
+    if not both and message.get("tool_calls") and message.get("content"):
+        return rest
+    return {**rest, **dict.fromkeys(_REASONING, found)}
+
+
+def _with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return dict(message)
+    return {**message, "tool_calls": [_with_parsed_arguments(call) for call in calls]}
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"] or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

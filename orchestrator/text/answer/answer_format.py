@@ -1,0 +1,90 @@
+"""How one model writes its answers: the format of its reasoning and of its tool calls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.text.answer.harmony import HARMONY_TOKENS, HarmonyParser, writes_harmony
+from orchestrator.text.answer.parts import AnswerParser, Part, Spoken
+from orchestrator.text.answer.thought_parser import MARKERS, ThoughtMarkers, ThoughtParser
+from orchestrator.text.answer.tool_call_parser import ToolCallParser
+from orchestrator.text.answer.tool_syntax import Tools, ToolSyntax, infer_tool_syntax
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """What a model's answers look like. Without any of these, an answer is text alone."""
+
+    thought: ThoughtMarkers | None = None
+    tools: ToolSyntax | None = None
+    harmony: bool = False
+    shown: frozenset[int] = frozenset()
+    """Special tokens whose text the parsers need."""
+
+    @property
+    def knows_tools(self) -> bool:
+        return self.harmony or self.tools is not None
+
+    @property
+    def binds_calls(self) -> bool:
+        """Whether calls can be held to the schemas of their functions while decoding."""
+        return self.tools is not None and self.tools.enforceable
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may write reasoning that can be told from its answer."""
+        return self.harmony or self.thought is not None
+
+    def opens_thought(self, prompt: str) -> bool:
+        """Whether an answer to this rendered prompt begins inside a thought."""
+        return self.thought is not None and prompt.rstrip().endswith(self.thought.start)
+
+    def parser(self, opened: bool, tools: Tools, most_calls: int | None) -> AnswerParser:
+        """`opened`: as `opens_thought` has it; `tools`: those that the request offers."""
+        if self.harmony:
+            return HarmonyParser(bool(tools), most_calls)
+        thought = ThoughtParser(self.thought, opened) if self.thought else None
+        calls = ToolCallParser(self.tools, tools, most_calls) if self.tools and tools else None
+        return MarkedParser(thought, calls)
+
+
+class MarkedParser:
+    """A thought first, if the model writes any, then text and calls."""
+
+    def __init__(self, thought: ThoughtParser | None, calls: ToolCallParser | None) -> None:
+        self._thought = thought
+        self._calls = calls
+
+    @property
+    def answer_start(self) -> int | None:
+        return 0 if self._thought is None else self._thought.answer_start
+
+    def push(self, text: str) -> Sequence[Part]:
+        return self._with_calls(self._thought.push(text) if self._thought else [Spoken(text)])
+
+    def finish(self) -> Sequence[Part]:
+        parts = self._with_calls(self._thought.finish() if self._thought else ())
+        return parts if self._calls is None else [*parts, *self._calls.finish()]
+
+    def _with_calls(self, parts: Sequence[Part]) -> list[Part]:
+        found: list[Part] = []
+        for part in parts:
+            found += self._calls.push(part.text) if self._calls and isinstance(part, Spoken) else [part]
+        return found
+
+
+def infer_answer_format(template: ChatTemplate, codec: TextCodec) -> AnswerFormat:
+    """The format of a model's answers, from its chat template and its vocabulary."""
+    if writes_harmony(template):
+        return AnswerFormat(harmony=True, shown=codec.hidden(HARMONY_TOKENS))
+    thought = next((markers for markers in MARKERS if _writes(markers, template, codec)), None)
+    tools = infer_tool_syntax(template)
+    marks = [*(thought.tokens if thought else ()), *(tools.tokens if tools else ())]
+    return AnswerFormat(thought, tools, shown=codec.hidden(marks))
+
+
+def _writes(markers: ThoughtMarkers, template: ChatTemplate, codec: TextCodec) -> bool:
+    """As mlx-lm infers it from the vocabulary; a template may also name markers that are no tokens."""
+    tokens = all(codec.id_of(mark) is not None for mark in markers.tokens)
+    return template.own and (tokens or (template.mentions(markers.start) and template.mentions(markers.end)))

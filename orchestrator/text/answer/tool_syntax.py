@@ -1,0 +1,149 @@
+"""How a model writes tool calls, inferred from its chat template, and the parser of each syntax.
+
+Syntaxes other than JSON are parsed by the modules of mlx-lm's `tool_parsers`, which need neither MLX nor a model.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from orchestrator.text.answer.parts import Call
+from orchestrator.text.chat_template import ChatTemplate
+from protocol.errors import InputError
+
+Tools = Sequence[Mapping[str, Any]]
+"""As chat requests of OpenAI's API have them."""
+
+_PACKAGE = "orchestrator_mlx_tool_parsers"
+_PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
+_TEMPLATE_MARKS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
+    ("minimax_m2", (("<minimax:tool_call>",),)),
+    ("gemma4", (("<|tool_call>", "<tool_call|>"),)),
+    ("function_gemma", (("<start_function_call>",),)),
+    ("longcat", (("<longcat_tool_call>",),)),
+    ("glm47", (("<arg_key>",),)),
+    ("pythonic", (("<|tool_list_start|>",), ("<|tool_call_start|>",))),
+    ("qwen3_coder", (("<tool_call>\\n<function=",), ("<tool_call>\n<function=",))),
+    ("kimi_k2", (("<|tool_calls_section_begin|>",),)),
+    ("minicpm5", (('<function name="', '<param name="'),)),
+    ("mistral", (("[TOOL_CALLS]",),)),
+    ("muse_spark", (("<atem:function_calls>",),)),
+    ("kimi_k3", (("<|open|>tools",), ("<|open|>", "<|sep|>", "tools"))),
+)
+"""A syntax is the template's if one of its groups is in it completely; the first such syntax counts (mlx-lm's
+`_infer_tool_parser`)."""
+_TOKENS = {
+    "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "function_gemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
+    "pythonic": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_call_argument_begin|>",
+    ),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
+    "longcat": (
+        "<longcat_tool_call>",
+        "</longcat_tool_call>",
+        "<longcat_arg_key>",
+        "</longcat_arg_key>",
+        "<longcat_arg_value>",
+        "</longcat_arg_value>",
+    ),
+    "glm47": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
+}
+"""Markers that are special tokens in some models of a family."""
+
+
+class _Call(msgspec.Struct):
+    name: str
+    arguments: dict[str, Any] = {}
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class ToolSyntax:
+    """One way to write tool calls. Its markers are those of mlx-lm's module, or JSON's."""
+
+    name: str
+
+    @property
+    def enforceable(self) -> bool:
+        """Whether calls can be held to the schemas of their functions while decoding."""
+        return self.name == "json"
+
+    @property
+    def start(self) -> str:
+        return "<tool_call>" if self.enforceable else self._module.tool_call_start
+
+    @property
+    def end(self) -> str:
+        """Empty: a call ends where the next one begins, or with the answer."""
+        return "</tool_call>" if self.enforceable else self._module.tool_call_end
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Markers that may be special tokens, whose text must be shown to be parsed."""
+        return _TOKENS.get(self.name, (self.start, self.end))
+
+    def calls(self, content: str, tools: Tools) -> list[Call] | None:
+        """The calls between two markers; None if they are malformed."""
+        try:
+            found = msgspec.json.decode(content.strip()) if self.enforceable else self._parse(content, tools)
+            calls = msgspec.convert(found if isinstance(found, list) else [found], list[_Call])
+            return [Call(one.name, msgspec.json.encode(one.arguments).decode(), one.id) for one in calls] or None
+        # The parsers raise Python's own errors for malformed calls, which models do write.
+        except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError, NotImplementedError):
+            return None
+
+    @cached_property
+    def _module(self) -> ModuleType:
+        return _parser_module(self.name)
+
+    @property
+    def _parse(self) -> Callable[[str, Any], Any]:
+        return self._module.parse_tool_call
+
+
+JSON_SYNTAX = ToolSyntax("json")
+"""`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen models write it."""
+
+
+def infer_tool_syntax(template: ChatTemplate) -> ToolSyntax | None:
+    """The syntax that the model's template teaches; None if it knows no tools, or no syntax that is known here."""
+    if not template.knows_tools:
+        return None
+    for name, groups in _TEMPLATE_MARKS:
+        if any(all(template.mentions(mark) for mark in group) for group in groups):
+            return ToolSyntax(name)
+    try:
+        text = template.text([{"role": "user", "content": ""}], [_PROBE])
+    except InputError:
+        return None
+    return JSON_SYNTAX if "<tool_call>" in text and '"arguments"' in text else None
+
+
+def _parser_module(name: str) -> ModuleType:
+    """A module of mlx_lm.tool_parsers. Its package is loaded under another name, because mlx_lm itself imports MLX."""
+    if _PACKAGE not in sys.modules:
+        found = importlib.util.find_spec("mlx_lm")
+        assert found is not None
+        folder = Path(next(iter(found.submodule_search_locations or ()))) / "tool_parsers"
+        spec = importlib.util.spec_from_file_location(
+            _PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec is not None
+        sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
+    return importlib.import_module(f"{_PACKAGE}.{name}")
