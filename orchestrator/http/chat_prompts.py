@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from orchestrator.http.errors import of_pipeline, unsupported
 from orchestrator.http.openai.earlier_turns import template_messages
 from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
 from orchestrator.text.answer.parts import AnswerParser
 from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
 from protocol.messages.sampling import Grammar
 
@@ -36,10 +37,9 @@ class RenderedChat:
 class ChatPrompts:
     """Renders the chats of one model."""
 
-    def __init__(self, template: ChatTemplate, codec: TextCodec) -> None:
+    def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._codec = codec
-        self.form: AnswerFormat = infer_answer_format(template, codec)
+        self.form: AnswerFormat = infer_answer_format(template)
 
     def render(self, question: ChatRequest) -> RenderedChat:
         """Raises ApiError for what the model's chat template can't render."""
@@ -52,21 +52,37 @@ class ChatPrompts:
         grammar = question.grammar
         if grammar is not None and grammar.before and not self.form.binds_calls:
             raise unsupported(
-                "tool_choice",
-                "Calls in this model's format can't be enforced: set tool_choice to auto, and leave strict out.",
+                "response_format" if grammar.otherwise else "tool_choice",
+                "Calls in this model's format can't be enforced: set tool_choice to auto, and leave out strict and "
+                "response_format.",
             )
         messages = template_messages(question.messages, both=not self.form.harmony)
         try:
             text = self._template.text(messages, tools or None, **self._variables(question))
         except PipelineError as error:
             raise of_pipeline(error) from error
-        opened = self.form.opens_thought(text)
+        grammar = self._behind_thought(grammar, text, question)
+        # A grammar that knows no thought leaves no room for one.
+        opened = self.form.opens_thought(text) and (grammar is None or grammar.thought is not None)
         return RenderedChat(
             self._template.encoded(text),
             lambda: self.form.parser(opened, tools, question.most_calls),
             self.form.shown,
             grammar,
         )
+
+    def _behind_thought(self, grammar: Grammar | None, text: str, question: ChatRequest) -> Grammar | None:
+        """`grammar` with the thought that may come first, and the bound of that thought. `text`: the prompt."""
+        bounds, budget = self.form.bounds, question.thinking_budget
+        # In Harmony, a call does not come behind the thought but ends it.
+        calls = self.form.harmony and question.offered
+        if bounds is None or calls or self.form.closes_thought(text):
+            return grammar
+        opened = bounds.opened or self.form.opens_thought(text)
+        thought = replace(bounds, opened=opened, budget=budget)
+        if grammar is not None:
+            return replace(grammar, thought=thought)
+        return None if budget is None else Grammar("", thought=thought)
 
     def _variables(self, question: ChatRequest) -> Mapping[str, Any]:
         """What the template is to know beside messages and tools."""

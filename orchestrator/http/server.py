@@ -65,7 +65,7 @@ class Server:
         self.codec = codec
         self._template = template
         self._settings = settings
-        self.prompts = ChatPrompts(template, codec)
+        self.prompts = ChatPrompts(template)
         self._health = Health(backend)
         self._limit = AdmissionLimit(settings.most_open)
         self.figures = Metrics(self._limit)

@@ -8,11 +8,11 @@ from msgspec import Meta
 
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.openai.structured_output import forced_call, response_grammar
+from orchestrator.http.openai.structured_output import calls_or_form, forced_call, response_grammar
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.sampling_fields import BODY_NAMES, CheckedSamplingFields
 from protocol.errors import InputError
-from protocol.messages.base import MAX_ALTERNATIVES, Token
+from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, Token
 from protocol.messages.sampling import Grammar
 
 MOST_CHOICES = 16
@@ -105,6 +105,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
     enable_thinking: bool | None = None
+    thinking_budget: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     functions: Any = None
     function_call: Any = None
@@ -137,10 +138,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             # Such an answer has no text.
             return calls
         if form is not None and self.offered:
-            raise unsupported(
-                "response_format",
-                "A form is not supported where a tool may be called instead: set tool_choice to none, or force a call.",
-            )
+            return calls_or_form(self.offered, self.most_calls, form)
         return form or calls
 
     def refuse_unsupported(self) -> None:

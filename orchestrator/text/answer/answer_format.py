@@ -3,13 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.text.answer.harmony import HARMONY_TOKENS, HarmonyParser, writes_harmony
+from orchestrator.text.answer.harmony import (
+    HARMONY_ANSWER,
+    HARMONY_CLOSING,
+    HARMONY_TOKENS,
+    HarmonyParser,
+    writes_harmony,
+)
 from orchestrator.text.answer.parts import AnswerParser, Part, Spoken
 from orchestrator.text.answer.thought_parser import MARKERS, ThoughtMarkers, ThoughtParser
 from orchestrator.text.answer.tool_call_parser import ToolCallParser
 from orchestrator.text.answer.tool_syntax import Tools, ToolSyntax, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
+from protocol.messages.sampling import Thought
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,8 @@ class AnswerFormat:
     harmony: bool = False
     shown: frozenset[int] = frozenset()
     """Special tokens whose text the parsers need."""
+    bounds: Thought | None = None
+    """The thought in tokens, by which a grammar tells it from the answer; None if its markers are no tokens."""
 
     @property
     def knows_tools(self) -> bool:
@@ -39,6 +48,10 @@ class AnswerFormat:
     def opens_thought(self, prompt: str) -> bool:
         """Whether an answer to this rendered prompt begins inside a thought."""
         return self.thought is not None and prompt.rstrip().endswith(self.thought.start)
+
+    def closes_thought(self, prompt: str) -> bool:
+        """Whether an answer to this rendered prompt begins behind a thought."""
+        return self.thought is not None and prompt.rstrip().endswith(self.thought.end)
 
     def parser(self, opened: bool, tools: Tools, most_calls: int | None) -> AnswerParser:
         """`opened`: as `opens_thought` has it; `tools`: those that the request offers."""
@@ -74,17 +87,31 @@ class MarkedParser:
         return found
 
 
-def infer_answer_format(template: ChatTemplate, codec: TextCodec) -> AnswerFormat:
+def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
     """The format of a model's answers, from its chat template and its vocabulary."""
+    codec = template.codec
     if writes_harmony(template):
-        return AnswerFormat(harmony=True, shown=codec.hidden(HARMONY_TOKENS))
+        head, closing = (_tokens("".join(marker), codec) for marker in (HARMONY_ANSWER, HARMONY_CLOSING))
+        bounds = Thought(head[:1], head, opened=True, closing=closing)
+        return AnswerFormat(harmony=True, shown=codec.hidden(HARMONY_TOKENS), bounds=bounds)
     thought = next((markers for markers in MARKERS if _writes(markers, template, codec)), None)
     tools = infer_tool_syntax(template)
     marks = [*(thought.tokens if thought else ()), *(tools.tokens if tools else ())]
-    return AnswerFormat(thought, tools, shown=codec.hidden(marks))
+    bounds = None
+    if thought is not None and _in_vocabulary(thought, codec):
+        bounds = Thought(_tokens(thought.start, codec), _tokens(thought.end, codec))
+    return AnswerFormat(thought, tools, shown=codec.hidden(marks), bounds=bounds)
 
 
 def _writes(markers: ThoughtMarkers, template: ChatTemplate, codec: TextCodec) -> bool:
     """As mlx-lm infers it from the vocabulary; a template may also name markers that are no tokens."""
-    tokens = all(codec.id_of(mark) is not None for mark in markers.tokens)
-    return template.own and (tokens or (template.mentions(markers.start) and template.mentions(markers.end)))
+    mentioned = template.mentions(markers.start) and template.mentions(markers.end)
+    return template.own and (mentioned or _in_vocabulary(markers, codec))
+
+
+def _in_vocabulary(markers: ThoughtMarkers, codec: TextCodec) -> bool:
+    return all(codec.id_of(token) is not None for token in markers.tokens)
+
+
+def _tokens(text: str, codec: TextCodec) -> tuple[int, ...]:
+    return tuple(codec.encode(text, special=False))

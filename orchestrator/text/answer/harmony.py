@@ -25,6 +25,12 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _Body = Literal["reasoning", "spoken", "call"]
 
 
+HARMONY_ANSWER = (_CHANNEL, "final", _MESSAGE)
+"""What comes before the answer's text."""
+HARMONY_CLOSING = (_END, _START, "assistant", *HARMONY_ANSWER)
+"""Ends a thought and begins the answer."""
+
+
 def writes_harmony(template: ChatTemplate) -> bool:
     """Whether the model's template has Harmony's messages."""
     return all(template.mentions(mark) for mark in (_START, _CHANNEL, _MESSAGE))

@@ -36,7 +36,7 @@ _TEMPLATE_MARKS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
     ("minicpm5", (('<function name="', '<param name="'),)),
     ("mistral", (("[TOOL_CALLS]",),)),
     ("muse_spark", (("<atem:function_calls>",),)),
-    ("kimi_k3", (("<|open|>tools",), ("<|open|>", "<|sep|>", "tools"))),
+    ("kimi_k3", (("<|open|>", "<|close|>", "<|sep|>"),)),
 )
 """A syntax is the template's if one of its groups is in it completely; the first such syntax counts (mlx-lm's
 `_infer_tool_parser`)."""
@@ -65,6 +65,14 @@ _TOKENS = {
     "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
 }
 """Markers that are special tokens in some models of a family."""
+
+
+_NAMES = {
+    **{name: name for name, _ in _TEMPLATE_MARKS},
+    "laguna": "glm47",
+    "json_tools": "json",
+}
+"""Names that a model's settings may have for a syntax."""
 
 
 class _Call(msgspec.Struct):
@@ -125,14 +133,20 @@ def infer_tool_syntax(template: ChatTemplate) -> ToolSyntax | None:
     """The syntax that the model's template teaches; None if it knows no tools, or no syntax that is known here."""
     if not template.knows_tools:
         return None
+    if template.tool_parser in _NAMES:
+        return ToolSyntax(_NAMES[template.tool_parser])
     for name, groups in _TEMPLATE_MARKS:
         if any(all(template.mentions(mark) for mark in group) for group in groups):
             return ToolSyntax(name)
     try:
         text = template.text([{"role": "user", "content": ""}], [_PROBE])
     except InputError:
-        return None
-    return JSON_SYNTAX if "<tool_call>" in text and '"arguments"' in text else None
+        text = ""
+    if "<tool_call>" in text and '"arguments"' in text:
+        return JSON_SYNTAX
+    # The templates of some LFM2 models show no call.
+    known = all(template.codec.id_of(token) is not None for token in _TOKENS["pythonic"])
+    return ToolSyntax("pythonic") if known else None
 
 
 def _parser_module(name: str) -> ModuleType:

@@ -173,7 +173,7 @@ def test_only_what_is_strict_is_refused_for_a_schema_beyond_the_library(schema: 
         ),
         ({"tools": [{"type": "function"}], "tool_choice": "required"}, "invalid_value", "tools"),
         ({"tools": [tool("f", [1])], "tool_choice": "required"}, "invalid_value", "tools"),
-        ({"tools": [ADD], "response_format": FORM}, "unsupported_parameter", "response_format"),
+        ({"tools": [ADD], "response_format": FORM}, "unsupported_parameter", "tools"),
         ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "invalid_value", "top_logprobs"),
         ({"frequency_penalty": 2.5}, "invalid_value", "frequency_penalty"),

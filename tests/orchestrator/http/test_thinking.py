@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from orchestrator.http.openai.structured_output import response_grammar
 from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.answer.answer_format import infer_answer_format
 from orchestrator.text.answer.thought_parser import MARKERS
@@ -14,7 +15,8 @@ from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Submit
-from protocol.messages.sampling import Sampling
+from protocol.messages.sampling import Grammar, Sampling
+from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.transport.codec import Stamp
 from tests.orchestrator.http import test_anthropic as anthropic
 from tests.orchestrator.http import test_responses as responses
@@ -40,6 +42,8 @@ HARMONY = (
     "<|start|>{{ message.role }}{% if message.thinking %}<|channel|>analysis<|message|>{{ message.thinking }}<|end|>"
     "{% endif %}<|message|>{{ message.content }}<|end|>{% endfor %}<|start|>assistant"
 )
+MARKS = [AddedToken(text, normalized=False) for text in ("<think>", "</think>")]
+FINAL = "<|channel|>final<|message|>"
 SPECIAL = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>")
 CHANNELS = (
     "<|channel|>analysis<|message|>Let me\nadd.<|end|><|start|>assistant<|channel|>commentary<|message|>I add.<|end|>"
@@ -64,10 +68,15 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
 
 
 @pytest.fixture(scope="module")
+def may(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    """As `qwen`, with markers that are tokens."""
+    return model(tmp_path_factory.mktemp("may"), QWEN, MARKS)
+
+
+@pytest.fixture(scope="module")
 def always(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
     """Of a model whose prompts end with the beginning of a thought."""
-    added = [AddedToken(text, normalized=False) for text in ("<think>", "</think>")]
-    return model(tmp_path_factory.mktemp("always"), ALWAYS, added)
+    return model(tmp_path_factory.mktemp("always"), ALWAYS, MARKS)
 
 
 @pytest.fixture(scope="module")
@@ -300,9 +309,115 @@ def test_special_tokens_are_text_only_where_they_are_markers(harmony: ChatTempla
 
 def test_the_format_of_a_model_is_inferred(qwen: ChatTemplate, always: ChatTemplate, harmony: ChatTemplate):
     for template in (qwen, always):
-        form = infer_answer_format(template, template.codec)
+        form = infer_answer_format(template)
         assert (form.thought, form.harmony, form.thinks) == (MARKERS[0], False, True)
-    form = infer_answer_format(harmony, harmony.codec)
+    form = infer_answer_format(harmony)
     assert (form.thought, form.harmony, form.thinks) == (None, True, True)
-    plain = infer_answer_format(TEMPLATE, TextCodec(DEMO))
+    plain = infer_answer_format(TEMPLATE)
     assert (plain.thinks, plain.knows_tools, plain.shown) == (False, False, frozenset())
+
+
+# What is enforced --------------------------------------------------------------------------------
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["yes", "no"]}}}
+
+
+def bound(template: ChatTemplate, body: dict[str, Any], path: str = CHAT) -> Grammar | None:
+    """The grammar that reaches the pipeline."""
+    pipeline = FakePipeline()
+    response = post(path, body, pipeline, template=template)
+    assert response.status_code == 200, response.text
+    return pipeline.asked[0][1].grammar
+
+
+def takes(template: ChatTemplate, grammar: Grammar | None, said: str) -> bool:
+    """Whether the grammar allows `said` as a complete answer."""
+    assert grammar is not None
+    codec = template.codec
+    ends = tuple(codec.eos)
+    try:
+        rules = Grammars(template.folder, 1 << 13).open(grammar, ends, codec.encode(said, special=False))
+    except GrammarError:
+        return False
+    (mask,) = rules.allowed([()])
+    return mask is not None and bool(mask[list(ends)].any())
+
+
+@pytest.mark.parametrize(
+    ("name", "thought"), [("always", "Hm.\n</think>\n\n"), ("harmony", f"{CHANNELS}<|end|><|start|>assistant{FINAL}")]
+)
+def test_a_schema_binds_the_answer_and_not_the_thought(name: str, thought: str, request: pytest.FixtureRequest):
+    template = request.getfixturevalue(name)
+    asked = {**HELLO, "response_format": FORM}
+
+    grammar = bound(template, asked)
+
+    assert takes(template, grammar, thought + '"yes"')
+    assert not takes(template, grammar, thought + "yes")
+    assert not takes(template, grammar, '"yes"')
+    message = post(CHAT, asked, responses.saying([thought + '"yes"']), template=template).json()["choices"][0][
+        "message"
+    ]
+    assert message["content"].endswith('"yes"')
+    assert message["reasoning_content"]
+
+
+def test_a_schema_leaves_it_to_the_model_whether_to_think(may: ChatTemplate):
+    grammar = bound(may, {**HELLO, "response_format": FORM})
+    closed = bound(may, {**HELLO, "response_format": FORM, "enable_thinking": False})
+
+    assert takes(may, grammar, '"yes"')
+    assert takes(may, grammar, '<think>Hm.</think>\n\n"yes"')
+    assert not takes(may, closed, '<think>Hm.</think>"yes"')
+    assert takes(may, closed, '"yes"')
+
+
+def test_markers_that_are_no_tokens_leave_the_answer_to_the_schema(qwen: ChatTemplate):
+    asked = {**HELLO, "response_format": FORM}
+
+    assert bound(qwen, asked) == response_grammar(FORM)
+
+
+def test_a_forced_call_comes_behind_the_thought(may: ChatTemplate):
+    grammar = bound(may, {**HELLO, "tools": TOOLS, "tool_choice": "required"})
+
+    assert takes(may, grammar, f"<think>Hm.</think>\n\n{CALL}")
+    assert not takes(may, grammar, "<think>Hm.</think>\n\nNo.")
+
+
+def test_an_answer_has_the_form_or_consists_of_calls(may: ChatTemplate):
+    grammar = bound(may, {**HELLO, "tools": TOOLS, "response_format": FORM})
+
+    for said in ('"yes"', CALL, f"{CALL}\n{CALL}", f"<think>a</think>{CALL}"):
+        assert takes(may, grammar, said)
+    for said in ("yes", f'"yes"{CALL}', f"I add. {CALL}", CALL[:-3]):
+        assert not takes(may, grammar, said)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": FORM}, "response_format"),
+    ],
+)
+def test_calls_that_can_not_be_enforced_are_refused(harmony: ChatTemplate, asked: dict[str, Any], param: str):
+    response = post(CHAT, {**HELLO, "tools": TOOLS, **asked}, template=harmony)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_a_budget_ends_the_thought(always: ChatTemplate, harmony: ChatTemplate):
+    grammar = bound(always, {**HELLO, "thinking_budget": 3})
+
+    assert takes(always, grammar, "a b</think>Yes.")
+    assert not takes(always, grammar, "a b c d e f</think>Yes.")
+    thinking = {"type": "enabled", "budget_tokens": 3}
+    assert bound(always, {**HI, "thinking": thinking}, anthropic.MESSAGES) == grammar
+    assert bound(always, HELLO) is None
+    assert bound(harmony, {**HELLO, "thinking_budget": 3}) is not None
+    assert bound(harmony, {**HELLO, "thinking_budget": 3, "tools": TOOLS}) is None
+    assert bound(TEMPLATE, {**HELLO, "thinking_budget": 3}) is None
+    wrong = post(anthropic.MESSAGES, {**HI, "thinking": {**thinking, "budget_tokens": "x"}}, template=always)
+    assert wrong.status_code == 400

@@ -1,0 +1,134 @@
+"""Which tokens a thought before a grammar's text allows: any text up to its end, and no end of the answer.
+
+Knows no model and no grammar library. The allowed tokens are a function of the generated tokens alone.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from protocol.messages.sampling import Thought
+from protocol.sampling.token_rules import TokenMask, TokenRules
+
+
+class Phase(Enum):
+    UNDECIDED = "undecided"
+    """Nothing but the first tokens of the start marker: the answer may begin with a thought or without."""
+    THINKING = "thinking"
+    ANSWERING = "answering"
+
+
+class ThoughtPosition(NamedTuple):
+    """Where a path is. Tokens behind the thought do not change it."""
+
+    phase: Phase
+    tokens: int = 0
+    """Of the start marker so far, or of the thought."""
+    recent: tuple[int, ...] = ()
+    """The last tokens of the thought, as many as the end marker has, less one."""
+
+
+class ThoughtState:
+    """The position of one sequence in its thought and in the answer behind it. Looks ahead without moving."""
+
+    def __init__(self, thought: Thought, answer: TokenRules, vocabulary: int, ends: frozenset[int]) -> None:
+        """`answer`: at its beginning. `ends`: tokens that end an answer."""
+        self._thought = thought
+        self._answer = answer
+        self.vocabulary = vocabulary
+        """Length of the masks."""
+        self._ends = ends
+        self._position = ThoughtPosition(Phase.THINKING if thought.opened else Phase.UNDECIDED)
+        self._undecided: tuple[int, ...] = ()
+        """Tokens that may belong to the start marker or to the answer."""
+        self._open = np.ones(vocabulary, dtype=np.bool_)
+        self._open[list(ends)] = False
+        self._left = ""
+
+    @property
+    def failure(self) -> str:
+        """The reason why the generated tokens are not allowed; empty if they are."""
+        return self._left or self._answer.failure
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Move behind these generated tokens."""
+        found = self._walk(tokens)
+        if found is None:
+            self._left = "The grammar can't be followed: the answer ends inside its thought."
+            return
+        self._position, answer = found
+        if self._position.phase is Phase.ANSWERING:
+            self._answer.advance(answer)
+            answer = ()
+        self._undecided = tuple(answer)
+
+    def allowed(self, paths: Sequence[Sequence[int]]) -> list[TokenMask | None]:
+        """As GrammarState's. Raises GrammarError."""
+        walked = [self._walk(path) for path in paths]
+        answering = [
+            index for index, found in enumerate(walked) if found is not None and found[0].phase is not Phase.THINKING
+        ]
+        answers = [found[1] for index in answering if (found := walked[index]) is not None]
+        masks = dict(zip(answering, self._answer.allowed(answers) if answers else (), strict=True))
+        return [None if found is None else self._mask(found[0], masks.get(index)) for index, found in enumerate(walked)]
+
+    def _mask(self, position: ThoughtPosition, answer: TokenMask | None) -> TokenMask | None:
+        """`answer`: what the answer allows, unless the position is in the thought."""
+        if position.phase is Phase.ANSWERING:
+            return answer
+        only = _only(self._thought, position)
+        if position.phase is Phase.THINKING and only is None:
+            return self._open
+        mask = np.zeros(self.vocabulary, dtype=np.bool_) if answer is None else answer.copy()
+        mask[only] = True
+        return mask
+
+    def _walk(self, path: Sequence[int]) -> tuple[ThoughtPosition, Sequence[int]] | None:
+        """The position behind `path`, and the tokens of the answer that its state does not have yet; None if the
+        thought does not allow the path."""
+        position = self._position
+        answer = list(self._undecided)
+        for place, token in enumerate(path):
+            if position.phase is Phase.ANSWERING:
+                return position, [*answer, *path[place:]]
+            following = step(self._thought, position, token, self._ends)
+            if following is None:
+                return None
+            answer = [] if following.phase is Phase.THINKING or position.phase is Phase.THINKING else [*answer, token]
+            position = following
+        return position, answer
+
+
+def step(
+    thought: Thought, position: ThoughtPosition, token: int, ends: frozenset[int] = frozenset()
+) -> ThoughtPosition | None:
+    """The position behind `token`; None if it is not allowed there."""
+    if position.phase is Phase.UNDECIDED:
+        if token != thought.start[position.tokens]:
+            return ThoughtPosition(Phase.ANSWERING)
+        whole = position.tokens + 1 == len(thought.start)
+        return ThoughtPosition(Phase.THINKING) if whole else ThoughtPosition(Phase.UNDECIDED, position.tokens + 1)
+    if position.phase is Phase.ANSWERING:
+        return position
+    only = _only(thought, position)
+    if token in ends if only is None else token != only:
+        return None
+    recent = (*position.recent, token)[-len(thought.end) :]
+    if recent == thought.end:
+        return ThoughtPosition(Phase.ANSWERING)
+    kept = len(thought.end) - 1
+    return ThoughtPosition(Phase.THINKING, position.tokens + 1, recent[-kept:] if kept else ())
+
+
+def _only(thought: Thought, position: ThoughtPosition) -> int | None:
+    """The token that must or, at an undecided position, may follow; None if others may too."""
+    if position.phase is Phase.UNDECIDED:
+        return thought.start[position.tokens]
+    closing = thought.closing or thought.end
+    if thought.budget is not None and position.tokens >= thought.budget:
+        return closing[position.tokens - thought.budget]
+    head = thought.end[:-1]
+    # What follows the head of a longer marker could only be another form of the same marker.
+    return thought.end[-1] if head and position.recent == head else None
