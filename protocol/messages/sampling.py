@@ -22,11 +22,12 @@ Marker: TypeAlias = Annotated[tuple[Token, ...], Meta(min_length=1, max_length=M
 class Thought(MessagePart, frozen=True):
     """A thought that may come before the text of a grammar. It may hold any token but those that end an answer."""
 
-    start: Marker
+    starts: Annotated[tuple[Marker, ...], Meta(min_length=1, max_length=4)]
+    """The ways to begin it."""
     end: Marker
     """The thought ends with the first occurrence."""
     opened: bool = False
-    """The prompt ends with the start, so there is a thought. If not, the model may begin one or not."""
+    """The prompt ends with a start, so there is a thought. If not, the model may begin one or not."""
     budget: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] | None = None
     """Most tokens of the thought; then follows `closing`."""
     closing: Annotated[tuple[Token, ...], Meta(max_length=MAX_MARKER)] = ()

@@ -7,7 +7,7 @@ alone. llguidance is imported on the first use of a grammar.
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,7 +93,7 @@ class Grammars:
         thought = grammar.thought
         if thought is None:
             return answer
-        if max((*thought.start, *thought.end, *thought.closing)) >= known:
+        if max((*chain(*thought.starts), *thought.end, *thought.closing)) >= known:
             raise GrammarError("The markers of a thought are beyond this model's vocabulary.")
         return ThoughtState(thought, answer, known, answer_ends)
 

@@ -25,9 +25,9 @@ class ThoughtPosition(NamedTuple):
 
     phase: Phase
     tokens: int = 0
-    """Of the start marker so far, or of the thought."""
+    """Of the thought so far."""
     recent: tuple[int, ...] = ()
-    """The last tokens of the thought, as many as the end marker has, less one."""
+    """The beginning of a start marker, or the last tokens of the thought: as many as the end marker has, less one."""
 
 
 class ThoughtState:
@@ -78,8 +78,11 @@ class ThoughtState:
         """`answer`: what the answer allows, unless the position is in the thought."""
         if position.phase is Phase.ANSWERING:
             return answer
-        only = _only(self._thought, position)
-        if position.phase is Phase.THINKING and only is None:
+        if position.phase is Phase.UNDECIDED:
+            only = _begun(self._thought, position.recent)
+        elif (forced := _forced(self._thought, position)) is not None:
+            only = [forced]
+        else:
             return self._open
         mask = np.zeros(self.vocabulary, dtype=np.bool_) if answer is None else answer.copy()
         mask[only] = True
@@ -106,14 +109,16 @@ def step(
 ) -> ThoughtPosition | None:
     """The position behind `token`; None if it is not allowed there."""
     if position.phase is Phase.UNDECIDED:
-        if token != thought.start[position.tokens]:
-            return ThoughtPosition(Phase.ANSWERING)
-        whole = position.tokens + 1 == len(thought.start)
-        return ThoughtPosition(Phase.THINKING) if whole else ThoughtPosition(Phase.UNDECIDED, position.tokens + 1)
+        begun = (*position.recent, token)
+        if begun in thought.starts:
+            return ThoughtPosition(Phase.THINKING)
+        if _begun(thought, begun):
+            return ThoughtPosition(Phase.UNDECIDED, recent=begun)
+        return ThoughtPosition(Phase.ANSWERING)
     if position.phase is Phase.ANSWERING:
         return position
-    only = _only(thought, position)
-    if token in ends if only is None else token != only:
+    forced = _forced(thought, position)
+    if token in ends if forced is None else token != forced:
         return None
     recent = (*position.recent, token)[-len(thought.end) :]
     if recent == thought.end:
@@ -122,10 +127,13 @@ def step(
     return ThoughtPosition(Phase.THINKING, position.tokens + 1, recent[-kept:] if kept else ())
 
 
-def _only(thought: Thought, position: ThoughtPosition) -> int | None:
-    """The token that must or, at an undecided position, may follow; None if others may too."""
-    if position.phase is Phase.UNDECIDED:
-        return thought.start[position.tokens]
+def _begun(thought: Thought, begun: tuple[int, ...]) -> list[int]:
+    """The tokens that continue a start marker."""
+    return [start[len(begun)] for start in thought.starts if start[: len(begun)] == begun and start != begun]
+
+
+def _forced(thought: Thought, position: ThoughtPosition) -> int | None:
+    """The only token that may follow in the thought; None if others may too."""
     closing = thought.closing or thought.end
     if thought.budget is not None and position.tokens >= thought.budget:
         return closing[position.tokens - thought.budget]

@@ -92,14 +92,16 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
     codec = template.codec
     if writes_harmony(template):
         head, closing = (_tokens("".join(marker), codec) for marker in (HARMONY_ANSWER, HARMONY_CLOSING))
-        bounds = Thought(head[:1], head, opened=True, closing=closing)
+        bounds = Thought((head,), head, opened=True, closing=closing)
         return AnswerFormat(harmony=True, shown=codec.hidden(HARMONY_TOKENS), bounds=bounds)
     thought = next((markers for markers in MARKERS if _writes(markers, template, codec)), None)
     tools = infer_tool_syntax(template)
     marks = [*(thought.tokens if thought else ()), *(tools.tokens if tools else ())]
     bounds = None
     if thought is not None and _in_vocabulary(thought, codec):
-        bounds = Thought(_tokens(thought.start, codec), _tokens(thought.end, codec))
+        # GLM models begin with a line break.
+        starts = tuple(_tokens(space + thought.start, codec) for space in ("", "\n"))
+        bounds = Thought(starts, _tokens(thought.end, codec))
     return AnswerFormat(thought, tools, shown=codec.hidden(marks), bounds=bounds)
 
 
@@ -114,4 +116,5 @@ def _in_vocabulary(markers: ThoughtMarkers, codec: TextCodec) -> bool:
 
 
 def _tokens(text: str, codec: TextCodec) -> tuple[int, ...]:
-    return tuple(codec.encode(text, special=False))
+    token = codec.id_of(text)
+    return tuple(codec.encode(text, special=False)) if token is None else (token,)

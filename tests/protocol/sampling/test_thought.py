@@ -15,11 +15,11 @@ from tests.protocol.sampling.test_grammar import CODEC, END, GRAMMARS, PERSON, S
 
 FORM = Grammar(json.dumps(PERSON))
 START, STOP = CODEC.encode("class")[0], CODEC.encode("return")[0]
-OWN = Thought((START,), (STOP,))
+OWN = Thought(((START,),), (STOP,))
 """The model may think."""
-OPENED = Thought((START,), (STOP,), opened=True)
+OPENED = Thought(((START,),), (STOP,), opened=True)
 HEAD, MIDDLE = CODEC.encode("def")[0], CODEC.encode("import")[0]
-LONG = Thought((START,), (HEAD, MIDDLE, STOP), opened=True, closing=(START, HEAD, MIDDLE, STOP))
+LONG = Thought(((START,),), (HEAD, MIDDLE, STOP), opened=True, closing=(START, HEAD, MIDDLE, STOP))
 WORDS = CODEC.encode("Let me see.\n")
 ANSWER = CODEC.encode(SAID)
 ALL = set(range(VOCABULARY))
@@ -62,13 +62,15 @@ def test_a_model_may_answer_without_a_thought():
 
 
 def test_a_long_start_marker_may_turn_out_to_be_none():
-    thought = Thought((START, HEAD), (STOP,))
+    thought = Thought(((START, HEAD), (MIDDLE, START, HEAD)), (STOP,))
 
     assert after(thought, [], Grammar("")) == ALL
     assert after(thought, [START], Grammar("")) == ALL
     assert after(thought, [START, HEAD], Grammar("")) == ALL - {END}
     assert after(thought, [START, MIDDLE, STOP, START, HEAD], Grammar("")) == ALL
+    assert after(thought, [MIDDLE, START, HEAD], Grammar("")) == ALL - {END}
     assert after(thought, [START]) == {HEAD}
+    assert {START, MIDDLE} <= (after(thought, []) or set())
 
 
 @pytest.mark.parametrize("thought", [OPENED, LONG])
@@ -127,7 +129,7 @@ def test_looking_ahead_and_moving_agree(thought: Thought, schema: str, seed: int
 def test_a_flawed_thought_is_refused():
     assert flaw(Grammar("", thought=replace(OPENED, closing=(START,)))) is not None
     with pytest.raises(GrammarError, match="vocabulary"):
-        GRAMMARS.open(Grammar("", thought=Thought((START,), (VOCABULARY,))), (END,), ())
+        GRAMMARS.open(Grammar("", thought=Thought(((START,),), (VOCABULARY,))), (END,), ())
 
 
 def test_another_value_may_come_instead_of_a_call():
