@@ -46,6 +46,7 @@ class AnswerContent:
 
 
 def chat_call(call: Call) -> dict[str, Any]:
-    """A call in the form of chat responses, with a new id if the model gave it none."""
+    """A call in the form of chat responses, with a new id if the model gave it none. Mistral's templates read only ids
+    of nine letters and digits."""
     function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id or f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+    return {"id": call.id or uuid.uuid4().hex[:9], "type": "function", "function": function}

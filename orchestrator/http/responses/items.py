@@ -26,7 +26,7 @@ def messages(items: Iterable[Item]) -> list[Message]:
             case "message":
                 found.append({"role": _text(item, "role"), "content": _content(item.get("content"))})
             case "function_call":
-                _add_call(found, item, bool(thoughts))
+                _add_call(found, item, any(thoughts))
             case "function_call_output":
                 output = _content(item.get("output"))
                 found.append({"role": "tool", "tool_call_id": _text(item, "call_id"), "content": output})

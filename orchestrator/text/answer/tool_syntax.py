@@ -109,7 +109,8 @@ class ToolSyntax:
     def calls(self, content: str, tools: Tools) -> list[Call] | None:
         """The calls between two markers; None if they are malformed."""
         try:
-            found = msgspec.json.decode(content.strip()) if self.enforceable else self._parse(content, tools)
+            known = [_with_parameters(tool) for tool in tools]
+            found = msgspec.json.decode(content.strip()) if self.enforceable else self._parse(content, known)
             calls = msgspec.convert(found if isinstance(found, list) else [found], list[_Call])
             return [Call(one.name, msgspec.json.encode(one.arguments).decode(), one.id) for one in calls] or None
         # The parsers raise Python's own errors for malformed calls, which models do write.
@@ -127,6 +128,12 @@ class ToolSyntax:
 
 JSON_SYNTAX = ToolSyntax("json")
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen models write it."""
+
+
+def _with_parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parsers look for the parameters of each function, which a function without any may leave out."""
+    function = tool["function"]
+    return {**tool, "function": {**function, "parameters": function.get("parameters") or {}}}
 
 
 def infer_tool_syntax(template: ChatTemplate) -> ToolSyntax | None:

@@ -1,5 +1,6 @@
 """Laws of answers: reasoning, text and calls are told apart, and the borders between pieces change nothing."""
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -178,6 +179,16 @@ def test_a_complete_call_before_an_incomplete_one_is_kept(name: str):
 
     assert calling(name, [said + "\n" + cut]) == [WEATHER, Spoken(cut)]
     assert calling(name, [*(said + cut)]) == [WEATHER, Spoken(cut)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_may_have_no_parameters_in_its_tool(name: str):
+    bare = [{"type": "function", "function": {"name": "get_weather"}}]
+
+    (call,) = parts(AnswerFormat(None, ToolSyntax(name)).parser(False, bare, None), [CALLS[name]])
+
+    assert isinstance(call, Call)
+    assert (call.name, json.loads(call.arguments)["city"]) == ("get_weather", "Oslo")
 
 
 def test_a_call_comes_as_soon_as_it_is_complete():
