@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError
@@ -84,18 +85,19 @@ class Grammars:
         return state
 
     def _state(self, grammar: Grammar, ends: tuple[int, ...]) -> TokenRules:
-        known, answer_ends = self._vocabulary, frozenset(ends)
-        answer = (
-            GrammarState(self._tokenizer(ends), grammar, known, answer_ends)
-            if grammar.schema
-            else AnyText(known, answer_ends)
-        )
         thought = grammar.thought
         if thought is None:
-            return answer
-        if max((*chain(*thought.starts), *thought.end, *thought.closing)) >= known:
+            return self._answer(grammar, ends)
+        if max((*chain(*thought.starts), *thought.end, *thought.closing)) >= self._vocabulary:
             raise GrammarError("The markers of a thought are beyond this model's vocabulary.")
-        return ThoughtState(thought, answer, known, answer_ends)
+        behind = self._answer(grammar, ends)
+        without = behind if thought.opened else self._answer(replace(grammar, thought=None), ends)
+        return ThoughtState(thought, behind, without, self._vocabulary, frozenset(ends))
+
+    def _answer(self, grammar: Grammar, ends: tuple[int, ...]) -> TokenRules:
+        if not grammar.schema:
+            return AnyText(self._vocabulary, frozenset(ends))
+        return GrammarState(self._tokenizer(ends), grammar, self._vocabulary, frozenset(ends))
 
     def _tokenizer(self, ends: tuple[int, ...]) -> "LLTokenizer":
         if ends not in self._tokenizers:

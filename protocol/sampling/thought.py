@@ -17,7 +17,10 @@ class Phase(Enum):
     UNDECIDED = "undecided"
     """Nothing but the first tokens of the start marker: the answer may begin with a thought or without."""
     THINKING = "thinking"
-    ANSWERING = "answering"
+    BEHIND = "behind"
+    """In the answer, behind a thought."""
+    WITHOUT = "without"
+    """In an answer without a thought."""
 
 
 class ThoughtPosition(NamedTuple):
@@ -33,16 +36,19 @@ class ThoughtPosition(NamedTuple):
 class ThoughtState:
     """The position of one sequence in its thought and in the answer behind it. Looks ahead without moving."""
 
-    def __init__(self, thought: Thought, answer: TokenRules, vocabulary: int, ends: frozenset[int]) -> None:
-        """`answer`: at its beginning. `ends`: tokens that end an answer."""
+    def __init__(
+        self, thought: Thought, behind: TokenRules, without: TokenRules, vocabulary: int, ends: frozenset[int]
+    ) -> None:
+        """`behind`, `without`: of the answer behind a thought and of one without, at their beginning. `ends`: tokens
+        that end an answer."""
         self._thought = thought
-        self._answer = answer
+        self._answers = {Phase.BEHIND: behind, Phase.WITHOUT: without, Phase.UNDECIDED: without}
         self.vocabulary = vocabulary
         """Length of the masks."""
-        self._ends = ends
         self._position = ThoughtPosition(Phase.THINKING if thought.opened else Phase.UNDECIDED)
         self._undecided: tuple[int, ...] = ()
-        """Tokens that may belong to the start marker or to the answer."""
+        """Tokens that may belong to a start marker or to the answer."""
+        self._ends = ends
         self._open = np.ones(vocabulary, dtype=np.bool_)
         self._open[list(ends)] = False
         self._left = ""
@@ -50,33 +56,35 @@ class ThoughtState:
     @property
     def failure(self) -> str:
         """The reason why the generated tokens are not allowed; empty if they are."""
-        return self._left or self._answer.failure
+        answer = self._answers.get(self._position.phase)
+        return self._left or ("" if answer is None else answer.failure)
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Move behind these generated tokens."""
         found = self._walk(tokens)
         if found is None:
-            self._left = "The grammar can't be followed: the answer ends inside its thought."
+            self._left = "The grammar can't be followed: the answer ends inside its thought, or beyond its budget."
             return
         self._position, answer = found
-        if self._position.phase is Phase.ANSWERING:
-            self._answer.advance(answer)
+        if self._position.phase in (Phase.BEHIND, Phase.WITHOUT):
+            self._answers[self._position.phase].advance(answer)
             answer = ()
         self._undecided = tuple(answer)
 
     def allowed(self, paths: Sequence[Sequence[int]]) -> list[TokenMask | None]:
-        """As GrammarState's. Raises GrammarError."""
+        """As TokenRules has it."""
         walked = [self._walk(path) for path in paths]
-        answering = [
-            index for index, found in enumerate(walked) if found is not None and found[0].phase is not Phase.THINKING
-        ]
-        answers = [found[1] for index in answering if (found := walked[index]) is not None]
-        masks = dict(zip(answering, self._answer.allowed(answers) if answers else (), strict=True))
-        return [None if found is None else self._mask(found[0], masks.get(index)) for index, found in enumerate(walked)]
+        masks: list[TokenMask | None] = [None] * len(paths)
+        for phase, rules in self._answers.items():
+            places = [place for place, found in enumerate(walked) if found is not None and found[0].phase is phase]
+            answers = [found[1] for place in places if (found := walked[place]) is not None]
+            for place, mask in zip(places, rules.allowed(answers) if answers else (), strict=True):
+                masks[place] = mask
+        return [None if found is None else self._mask(found[0], masks[place]) for place, found in enumerate(walked)]
 
     def _mask(self, position: ThoughtPosition, answer: TokenMask | None) -> TokenMask | None:
         """`answer`: what the answer allows, unless the position is in the thought."""
-        if position.phase is Phase.ANSWERING:
+        if position.phase in (Phase.BEHIND, Phase.WITHOUT):
             return answer
         if position.phase is Phase.UNDECIDED:
             only = _begun(self._thought, position.recent)
@@ -94,12 +102,12 @@ class ThoughtState:
         position = self._position
         answer = list(self._undecided)
         for place, token in enumerate(path):
-            if position.phase is Phase.ANSWERING:
+            if position.phase in (Phase.BEHIND, Phase.WITHOUT):
                 return position, [*answer, *path[place:]]
             following = step(self._thought, position, token, self._ends)
             if following is None:
                 return None
-            answer = [] if following.phase is Phase.THINKING or position.phase is Phase.THINKING else [*answer, token]
+            answer = [*answer, token] if following.phase in (Phase.UNDECIDED, Phase.WITHOUT) else []
             position = following
         return position, answer
 
@@ -114,15 +122,15 @@ def step(
             return ThoughtPosition(Phase.THINKING)
         if _begun(thought, begun):
             return ThoughtPosition(Phase.UNDECIDED, recent=begun)
-        return ThoughtPosition(Phase.ANSWERING)
-    if position.phase is Phase.ANSWERING:
+        return ThoughtPosition(Phase.WITHOUT)
+    if position.phase is not Phase.THINKING:
         return position
     forced = _forced(thought, position)
     if token in ends if forced is None else token != forced:
         return None
     recent = (*position.recent, token)[-len(thought.end) :]
     if recent == thought.end:
-        return ThoughtPosition(Phase.ANSWERING)
+        return ThoughtPosition(Phase.BEHIND)
     kept = len(thought.end) - 1
     return ThoughtPosition(Phase.THINKING, position.tokens + 1, recent[-kept:] if kept else ())
 
