@@ -109,7 +109,11 @@ class Server:
 
         def renderer(prompt: RenderedChat) -> Chunks:
             parsed = replace(
-                answer, new_parser=prompt.new_parser, shown=prompt.shown, reasoning_tokens=self.codec.count
+                answer,
+                new_parser=prompt.new_parser,
+                shown=prompt.shown,
+                reasoning_tokens=self.codec.count,
+                warnings=prompt.warnings,
             )
             return Chunks(parsed, question.choices)
 

@@ -36,7 +36,7 @@ class MessagesRoutes:
 
         def answer(prompt: RenderedChat) -> MessageAnswer:
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
-            return MessageAnswer(model, content, stops, len(prompt.tokens))
+            return MessageAnswer(model, content, stops, len(prompt.tokens), prompt.warnings)
 
         return await self._server.converse(request, chat, answer)
 

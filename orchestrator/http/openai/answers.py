@@ -42,6 +42,8 @@ class ChoiceAnswer:
     """Special tokens whose text is part of the output."""
     reasoning_tokens: Callable[[str], int] = len
     """Counts the tokens of a text."""
+    warnings: Sequence[str] = ()
+    """What of the request the model does not read; told in the answer and in the first chunk."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -49,13 +51,15 @@ class ChoiceAnswer:
         parsed = [self._parsed(result) for result in results]
         choices = [self._choice(index, *each) for index, each in enumerate(zip(results, parsed, strict=True))]
         reasoning = [_joined(parts, Reasoning) for parts, _ in parsed]
-        return {**self._head(_OBJECT[self.kind]), "choices": choices, "usage": self.usage(results, reasoning)}
+        answer = {**self._head(_OBJECT[self.kind]), "choices": choices, "usage": self.usage(results, reasoning)}
+        return answer | self._warned
 
     def opening(self, choices: int) -> list[dict[str, Any]]:
         """Chunks before the first text."""
         if self.kind == "text":
             return []
-        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(choices)]
+        first, *others = [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(choices)]
+        return [first | self._warned, *others]
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> dict[str, Any]:
         return self._chunk(index, {"content": text} if self.kind == "chat" else text, logprobs=logprobs)
@@ -77,6 +81,10 @@ class ChoiceAnswer:
     def usage(self, results: Sequence[Result], reasoning: Sequence[str]) -> dict[str, Any]:
         """`reasoning`: of each choice."""
         return usage(results, self.prompts, sum(self.reasoning_tokens(text) for text in reasoning if text))
+
+    @property
+    def _warned(self) -> dict[str, Any]:
+        return {"warnings": self.warnings} if self.warnings else {}
 
     @property
     def _chunk_object(self) -> str:
