@@ -18,12 +18,13 @@ from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.http.admission_limit import AdmissionLimit
 from orchestrator.http.chat_prompts import ChatPrompts, RenderedChat
 from orchestrator.http.disconnects import body, unless_gone
-from orchestrator.http.errors import ApiError
+from orchestrator.http.errors import ApiError, PromptTooLong
 from orchestrator.http.generation import ChoiceStream, OutputSource
+from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, anthropic_cards, model_card
 from orchestrator.http.monitoring.health import Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
-from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, model_card
+from orchestrator.http.openai.answers import ChoiceAnswer, Chunks
 from orchestrator.http.openai.request_models import ChatRequest, CompletionRequest, GenerationRequest, read, sampling
 from orchestrator.http.renderer import Renderer
 from orchestrator.http.settings import ServerSettings
@@ -31,7 +32,6 @@ from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
-from protocol.messages.base import Level
 from protocol.messages.client import PipelineState
 from protocol.messages.sampling import Grammar
 from protocol.sampling.grammar import require_enforceable
@@ -83,17 +83,18 @@ class Server:
         return Response(self.figures.text(await self._health.check()), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
-        level = await self._level()
-        cards = [model_card(name, self._created, level) for name in self._settings.names]
+        names, state = self._settings.names, (await self._health.check()).serving
+        if ANTHROPIC_VERSION in request.headers:
+            return JSONResponse(anthropic_cards(names, self._created, state and state.context))
+        cards = [model_card(name, self._created, state and state.level) for name in names]
         return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         name = self.model_name(request.path_params["name"])
-        return JSONResponse(model_card(name, self._created, await self._level()))
-
-    async def _level(self) -> Level | None:
         state = (await self._health.check()).serving
-        return None if state is None else state.level
+        if ANTHROPIC_VERSION in request.headers:
+            return JSONResponse(anthropic_card(name, self._created, state and state.context))
+        return JSONResponse(model_card(name, self._created, state and state.level))
 
     async def complete(self, request: Request) -> Response:
         question = read(await body(request), CompletionRequest)
@@ -223,9 +224,4 @@ def _require_fitting(tokens: Sequence[int], state: PipelineState) -> None:
     if max(tokens) >= state.vocabulary:
         raise ApiError(400, f"The prompt holds token {max(tokens)}: ids end at {state.vocabulary - 1}.", param="prompt")
     if len(tokens) >= state.context:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {state.context} tokens, and the prompt has {len(tokens)}: "
-            "shorten it.",
-            code="context_length_exceeded",
-        )
+        raise PromptTooLong(len(tokens), state.context)

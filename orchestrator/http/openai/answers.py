@@ -16,7 +16,6 @@ from orchestrator.http.renderer import COMMENT, frame
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken
 from orchestrator.text.tokenizer import TextCodec
-from protocol.messages.base import Level
 
 AnswerKind = Literal["chat", "text"]
 _PREFIX = {"chat": "chatcmpl", "text": "cmpl"}
@@ -208,8 +207,3 @@ def _joined(parts: Iterable[Part], kind: type[Reasoning] | type[Spoken]) -> str:
 def finish_reason(result: Result, called: bool) -> str:
     """OpenAI's finish reason of a choice. `called`: whether it has tool calls."""
     return "tool_calls" if called and result.finish_reason == "stop" else result.finish_reason
-
-
-def model_card(name: str, created: int, level: Level | None) -> dict[str, Any]:
-    """`level`: what the target verifies in one forward; None until that is known."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "launch-pipeline", "level": level}

@@ -1,6 +1,6 @@
 """What clients may ask: OpenAI's request bodies, checked and turned into sampling parameters. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -152,10 +152,27 @@ class ChatRequest(GenerationRequest, kw_only=True):
                 raise unsupported(name, f"{name} is not supported: leave it out.")
         if self.modalities not in (*_IGNORED, ["text"]):
             raise unsupported("modalities", "Only text is supported.")
+        for kind in _kinds_without_text(self.messages):
+            raise unsupported(
+                "messages", f"A message has a part of type {kind!r}, and these models read only text: leave it out."
+            )
 
 
 RESERVED_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt", "answering"))
 """Variables of chat templates that requests may not choose."""
+
+
+def _kinds_without_text(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Types of the parts of messages that are images, audio or files."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if isinstance(kind, str) and kind not in _TEXT_PARTS and not isinstance(part.get("text"), str):
+                yield kind
+
+
+_TEXT_PARTS = ("text", "refusal")
 
 Q = TypeVar("Q", bound=GenerationRequest)
 
