@@ -98,15 +98,27 @@ class Server:
 
     async def complete(self, request: Request) -> Response:
         question = read(await body(request), CompletionRequest)
-        answer = self._with_extras(
-            ChoiceAnswer("text", self.model_name(question.model), len(question.prompts)), question
+        answer = ChoiceAnswer(
+            "text",
+            self.model_name(question.model),
+            len(question.prompts),
+            with_usage=question.with_usage,
+            codec=None if question.told is None else self.codec,
+            returned=question.returned if question.choices > question.returned else None,
         )
-        renderer = Chunks(answer, len(question.prompts) * question.choices)
-        return await self.answer(request, question, lambda: Prepared(self._completion_prompts(question), renderer))
+
+        def prepare() -> Prepared:
+            echoed = self._echoed(question)
+            renderer = Chunks(replace(answer, echoed=echoed), len(question.prompts) * question.choices)
+            return Prepared(self._completion_prompts(question), renderer)
+
+        return await self.answer(request, question, prepare)
 
     async def chat(self, request: Request) -> Response:
         question = read(await body(request), ChatRequest)
-        answer = self._with_extras(ChoiceAnswer("chat", self.model_name(question.model), 1), question)
+        codec = None if question.alternatives is None else self.codec
+        name = self.model_name(question.model)
+        answer = ChoiceAnswer("chat", name, 1, with_usage=question.with_usage, codec=codec)
 
         def renderer(prompt: RenderedChat) -> Chunks:
             parsed = replace(
@@ -129,10 +141,12 @@ class Server:
 
         return await self.answer(request, question, prepare)
 
-    def _with_extras(self, answer: ChoiceAnswer, question: GenerationRequest) -> ChoiceAnswer:
-        """`answer` with usage and log-probabilities if the request asks for them."""
-        codec = None if question.alternatives is None else self.codec
-        return replace(answer, with_usage=question.with_usage, codec=codec)
+    def _echoed(self, question: CompletionRequest) -> list[str]:
+        """The prompt of each choice that is returned, if the client wants it back."""
+        if not question.echo:
+            return []
+        texts = [each if isinstance(each, str) else self.codec.decode(each) for each in question.prompts]
+        return [text for text in texts for _ in range(question.returned)]
 
     def _completion_prompts(self, question: CompletionRequest) -> list[Sequence[int]]:
         return [self.codec.encode(each) if isinstance(each, str) else each for each in question.prompts]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import OutputEvent, Text
+from orchestrator.http.openai.best_of import best
 from orchestrator.http.openai.content import chat_call
 from orchestrator.http.openai.logprobs import LogprobTranscript, no_logprobs
 from orchestrator.http.openai.usage import usage
@@ -43,12 +44,17 @@ class ChoiceAnswer:
     """Counts the tokens of a text."""
     warnings: Sequence[str] = ()
     """What of the request the model does not read; told in the answer and in the first chunk."""
+    echoed: Sequence[str] = ()
+    """Of each choice, the text that comes before it: its prompt."""
+    returned: int | None = None
+    """Choices of each prompt that are returned, the best ones; None for all."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        parsed = [self._parsed(result) for result in results]
-        choices = [self._choice(index, *each) for index, each in enumerate(zip(results, parsed, strict=True))]
+        shown = results if self.returned is None else best(results, self.prompts, self.returned)
+        parsed = [self._parsed(result) for result in shown]
+        choices = [self._choice(index, *each) for index, each in enumerate(zip(shown, parsed, strict=True))]
         reasoning = [_joined(parts, Reasoning) for parts, _ in parsed]
         answer = {**self._head(_OBJECT[self.kind]), "choices": choices, "usage": self.usage(results, reasoning)}
         return answer | self._warned
@@ -56,7 +62,7 @@ class ChoiceAnswer:
     def opening(self, choices: int) -> list[dict[str, Any]]:
         """Chunks before the first text."""
         if self.kind == "text":
-            return []
+            return [self.piece(index, text) for index, text in enumerate(self.echoed)]
         first, *others = [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(choices)]
         return [first | self._warned, *others]
 
@@ -109,7 +115,8 @@ class ChoiceAnswer:
         logprobs = self._logprobs(result, start)
         reason = finish_reason(result, bool(calls))
         if self.kind == "text":
-            return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+            before = self.echoed[index] if self.echoed else ""
+            return {"index": index, "text": before + text, "logprobs": logprobs, "finish_reason": reason}
         message = {"role": "assistant", "content": text, "refusal": None}
         if reasoning:
             message = {**message, "reasoning_content": reasoning}

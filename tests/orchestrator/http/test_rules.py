@@ -183,6 +183,9 @@ def test_a_long_body_is_refused_whether_its_length_is_told_or_not(told: bool):
         (COMPLETIONS, {"prompt": "a", "n": 0}, "n"),
         (COMPLETIONS, {"prompt": "a", "n": 17}, "n"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        (COMPLETIONS, {"prompt": "a", "n": 2, "best_of": 1}, "best_of"),
+        (COMPLETIONS, {"prompt": "a", "best_of": 17}, "best_of"),
+        (COMPLETIONS, {"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"1": 1000}}, "logit_bias"),
         (COMPLETIONS, {"prompt": "a", "stop": [1]}, "stop"),
@@ -279,9 +282,8 @@ def test_a_refusal_of_an_earlier_turn_is_its_text():
 @pytest.mark.parametrize(
     ("path", "given"),
     [
-        (COMPLETIONS, {"echo": True}),
+        (COMPLETIONS, {"echo": True, "logprobs": 1}),
         (COMPLETIONS, {"suffix": "}"}),
-        (COMPLETIONS, {"best_of": 2}),
         (CHAT, {"response_format": {"type": "verse"}}),
         (CHAT, {"response_format": "json"}),
         (CHAT, {"tool_choice": "always"}),
