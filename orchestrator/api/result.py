@@ -23,6 +23,8 @@ class Result:
     """The stop string that ended it; None for the model's own end."""
     likelihoods: tuple[Likelihood, ...] = ()
     """One a token, if they were requested."""
+    prompt_likelihoods: tuple[Likelihood, ...] = ()
+    """Of the prompt's tokens from the second one on, if they were requested."""
 
     def to_json(self) -> dict[str, Any]:
         """The object that `generate --json` prints."""
@@ -56,6 +58,7 @@ class OutputCollector:
         self._hits: list[bool] = []
         self.chosen: list[Chosen] = []
         """Tokens so far with their likelihoods, if they were asked for."""
+        self._prompt: list[Likelihood] = []
 
     @property
     def tokens(self) -> int:
@@ -74,6 +77,7 @@ class OutputCollector:
                 self._texts.append(message.text)
                 self._tokens.extend(message.tokens)
                 self.chosen.extend(map(Chosen, message.tokens, message.likelihoods))
+                self._prompt.extend(message.prompt_likelihoods)
                 if message.hit is not None:
                     self._hits.append(message.hit)
                 return message.text
@@ -86,6 +90,7 @@ class OutputCollector:
                     self._seed,
                     message.stop,
                     tuple(one.likelihood for one in self.chosen),
+                    tuple(self._prompt),
                 )
             case Refused() if message.request in (self._request, ""):
                 raise blaming(message.blame, message.text)

@@ -24,7 +24,7 @@ from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, ant
 from orchestrator.http.monitoring.health import Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
-from orchestrator.http.openai.answers import ChoiceAnswer, Chunks
+from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, Echo
 from orchestrator.http.openai.request_models import ChatRequest, CompletionRequest, GenerationRequest, read, sampling
 from orchestrator.http.renderer import Renderer
 from orchestrator.http.settings import ServerSettings
@@ -104,13 +104,15 @@ class Server:
             len(question.prompts),
             with_usage=question.with_usage,
             codec=None if question.told is None else self.codec,
+            silent=question.silent,
             returned=question.returned if question.choices > question.returned else None,
         )
 
         def prepare() -> Prepared:
-            echoed = self._echoed(question)
-            renderer = Chunks(replace(answer, echoed=echoed), len(question.prompts) * question.choices)
-            return Prepared(self._completion_prompts(question), renderer)
+            prompts = self._completion_prompts(question)
+            echoed = self._echoed(question, prompts)
+            renderer = Chunks(replace(answer, echoed=echoed), len(prompts) * question.choices)
+            return Prepared(prompts, renderer)
 
         return await self.answer(request, question, prepare)
 
@@ -141,12 +143,12 @@ class Server:
 
         return await self.answer(request, question, prepare)
 
-    def _echoed(self, question: CompletionRequest) -> list[str]:
+    def _echoed(self, question: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[Echo]:
         """The prompt of each choice that is returned, if the client wants it back."""
         if not question.echo:
             return []
         texts = [each if isinstance(each, str) else self.codec.decode(each) for each in question.prompts]
-        return [text for text in texts for _ in range(question.returned)]
+        return [Echo(*each) for each in zip(texts, prompts, strict=True) for _ in range(question.returned)]
 
     def _completion_prompts(self, question: CompletionRequest) -> list[Sequence[int]]:
         return [self.codec.encode(each) if isinstance(each, str) else each for each in question.prompts]
