@@ -11,7 +11,7 @@ from orchestrator.text.answer.harmony import (
     writes_harmony,
 )
 from orchestrator.text.answer.parts import AnswerParser, Part, Spoken
-from orchestrator.text.answer.thought_parser import MARKERS, ThoughtMarkers, ThoughtParser
+from orchestrator.text.answer.thought_parser import MARKERS, ThoughtMarkers, ThoughtParser, WrapperParser
 from orchestrator.text.answer.tool_call_parser import ToolCallParser
 from orchestrator.text.answer.tool_syntax import Tools, ToolSyntax, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
@@ -59,32 +59,49 @@ class AnswerFormat:
             return HarmonyParser(bool(tools), most_calls)
         thought = ThoughtParser(self.thought, opened) if self.thought else None
         calls = ToolCallParser(self.tools, tools, most_calls) if self.tools and tools else None
-        return MarkedParser(thought, calls)
+        wrappers = WrapperParser(self.thought.wrappers) if self.thought and self.thought.wrappers else None
+        return MarkedParser(thought, calls, wrappers)
 
 
 class MarkedParser:
     """A thought first, if the model writes any, then text and calls."""
 
-    def __init__(self, thought: ThoughtParser | None, calls: ToolCallParser | None) -> None:
+    def __init__(
+        self,
+        thought: ThoughtParser | None = None,
+        calls: ToolCallParser | None = None,
+        wrappers: WrapperParser | None = None,
+    ) -> None:
         self._thought = thought
         self._calls = calls
+        self._wrappers = wrappers
 
     @property
     def answer_start(self) -> int | None:
         return 0 if self._thought is None else self._thought.answer_start
 
     def push(self, text: str) -> Sequence[Part]:
-        return self._with_calls(self._thought.push(text) if self._thought else [Spoken(text)])
+        return self._parsed(self._thought.push(text) if self._thought else [Spoken(text)])
 
     def finish(self) -> Sequence[Part]:
-        parts = self._with_calls(self._thought.finish() if self._thought else ())
+        parts = self._parsed(self._thought.finish() if self._thought else ())
+        if self._wrappers is not None:
+            parts += self._with_calls(self._wrappers.finish())
         return parts if self._calls is None else [*parts, *self._calls.finish()]
 
-    def _with_calls(self, parts: Sequence[Part]) -> list[Part]:
+    def _parsed(self, parts: Sequence[Part]) -> list[Part]:
         found: list[Part] = []
         for part in parts:
-            found += self._calls.push(part.text) if self._calls and isinstance(part, Spoken) else [part]
+            if isinstance(part, Spoken):
+                found += self._with_calls(self._wrappers.push(part.text) if self._wrappers else part.text)
+            else:
+                found.append(part)
         return found
+
+    def _with_calls(self, text: str) -> Sequence[Part]:
+        if self._calls is not None:
+            return self._calls.push(text)
+        return [Spoken(text)] if text else []
 
 
 def infer_answer_format(template: ChatTemplate) -> AnswerFormat:

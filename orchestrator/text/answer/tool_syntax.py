@@ -138,30 +138,39 @@ def _with_parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def infer_tool_syntax(template: ChatTemplate) -> ToolSyntax | None:
     """The syntax that the model's template teaches; None if it knows no tools, or no syntax that is known here."""
-    if not template.knows_tools:
-        return None
+    name = _syntax_name(template) if template.knows_tools else None
+    known = name == JSON_SYNTAX.name or (_parser_folder() / f"{name}.py").is_file()
+    return ToolSyntax(name) if name is not None and known else None
+
+
+def _syntax_name(template: ChatTemplate) -> str | None:
     if template.tool_parser in _NAMES:
-        return ToolSyntax(_NAMES[template.tool_parser])
+        return _NAMES[template.tool_parser]
     for name, groups in _TEMPLATE_MARKS:
         if any(all(template.mentions(mark) for mark in group) for group in groups):
-            return ToolSyntax(name)
+            return name
     try:
         text = template.text([{"role": "user", "content": ""}], [_PROBE])
     except InputError:
         text = ""
     if "<tool_call>" in text and '"arguments"' in text:
-        return JSON_SYNTAX
+        return JSON_SYNTAX.name
     # The templates of some LFM2 models show no call.
-    known = all(template.codec.id_of(token) is not None for token in _TOKENS["pythonic"])
-    return ToolSyntax("pythonic") if known else None
+    tokens = _TOKENS["pythonic"]
+    return "pythonic" if all(template.codec.id_of(token) is not None for token in tokens) else None
+
+
+def _parser_folder() -> Path:
+    """Of mlx-lm's parsers."""
+    found = importlib.util.find_spec("mlx_lm")
+    assert found is not None
+    return Path(next(iter(found.submodule_search_locations or ()))) / "tool_parsers"
 
 
 def _parser_module(name: str) -> ModuleType:
     """A module of mlx_lm.tool_parsers. Its package is loaded under another name, because mlx_lm itself imports MLX."""
     if _PACKAGE not in sys.modules:
-        found = importlib.util.find_spec("mlx_lm")
-        assert found is not None
-        folder = Path(next(iter(found.submodule_search_locations or ()))) / "tool_parsers"
+        folder = _parser_folder()
         spec = importlib.util.spec_from_file_location(
             _PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )

@@ -317,7 +317,7 @@ def test_log_probabilities_are_those_of_a_chat(seed: int):
     _, expected, _ = likely.both("chat", (" end",), seed)
 
     def answer() -> ResponseAnswer:
-        content = AnswerContent(MarkedParser(None, None), calls=False)
+        content = AnswerContent(MarkedParser(), calls=False)
         return ResponseAnswer({}, content, LogprobTranscript("chat", likely.CODEC), lambda _: None, len)
 
     streamed = answer()

@@ -118,6 +118,18 @@ def test_unfinished_and_misplaced_markers_lose_no_text(said: str, opened: bool, 
     assert thinking([said], opened=opened) == expected
 
 
+def test_markers_around_the_text_are_dropped():
+    k3 = next(markers for markers in MARKERS if markers.wrappers)
+    said = f"{k3.start}Hm.{k3.end}<|open|>response<|sep|>I look.<|close|>response<|sep|>{CALLS['kimi_k3']}"
+    form = AnswerFormat(k3, ToolSyntax("kimi_k3"))
+
+    for pieces in ([said, "<|close|>message<|sep|>"], [*said, "<|close"]):
+        found = parts(form.parser(False, TOOLS, None), pieces)
+        assert found[:3] == [Reasoning("Hm."), Spoken("I look."), WEATHER]
+    assert found[3:] == [Spoken("<|close")]
+    assert thinking(["<|open|>response<|sep|>Yes."], markers=k3) == [Spoken("Yes.")]
+
+
 def test_the_place_of_the_answer_is_known():
     parser = AnswerFormat(THINK).parser(True, (), None)
 
