@@ -73,13 +73,11 @@ class ChatPrompts:
 
     def _behind_thought(self, grammar: Grammar | None, text: str, question: ChatRequest) -> Grammar | None:
         """`grammar` with the thought that may come first, and the bound of that thought. `text`: the prompt."""
-        bounds, budget = self.form.bounds, question.thinking_budget
+        thought, budget = self.form.thought_before(text), question.thinking_budget
         # In Harmony, a call does not come behind the thought but ends it.
-        calls = self.form.harmony and question.offered
-        if bounds is None or calls or self.form.closes_thought(text):
+        if thought is None or (self.form.harmony and question.offered):
             return grammar
-        opened = bounds.opened or self.form.opens_thought(text)
-        thought = replace(bounds, opened=opened, budget=budget)
+        thought = replace(thought, budget=budget)
         if grammar is not None:
             return replace(grammar, thought=thought)
         return None if budget is None else Grammar("", thought=thought)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from orchestrator.text.answer.harmony import (
     HARMONY_ANSWER,
     HARMONY_CLOSING,
@@ -29,7 +31,8 @@ class AnswerFormat:
     shown: frozenset[int] = frozenset()
     """Special tokens whose text the parsers need."""
     bounds: Thought | None = None
-    """The thought in tokens, by which a grammar tells it from the answer; None if its markers are no tokens."""
+    """The thought in tokens, by which a grammar tells it from the answer; None if its markers are no tokens, or the
+    template has none."""
 
     @property
     def knows_tools(self) -> bool:
@@ -52,6 +55,14 @@ class AnswerFormat:
     def closes_thought(self, prompt: str) -> bool:
         """Whether an answer to this rendered prompt begins behind a thought."""
         return self.thought is not None and prompt.rstrip().endswith(self.thought.end)
+
+    def thought_before(self, prompt: str) -> Thought | None:
+        """The thought in tokens that an answer to this rendered prompt may or must begin with; None if it can't."""
+        bounds = self.bounds
+        if bounds is None or self.closes_thought(prompt):
+            return None
+        starts = bounds.starts[:1] if prompt.endswith("\n") else bounds.starts
+        return replace(bounds, starts=starts, opened=bounds.opened or self.opens_thought(prompt))
 
     def parser(self, opened: bool, tools: Tools, most_calls: int | None) -> AnswerParser:
         """`opened`: as `opens_thought` has it; `tools`: those that the request offers."""
@@ -114,12 +125,20 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
     thought = next((markers for markers in MARKERS if _writes(markers, template, codec)), None)
     tools = infer_tool_syntax(template)
     marks = [*(thought.tokens if thought else ()), *(tools.tokens if tools else ())]
-    bounds = None
-    if thought is not None and _in_vocabulary(thought, codec):
-        # GLM models begin with a line break.
-        starts = tuple(_tokens(space + thought.start, codec) for space in ("", "\n"))
-        bounds = Thought(starts, _tokens(thought.end, codec))
+    bounds = None if thought is None else _bounds(thought, template)
     return AnswerFormat(thought, tools, shown=codec.hidden(marks), bounds=bounds)
+
+
+def _bounds(markers: ThoughtMarkers, template: ChatTemplate) -> Thought | None:
+    """None for a model that has the markers' tokens and a template without thoughts: such a model does not think."""
+    codec = template.codec
+    mentioned = template.mentions(markers.start) or template.mentions(markers.end)
+    if not mentioned or not _in_vocabulary(markers, codec):
+        return None
+    # GLM models begin with a line break. In a template's source, the break is an escape.
+    broken = ("\n",) if template.mentions("\\n" + markers.start) or template.mentions("\n" + markers.start) else ()
+    starts = tuple(_tokens(space + markers.start, codec) for space in ("", *broken))
+    return Thought(starts, _tokens(markers.end, codec))
 
 
 def _writes(markers: ThoughtMarkers, template: ChatTemplate, codec: TextCodec) -> bool:
