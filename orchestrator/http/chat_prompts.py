@@ -62,8 +62,9 @@ class ChatPrompts:
         except PipelineError as error:
             raise of_pipeline(error) from error
         grammar = self._behind_thought(grammar, text, question)
-        # A grammar that knows no thought leaves no room for one.
-        opened = self.form.opens_thought(text) and (grammar is None or grammar.thought is not None)
+        # Without a thought in it, only a grammar of optional calls leaves room for one.
+        room = grammar is None or grammar.optional or grammar.thought is not None
+        opened = room and self.form.opens_thought(text)
         return RenderedChat(
             self._template.encoded(text),
             lambda: self.form.parser(opened, tools, question.most_calls),

@@ -154,7 +154,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise unsupported("modalities", "Only text is supported.")
 
 
-RESERVED_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt", "answering"))
+RESERVED_VARIABLES = frozenset(("self", "messages", "tools", "add_generation_prompt", "answering"))
 """Variables of chat templates that requests may not choose."""
 
 Q = TypeVar("Q", bound=GenerationRequest)

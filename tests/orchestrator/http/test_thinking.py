@@ -239,8 +239,9 @@ def test_a_template_that_knows_the_effort_gets_it(harmony: ChatTemplate, effort:
     assert list(pipeline.asked[0][0]) == harmony.tokens(HELLO["messages"], reasoning_effort=told)
 
 
-def test_requests_do_not_replace_their_messages_by_template_variables(qwen: ChatTemplate):
-    response = post(CHAT, {**HELLO, "chat_template_kwargs": {"messages": []}}, template=qwen)
+@pytest.mark.parametrize("name", ["messages", "tools", "self"])
+def test_requests_do_not_replace_their_messages_by_template_variables(qwen: ChatTemplate, name: str):
+    response = post(CHAT, {**HELLO, "chat_template_kwargs": {name: []}}, template=qwen)
 
     assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template_kwargs")
 
