@@ -40,6 +40,7 @@ class ChatPrompts:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self.form: AnswerFormat = infer_answer_format(template)
+        self._joins_results = template.mentions("tool_responses") and not template.mentions("== 'tool'")
 
     def render(self, question: ChatRequest) -> RenderedChat:
         """Raises ApiError for what the model's chat template can't render."""
@@ -56,7 +57,7 @@ class ChatPrompts:
                 "Calls in this model's format can't be enforced: set tool_choice to auto, and leave out strict and "
                 "response_format.",
             )
-        messages = template_messages(question.messages, both=not self.form.harmony)
+        messages = template_messages(question.messages, both=not self.form.harmony, joined=self._joins_results)
         try:
             text = self._template.text(messages, tools or None, **self._variables(question))
         except PipelineError as error:
