@@ -9,6 +9,7 @@ import msgspec
 
 from orchestrator.api.validation import out_of_range
 from protocol.errors import InputError
+from protocol.messages.base import MAX_CONTEXT
 from protocol.messages.client import Submit
 from protocol.messages.sampling import Grammar, Sampling, SamplingFields
 
@@ -27,7 +28,8 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """A schema with text around it. Give either this or `json_schema`."""
     seed: int | None = None
     """None draws a seed; the result has it."""
-    max_tokens: int = 256
+    max_tokens: int | None = 256
+    """None generates until an end token, or until the target's context is full."""
     stop: str | Sequence[str] = ()
     draft_tokens: int | None = None
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
@@ -42,7 +44,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "prompt": prompt if isinstance(prompt, str) else None,
             "tokens": None if isinstance(prompt, str) else tuple(prompt),
             "sampling": msgspec.to_builtins(self._sampling()),
-            "max_tokens": self.max_tokens,
+            "max_tokens": MAX_CONTEXT if self.max_tokens is None else self.max_tokens,
             "stop": stops,
             "draft_tokens": self.draft_tokens,
         }

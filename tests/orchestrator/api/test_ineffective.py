@@ -8,6 +8,7 @@ import pytest
 from orchestrator import Client, Pipeline, SamplingParams
 from orchestrator.api.checked_setup import checked_options, warn_ineffective
 from orchestrator.api.ineffective import RULES, IneffectiveOption, ineffective
+from orchestrator.api.submission import submits
 from orchestrator.cli.app import cli
 from orchestrator.cli.configuration import commands
 from orchestrator.cli.options import without_effect
@@ -183,6 +184,13 @@ def test_sampling_that_a_request_does_not_use_causes_a_warning(params: SamplingP
         Client("tcp://127.0.0.1:9").stream("x", params).close()
 
     assert found[0].filename == __file__
+
+
+def test_a_batch_causes_the_same_warning():
+    with pytest.warns(IneffectiveOption, match="top_p has no effect: ") as found:
+        submits(["x", "y"], SamplingParams(top_p=0.5))
+
+    assert [one.filename for one in found] == [__file__]
 
 
 def test_sampling_that_a_request_uses_causes_no_warning():
