@@ -90,20 +90,22 @@ def test_a_forked_child_ends_nothing(llm: LLM):
     assert llm.generate("import os", SamplingParams(max_tokens=1)).finish_reason == "length"
 
 
-def test_a_conversation_is_answered_by_the_target_s_template(tmp_path: Path, reference: Reference):
+def test_a_conversation_is_answered_by_the_template_in_steps_of_any_size(tmp_path: Path, reference: Reference):
     model = tmp_path / "model"
     shutil.copytree(DEMO_TARGET, model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
     question = [{"role": "system", "content": "import"}, {"role": "user", "content": "os"}]
     params = SamplingParams(max_tokens=6)
 
-    with LLM(str(model), speculate=False) as llm:
+    with LLM(str(model), speculate=False, prefill_step_size=2) as llm:
         folder = mark(llm.pipeline)
         answer = llm.chat(question, params)
+        started = subprocess.check_output(["ps", "-ww", "-o", "command=", "-p", str(members(folder)["target_worker"])])
         with pytest.raises(InputError, match="give one conversation"):
             llm.chat([question], params)  # pyright: ignore[reportArgumentType]
 
     assert answer.tokens == reference("# import\n# os\n", params).tokens
+    assert b'"prefill_chunk":2,' in started
     assert remains(folder) == []
     with pytest.raises(PipelineError, match="closed"):
         llm.generate("import os")
