@@ -34,6 +34,11 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     draft_tokens: int | None = None
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
     it changes no token."""
+    draft_temperature: float | None = None
+    """The temperature at which the draft draws its tokens, with rejection verification; None takes `temperature`. The
+    text keeps the target's distribution."""
+    draft_top_p: float | None = None
+    """Likewise its top-p; None takes `top_p`."""
 
     def submit(self, request: str, prompt: str | Sequence[int]) -> Submit:
         """The message that asks for it. Raises InputError for a value out of range, naming it."""
@@ -47,6 +52,8 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "max_tokens": MAX_CONTEXT if self.max_tokens is None else self.max_tokens,
             "stop": stops,
             "draft_tokens": self.draft_tokens,
+            "draft_temperature": self.draft_temperature,
+            "draft_top_p": self.draft_top_p,
         }
         try:
             submit = msgspec.convert(body, Submit)
