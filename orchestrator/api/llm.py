@@ -87,8 +87,9 @@ class LLM:
         """Continue each of a list of prompts, or one prompt, as `Client.generate` does."""
         return self.pipeline.generate(prompts, sampling_params)
 
-    def chat(self, messages: Sequence[ChatMessage], sampling_params: SamplingParams | None = None) -> Result:
-        """The answer to a conversation: messages with `role` and `content`, by the target's own chat template.
+    def chat(self, messages: str | Sequence[ChatMessage], sampling_params: SamplingParams | None = None) -> Result:
+        """The answer to a conversation, by the target's own chat template: messages with `role` and `content`, or the
+        text of its only message.
 
         Raises InputError if the target has no template, or refuses the messages.
         """

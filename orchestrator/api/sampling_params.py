@@ -3,10 +3,11 @@
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
+from orchestrator.api.presets import PRESETS
 from orchestrator.api.validation import out_of_range
 from protocol.errors import InputError
 from protocol.messages.base import MAX_CONTEXT
@@ -39,6 +40,13 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     text keeps the target's distribution."""
     draft_top_p: float | None = None
     """Likewise its top-p; None takes `top_p`."""
+
+    @classmethod
+    def preset(cls, name: str, **fields: Any) -> Self:
+        """The values of `--preset NAME`, and `fields` beside or instead of them. Raises InputError for another name."""
+        if name not in PRESETS:
+            raise InputError(f"There is no preset called {name!r}: choose from {', '.join(PRESETS)}.")
+        return cls(**{**PRESETS[name], **fields})
 
     def submit(self, request: str, prompt: str | Sequence[int]) -> Submit:
         """The message that asks for it. Raises InputError for a value out of range, naming it."""

@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
+from orchestrator.api.presets import PRESET_FIELDS, PRESETS
 from orchestrator.api.sampling_fields import NumberField, number_fields
 from orchestrator.api.sampling_params import SamplingParams
-from orchestrator.cli.presets import PRESET_FIELDS, PRESETS, filled_in
+from orchestrator.cli.precedence import filled_in
 
 CommandFunction = Callable[..., Any]
 NOT_OPTIONS = {
