@@ -39,9 +39,9 @@ StreamEvent: TypeAlias = TextEvent | ResultEvent
 class LLM:
     """`LLM(model, draft).generate(["def f("], SamplingParams(max_tokens=64))[0]["text"]`.
 
-    The constructor starts `pipeline` and returns when both models are loaded. It ends with the `with` block, by
-    `close`, with the last reference, or with the program. Any number of threads may use it at once; their requests are
-    decoded together.
+    The constructor starts `pipeline` and returns when both models are loaded. The pipeline ends with the `with` block,
+    by `close`, with the last reference to the LLM, or with the program. Any number of threads may use it at once; their
+    requests are decoded together.
     """
 
     def __init__(
@@ -65,11 +65,10 @@ class LLM:
             warnings.warn(sentence, IneffectiveOption, caller_level())
             length = {}
         self.pipeline = Pipeline(model, draft, strategy=strategy, **options, **length)
-        if speculate and self.pipeline.strategy == "ar":
-            sentence = (
-                f"speculate has no effect: without a draft the target decodes alone. {self.pipeline.note}".rstrip()
-            )
-            warnings.warn(sentence, IneffectiveOption, caller_level())
+        asked = "speculate" if speculate else "speculate_k" if length else ""
+        if asked and self.pipeline.strategy == "ar":
+            sentence = f"{asked} has no effect: without a draft the target decodes alone. {self.pipeline.note}"
+            warnings.warn(sentence.rstrip(), IneffectiveOption, caller_level())
         self._close = weakref.finalize(self, _close, self.pipeline, os.getpid())
         self.pipeline.start()
 

@@ -170,6 +170,15 @@ def test_an_option_without_effect_is_told_at_the_line_that_gave_it(options: dict
     assert [(one.filename, str(one.message).startswith(sentence)) for one in found] == [(__file__, True)]
 
 
+@pytest.mark.usefixtures("unstarted")
+@pytest.mark.parametrize("asked", [{"speculate": True}, {"speculate_k": 3}], ids=str)
+def test_it_is_told_if_no_draft_fits_the_target(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Pipeline, "strategy", "ar")
+
+    with pytest.warns(IneffectiveOption, match=f"{next(iter(asked))} has no effect: without a draft"):
+        LLM(**asked)
+
+
 @pytest.mark.parametrize(("speculate", "strategy"), [(False, "sd"), (True, "ar")])
 def test_a_contradiction_is_refused(speculate: bool, strategy: str):
     with pytest.raises(InputError, match="give one of them"):
