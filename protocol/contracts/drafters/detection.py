@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from protocol.contracts.drafters.block import block, is_block
+from protocol.contracts.drafters.block import block, has_markov_head, is_block, options
 from protocol.contracts.drafters.checkpoint import DrafterCheckpoint, config_in
 from protocol.contracts.drafters.description import NAMES, Drafter, DrafterKind
 from protocol.contracts.drafters.eagle3 import eagle3
@@ -92,7 +92,7 @@ def _stated_kind(folder: Path, config: dict[str, Any]) -> DrafterKind | None:
         if any(part in name for part in _FOREIGN):
             raise _foreign(folder, name)
     if is_block(config, architectures):
-        return "dspark" if config.get("markov_rank") else "dflash"
+        return "dspark" if has_markov_head(options(config)) else "dflash"
     return "eagle3" if "draft_vocab_size" in config else None
 
 

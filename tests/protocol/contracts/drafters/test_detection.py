@@ -41,6 +41,7 @@ def found(folder: Path, form: str) -> Drafter:
         ("deepspec_eagle3", "eagle3", "DeepSpec", (1, 2, 3, 4, 5)),
         ("dflash", "dflash", "z-lab", (1, 3, 5)),
         ("dspark", "dspark", "DeepSpec", (1, 3, 5)),
+        ("specforge_dspark", "dspark", "SpecForge", (1, 3, 5)),
         ("deepspec_dflash", "dflash", "DeepSpec", (1, 3, 5)),
         ("redrafter", "redrafter", "Apple", (FINAL,)),
         ("qwen_mtp", "mtp", "Qwen", (FINAL,)),
@@ -64,7 +65,13 @@ def test_the_final_output_is_numbered_as_in_messages():
 
 @pytest.mark.parametrize(
     ("form", "drafted", "block"),
-    [("safeailab", DRAFTED, 1), ("deepspec_eagle3", None, 1), ("dflash", None, 7), ("dspark", None, 7)],
+    [
+        ("safeailab", DRAFTED, 1),
+        ("deepspec_eagle3", None, 1),
+        ("dflash", None, 7),
+        ("dspark", None, 7),
+        ("specforge_dspark", None, 7),
+    ],
 )
 def test_the_reduced_vocabulary_and_the_block_are_told(tmp_path: Path, form: str, drafted: int | None, block: int):
     drafter = found(tmp_path, form)
