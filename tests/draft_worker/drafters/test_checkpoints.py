@@ -1,6 +1,7 @@
 """Laws of drafters' files: what is written is read again, and what is damaged is refused with a sentence."""
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from draft_worker.drafters.block_checkpoint import read_block
+from draft_worker.drafters.block_checkpoint import read_block, write_block
 from draft_worker.drafters.redrafter_checkpoint import read_redrafter
+from draft_worker.drafters.token_ends import target_ends
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError
 from tests.support.models.trained_drafters import (
@@ -116,6 +118,41 @@ def test_the_description_tells_what_the_engine_runs(kind: str, folders: dict[str
 
         assert told is not None
         assert (told.kind, told.block) == (run.kind, run.network.form.rows)
+
+
+def test_a_full_disk_leaves_the_drafter_that_was_there(folders: dict[str, Path], copy: Callable[[str], Path]):
+    folder, limit = copy("z-lab"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = sorted(folder.iterdir())
+    network = read_block(folder).network
+    network.fc.weight = network.fc.weight + 1
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+    try:
+        with pytest.raises(OSError, match=r"model\.safetensors: \[write\]"):
+            write_block(folder, network, target_ends(folders["target"]), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+    assert sorted(folder.iterdir()) == before
+    assert mx.array_equal(read_block(folder).network.fc.weight + 1, network.fc.weight).item()
+
+
+def test_an_interrupted_write_is_invisible_to_readers(
+    folders: dict[str, Path], copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+):
+    folder = copy("z-lab")
+    network = read_block(folder).network
+
+    def killed(file: str, *_: Any, **__: Any) -> None:
+        Path(file).write_bytes(b"half of the weights")
+        read_block(folder)
+        read_drafter(folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mx, "save_safetensors", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_block(folder, network, target_ends(folders["target"]), {})
+
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
 
 
 def test_dspark_brings_copies_of_the_targets_ends(folders: dict[str, Path]):
