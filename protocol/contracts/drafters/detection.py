@@ -10,7 +10,7 @@ from protocol.contracts.drafters.description import NAMES, Drafter, DrafterKind
 from protocol.contracts.drafters.eagle3 import eagle3
 from protocol.contracts.drafters.early_exit import MODEL_TYPE as EXIT
 from protocol.contracts.drafters.early_exit import early_exit
-from protocol.contracts.drafters.mtp import has_mtp, mtp, stands_alone, states_mtp
+from protocol.contracts.drafters.mtp import has_mtp, mtp, stands_alone, states_mtp, unknown
 from protocol.contracts.drafters.redrafter import MODEL_TYPE as REDRAFTER
 from protocol.contracts.drafters.redrafter import redrafter
 from protocol.errors import InputError
@@ -53,9 +53,12 @@ def read_drafter(folder: Path, *, with_own_head: bool = False) -> Drafter | None
 
 
 def has_own_head(folder: Path) -> bool:
-    """Whether a language model's checkpoint has an MTP head. Raises InputError for a folder that can't be read."""
+    """Whether a language model's checkpoint has an MTP head that can be run.
+
+    Raises InputError for a folder that can't be read.
+    """
     config = config_in(folder)
-    return states_mtp(config) and has_mtp(DrafterCheckpoint.read(folder, NAMES["mtp"], config))
+    return states_mtp(config) and not unknown(config) and has_mtp(DrafterCheckpoint.read(folder, NAMES["mtp"], config))
 
 
 def is_drafter(folder: Path) -> bool:
