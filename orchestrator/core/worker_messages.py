@@ -4,6 +4,7 @@ from orchestrator.core.sequence import Sequence
 from protocol.messages.base import MAX_EOS_TOKENS
 from protocol.messages.kv import KvReference
 from protocol.messages.plans import GrowthPlan
+from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Reroot, Start
 
 
@@ -12,17 +13,19 @@ def start_message(
     plan: GrowthPlan | None = None,
     vocabulary: int | None = None,
     adopt: KvReference | None = None,
+    sampling: Sampling | None = None,
 ) -> Start:
     """The Start that serves the sequence from its committed tokens.
 
-    A draft's Start names the growth plan and the target's vocabulary, and both may name an arena to adopt.
+    A draft's Start names the growth plan, the target's vocabulary and perhaps a `sampling` of its own, and both may
+    name an arena to adopt.
     """
     return Start(
         sequence=sequence.id,
         round=sequence.round,
         tokens=tuple(sequence.tokens),
         root=sequence.tree.root.id,
-        sampling=sequence.request.sampling,
+        sampling=sampling or sequence.request.sampling,
         vocabulary=vocabulary,
         plan=plan,
         adopt=adopt,
