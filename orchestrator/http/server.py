@@ -25,6 +25,7 @@ from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestM
 from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, model_card
 from orchestrator.http.openai.request_models import ChatRequest, CompletionRequest, GenerationRequest, read, sampling
 from orchestrator.http.openai.tool_calls import supports_tools, with_parsed_arguments
+from orchestrator.http.prompt_encoding import Prompt, PromptEncoder, too_long
 from orchestrator.http.renderer import Renderer
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
@@ -53,6 +54,7 @@ class Server:
         self._backend = backend
         self.codec = codec
         self._template = template
+        self._encoder = PromptEncoder(codec)
         self._settings = settings
         self._supports_tools = supports_tools(template)
         self._health = Health(backend)
@@ -90,7 +92,7 @@ class Server:
             ChoiceAnswer("text", self.model_name(question.model), len(question.prompts)), question
         )
         renderer = Chunks(answer, len(question.prompts) * question.choices)
-        return await self.answer(request, question, lambda: self._completion_prompts(question), lambda _: renderer)
+        return await self.answer(request, question, lambda: question.prompts, lambda _: renderer)
 
     async def chat(self, request: Request) -> Response:
         question = read(await body(request), ChatRequest)
@@ -101,33 +103,35 @@ class Server:
 
     async def converse(self, request: Request, question: ChatRequest, make_renderer: RendererFactory) -> Response:
         """The response to a chat request of any API."""
-        return await self.answer(request, question, lambda: [self.chat_tokens(question)], make_renderer)
+        return await self.answer(request, question, lambda: [self._chat_text(question)], make_renderer)
 
     def _with_extras(self, answer: ChoiceAnswer, question: GenerationRequest) -> ChoiceAnswer:
         """`answer` with usage and log-probabilities if the request asks for them."""
         codec = None if question.alternatives is None else self.codec
         return replace(answer, with_usage=question.with_usage, codec=codec)
 
-    def chat_tokens(self, question: ChatRequest) -> Sequence[int]:
-        """The prompt of a chat. Raises ApiError for what the model's chat template can't render."""
+    async def chat_tokens(self, question: ChatRequest) -> Sequence[int]:
+        """The prompt of a chat, however long. Raises ApiError for what the model's chat template can't render."""
+        text = await asyncio.to_thread(self._chat_text, question)
+        (tokens,) = await self._encoder.encode([text], special=not self._template.own)
+        return tokens
+
+    def _chat_text(self, question: ChatRequest) -> str:
         if question.offered and not self._supports_tools:
             raise unsupported(
                 "tools",
                 "This model's chat template has no tool calls in a format that this server reads: leave tools out.",
             )
         try:
-            return self._template.tokens(with_parsed_arguments(question.messages), question.offered or None)
+            return self._template.text(with_parsed_arguments(question.messages), question.offered or None)
         except PipelineError as error:
             raise of_pipeline(error) from error
-
-    def _completion_prompts(self, question: CompletionRequest) -> list[Sequence[int]]:
-        return [self.codec.encode(each) if isinstance(each, str) else each for each in question.prompts]
 
     async def answer(
         self,
         request: Request,
         question: GenerationRequest,
-        to_prompts: Callable[[], list[Sequence[int]]],
+        to_prompts: Callable[[], Sequence[Prompt]],
         make_renderer: RendererFactory,
     ) -> Response:
         """Generate all choices, and respond with one object or a stream. Raises ApiError."""
@@ -137,7 +141,9 @@ class Server:
             stack.callback(self._limit.release, count)
             state = await self._health.require()
             # In threads: long texts and schemas take time, which must not delay the tokens of other requests.
-            prompts = await asyncio.to_thread(to_prompts)
+            special = isinstance(question, CompletionRequest) or not self._template.own
+            given = await asyncio.to_thread(to_prompts)
+            prompts = await self._encoder.encode(given, special=special, context=state.context)
             await asyncio.to_thread(_require_enforceable, question)
             choices = self._choices(question, prompts, state)
             renderer = make_renderer(sum(map(len, prompts)))
@@ -209,9 +215,4 @@ def _require_fitting(tokens: Sequence[int], state: PipelineState) -> None:
     if max(tokens) >= state.vocabulary:
         raise ApiError(400, f"The prompt holds token {max(tokens)}: ids end at {state.vocabulary - 1}.", param="prompt")
     if len(tokens) >= state.context:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {state.context} tokens, and the prompt has {len(tokens)}: "
-            "shorten it.",
-            code="context_length_exceeded",
-        )
+        raise too_long(state.context, str(len(tokens)))

@@ -1,7 +1,5 @@
 """/v1/messages: the routes of Anthropic's Messages API."""
 
-import asyncio
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -37,5 +35,5 @@ class MessagesRoutes:
     async def count(self, request: Request) -> Response:
         chat = decoded(await body(request), CountTokensRequest).chat()
         self._server.model_name(chat.model)
-        tokens = await asyncio.to_thread(self._server.chat_tokens, chat)
+        tokens = await self._server.chat_tokens(chat)
         return JSONResponse({"input_tokens": len(tokens)})
