@@ -137,8 +137,8 @@ class Server:
         """Generate all choices, and respond with one object or a stream. Raises ApiError."""
         with ExitStack() as stack:
             count = question.choices * (len(question.prompts) if isinstance(question, CompletionRequest) else 1)
-            self._limit.take(count)
-            stack.callback(self._limit.release, count)
+            places = self._limit.take(count)
+            stack.callback(places.release)
             state = await self._health.require()
             # In threads: long texts and schemas take time, which must not delay the tokens of other requests.
             special = isinstance(question, CompletionRequest) or not self._template.own
@@ -148,7 +148,8 @@ class Server:
             choices = self._choices(question, prompts, state)
             renderer = make_renderer(sum(map(len, prompts)))
             generation = ChoiceStream(
-                [RequestMeasurement(self._backend.stream(*each), self.figures) for each in choices]
+                [RequestMeasurement(self._backend.stream(*each), self.figures) for each in choices],
+                on_end=places.release,
             )
             self._open.add(generation)
             stack.callback(self._end, generation)
