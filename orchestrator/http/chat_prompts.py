@@ -1,6 +1,6 @@
 """Chat requests as prompts in the format of one model, and the parsers of the answers to them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ _HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 class RenderedChat:
     """A prompt, and how to read the answers to it."""
 
-    tokens: Sequence[int]
+    text: str
     new_parser: Callable[[], AnswerParser]
     """Makes the parser of one choice."""
     shown: frozenset[int]
@@ -67,7 +67,7 @@ class ChatPrompts:
         room = grammar is None or grammar.optional or grammar.thought is not None
         opened = room and self.form.opens_thought(text)
         return RenderedChat(
-            self._template.encoded(text),
+            text,
             lambda: self.form.parser(opened, tools, question.most_calls),
             self.form.shown,
             grammar,

@@ -25,6 +25,7 @@ from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
 from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, model_card
 from orchestrator.http.openai.request_models import ChatRequest, CompletionRequest, GenerationRequest, read, sampling
+from orchestrator.http.prompt_encoding import Prompt, PromptEncoder, too_long
 from orchestrator.http.renderer import Renderer
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
@@ -39,14 +40,16 @@ from protocol.sampling.grammar import require_enforceable
 _COMPLETION_TOKENS = 16
 """Default of max_tokens in OpenAI's completions; a chat may fill the context."""
 
-RendererFactory: TypeAlias = Callable[[RenderedChat], Renderer]
+RendererFactory: TypeAlias = Callable[[RenderedChat, int], Renderer]
+"""Makes the renderer of a response from the prompt and the number of its tokens."""
 
 
 class Prepared(NamedTuple):
     """A request that is ready for the pipeline."""
 
-    prompts: Sequence[Sequence[int]]
-    renderer: Renderer
+    prompts: Sequence[Prompt]
+    new_renderer: Callable[[int], Renderer]
+    """Makes the renderer from the number of prompt tokens."""
     grammar: Grammar | None = None
     """What the answers are held to."""
     shown: frozenset[int] = frozenset()
@@ -64,6 +67,7 @@ class Server:
         self._backend = backend
         self.codec = codec
         self._template = template
+        self._encoder = PromptEncoder(codec)
         self._settings = settings
         self.prompts = ChatPrompts(template)
         self._health = Health(backend)
@@ -101,13 +105,13 @@ class Server:
             ChoiceAnswer("text", self.model_name(question.model), len(question.prompts)), question
         )
         renderer = Chunks(answer, len(question.prompts) * question.choices)
-        return await self.answer(request, question, lambda: Prepared(self._completion_prompts(question), renderer))
+        return await self.answer(request, question, lambda: Prepared(question.prompts, lambda _: renderer))
 
     async def chat(self, request: Request) -> Response:
         question = read(await body(request), ChatRequest)
         answer = self._with_extras(ChoiceAnswer("chat", self.model_name(question.model), 1), question)
 
-        def renderer(prompt: RenderedChat) -> Chunks:
+        def renderer(prompt: RenderedChat, _: int) -> Chunks:
             parsed = replace(
                 answer, new_parser=prompt.new_parser, shown=prompt.shown, reasoning_tokens=self.codec.count
             )
@@ -120,7 +124,7 @@ class Server:
 
         def prepare() -> Prepared:
             prompt = self.prompts.render(question)
-            return Prepared([prompt.tokens], make_renderer(prompt), prompt.grammar, prompt.shown)
+            return Prepared([prompt.text], lambda tokens: make_renderer(prompt, tokens), prompt.grammar, prompt.shown)
 
         return await self.answer(request, question, prepare)
 
@@ -129,8 +133,11 @@ class Server:
         codec = None if question.alternatives is None else self.codec
         return replace(answer, with_usage=question.with_usage, codec=codec)
 
-    def _completion_prompts(self, question: CompletionRequest) -> list[Sequence[int]]:
-        return [self.codec.encode(each) if isinstance(each, str) else each for each in question.prompts]
+    async def chat_tokens(self, question: ChatRequest) -> Sequence[int]:
+        """The prompt of a chat, however long. Raises ApiError for what the model's chat template can't render."""
+        prompt = await asyncio.to_thread(self.prompts.render, question)
+        (tokens,) = await self._encoder.encode([prompt.text], special=not self._template.own)
+        return tokens
 
     async def answer(
         self,
@@ -141,16 +148,19 @@ class Server:
         """Generate all choices, and respond with one object or a stream. Raises ApiError."""
         with ExitStack() as stack:
             count = question.choices * (len(question.prompts) if isinstance(question, CompletionRequest) else 1)
-            self._limit.take(count)
-            stack.callback(self._limit.release, count)
+            places = self._limit.take(count)
+            stack.callback(places.release)
             state = await self._health.require()
             # In threads: long texts and schemas take time, which must not delay the tokens of other requests.
+            special = isinstance(question, CompletionRequest) or not self._template.own
             prepared = await asyncio.to_thread(prepare)
+            prompts = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
             await asyncio.to_thread(_require_enforceable, question, prepared.grammar)
-            choices = self._choices(question, prepared, state)
-            renderer = prepared.renderer
+            choices = self._choices(question, prompts, prepared, state)
+            renderer = prepared.new_renderer(sum(map(len, prompts)))
             generation = ChoiceStream(
-                [RequestMeasurement(self._backend.stream(*each), self.figures) for each in choices]
+                [RequestMeasurement(self._backend.stream(*each), self.figures) for each in choices],
+                on_end=places.release,
             )
             self._open.add(generation)
             stack.callback(self._end, generation)
@@ -173,13 +183,17 @@ class Server:
         self._open.discard(generation)
 
     def _choices(
-        self, question: GenerationRequest, prepared: Prepared, state: PipelineState
+        self,
+        question: GenerationRequest,
+        prompts: Sequence[Sequence[int]],
+        prepared: Prepared,
+        state: PipelineState,
     ) -> list[tuple[Sequence[int], SamplingParams]]:
         """Prompt and sampling parameters of every choice."""
-        if not prepared.prompts:
+        if not prompts:
             raise ApiError(400, "There is no prompt: give at least one.", param="prompt")
         choices = []
-        for tokens in prepared.prompts:
+        for tokens in prompts:
             _require_fitting(tokens, state)
             default = _COMPLETION_TOKENS if isinstance(question, CompletionRequest) else None
             room = state.context - len(tokens)
@@ -219,9 +233,4 @@ def _require_fitting(tokens: Sequence[int], state: PipelineState) -> None:
     if max(tokens) >= state.vocabulary:
         raise ApiError(400, f"The prompt holds token {max(tokens)}: ids end at {state.vocabulary - 1}.", param="prompt")
     if len(tokens) >= state.context:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {state.context} tokens, and the prompt has {len(tokens)}: "
-            "shorten it.",
-            code="context_length_exceeded",
-        )
+        raise too_long(state.context, str(len(tokens)))

@@ -53,7 +53,7 @@ class ResponsesRoutes:
             if question.kept:
                 self._store.add(answer["id"], answer, [*items, *answer["output"]])
 
-        def answer(prompt: RenderedChat) -> ResponseAnswer:
+        def answer(prompt: RenderedChat, _: int) -> ResponseAnswer:
             codec = self._server.codec
             transcript = None if chat.alternatives is None else LogprobTranscript("chat", codec, prompt.shown)
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
