@@ -226,6 +226,7 @@ JSON = st.recursive(
 )
 """Anything, with words that mean something here."""
 WORDS_OF_ITEMS = ["message", "function_call", "function_call_output", "input_text", "tool_use", "tool_result", "text"]
+WORDS_OF_ITEMS += ["reasoning", "reasoning_text", "thinking"]
 ITEM = st.builds(
     lambda kind, other: {**other, "type": kind},
     st.sampled_from(WORDS_OF_ITEMS),
