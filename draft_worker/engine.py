@@ -109,8 +109,7 @@ class EngineSequence(ABC):
 
     @property
     def forward_widths(self) -> Sequence[int] | None:
-        """Tokens of each forward that the last `evaluate` or `read` ran; None: one over the tokens that it was given,
-        and for a `read` those that it was allowed."""
+        """Tokens of each forward that the last `evaluate` ran; None: one over the tokens that it was given."""
         return None
 
     @abstractmethod
@@ -131,8 +130,8 @@ class EngineSequence(ABC):
         """Whether so many fed features wait that they need forwards of their own, which `read` computes."""
         return False
 
-    def read(self, most: int) -> None:
-        """One forward over at most `most` committed tokens whose features were fed."""
+    def read(self, most: int) -> int:
+        """Forwards over at most `most` committed tokens whose features were fed. Returns how many tokens they were."""
         raise AssertionError("this draft reads no features")
 
     @property

@@ -23,12 +23,12 @@ class PacedEngine(WrappedEngine):
         if self.features is None:
             self._pacer.prefill(began, len(tokens), context)
 
-    def read(self, sequence: WrappedSequence, most: int) -> None:
+    def read(self, sequence: WrappedSequence, most: int) -> int:
         began = self._clock()
-        super().read(sequence, most)
-        tokens = sum((most,) if sequence.forward_widths is None else sequence.forward_widths)
+        tokens = super().read(sequence, most)
         if tokens:
             self._pacer.prefill(began, tokens, max(0, sequence.committed - sequence.staleness - tokens))
+        return tokens
 
     def evaluate_together(self, parts: Sequence[tuple[WrappedSequence, Batch]]) -> list[list[Candidates]]:
         began = self._clock()

@@ -41,9 +41,9 @@ class WrappedEngine(Engine):
         """`EngineSequence.prefill` of a sequence that this engine has opened."""
         sequence.inner.prefill(tokens)
 
-    def read(self, sequence: "WrappedSequence", most: int) -> None:
+    def read(self, sequence: "WrappedSequence", most: int) -> int:
         """`EngineSequence.read` of a sequence that this engine has opened."""
-        sequence.inner.read(most)
+        return sequence.inner.read(most)
 
     def processors(self, start: Start) -> "LogitsProcessors | None":
         return self._inner.processors(start)
@@ -91,8 +91,8 @@ class WrappedSequence(EngineSequence):
     def unread(self) -> bool:
         return self.inner.unread
 
-    def read(self, most: int) -> None:
-        self._engine.read(self, most)
+    def read(self, most: int) -> int:
+        return self._engine.read(self, most)
 
     @property
     def staleness(self) -> int:

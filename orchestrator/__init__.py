@@ -9,22 +9,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from orchestrator.api.async_client import AsyncClient
     from orchestrator.api.client import Client, Stream
+    from orchestrator.api.llm import LLM, ResultEvent, TextEvent
     from orchestrator.api.pipeline import Pipeline
     from orchestrator.api.result import Result
     from orchestrator.api.sampling_params import SamplingParams
     from protocol.errors import InputError, PipelineError
 
-__all__ = ["AsyncClient", "Client", "InputError", "Pipeline", "PipelineError", "Result", "SamplingParams", "Stream"]
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "Client",
+    "InputError",
+    "Pipeline",
+    "PipelineError",
+    "Result",
+    "ResultEvent",
+    "SamplingParams",
+    "Stream",
+    "TextEvent",
+]
 
 _HOMES = {
+    "LLM": "orchestrator.api.llm",
     "AsyncClient": "orchestrator.api.async_client",
     "Client": "orchestrator.api.client",
     "InputError": "protocol.errors",
     "Pipeline": "orchestrator.api.pipeline",
     "PipelineError": "protocol.errors",
     "Result": "orchestrator.api.result",
+    "ResultEvent": "orchestrator.api.llm",
     "SamplingParams": "orchestrator.api.sampling_params",
     "Stream": "orchestrator.api.client",
+    "TextEvent": "orchestrator.api.llm",
 }
 
 

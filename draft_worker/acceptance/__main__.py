@@ -44,12 +44,8 @@ class Process:
 
     def run(self) -> None:
         for draft in self._order.drafts:
-            self.report(self._examined(draft))
-        self.report(AcceptanceFinished())
-
-    def report(self, report: AcceptanceReport) -> None:
-        self._output.write(msgspec.json.encode(report).decode() + "\n")
-        self._output.flush()
+            _write(self._output, self._examined(draft))
+        _write(self._output, AcceptanceFinished())
 
     def _examined(self, draft: ExaminedDraft) -> DraftAcceptance:
         engine = self._engine(draft)
@@ -61,7 +57,7 @@ class Process:
             seconds += seconds_per_guess(engine, text, features, self._target.vocabulary)
             self._done += 1
             total = len(self._texts) * len(self._order.drafts)
-            self.report(AcceptanceProgress(name=draft.name, done=self._done, total=total))
+            _write(self._output, AcceptanceProgress(name=draft.name, done=self._done, total=total))
         acceptance = tuple(
             Acceptance(temperature, len(chains[0]), tuple(map(rates, chains)))
             for temperature, chains in sorted(found.items())
@@ -103,13 +99,20 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Libraries may print to standard output, which is for reports alone.
     output, sys.stdout = sys.stdout, sys.stderr
-    process = Process(msgspec.json.decode(sys.argv[1], type=AcceptanceOrder), output)
     try:
-        process.run()
+        Process(msgspec.json.decode(sys.argv[1], type=AcceptanceOrder), output).run()
     except PipelineError as error:
-        process.report(Failed(str(error), isinstance(error, InputError)))
+        _write(output, Failed(str(error), isinstance(error, InputError)))
+        return 1
+    except OSError as error:
+        _write(output, Failed(f"The drafts could not be examined ({error}): start the bench again.", input_error=False))
         return 1
     return 0
+
+
+def _write(output: TextIO, report: AcceptanceReport) -> None:
+    output.write(msgspec.json.encode(report).decode() + "\n")
+    output.flush()
 
 
 if __name__ == "__main__":

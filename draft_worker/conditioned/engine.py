@@ -161,9 +161,10 @@ class ConditionedSequence(EngineSequence):
     def unread(self) -> bool:
         return self.rows.committed.waiting > MOST_TOGETHER
 
-    def read(self, most: int) -> None:
+    def read(self, most: int) -> int:
         self._engine.run([self], [self.rows.reading(most)])
         self.rows.compute()
+        return sum(self.ran)
 
     @property
     def staleness(self) -> int:

@@ -71,8 +71,8 @@ class BlockDrafter(nn.Module):
 
         `context` (B, S): positions of the context's columns. `positions`, `blocks`, `known` (B, L): of each input, its
         position, the number of its block, and the first position that is no context of its block. An input sees the
-        context before `known`, and its own block, forwards and backwards. A negative block number is padding, which
-        sees only itself.
+        context before `known`, and its own block: all of it, or in a causal layer up to itself. A window bounds the
+        context alone. A negative block number is padding, which sees only itself.
         """
         before = context[:, None, :] < known[:, :, None]
         own = blocks[:, :, None] == blocks[:, None, :]
@@ -80,10 +80,12 @@ class BlockDrafter(nn.Module):
         before = before & (blocks[:, :, None] >= 0)
         masks: dict[int | None, mx.array | None] = {}
         for window in set(self.form.windows) or {None}:
-            near = before
+            near, inside = before, own
             if window is not None:
                 near = before & (positions[:, :, None] - context[:, None, :] < window)
-            masks[window] = mx.concatenate([near, own], axis=-1)[:, None]
+            if self.form.is_causal(window):
+                inside = own & (positions[:, None, :] <= positions[:, :, None])
+            masks[window] = mx.concatenate([near, inside], axis=-1)[:, None]
         return [masks[window] for window in self.form.windows or (None,) * self.form.layers]
 
 

@@ -5,7 +5,7 @@ The formats, all with the tensor names of `block.BlockDrafter`, and the target's
 * z-lab (DFlash): `dflash_config {mask_token_id, target_layer_ids}`; no embedding, no head; a mask guesses itself.
 * DeepSpec (DSpark, and DFlash as a DSpark of rank 0): `mask_token_id`, `target_layer_ids` and `markov_rank` at the top;
   copies of the target's embedding and head; the anchor guesses too.
-* SpecForge (DSpark): z-lab's, with `projector_type: dspark` inside; the anchor guesses too.
+* SpecForge (DSpark): z-lab's, with `projector_type: dspark` and `markov_rank` inside; the anchor guesses too.
 
 Our own key `clean_prefix` says how many known tokens a block may begin with, and our own file head_tokens.npy which
 tokens are guessed at all; other programs ignore both.
@@ -22,11 +22,12 @@ import msgspec
 from msgspec import Meta
 
 from draft_worker.drafters.block import BlockDrafter
-from draft_worker.drafters.block_form import BlockForm, MarkovKind
+from draft_worker.drafters.block_form import BlockForm, Causal, MarkovKind
 from draft_worker.drafters.files import DrafterFolder, Quantization, parameters, save
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from draft_worker.short_head import keep_rows
+from protocol.contracts.drafters.block import anchor_predicts, foreign, options
 from protocol.messages.base import MAX_CONTEXT
 
 BlockKind = Literal["dflash", "dspark"]
@@ -36,8 +37,7 @@ _Layer = Annotated[int, Meta(ge=-1, lt=1024)]
 _Layers = Annotated[tuple[_Layer, ...], Meta(min_length=1, max_length=32)]
 _ENDS = ("embed_tokens", "lm_head")
 _NAME = "a DFlash or DSpark drafter"
-_FOREIGN = ("dflash_query_causal", "attention_sink_bias", "log_snr_conditioning", "speculators_model_type")
-"""Keys of variants whose forward differs from those of the formats above."""
+_SLIDING = "sliding_attention"
 
 
 class BlockCheckpoint(NamedTuple):
@@ -138,7 +138,6 @@ class _Asked(msgspec.Struct):
 
     target_layer_ids: _Layers
     mask_token_id: Annotated[int, Meta(ge=0)]
-    projector_type: str = "dflash"
 
 
 class _Config(msgspec.Struct, kw_only=True):
@@ -160,10 +159,16 @@ class _Config(msgspec.Struct, kw_only=True):
     rope_theta: Annotated[float, Meta(gt=0, lt=1e12)] | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
-    rope_is_neox_style: bool = True
+    rope_is_neox_style: bool | None = None
+    is_neox_style: bool = True
     max_position_embeddings: Annotated[int, Meta(ge=2)] = MAX_CONTEXT
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
     sliding_window: Annotated[int, Meta(ge=1)] | None = None
+    use_swa: bool = False
+    swa_window_size: Annotated[int, Meta(ge=1)] | None = None
+    is_causal: bool | None = None
+    causal: bool | None = None
+    dflash_query_causal: bool | None = None
     final_logit_softcapping: Annotated[float, Meta(gt=0)] | None = None
     block_size: Annotated[int, Meta(ge=2, le=64)]
     clean_prefix: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -182,13 +187,11 @@ class _Config(msgspec.Struct, kw_only=True):
 
 
 def _form(found: DrafterFolder, raw: dict[str, Any]) -> BlockForm:
-    foreign = [key for key in _FOREIGN if raw.get(key)]
-    if foreign:
-        raise found.wrong(f"its config.json states {foreign[0]}, a variant that can't be run yet")
-    nested = raw.get("dflash_config")
-    inner = nested if isinstance(nested, dict) else {}
-    asked = found.decoded(inner or raw, _Asked)
-    config = found.decoded(raw | inner, _Config)
+    stated = options(raw)
+    if variant := foreign(stated):
+        raise found.wrong(f"its config.json states {variant}, a variant that can't be run yet")
+    asked = found.decoded(stated, _Asked)
+    config = found.decoded(stated, _Config)
     _require_sound(found, asked, config)
     confidence = "markov" if config.confidence_head_with_markov and config.markov_rank else "state"
     return BlockForm(
@@ -204,7 +207,7 @@ def _form(found: DrafterFolder, raw: dict[str, Any]) -> BlockForm:
         target_layers=config.num_target_layers,
         block=config.block_size,
         mask_token=asked.mask_token_id,
-        anchor_predicts=not inner or asked.projector_type == "dspark",
+        anchor_predicts=anchor_predicts(stated),
         clean_prefix=config.clean_prefix,
         markov=config.markov_head_type if config.markov_rank else None,
         rank=config.markov_rank,
@@ -213,9 +216,10 @@ def _form(found: DrafterFolder, raw: dict[str, Any]) -> BlockForm:
         bias=config.attention_bias,
         rope_base=_rope_base(config),
         rope_scaling=_rope_scaling(config),
-        rope_interleaved=not config.rope_is_neox_style,
+        rope_interleaved=not (config.is_neox_style if config.rope_is_neox_style is None else config.rope_is_neox_style),
         positions=min(config.max_position_embeddings, MAX_CONTEXT),
         windows=_windows(found, config),
+        causal=_causal(config),
         soft_cap=config.final_logit_softcapping,
     )
 
@@ -249,11 +253,27 @@ def _rope_scaling(config: _Config) -> dict[str, Any] | None:
 
 
 def _windows(found: DrafterFolder, config: _Config) -> tuple[int | None, ...]:
-    if config.layer_types is None or "sliding_attention" not in config.layer_types:
+    """`use_swa` without sliding layers in `layer_types` is a window in all of them."""
+    types = config.layer_types or ()
+    window = config.swa_window_size or config.sliding_window
+    if _SLIDING in types:
+        if len(types) != config.num_hidden_layers or window is None:
+            raise found.wrong("its layer_types fit neither its layers nor a sliding_window")
+        return tuple(window if each == _SLIDING else None for each in types)
+    if not config.use_swa:
         return ()
-    if len(config.layer_types) != config.num_hidden_layers or config.sliding_window is None:
-        raise found.wrong("its layer_types fit neither its layers nor a sliding_window")
-    return tuple(config.sliding_window if each == "sliding_attention" else None for each in config.layer_types)
+    if window is None:
+        raise found.wrong("it has sliding windows (use_swa) of no size")
+    return (window,) * config.num_hidden_layers
+
+
+def _causal(config: _Config) -> Causal:
+    """As vLLM and SGLang resolve it: what is stated holds for all layers; otherwise, the sliding ones of `layer_types`
+    are causal."""
+    for stated in (config.is_causal, config.causal, config.dflash_query_causal):
+        if stated is not None:
+            return "all" if stated else "none"
+    return "none" if config.use_swa and _SLIDING not in (config.layer_types or ()) else "windows"
 
 
 class _OwnEnds(nn.Module):

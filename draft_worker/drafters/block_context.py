@@ -67,16 +67,18 @@ class BlockContext:
         """Whether more tokens wait than may ride along with blocks."""
         return sum(len(fed.rows) for fed in self._waiting) > _RIDERS
 
-    def read(self, most: int) -> None:
-        """Compute the keys and values of at most `most` waiting tokens."""
-        while self._waiting and most > 0:
+    def read(self, most: int) -> int:
+        """Compute the keys and values of at most `most` waiting tokens. Returns their number."""
+        left = most
+        while self._waiting and left > 0:
             fed = self._waiting.pop(0)
-            now, later = fed.part(fed.first, fed.first + most), fed.part(fed.first + most, fed.end)
+            now, later = fed.part(fed.first, fed.first + left), fed.part(fed.first + left, fed.end)
             if len(later.rows):
                 self._waiting.insert(0, later)
-            most -= len(now.rows)
+            left -= len(now.rows)
             self._append(now)
         self.store.compute()
+        return most - left
 
     def read_all(self) -> None:
         """The same for all waiting tokens, perhaps lazily."""

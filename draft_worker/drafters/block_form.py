@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
+Causal = Literal["none", "windows", "all"]
 
 
 class BlockForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,8 +54,14 @@ class BlockForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The most positions."""
     windows: tuple[int | None, ...] = ()
     """For each layer, how many positions back a row sees, itself included; None: all. Empty: all layers see all."""
+    causal: Causal = "windows"
+    """Layers in which an input sees nothing of its block behind itself: none, those with a window, or all."""
     soft_cap: float | None = None
     """Bound of the logits, by tanh; None: unbounded."""
+
+    def is_causal(self, window: int | None) -> bool:
+        """Whether a layer of this window is."""
+        return self.causal == "all" or (self.causal == "windows" and window is not None)
 
     @property
     def rows(self) -> int:

@@ -96,7 +96,7 @@ class MlxBlockRunner:
         context.read_all()
         at = mx.array([inputs.positions])
         visible: list[mx.array | None] = [None] * form.layers
-        if len(blocks) > 1 or form.windows:
+        if len(blocks) > 1 or form.windows or form.is_causal(None):
             behind = mx.full(at.shape, context.end)
             visible = network.visibility(mx.array([context.positions]), at, mx.array([inputs.numbers]), behind)
         embedded = self._ends.embed(mx.array([inputs.tokens]))

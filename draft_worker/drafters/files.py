@@ -4,6 +4,7 @@ Knows no kind of drafter.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ from protocol.inference.processor import spare_compiler
 _Config = TypeVar("_Config")
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
+_UNFINISHED = "unfinished"
+"""A folder in the drafter's, since readers take every safetensors file beside config.json."""
 _NEXT = "download it again, or choose another draft"
 
 
@@ -112,14 +115,29 @@ class DrafterFolder:
 
 
 def save(folder: Path, config: Mapping[str, Any], tensors: Iterable[tuple[str, mx.array]]) -> None:
-    """Write a drafter's folder. An interruption leaves a folder whose config.json is the old one, or missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{_WEIGHTS}.partial.safetensors"
-    mx.save_safetensors(str(partial), dict(tensors), metadata={"format": "pt"})
-    partial.replace(folder / _WEIGHTS)
-    text = json.dumps(config, indent=2) + "\n"
-    (folder / f"{_CONFIG}.partial").write_text(text)
-    (folder / f"{_CONFIG}.partial").replace(folder / _CONFIG)
+    """Write a drafter's folder. Files are replaced when all are written, config.json last.
+
+    Raises OSError, with the file, if they can't be written.
+    """
+    unfinished = folder / _UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        _write_tensors(unfinished / _WEIGHTS, dict(tensors))
+        (unfinished / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        for name in (_WEIGHTS, _CONFIG):
+            (unfinished / name).replace(folder / name)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _write_tensors(file: Path, tensors: dict[str, mx.array]) -> None:
+    mx.eval(tensors)
+    try:
+        mx.save_safetensors(str(file), tensors, metadata={"format": "pt"})
+    except RuntimeError as error:
+        # MLX raises it for a full disk.
+        raise OSError(f"{file}: {error}") from error
 
 
 def parameters(network: nn.Module) -> list[tuple[str, mx.array]]:

@@ -17,6 +17,8 @@ from mlx_lm.models.cache import KVCache
 
 from draft_worker.drafters.files import DrafterFolder
 from draft_worker.head_tokens import HeadTokens
+from protocol.contracts.drafters.description import NAMES
+from protocol.contracts.drafters.mtp import unknown
 
 Tensors = dict[str, mx.array]
 Ends = Callable[[mx.array], mx.array]
@@ -27,8 +29,6 @@ class MtpFamily(NamedTuple):
 
     module: str
     """Of `mlx_lm.models`."""
-    number: str
-    """Key of config.json with the number of heads."""
     form: dict[str, Any]
     """Fields with which mlx-lm's class makes the head's decoder layer as the layer of index 0."""
     names: Mapping[str, str]
@@ -57,11 +57,11 @@ _ATTENTION_ONLY = {"full_attention_interval": 1}
 _EXPERTS_FIRST = {"first_k_dense_replace": 0}
 FAMILIES: Mapping[str, MtpFamily] = MappingProxyType(
     {
-        "qwen3_next": MtpFamily("qwen3_next", "mtp_num_hidden_layers", _ATTENTION_ONLY, _QWEN, True),
-        "qwen3_5": MtpFamily("qwen3_5", "mtp_num_hidden_layers", _ATTENTION_ONLY, _QWEN, True),
-        "qwen3_5_moe": MtpFamily("qwen3_5", "mtp_num_hidden_layers", _ATTENTION_ONLY, _QWEN, True),
-        "deepseek_v3": MtpFamily("deepseek_v3", "num_nextn_predict_layers", _EXPERTS_FIRST, _DEEPSEEK, False),
-        "glm4_moe": MtpFamily("glm4_moe", "num_nextn_predict_layers", _EXPERTS_FIRST, _DEEPSEEK, False),
+        "qwen3_next": MtpFamily("qwen3_next", _ATTENTION_ONLY, _QWEN, True),
+        "qwen3_5": MtpFamily("qwen3_5", _ATTENTION_ONLY, _QWEN, True),
+        "qwen3_5_moe": MtpFamily("qwen3_5", _ATTENTION_ONLY, _QWEN, True),
+        "deepseek_v3": MtpFamily("deepseek_v3", _EXPERTS_FIRST, _DEEPSEEK, False),
+        "glm4_moe": MtpFamily("glm4_moe", _EXPERTS_FIRST, _DEEPSEEK, False),
     }
 )
 """By `model_type` of the checkpoint."""
@@ -116,14 +116,11 @@ class ReadMtp(NamedTuple):
 
 def read_mtp(folder: Path) -> ReadMtp:
     """The first head in a checkpoint. Raises InputError for one without a head, or of an unknown or damaged form."""
-    found = DrafterFolder(folder, "a head for multi-token prediction")
+    found = DrafterFolder(folder, NAMES["mtp"])
     config = found.raw_config()
-    text = config.get("text_config", config)
-    family = FAMILIES.get(str(config.get("model_type")))
-    if family is None or not isinstance(text, dict):
-        raise found.wrong(f"its architecture is {config.get('model_type')!r}; known ones are {', '.join(FAMILIES)}")
-    if text.get(family.number, 1) not in (1, 2, 3):
-        raise found.wrong(f"its config.json states {family.number} = {text.get(family.number)!r}")
+    if reason := unknown(config):
+        raise found.wrong(reason)
+    text, family = config.get("text_config", config), FAMILIES[config["model_type"]]
     try:
         module = import_module(f"mlx_lm.models.{family.module}")
         arguments = getattr(module, "TextModelArgs", module.ModelArgs)

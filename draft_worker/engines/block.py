@@ -154,9 +154,8 @@ class BlockSequence(EngineSequence):
     def unread(self) -> bool:
         return self._context.unread
 
-    def read(self, most: int) -> None:
-        self._context.read(most)
-        self._forwards = (most,)
+    def read(self, most: int) -> int:
+        return self._context.read(most)
 
     @property
     def staleness(self) -> int:

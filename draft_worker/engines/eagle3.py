@@ -59,5 +59,6 @@ def loaded(folder: Path, target: Path | None) -> LoadedDrafter:
 
 
 def _borrow(network: Eagle3, folder: Path, target: Path | None) -> None:
-    ends = drafter_ends(folder, None, target, network.form.hidden_size, network.form.vocabulary)
+    form = network.form
+    ends = drafter_ends(folder, None, target, form.hidden_size, form.vocabulary, head=not form.own_head)
     network.borrow(ends.embed, ends.head)

@@ -11,6 +11,7 @@ from orchestrator.api.client import ANSWER_SECONDS, SILENCE_SECONDS, STAMP, NoPi
 from orchestrator.api.result import Chosen, OutputCollector, Result
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts, is_batch, one_submit, submits
+from orchestrator.text.chat_template import ChatMessage
 from protocol.errors import blaming
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit, ToClient
@@ -76,9 +77,9 @@ class AsyncClient:
                 await socket.send(encode(cancel, STAMP))
             socket.close(linger=1000)
 
-    async def chat_prompt(self, text: str) -> list[int]:
-        """`text` as the only message of a conversation, as `Client.chat_prompt` does."""
-        return chat_prompt((await self.state()).target, text)
+    async def chat_prompt(self, messages: str | Sequence[ChatMessage]) -> list[int]:
+        """A conversation in tokens, as `Client.chat_prompt` gives them."""
+        return chat_prompt((await self.state()).target, messages)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> "AsyncStream":
         """Continue `prompt`: an asynchronous iterator over pieces of text, with `.result` at its end."""

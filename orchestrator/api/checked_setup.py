@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.api.caller import caller_level
 from orchestrator.api.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.old_names import renamed
 from orchestrator.api.validation import out_of_range
@@ -80,10 +81,10 @@ def checked_setup(
     return setup, " ".join(filter(None, (pair.note, note)))
 
 
-def checked_options(options: Mapping[str, Any], stacklevel: int = 4) -> Options:
+def checked_options(options: Mapping[str, Any]) -> Options:
     """Options from keywords. Raises InputError, which names the keyword, for a wrong one."""
     try:
-        checked = msgspec.convert(renamed(options, stacklevel), Options)
+        checked = msgspec.convert(renamed(options), Options)
     except msgspec.ValidationError as error:
         raise out_of_range(error) from error
     if checked.strategy not in STRATEGIES:
@@ -100,12 +101,12 @@ def affordable(options: Options) -> Options:
     return msgspec.structs.replace(options, arena_memory=limit)
 
 
-def warn_ineffective(options: Options, stacklevel: int = 3, **keywords: Any) -> None:
+def warn_ineffective(options: Options, **keywords: Any) -> None:
     """An IneffectiveOption warning for each option that is not the default and changes nothing."""
     values = {**msgspec.structs.asdict(options), **keywords}
     given = {name: name for name, value in values.items() if value != _DEFAULTS.get(name)}
     for sentence in ineffective(values, given):
-        warnings.warn(sentence, IneffectiveOption, stacklevel)
+        warnings.warn(sentence, IneffectiveOption, caller_level())
 
 
 def _listening(where: str) -> Listening:

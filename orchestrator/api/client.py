@@ -10,6 +10,7 @@ from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.result import Chosen, OutputCollector, Result
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts, is_batch, one_submit, submits
+from orchestrator.text.chat_template import ChatMessage
 from protocol.errors import PipelineError
 from protocol.messages.client import Cancel, Inquire, PipelineState, Submit, ToClient
 from protocol.transport.codec import Stamp
@@ -51,12 +52,12 @@ class Client:
             link.close()
         raise NoPipeline(self.address)
 
-    def chat_prompt(self, text: str) -> list[int]:
-        """`text` as the only message of a conversation, in tokens for `generate` and `stream`.
+    def chat_prompt(self, messages: str | Sequence[ChatMessage]) -> list[int]:
+        """A conversation in tokens for `generate` and `stream`; a text is its only message.
 
-        Raises InputError if the target has no chat template, or is not on this machine.
+        Raises InputError if the target has no chat template, refuses the messages, or is not on this machine.
         """
-        return chat_prompt(self.state().target, text)
+        return chat_prompt(self.state().target, messages)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> "Stream":
         """Continue `prompt`: an iterator over pieces of text, with `.result` at its end."""
@@ -68,6 +69,10 @@ class Client:
     def generate(
         self, prompt: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Result]: ...
+    @overload
+    def generate(
+        self, prompt: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Result | list[Result]: ...
     def generate(
         self, prompt: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Result | list[Result]:

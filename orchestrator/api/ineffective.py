@@ -74,7 +74,7 @@ _DRAFT = ("draft", "draft_engine", "draft_command", "draft_link", *_SPECULATION)
 _PIPELINE = (
     *_DRAFT,
     *("strategy", "prefill_engine", "prefill", "concurrent", "turn", "arena_memory", "prefix_cache_memory", "kv_bits"),
-    *("kv_memory", "kept_memory", "target_hosts", "record", "pace"),
+    *("kv_memory", "kept_memory", "target_hosts", "record", "pace", "prefill_step_size"),
 )
 _COMPARISON = (
     "verification",
@@ -88,6 +88,7 @@ _COMPARISON = (
 )
 """What only the bench's comparison with mlx-lm uses."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_DRAWS = ("draft_temperature", "draft_top_p")
 _ASKS = _all(_is("command", "generate", "chat"), _set("address"))
 """The command asks a pipeline that runs already."""
 _replaying = _all(_bench("compare"), _is("replay", True), _set("pace"))
@@ -110,8 +111,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(("quiet",), _is("as_json", True), "JSON comes without text and figures beside it anyway"),
     Rule(("history", "no_history"), _is("terminal", False), "lines are remembered only on a terminal"),
-    Rule(_DRAFT, _is("strategy", "ar"), "the strategy ar uses no draft"),
-    Rule(("strategy", *_SPECULATION), _no_draft, "without a draft the target decodes alone"),
+    Rule((*_DRAFT, *_DRAWS), _is("strategy", "ar"), "the strategy ar uses no draft"),
+    Rule(("strategy", *_SPECULATION, *_DRAWS), _no_draft, "without a draft the target decodes alone"),
     Rule(("draft",), _is("draft_engine", NO_DRAFT), "there is no draft"),
     Rule(
         ("draft",),
@@ -131,8 +132,8 @@ RULES: tuple[Rule, ...] = (
         _all(_is("strategy", "ssd"), _is("fallback", "neural")),
         "on a miss ssd waits for the draft",
     ),
-    Rule(("saguaro",), _is("verification", "coupled"), "only rejection verification uses it"),
-    Rule(("saguaro",), _coldest, "at temperature 0 the draft draws no tokens at random"),
+    Rule(("saguaro", *_DRAWS), _is("verification", "coupled"), "only rejection verification uses it"),
+    Rule(("saguaro", *_DRAWS), _coldest, "at temperature 0 the draft draws no tokens at random"),
     Rule(("prefill",), _is("prefill_engine", "none"), "there is no prefill engine"),
     Rule(
         ("turn", "concurrent"),

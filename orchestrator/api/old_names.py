@@ -4,13 +4,14 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.api.caller import caller_level
 from protocol.errors import InputError
 
 OLD_NAMES = {"kv_memory": "arena_memory", "kept_memory": "prefix_cache_memory"}
 """Keywords, configuration keys, and with hyphens the flags, each with the name that replaces it."""
 
 
-def renamed(options: Mapping[str, Any], stacklevel: int = 2) -> dict[str, Any]:
+def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options under their present names, with a DeprecationWarning for each old one.
 
     Raises InputError if an option is given under both names.
@@ -21,6 +22,7 @@ def renamed(options: Mapping[str, Any], stacklevel: int = 2) -> dict[str, Any]:
             continue
         if new in found:
             raise InputError(f"{old} is the old name of {new}: give only {new}.")
-        warnings.warn(f"{old} is now {new}; the old name goes with the next release.", DeprecationWarning, stacklevel)
+        sentence = f"{old} is now {new}; the old name goes with the next release."
+        warnings.warn(sentence, DeprecationWarning, caller_level())
         found[new] = found.pop(old)
     return found

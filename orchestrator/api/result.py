@@ -1,22 +1,25 @@
 """What a client makes of the orchestrator's answers to one request. Pure."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import msgspec
 
+from orchestrator.api.summary import figures, speed
 from protocol.errors import blaming
 from protocol.messages.client import Done, Output, Refused, Statistics, ToClient
 from protocol.messages.sampling import Likelihood
 
+FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
+
 
 @dataclass(frozen=True)
 class Result:
-    """A finished generation."""
+    """A finished generation. `result["text"]` is `result.text`; so are the other fields."""
 
     text: str
     tokens: tuple[int, ...]
-    finish_reason: Literal["stop", "length", "cancelled"]
+    finish_reason: FinishReason
     statistics: Statistics
     seed: int
     stop: str | None = None
@@ -25,6 +28,32 @@ class Result:
     """One a token, if they were requested."""
     prompt_likelihoods: tuple[Likelihood, ...] = ()
     """Of the prompt's tokens from the second one on, if they were requested."""
+
+    @overload
+    def __getitem__(self, field: Literal["text"]) -> str: ...
+    @overload
+    def __getitem__(self, field: Literal["tokens"]) -> tuple[int, ...]: ...
+    @overload
+    def __getitem__(self, field: Literal["finish_reason"]) -> FinishReason: ...
+    @overload
+    def __getitem__(self, field: Literal["statistics"]) -> Statistics: ...
+    @overload
+    def __getitem__(self, field: Literal["seed"]) -> int: ...
+    @overload
+    def __getitem__(self, field: Literal["stop"]) -> str | None: ...
+    @overload
+    def __getitem__(self, field: Literal["likelihoods"]) -> tuple[Likelihood, ...]: ...
+    def __getitem__(self, field: str) -> object:
+        """A field by its name. Raises KeyError, which lists the fields, for any other name."""
+        if field not in self.__dataclass_fields__:
+            raise KeyError(f"A result has no {field!r}, but {', '.join(self.__dataclass_fields__)}.")
+        return getattr(self, field)
+
+    def summary(self) -> str:
+        """Speed and acceptance as text, a line a figure."""
+        lines = list(figures(self.statistics, self.finish_reason))
+        width = max(len(name) for name, _ in lines)
+        return "\n".join([speed(self.statistics), *(f"{name:{width}}  {value}" for name, value in lines)])
 
     def to_json(self) -> dict[str, Any]:
         """The object that `generate --json` prints."""

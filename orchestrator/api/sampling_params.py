@@ -3,12 +3,14 @@
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
+from orchestrator.api.presets import PRESETS
 from orchestrator.api.validation import out_of_range
 from protocol.errors import InputError
+from protocol.messages.base import MAX_CONTEXT
 from protocol.messages.client import Submit
 from protocol.messages.sampling import Grammar, Sampling, SamplingFields
 
@@ -29,13 +31,26 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """Report the log-probabilities of the prompt's tokens too: `Result.prompt_likelihoods`. No KV is reused then."""
     seed: int | None = None
     """None draws a seed; the result has it."""
-    max_tokens: int = 256
+    max_tokens: int | None = 256
+    """None generates until an end token, or until the target's context is full."""
     stop: str | Sequence[str] = ()
     shown: Sequence[int] = ()
     """Special tokens whose text is part of the result's. Without, special tokens have no text."""
     draft_tokens: int | None = None
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
     it changes no token."""
+    draft_temperature: float | None = None
+    """The temperature at which the draft draws its tokens, with rejection verification; None takes `temperature`. The
+    text keeps the target's distribution."""
+    draft_top_p: float | None = None
+    """Likewise its top-p; None takes `top_p`."""
+
+    @classmethod
+    def preset(cls, name: str, **fields: Any) -> Self:
+        """The values of `--preset NAME`, and `fields` beside or instead of them. Raises InputError for another name."""
+        if name not in PRESETS:
+            raise InputError(f"There is no preset called {name!r}: choose from {', '.join(PRESETS)}.")
+        return cls(**{**PRESETS[name], **fields})
 
     def submit(self, request: str, prompt: str | Sequence[int]) -> Submit:
         """The message that asks for it. Raises InputError for a value out of range, naming it."""
@@ -46,10 +61,12 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "prompt": prompt if isinstance(prompt, str) else None,
             "tokens": None if isinstance(prompt, str) else tuple(prompt),
             "sampling": msgspec.to_builtins(self._sampling()),
-            "max_tokens": self.max_tokens,
+            "max_tokens": MAX_CONTEXT if self.max_tokens is None else self.max_tokens,
             "stop": stops,
             "draft_tokens": self.draft_tokens,
             "shown": tuple(self.shown),
+            "draft_temperature": self.draft_temperature,
+            "draft_top_p": self.draft_top_p,
         }
         try:
             submit = msgspec.convert(body, Submit)

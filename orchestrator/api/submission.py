@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
+from orchestrator.api.caller import caller_level
 from orchestrator.api.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.sampling_params import SamplingParams
 from protocol.errors import InputError
@@ -46,7 +47,7 @@ def one_submit(prompt: Prompt | Prompts, params: SamplingParams | Sequence[Sampl
 
 
 def submits(prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None) -> list[Submit]:
-    """A request for each prompt of a batch.
+    """A request for each prompt of a batch. Warns of parameters without effect.
 
     Raises InputError for prompts of different kinds, for another number of parameters than of prompts, and for a value
     out of range.
@@ -59,7 +60,10 @@ def submits(prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingPa
         raise InputError(
             f"There are {len(prompts)} prompts and {len(each)} SamplingParams: give one for all, or one for each."
         )
-    return [one.submit(_name(), prompt) for one, prompt in zip(each, prompts, strict=True)]
+    found = [one.submit(_name(), prompt) for one, prompt in zip(each, prompts, strict=True)]
+    for one in each if isinstance(params, Sequence) else each[:1]:
+        _warn(one)
+    return found
 
 
 def _name() -> str:
@@ -75,5 +79,4 @@ def _warn(params: SamplingParams) -> None:
     values, defaults = msgspec.structs.asdict(params), msgspec.structs.asdict(SamplingParams())
     given = {name: name for name, value in values.items() if value != defaults[name]}
     for sentence in ineffective(values, given):
-        # The frames above: `_warn`, `one_submit`, the client's method, its caller.
-        warnings.warn(sentence, IneffectiveOption, stacklevel=4)
+        warnings.warn(sentence, IneffectiveOption, caller_level())

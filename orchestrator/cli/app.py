@@ -39,10 +39,23 @@ _COMMANDS = (
     *(attach, bench, calibrate, chat, completion, config, convert, doctor, drill, first_light, generate),
     *(pairs_command, plan, profile, serve, serve_workers, service, start, target_rank, train_draft, workers),
 )
+_OTHER_NAMES = {"benchmark": "bench", "list-models": "pairs"}
+"""Names that other programs give to commands; `--help` does not list them."""
 
 
 class Commands(click.Group):
-    """Errors of the Python API get a hint at the command line's own help here, and nowhere else."""
+    """Knows commands by other names too. Errors of the Python API get a hint at the command line's own help here, and
+    nowhere else."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, _OTHER_NAMES.get(cmd_name, cmd_name))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Settings, warnings and help belong to a command's own name, so that is the name it gets."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name and _OTHER_NAMES.get(name, name), command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

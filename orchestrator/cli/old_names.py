@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from orchestrator.api.old_names import OLD_NAMES
-from orchestrator.cli.presets import strength
+from orchestrator.cli.precedence import strength
 
 
 def with_old_names(command: Callable[..., Any]) -> Callable[..., Any]:

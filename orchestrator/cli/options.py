@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from orchestrator.api.ineffective import ineffective
 from orchestrator.cli.old_names import with_old_names
-from orchestrator.cli.presets import filled_in
+from orchestrator.cli.precedence import filled_in
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.checkpoints import demo_model

@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
+from orchestrator.api.presets import PRESET_FIELDS, PRESETS
 from orchestrator.api.sampling_fields import NumberField, number_fields
 from orchestrator.api.sampling_params import SamplingParams
-from orchestrator.cli.presets import PRESET_FIELDS, PRESETS, filled_in
+from orchestrator.cli.precedence import filled_in
 
 CommandFunction = Callable[..., Any]
 NOT_OPTIONS = {
@@ -36,9 +37,23 @@ _OPTIONS = [
     click.option("--json-schema", type=click.File("r", encoding="utf-8"), help="Only JSON that fits this schema."),
     click.option("--seed", type=int, help="Equal seeds give equal text. Default: a fresh one, shown in the summary."),
     click.option("--verification", type=click.Choice(["coupled", "rejection"]), default="coupled", show_default=True),
+    click.option(
+        "--draft-temperature",
+        type=float,
+        help="With rejection verification, the draft draws its tokens at this temperature.  [default: --temperature]",
+    ),
+    click.option("--draft-top-p", type=float, help="Likewise its top-p.  [default: --top-p]"),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
 ]
-_NAMES = (*(field.name for field in _FIELDS), "seed", "verification", "max_tokens", "stop")
+_NAMES = (
+    *(field.name for field in _FIELDS),
+    "seed",
+    "verification",
+    "draft_temperature",
+    "draft_top_p",
+    "max_tokens",
+    "stop",
+)
 
 
 def sampling_options(max_tokens: int) -> Callable[[CommandFunction], CommandFunction]:

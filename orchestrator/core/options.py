@@ -42,6 +42,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     prefill: Annotated[PrefillMode, Meta(description="When a prefill worker prefills: if it is faster, or always.")] = (
         "auto"
     )
+    prefill_step_size: Annotated[
+        int, Meta(ge=1, le=4096, description="Most tokens of a prompt that one forward reads.")
+    ] = 512
+    """Of workers on this machine; they read messages between two forwards. A divided target takes at most 128."""
     concurrent: Annotated[int, Meta(ge=1, le=64, description="Requests decoded at the same time; others wait.")] = 16
     turn: Annotated[
         int, Meta(ge=1, le=1 << 20, description="Tokens after which a request makes room for a waiting one.")

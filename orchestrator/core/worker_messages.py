@@ -6,6 +6,7 @@ from orchestrator.core.sequence import Sequence
 from protocol.messages.base import MAX_EOS_TOKENS
 from protocol.messages.kv import KvReference
 from protocol.messages.plans import GrowthPlan
+from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Reroot, Start
 
 
@@ -14,13 +15,15 @@ def start_message(
     plan: GrowthPlan | None = None,
     vocabulary: int | None = None,
     adopt: KvReference | None = None,
+    sampling: Sampling | None = None,
 ) -> Start:
     """The Start that serves the sequence from its committed tokens.
 
-    The target is asked for log-probabilities of the prompt until it has told all. A draft's Start names the growth plan
-    and the target's vocabulary, and both may name an arena to adopt.
+    The target is asked for log-probabilities of the prompt until it has told all. A draft's Start names the growth
+    plan, the target's vocabulary and perhaps a `sampling` of its own, and both may name an arena to adopt.
     """
-    sampling, wanted = sequence.request.sampling, plan is None and sequence.untold
+    sampling = sampling or sequence.request.sampling
+    wanted = plan is None and sequence.untold
     return Start(
         sequence=sequence.id,
         round=sequence.round,

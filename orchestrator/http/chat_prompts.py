@@ -29,7 +29,7 @@ _HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 class RenderedChat:
     """A prompt, and how to read the answers to it."""
 
-    tokens: Sequence[int]
+    text: str
     new_parser: Callable[[], AnswerParser]
     """Makes the parser of one choice."""
     shown: frozenset[int]
@@ -47,6 +47,7 @@ class ChatPrompts:
         self._template = template
         self.form: AnswerFormat = infer_answer_format(template)
         self._logged: set[str] = set()
+        self._joins_results = template.mentions("tool_responses") and not template.mentions("== 'tool'")
 
     def render(self, question: ChatRequest) -> RenderedChat:
         """Raises ApiError for what the model's chat template can't render."""
@@ -63,16 +64,17 @@ class ChatPrompts:
                 "Calls in this model's format can't be enforced: set tool_choice to auto, and leave out strict and "
                 "response_format.",
             )
-        messages = template_messages(question.messages, both=not self.form.harmony)
+        messages = template_messages(question.messages, both=not self.form.harmony, joined=self._joins_results)
         try:
             text, left_out = self._template.render(messages, tools or None, **self._variables(question))
         except PipelineError as error:
             raise of_pipeline(error) from error
         grammar = self._behind_thought(grammar, text, question)
-        # A grammar that knows no thought leaves no room for one.
-        opened = self.form.opens_thought(text) and (grammar is None or grammar.thought is not None)
+        # Without a thought in it, only a grammar of optional calls leaves room for one.
+        room = grammar is None or grammar.optional or grammar.thought is not None
+        opened = room and self.form.opens_thought(text)
         return RenderedChat(
-            self._template.encoded(text),
+            text,
             lambda: self.form.parser(opened, tools, question.most_calls),
             self.form.shown,
             grammar,
@@ -92,13 +94,11 @@ class ChatPrompts:
 
     def _behind_thought(self, grammar: Grammar | None, text: str, question: ChatRequest) -> Grammar | None:
         """`grammar` with the thought that may come first, and the bound of that thought. `text`: the prompt."""
-        bounds, budget = self.form.bounds, question.thinking_budget
+        thought, budget = self.form.thought_before(text), question.thinking_budget
         # In Harmony, a call does not come behind the thought but ends it.
-        calls = self.form.harmony and question.offered
-        if bounds is None or calls or self.form.closes_thought(text):
+        if thought is None or (self.form.harmony and question.offered):
             return grammar
-        opened = bounds.opened or self.form.opens_thought(text)
-        thought = replace(bounds, opened=opened, budget=budget)
+        thought = replace(thought, budget=budget)
         if grammar is not None:
             return replace(grammar, thought=thought)
         return None if budget is None else Grammar("", thought=thought)

@@ -26,6 +26,7 @@ from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
 from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, Echo
 from orchestrator.http.openai.request_models import ChatRequest, CompletionRequest, GenerationRequest, read, sampling
+from orchestrator.http.prompt_encoding import Prompt, PromptEncoder
 from orchestrator.http.renderer import Renderer
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
@@ -39,14 +40,16 @@ from protocol.sampling.grammar import require_enforceable
 _COMPLETION_TOKENS = 16
 """Default of max_tokens in OpenAI's completions; a chat may fill the context."""
 
-RendererFactory: TypeAlias = Callable[[RenderedChat], Renderer]
+RendererFactory: TypeAlias = Callable[[RenderedChat, int], Renderer]
+"""Makes the renderer of a response from the prompt and the number of its tokens."""
 
 
 class Prepared(NamedTuple):
     """A request that is ready for the pipeline."""
 
-    prompts: Sequence[Sequence[int]]
-    renderer: Renderer
+    prompts: Sequence[Prompt]
+    new_renderer: Callable[[Sequence[Sequence[int]]], Renderer]
+    """Makes the renderer from the prompts' tokens."""
     grammar: Grammar | None = None
     """What the answers are held to."""
     shown: frozenset[int] = frozenset()
@@ -64,6 +67,7 @@ class Server:
         self._backend = backend
         self.codec = codec
         self._template = template
+        self._encoder = PromptEncoder(codec)
         self._settings = settings
         self.prompts = ChatPrompts(template)
         self._health = Health(backend)
@@ -108,13 +112,11 @@ class Server:
             returned=question.returned if question.choices > question.returned else None,
         )
 
-        def prepare() -> Prepared:
-            prompts = self._completion_prompts(question)
+        def renderer(prompts: Sequence[Sequence[int]]) -> Chunks:
             echoed = self._echoed(question, prompts)
-            renderer = Chunks(replace(answer, echoed=echoed), len(prompts) * question.choices)
-            return Prepared(prompts, renderer)
+            return Chunks(replace(answer, echoed=echoed), len(prompts) * question.choices)
 
-        return await self.answer(request, question, prepare)
+        return await self.answer(request, question, lambda: Prepared(question.prompts, renderer))
 
     async def chat(self, request: Request) -> Response:
         question = read(await body(request), ChatRequest)
@@ -122,7 +124,7 @@ class Server:
         name = self.model_name(question.model)
         answer = ChoiceAnswer("chat", name, 1, with_usage=question.with_usage, codec=codec)
 
-        def renderer(prompt: RenderedChat) -> Chunks:
+        def renderer(prompt: RenderedChat, _: int) -> Chunks:
             parsed = replace(
                 answer,
                 new_parser=prompt.new_parser,
@@ -139,7 +141,12 @@ class Server:
 
         def prepare() -> Prepared:
             prompt = self.prompts.render(question)
-            return Prepared([prompt.tokens], make_renderer(prompt), prompt.grammar, prompt.shown)
+            return Prepared(
+                [prompt.text],
+                lambda prompts: make_renderer(prompt, sum(map(len, prompts))),
+                prompt.grammar,
+                prompt.shown,
+            )
 
         return await self.answer(request, question, prepare)
 
@@ -150,8 +157,11 @@ class Server:
         texts = [each if isinstance(each, str) else self.codec.decode(each) for each in question.prompts]
         return [Echo(*each) for each in zip(texts, prompts, strict=True) for _ in range(question.returned)]
 
-    def _completion_prompts(self, question: CompletionRequest) -> list[Sequence[int]]:
-        return [self.codec.encode(each) if isinstance(each, str) else each for each in question.prompts]
+    async def chat_tokens(self, question: ChatRequest) -> Sequence[int]:
+        """The prompt of a chat, however long. Raises ApiError for what the model's chat template can't render."""
+        prompt = await asyncio.to_thread(self.prompts.render, question)
+        (tokens,) = await self._encoder.encode([prompt.text], special=not self._template.own)
+        return tokens
 
     async def answer(
         self,
@@ -162,16 +172,19 @@ class Server:
         """Generate all choices, and respond with one object or a stream. Raises ApiError."""
         with ExitStack() as stack:
             count = question.choices * (len(question.prompts) if isinstance(question, CompletionRequest) else 1)
-            self._limit.take(count)
-            stack.callback(self._limit.release, count)
+            places = self._limit.take(count)
+            stack.callback(places.release)
             state = await self._health.require()
             # In threads: long texts and schemas take time, which must not delay the tokens of other requests.
+            special = isinstance(question, CompletionRequest) or not self._template.own
             prepared = await asyncio.to_thread(prepare)
+            prompts = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
             await asyncio.to_thread(_require_enforceable, question, prepared.grammar)
-            choices = self._choices(question, prepared, state)
-            renderer = prepared.renderer
+            choices = self._choices(question, prompts, prepared, state)
+            renderer = prepared.new_renderer(prompts)
             generation = ChoiceStream(
-                [RequestMeasurement(self._backend.stream(*each), self.figures) for each in choices]
+                [RequestMeasurement(self._backend.stream(*each), self.figures) for each in choices],
+                on_end=places.release,
             )
             self._open.add(generation)
             stack.callback(self._end, generation)
@@ -194,13 +207,17 @@ class Server:
         self._open.discard(generation)
 
     def _choices(
-        self, question: GenerationRequest, prepared: Prepared, state: PipelineState
+        self,
+        question: GenerationRequest,
+        prompts: Sequence[Sequence[int]],
+        prepared: Prepared,
+        state: PipelineState,
     ) -> list[tuple[Sequence[int], SamplingParams]]:
         """Prompt and sampling parameters of every choice."""
-        if not prepared.prompts:
+        if not prompts:
             raise ApiError(400, "There is no prompt: give at least one.", param="prompt")
         choices = []
-        for tokens in prepared.prompts:
+        for tokens in prompts:
             _require_fitting(tokens, state)
             default = _COMPLETION_TOKENS if isinstance(question, CompletionRequest) else None
             room = state.context - len(tokens)

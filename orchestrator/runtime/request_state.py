@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec.structs import replace
+
 from orchestrator.core.events import Request
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.core.request_stats import without_surplus
@@ -11,7 +13,7 @@ from orchestrator.text.tokenizer import TextCodec, TextStream
 from protocol.errors import InputError
 from protocol.messages.base import SequenceId, Verification
 from protocol.messages.client import Done, Output, Statistics, Submit
-from protocol.messages.sampling import Likelihood
+from protocol.messages.sampling import Likelihood, Sampling
 from protocol.transport.codec import Stamp
 
 
@@ -73,7 +75,21 @@ def to_request(submit: Submit, codec: TextCodec, options: Options) -> Request:
     tokens = tuple(codec.encode(submit.prompt)) if submit.prompt is not None else submit.tokens
     if not tokens:
         raise InputError("The prompt is empty: give at least one token to continue.")
-    return Request(tokens, submit.sampling, submit.max_tokens, codec.eos, submit.draft_tokens)
+    drawn = draft_sampling(submit)
+    return Request(tokens, submit.sampling, submit.max_tokens, codec.eos, submit.draft_tokens, drawn)
+
+
+def draft_sampling(submit: Submit) -> Sampling | None:
+    """What the draft draws its tokens with; None if that is the request's own sampling.
+
+    Rejection sampling is exact for every distribution that the draft draws from. At temperature 0, and under coupled
+    verification, the draft guesses what the target will choose, so it needs the target's own values.
+    """
+    asked = {"temperature": submit.draft_temperature, "top_p": submit.draft_top_p}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if not given or submit.sampling.greedy or submit.sampling.verification != "rejection":
+        return None
+    return replace(submit.sampling, **given)
 
 
 def require_compatible(verification: Verification, strategy: StrategyName) -> None:

@@ -45,7 +45,6 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     listening: Listening | None = None
     life: int | None = None
     """A socket shared with the parent; its end of file means that the parent is gone."""
-    prefill_chunk: int = 512
     draft_command: tuple[str, ...] = ()
     """Command to run instead of our draft worker: for a user's own drafting algorithm."""
     record: str = ""

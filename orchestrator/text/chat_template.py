@@ -120,12 +120,8 @@ class ChatTemplate:
     def tokens(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> list[int]:
-        """`text` as token ids."""
-        return self.encoded(self.text(messages, tools, **variables))
-
-    def encoded(self, text: str) -> list[int]:
-        """A rendered text as token ids. A model's own template contains its special tokens, so none is added."""
-        return self.codec.encode(text, special=not self.own)
+        """`text` as token ids. A model's own template contains its special tokens, so none is added."""
+        return self.codec.encode(self.text(messages, tools, **variables), special=not self.own)
 
     def _name(self, tools: bool) -> str:
         """Some models have a template of its own for tools."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from orchestrator.text.token_reach import TokenReach, token_reach
 from protocol.errors import InputError
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -42,7 +43,15 @@ class TextCodec:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of `text`, with the special tokens (BOS, say) that tokenizer.json's post-processor adds if `special`."""
-        return self._tokenizer.encode(text, add_special_tokens=special).ids
+        # The form for one text holds the interpreter's lock until it is done, this one does not.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that `encode` never goes below, found without tokenizing.
+
+        0 for a tokenizer that has no such bound.
+        """
+        return 0 if self._reach is None else self._reach.least_tokens(text)
 
     def decode(self, tokens: Iterable[int], shown: frozenset[int] = frozenset()) -> str:
         """Text of `tokens`, without special and end tokens; bytes that are no character become U+FFFD.
@@ -58,7 +67,7 @@ class TextCodec:
 
     def count(self, text: str) -> int:
         """Number of tokens of a text without special tokens."""
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return len(self.encode(text, special=False))
 
     def hidden(self, tokens: Iterable[str]) -> frozenset[int]:
         """Ids of those `tokens` whose text `decode` leaves out, end tokens excepted."""
@@ -84,6 +93,10 @@ class TextCodec:
         if byte := _BYTE_TOKEN.fullmatch(written):
             return bytes.fromhex(byte[1])
         return written.replace(_SPACE, " ").encode()
+
+    @cached_property
+    def _reach(self) -> TokenReach | None:
+        return token_reach(self._tokenizer.to_str(), _BYTES)
 
     @cached_property
     def _byte_level(self) -> bool:

@@ -7,13 +7,14 @@ import click
 import msgspec
 import pytest
 
+from orchestrator.api.presets import NOT_PRESET, PRESETS
 from orchestrator.api.sampling_params import SamplingParams
-from orchestrator.cli.presets import NOT_PRESET, PRESETS
 from orchestrator.cli.sampling_options import NOT_OPTIONS, sampling_options, server_options
 from orchestrator.http.anthropic.request import MessagesRequest
 from orchestrator.http.openai.request_models import ChatRequest, CompletionRequest
 from orchestrator.http.responses.request import Response
 from orchestrator.http.sampling_fields import BODY_NAMES, NOT_IN_BODIES, ONLY_OF_COMPLETIONS, SHARED_NAMES
+from protocol.errors import InputError
 from protocol.messages.sampling import Sampling, SamplingFields
 
 FIELDS = set(SamplingFields.__struct_fields__)
@@ -52,6 +53,18 @@ def test_a_surface_has_each_field_or_a_reason_why_not(surface: str):
 
 def test_programs_can_set_every_field_of_the_wire():
     assert set(Sampling.__struct_fields__) <= set(SamplingParams.__struct_fields__)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_the_same_in_python(name: str):
+    params = SamplingParams.preset(name, max_tokens=7, top_k=3)
+
+    assert params == SamplingParams(**{**PRESETS[name], "top_k": 3, "max_tokens": 7})
+
+
+def test_an_unknown_preset_is_refused_with_the_known_ones():
+    with pytest.raises(InputError, match="choose from default, greedy"):
+        SamplingParams.preset("wild")
 
 
 @pytest.mark.parametrize("field", msgspec.structs.fields(SamplingFields), ids=lambda field: field.name)

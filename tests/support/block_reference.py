@@ -73,7 +73,9 @@ class BlockReference:
         places = [*positions, *at]
         result = []
         for row, (residual, source) in enumerate(zip(hidden, normed, strict=True)):
-            seen = [i for i, place in enumerate(places) if i >= len(context) or self._near(layer, at[row], place)]
+            last = row if self._causal(layer) else len(at)
+            block = range(len(context), min(len(context) + last + 1, len(places)))
+            seen = [*(i for i, place in enumerate(positions) if self._near(layer, at[row], place)), *block]
             query = self._rotate(self._heads(f"{name}.self_attn", "q", source), at[row])
             group = len(query) // len(keys[0])
             heads = []
@@ -91,8 +93,12 @@ class BlockReference:
         return result
 
     def _near(self, layer: int, query: int, key: int) -> bool:
-        sliding = self.config["layer_types"][layer] == "sliding_attention"
-        return not sliding or query - key < self.config["sliding_window"]
+        sliding = self.config["layer_types"][layer] == "sliding_attention" or self.config.get("use_swa")
+        window = self.config["swa_window_size" if self.config.get("use_swa") else "sliding_window"] if sliding else None
+        return window is None or query - key < window
+
+    def _causal(self, layer: int) -> bool:
+        return self.config.get("causal", self.config["layer_types"][layer] == "sliding_attention")
 
     def _heads(self, attention: str, kind: str, source: Floats) -> Floats:
         heads = self._split(self.tensors[f"{attention}.{kind}_proj.weight"] @ source)

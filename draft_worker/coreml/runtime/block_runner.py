@@ -108,6 +108,8 @@ class PackageBlockRunner:
         data = call.place(inputs.tokens, inputs.positions)
         for name, window in self._package.masks.items():
             _fill_mask(data[name][0, 0], self._package.context, context.positions, inputs, window)
+            if self.form.is_causal(window):
+                _hide_later(data[name][0, 0], self._package.context, inputs)
         outputs = self._runtime.predict(call.function, {**data, "kv": store.kv})
         chunks = [outputs[f"logits_{index}"][0, 0, inputs.rows] for index in range(len(self._package.outputs))]
         logits = np.nan_to_num(np.concatenate(chunks, axis=-1).astype(np.float32), nan=0.0)
@@ -119,7 +121,7 @@ class PackageBlockRunner:
 
 def _fill_mask(mask: Single, context: int, known: Sequence[int], inputs: BlockInputs, window: int | None) -> None:
     """Fill (width, context + width): an input sees the `known` positions of the context, those within its window, and
-    its own block forwards and backwards. Padding sees itself."""
+    all of its own block. Padding sees itself."""
     mask[:] = HIDDEN
     count, width = len(inputs.tokens), len(mask)
     own = np.asarray(inputs.numbers)
@@ -131,6 +133,12 @@ def _fill_mask(mask: Single, context: int, known: Sequence[int], inputs: BlockIn
         seen[:] = 0
     else:
         seen[np.asarray(inputs.positions)[:, None] - np.asarray(known, np.int64)[None] < window] = 0
+
+
+def _hide_later(mask: Single, context: int, inputs: BlockInputs) -> None:
+    """Let an input see nothing behind itself."""
+    count, at = len(inputs.tokens), np.asarray(inputs.positions)
+    mask[:count, context : context + count][at[:, None] < at[None]] = HIDDEN
 
 
 def _rows(values: Array, shape: tuple[int, int, int]) -> mx.array:

@@ -10,8 +10,9 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
+from orchestrator.api.presets import PRESETS
 from orchestrator.cli.configuration import commands, options, origin, secret, unread_variables
-from orchestrator.cli.presets import PRESETS, yields
+from orchestrator.cli.precedence import yields
 from protocol.errors import InputError
 from protocol.paths import config_file
 

@@ -60,7 +60,8 @@ class DraftDispatch:
         draft.start(sequence.id, sequence.round)
         speculation.start(len(sequence.tokens) - (adopt.tokens if adopt else 0), now)
         plan = self._plan(speculation, sequence)
-        return [SendMessage("draft", start_message(sequence, plan, vocabulary, adopt), id)]
+        start = start_message(sequence, plan, vocabulary, adopt, sequence.request.draft_sampling)
+        return [SendMessage("draft", start, id)]
 
     def extend(self, id: int, sequence: Sequence, steps: int, now: float) -> list[Command]:
         """Ask a draft that rests to grow up to `steps` steps below the root."""

@@ -1,7 +1,5 @@
 """/v1/messages: the routes of Anthropic's Messages API."""
 
-import asyncio
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -34,9 +32,9 @@ class MessagesRoutes:
         model, stops = self._server.model_name(chat.model), question.stop_sequences or []
         self._require_thinking(question)
 
-        def answer(prompt: RenderedChat) -> MessageAnswer:
+        def answer(prompt: RenderedChat, tokens: int) -> MessageAnswer:
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
-            return MessageAnswer(model, content, stops, len(prompt.tokens), prompt.warnings)
+            return MessageAnswer(model, content, stops, tokens, prompt.warnings)
 
         return await self._server.converse(request, chat, answer)
 
@@ -45,8 +43,8 @@ class MessagesRoutes:
         chat = question.chat()
         self._server.model_name(chat.model)
         self._require_thinking(question)
-        prompt = await asyncio.to_thread(self._server.prompts.render, chat)
-        return JSONResponse({"input_tokens": len(prompt.tokens)})
+        tokens = await self._server.chat_tokens(chat)
+        return JSONResponse({"input_tokens": len(tokens)})
 
     def _require_thinking(self, question: CountTokensRequest) -> None:
         if question.demands_thinking and not self._server.prompts.form.thinks:

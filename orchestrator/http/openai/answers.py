@@ -45,7 +45,7 @@ class ChoiceAnswer:
     """The stream ends with a chunk that holds the usage."""
     codec: TextCodec | None = None
     """Decodes the tokens of log-probabilities; None if the request asks for none."""
-    new_parser: Callable[[], AnswerParser] = lambda: MarkedParser(None, None)
+    new_parser: Callable[[], AnswerParser] = MarkedParser
     """Makes the parser of one choice."""
     shown: frozenset[int] = frozenset()
     """Special tokens whose text is part of the output."""

@@ -203,7 +203,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             )
 
 
-RESERVED_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt", "answering"))
+RESERVED_VARIABLES = frozenset(("self", "messages", "tools", "add_generation_prompt", "answering"))
 """Variables of chat templates that requests may not choose."""
 
 

@@ -1,6 +1,5 @@
 """/v1/responses: the routes of OpenAI's Responses API, and the memory of responses that later requests refer to."""
 
-import asyncio
 import time
 import uuid
 from collections import OrderedDict
@@ -56,7 +55,7 @@ class ResponsesRoutes:
                 items = [*before, *map(stored_item, question.items), *answer["output"]]
                 self._store.add(answer["id"], answer, items)
 
-        def answer(prompt: RenderedChat) -> ResponseAnswer:
+        def answer(prompt: RenderedChat, _: int) -> ResponseAnswer:
             codec = self._server.codec
             transcript = None if chat.alternatives is None else LogprobTranscript("chat", codec, prompt.shown)
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
@@ -70,8 +69,8 @@ class ResponsesRoutes:
         question = decoded(await body(request), Question)
         chat = question.chat(self._before(question))
         self._server.model_name(chat.model)
-        prompt = await asyncio.to_thread(self._server.prompts.render, chat)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
+        tokens = await self._server.chat_tokens(chat)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     async def stored(self, request: Request) -> Response:
         """Return a stored response, or delete it."""

@@ -215,7 +215,7 @@ class Supervisor:
             source=self._setup.target if role == "prefill" else "",
             target=self._setup.target if role == "draft" else "",
             cores=self._cores_of(role),
-            prefill_chunk=self._setup.prefill_chunk,
+            prefill_chunk=self._setup.options.prefill_step_size,
             pace=self._pace(role),
             texts=self._setup.target_texts if role == "target" else "",
             hosts=self._setup.target_hosts if role == "target" else None,

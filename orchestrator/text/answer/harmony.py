@@ -57,14 +57,13 @@ class HarmonyParser:
         self._seen += len(text)
         parts: list[Part] = []
         while True:
-            joined = self._scanner.held + text
+            place = self._seen - len(self._scanner.held) - len(text)
             before, found = self._scanner.push(text)
-            parts += self._add(before, self._seen - len(joined))
+            parts += self._add(before, place)
             if not found:
                 return parts
-            marker = self._scanner.found or ""
-            text = joined[len(before) + len(marker) :]
-            parts += self._cross(marker, self._seen - len(text))
+            text = self._scanner.rest
+            parts += self._cross(self._scanner.found or "", self._seen - len(text))
 
     def finish(self) -> Sequence[Part]:
         held = self._scanner.flush()

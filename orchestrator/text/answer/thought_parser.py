@@ -14,6 +14,8 @@ class ThoughtMarkers(NamedTuple):
     end: str
     parts: tuple[str, ...] = ()
     """The tokens in the markers, where a marker is more than one token."""
+    wrappers: tuple[str, ...] = ()
+    """Markers around the text, which are dropped."""
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -29,9 +31,35 @@ MARKERS = (
     ThoughtMarkers("<seed:think>", "</seed:think>"),
     ThoughtMarkers("<|START_THINKING|>", "<|END_THINKING|>"),
     ThoughtMarkers("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>")),
-    ThoughtMarkers("<|open|>think<|sep|>", "<|close|>think<|sep|>", ("<|open|>", "<|close|>", "<|sep|>")),
+    ThoughtMarkers(
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        ("<|open|>", "<|close|>", "<|sep|>"),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
 )
 """Of Qwen, DeepSeek and most others; LongCat; Solar; Magistral; Seed-OSS; Command A; Gemma 4; Kimi K3."""
+
+
+class WrapperParser:
+    """Drops markers from a text."""
+
+    def __init__(self, markers: tuple[str, ...]) -> None:
+        self._scanner = StopScanner(markers)
+
+    def push(self, text: str) -> str:
+        """The text that is certain now."""
+        kept: list[str] = []
+        while True:
+            before, found = self._scanner.push(text)
+            kept.append(before)
+            if not found:
+                return "".join(kept)
+            text = self._scanner.rest
+
+    def finish(self) -> str:
+        """The text that was held back."""
+        return self._scanner.flush()
 
 
 class _State(Enum):
@@ -103,9 +131,8 @@ class ThoughtParser:
 
     def _thought(self, text: str) -> tuple[str, str]:
         """The thought that is certain, and the text behind its end."""
-        joined = self._end.held + text
         thought, ended = self._end.push(text)
-        rest = joined[len(thought) + len(self._end.found or "") :] if ended else ""
+        rest = self._end.rest
         thought = self._held + thought
         if self._fresh:
             thought = thought.lstrip()

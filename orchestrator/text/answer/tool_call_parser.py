@@ -27,13 +27,12 @@ class ToolCallParser:
     def push(self, text: str) -> Sequence[Spoken | Call]:
         parts: list[Spoken | Call] = []
         while True:
-            joined = self._scanner.held + text
             before, found = self._scanner.push(text)
             self._content += before
             if found:
                 parts += self._call(self._syntax.end) if self._inside else self._spoken()
                 self._cross()
-                text = joined[len(before) + len(self._scanner.found or "") :]
+                text = self._scanner.rest
                 self._scanner = StopScanner([self._next_marker])
             else:
                 return parts if self._inside else [*parts, *self._spoken()]

@@ -1,20 +1,19 @@
 """How a model writes tool calls, inferred from its chat template, and the parser of each syntax.
 
-Syntaxes other than JSON are parsed by the modules of mlx-lm's `tool_parsers`, which need neither MLX nor a model.
+Syntaxes other than those in `_OWN` are parsed by the modules of mlx-lm's `tool_parsers`, which need neither MLX nor a
+model.
 """
 
-import importlib
-import importlib.util
-import sys
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from orchestrator.text.answer.mlx_tool_parsers import has_mlx_parser, mlx_parser
 from orchestrator.text.answer.parts import Call
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError
@@ -22,7 +21,6 @@ from protocol.errors import InputError
 Tools = Sequence[Mapping[str, Any]]
 """As chat requests of OpenAI's API have them."""
 
-_PACKAGE = "orchestrator_mlx_tool_parsers"
 _PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
 _TEMPLATE_MARKS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
     ("minimax_m2", (("<minimax:tool_call>",),)),
@@ -35,6 +33,7 @@ _TEMPLATE_MARKS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
     ("kimi_k2", (("<|tool_calls_section_begin|>",),)),
     ("minicpm5", (('<function name="', '<param name="'),)),
     ("mistral", (("[TOOL_CALLS]",),)),
+    ("llama3", (('"parameters": dictionary of argument name',),)),
     ("muse_spark", (("<atem:function_calls>",),)),
     ("kimi_k3", (("<|open|>", "<|close|>", "<|sep|>"),)),
 )
@@ -81,9 +80,34 @@ class _Call(msgspec.Struct):
     id: str | None = None
 
 
+class _OwnSyntax(NamedTuple):
+    start: str
+    end: str
+    parse: Callable[[str, Any], Any]
+    """Gets the text between two markers; raises ValueError or LookupError."""
+
+
+def _json_call(content: str, _tools: Tools) -> Any:
+    return msgspec.json.decode(content.strip())
+
+
+def _llama_call(content: str, _tools: Tools) -> Any:
+    found, end = json.JSONDecoder().raw_decode(_LLAMA_START + content)
+    if content[end - len(_LLAMA_START) :].strip(" \n;"):
+        raise ValueError("text follows the call")
+    return {"name": found["name"], "arguments": found["parameters"]}
+
+
+_LLAMA_START = '{"name":'
+_OWN = {
+    "json": _OwnSyntax("<tool_call>", "</tool_call>", _json_call),
+    "llama3": _OwnSyntax(_LLAMA_START, "", _llama_call),
+}
+
+
 @dataclass(frozen=True)
 class ToolSyntax:
-    """One way to write tool calls. Its markers are those of mlx-lm's module, or JSON's."""
+    """One way to write tool calls."""
 
     name: str
 
@@ -94,12 +118,12 @@ class ToolSyntax:
 
     @property
     def start(self) -> str:
-        return "<tool_call>" if self.enforceable else self._module.tool_call_start
+        return _OWN[self.name].start if self.name in _OWN else self._module.tool_call_start
 
     @property
     def end(self) -> str:
         """Empty: a call ends where the next one begins, or with the answer."""
-        return "</tool_call>" if self.enforceable else self._module.tool_call_end
+        return _OWN[self.name].end if self.name in _OWN else self._module.tool_call_end
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -110,7 +134,7 @@ class ToolSyntax:
         """The calls between two markers; None if they are malformed."""
         try:
             known = [_with_parameters(tool) for tool in tools]
-            found = msgspec.json.decode(content.strip()) if self.enforceable else self._parse(content, known)
+            found = self._parse(content, known)
             calls = msgspec.convert(found if isinstance(found, list) else [found], list[_Call])
             return [Call(one.name, msgspec.json.encode(one.arguments).decode(), one.id) for one in calls] or None
         # The parsers raise Python's own errors for malformed calls, which models do write.
@@ -119,11 +143,11 @@ class ToolSyntax:
 
     @cached_property
     def _module(self) -> ModuleType:
-        return _parser_module(self.name)
+        return mlx_parser(self.name)
 
     @property
     def _parse(self) -> Callable[[str, Any], Any]:
-        return self._module.parse_tool_call
+        return _OWN[self.name].parse if self.name in _OWN else self._module.parse_tool_call
 
 
 JSON_SYNTAX = ToolSyntax("json")
@@ -138,33 +162,23 @@ def _with_parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def infer_tool_syntax(template: ChatTemplate) -> ToolSyntax | None:
     """The syntax that the model's template teaches; None if it knows no tools, or no syntax that is known here."""
-    if not template.knows_tools:
-        return None
+    name = _syntax_name(template) if template.knows_tools else None
+    known = name in _OWN or (name is not None and has_mlx_parser(name))
+    return ToolSyntax(name) if name is not None and known else None
+
+
+def _syntax_name(template: ChatTemplate) -> str | None:
     if template.tool_parser in _NAMES:
-        return ToolSyntax(_NAMES[template.tool_parser])
+        return _NAMES[template.tool_parser]
     for name, groups in _TEMPLATE_MARKS:
         if any(all(template.mentions(mark) for mark in group) for group in groups):
-            return ToolSyntax(name)
+            return name
     try:
         text = template.text([{"role": "user", "content": ""}], [_PROBE])
     except InputError:
         text = ""
     if "<tool_call>" in text and '"arguments"' in text:
-        return JSON_SYNTAX
+        return JSON_SYNTAX.name
     # The templates of some LFM2 models show no call.
-    known = all(template.codec.id_of(token) is not None for token in _TOKENS["pythonic"])
-    return ToolSyntax("pythonic") if known else None
-
-
-def _parser_module(name: str) -> ModuleType:
-    """A module of mlx_lm.tool_parsers. Its package is loaded under another name, because mlx_lm itself imports MLX."""
-    if _PACKAGE not in sys.modules:
-        found = importlib.util.find_spec("mlx_lm")
-        assert found is not None
-        folder = Path(next(iter(found.submodule_search_locations or ()))) / "tool_parsers"
-        spec = importlib.util.spec_from_file_location(
-            _PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert spec is not None
-        sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
-    return importlib.import_module(f"{_PACKAGE}.{name}")
+    tokens = _TOKENS["pythonic"]
+    return "pythonic" if all(template.codec.id_of(token) is not None for token in tokens) else None

@@ -5,6 +5,7 @@ from pathlib import Path
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import holds_drafter, is_converted
 from orchestrator.machine.drafts.draft_choice import draft_choice
+from orchestrator.machine.drafts.trained_drafter import is_exit
 from orchestrator.machine.finding import Finding
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.drafters.description import FINAL, Drafter
@@ -24,6 +25,8 @@ def draft_finding(name: str, target: str | None = None, on_progress: OnProgress 
             assert choice.folder is not None
             shape = target_shape(choice.target) if choice.target is not None else None
             return _described(choice.folder, shape, own_head=choice.engine == "mtp")
+        if is_exit(AUTO, name):
+            raise InputError(f"{name} is the target's own first layers: name the target too (--target).")
         folder = Path(name).expanduser()
         return _described(folder if is_converted(folder) else resolve(name, "draft", on_progress), None)
     except InputError as error:

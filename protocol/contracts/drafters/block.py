@@ -1,7 +1,7 @@
-"""Block drafters: DFlash (z-lab), DSpark and DFlash of DeepSpec.
+"""Block drafters: DFlash (z-lab), DSpark (SpecForge, DeepSpec) and DFlash of DeepSpec.
 
-They name the target's outputs in `target_layer_ids` (z-lab inside `dflash_config`), counted from 0
-(hidden_states[id + 1]).
+They name the target's outputs in `target_layer_ids`, counted from 0 (hidden_states[id + 1]). z-lab and SpecForge state
+this and other options inside `dflash_config`.
 """
 
 from typing import Any
@@ -10,10 +10,42 @@ from protocol.contracts.drafters.checkpoint import DrafterCheckpoint
 from protocol.contracts.drafters.description import Drafter
 
 _MAX_BLOCK, _MAX_LAYERS = 64, 128
+_FOREIGN = ("attention_sink_bias", "add_swa_attention_sink_bias", "log_snr_conditioning", "speculators_model_type")
+"""Options of variants whose forward differs from those of the formats above."""
+_PROJECTORS = (None, "dflash", "dspark")
+
+
+def options(config: dict[str, Any]) -> dict[str, Any]:
+    """All options of a config.json on one level. Those in `dflash_config` prevail."""
+    inner = config.get("dflash_config")
+    return config | inner if isinstance(inner, dict) else config
+
+
+def foreign(stated: dict[str, Any]) -> str:
+    """The option of `options` that makes the drafter a variant which can't be run; empty if there is none."""
+    if stated.get("projector_type") not in _PROJECTORS:
+        return f"projector_type {stated['projector_type']!r:.40}"
+    return next((name for name in _FOREIGN if stated.get(name)), "")
+
+
+def has_markov_head(stated: dict[str, Any]) -> bool:
+    """Whether `options` are those of a DSpark; otherwise, of a DFlash."""
+    return bool(stated.get("markov_rank"))
+
+
+def anchor_predicts(stated: dict[str, Any]) -> bool:
+    """Whether the anchor's row guesses too, by `options`: in DSpark, and in DeepSpec's DFlash."""
+    explicit = stated.get("sample_from_anchor")
+    if isinstance(explicit, bool):
+        return explicit
+    return not stated.get("dflash_config") or stated.get("projector_type") == "dspark" or has_markov_head(stated)
 
 
 def block(found: DrafterCheckpoint) -> Drafter:
     """Raises InputError for what does not fit together."""
+    nested, found = "dflash_config" in found.config, found.with_config(options(found.config))
+    if variant := foreign(found.config):
+        raise found.wrong(f"its config.json states {variant}, a variant that can't be run yet")
     width, layers, size = found.number("hidden_size"), found.number("num_hidden_layers"), found.number("block_size")
     target_width = found.number_or("target_hidden_size", width) or width
     vocabulary = found.number("vocab_size")
@@ -30,11 +62,9 @@ def block(found: DrafterCheckpoint) -> Drafter:
     if rank:
         found.require("markov_head.markov_w1.weight", (vocabulary, rank))
     head = found.has("lm_head.weight")
-    # A block of z-lab's guesses one token less: the anchor's own row is not used.
-    anchored = rank > 0 or "num_anchors" in found.config or found.config.get("sample_from_anchor") is True
     return Drafter(
-        kind="dspark" if rank else "dflash",
-        format="z-lab" if "dflash_config" in found.config else "DeepSpec",
+        kind="dspark" if has_markov_head(found.config) else "dflash",
+        format=("SpecForge" if rank else "z-lab") if nested else "DeepSpec",
         width=target_width,
         count=len(outputs),
         stated_outputs=outputs,
@@ -42,7 +72,7 @@ def block(found: DrafterCheckpoint) -> Drafter:
         target_vocabulary=vocabulary,
         drafted=None if drafted == vocabulary else drafted,
         layers=layers,
-        block=size if anchored else size - 1,
+        block=size if anchor_predicts(found.config) else size - 1,
         parameters=found.parameters(),
         read=found.parameters(
             ("embed_tokens", "fc.", "markov_w1"), by_token=("lm_head", "markov_w2"), tokens=min(drafted, vocabulary)
@@ -52,8 +82,7 @@ def block(found: DrafterCheckpoint) -> Drafter:
 
 
 def _outputs(found: DrafterCheckpoint) -> tuple[int, ...]:
-    holder = found.part("dflash_config") if "dflash_config" in found.config else found
-    outputs = holder.numbers("target_layer_ids")
+    outputs = found.numbers("target_layer_ids")
     if outputs is None:
         raise found.wrong("its config.json does not say which layers of the target it reads")
     return outputs

@@ -37,12 +37,16 @@ class DrafterCheckpoint:
         tensors = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
         return DrafterCheckpoint(self.folder, self.name, self.config, tensors)
 
+    def with_config(self, config: dict[str, Any]) -> "DrafterCheckpoint":
+        """The same with another config."""
+        return DrafterCheckpoint(self.folder, self.name, config, self.tensors)
+
     def part(self, name: str) -> "DrafterCheckpoint":
         """The same with an object in the config as its config."""
         inner = self.config.get(name)
         if not isinstance(inner, dict):
             raise self.wrong(f"its config.json has no {name}")
-        return DrafterCheckpoint(self.folder, self.name, inner, self.tensors)
+        return self.with_config(inner)
 
     def number(self, name: str, least: int = 1) -> int:
         value = self.config.get(name)

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from protocol.contracts.drafters.block import block, is_block
+from protocol.contracts.drafters.block import block, has_markov_head, is_block, options
 from protocol.contracts.drafters.checkpoint import DrafterCheckpoint, config_in
 from protocol.contracts.drafters.description import NAMES, Drafter, DrafterKind
 from protocol.contracts.drafters.eagle3 import eagle3
 from protocol.contracts.drafters.early_exit import MODEL_TYPE as EXIT
 from protocol.contracts.drafters.early_exit import early_exit
-from protocol.contracts.drafters.mtp import has_mtp, mtp, stands_alone, states_mtp
+from protocol.contracts.drafters.mtp import has_mtp, mtp, stands_alone, states_mtp, unknown
 from protocol.contracts.drafters.redrafter import MODEL_TYPE as REDRAFTER
 from protocol.contracts.drafters.redrafter import redrafter
 from protocol.errors import InputError
@@ -53,9 +53,12 @@ def read_drafter(folder: Path, *, with_own_head: bool = False) -> Drafter | None
 
 
 def has_own_head(folder: Path) -> bool:
-    """Whether a language model's checkpoint has an MTP head. Raises InputError for a folder that can't be read."""
+    """Whether a language model's checkpoint has an MTP head that can be run.
+
+    Raises InputError for a folder that can't be read.
+    """
     config = config_in(folder)
-    return states_mtp(config) and has_mtp(DrafterCheckpoint.read(folder, NAMES["mtp"], config))
+    return states_mtp(config) and not unknown(config) and has_mtp(DrafterCheckpoint.read(folder, NAMES["mtp"], config))
 
 
 def is_drafter(folder: Path) -> bool:
@@ -92,7 +95,7 @@ def _stated_kind(folder: Path, config: dict[str, Any]) -> DrafterKind | None:
         if any(part in name for part in _FOREIGN):
             raise _foreign(folder, name)
     if is_block(config, architectures):
-        return "dspark" if config.get("markov_rank") else "dflash"
+        return "dspark" if has_markov_head(options(config)) else "dflash"
     return "eagle3" if "draft_vocab_size" in config else None
 
 

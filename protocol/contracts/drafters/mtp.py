@@ -1,10 +1,12 @@
-"""MTP heads: Qwen3-Next and Qwen3.5 (`mtp.*`), DeepSeek and GLM (`model.layers.L.*`), speculators (`mtp_layers.*`).
+"""MTP heads: Qwen3-Next and Qwen3.5 (`mtp.*`), DeepSeek and GLM (`model.layers.L.*`).
 
 They are part of the target's own checkpoint, or alone in a folder with its config.json. Conversions to MLX leave them
 out.
 """
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from protocol.contracts.drafters.checkpoint import DrafterCheckpoint
@@ -12,8 +14,15 @@ from protocol.contracts.drafters.description import FINAL, Drafter
 
 _QWEN = re.compile(r"(?:model\.|language_model\.)*mtp\.fc\.weight")
 _DEEPSEEK = re.compile(r"(?:model\.|language_model\.)*layers\.(\d+)\.eh_proj\.weight")
-_SPECULATORS = re.compile(r"mtp_layers\.0\.(?:input_proj|eh_proj)\.weight")
-_STATED = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+_QWEN_NUMBER, _DEEPSEEK_NUMBER = _STATED = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+NUMBERS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _QWEN_NUMBER),
+        **dict.fromkeys(("deepseek_v3", "glm4_moe"), _DEEPSEEK_NUMBER),
+    }
+)
+"""The key of config.json with the number of heads, by the `model_type` of those architectures whose heads are run."""
+_MOST = 3
 _BODY = re.compile(r"(?:model\.|language_model\.)*layers\.0\.")
 
 
@@ -23,9 +32,20 @@ def states_mtp(config: dict[str, Any]) -> bool:
     return any(type(part.get(name)) is int and part[name] > 0 for part in parts for name in _STATED)
 
 
+def unknown(config: dict[str, Any]) -> str:
+    """Why a head with this config.json can't be run, as half a sentence; empty if it can."""
+    model, text = config.get("model_type"), config.get("text_config", config)
+    if not isinstance(model, str) or model not in NUMBERS or not isinstance(text, dict):
+        return f"its architecture is {model!r:.60}; known ones are {', '.join(NUMBERS)}"
+    number = text.get(NUMBERS[model], 1)
+    if type(number) is not int or not 1 <= number <= _MOST:
+        return f"its config.json states {NUMBERS[model]} = {number!r:.60}"
+    return ""
+
+
 def has_mtp(found: DrafterCheckpoint) -> bool:
     """Whether the tensors are there."""
-    return any(pattern.fullmatch(name) for name in found.tensors for pattern in (_QWEN, _DEEPSEEK, _SPECULATORS))
+    return any(pattern.fullmatch(name) for name in found.tensors for pattern in (_QWEN, _DEEPSEEK))
 
 
 def stands_alone(found: DrafterCheckpoint) -> bool:
@@ -34,8 +54,10 @@ def stands_alone(found: DrafterCheckpoint) -> bool:
 
 
 def mtp(found: DrafterCheckpoint) -> Drafter:
-    """Raises InputError for what does not fit together."""
-    text = _text(found)
+    """Raises InputError for what does not fit together, or can't be run."""
+    if reason := unknown(found.config):
+        raise found.wrong(reason)
+    text = found.part("text_config") if "text_config" in found.config else found
     width, vocabulary = text.number("hidden_size"), text.number("vocab_size")
     joining, prefix, form = _joining(found)
     found.require(joining, (width, 2 * width))
@@ -47,17 +69,12 @@ def mtp(found: DrafterCheckpoint) -> Drafter:
         width=width,
         count=1,
         stated_outputs=(FINAL,),
-        target_layers=text.number_or("num_hidden_layers", None),
+        target_layers=text.number("num_hidden_layers"),
         target_vocabulary=vocabulary,
         layers=len({name.split(".")[1] for name in layers}) or 1,
         parameters=own.parameters(),
         read=own.parameters(("embed_tokens", "shared_head.head")),
     )
-
-
-def _text(found: DrafterCheckpoint) -> DrafterCheckpoint:
-    nested = next((name for name in ("text_config", "transformer_layer_config") if name in found.config), None)
-    return found if nested is None else found.part(nested)
 
 
 def _joining(found: DrafterCheckpoint) -> tuple[str, str, str]:
@@ -67,8 +84,6 @@ def _joining(found: DrafterCheckpoint) -> tuple[str, str, str]:
             return name, name.removesuffix("fc.weight"), "Qwen"
         if _DEEPSEEK.fullmatch(name):
             return name, name.removesuffix("eh_proj.weight"), "DeepSeek"
-        if _SPECULATORS.fullmatch(name):
-            return name, "mtp_layers.", "speculators"
     raise found.wrong(
         "it has no such tensors (conversions to MLX leave them out; the original checkpoint of the target has them)"
     )

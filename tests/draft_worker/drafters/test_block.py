@@ -13,7 +13,14 @@ from draft_worker.drafters.block_forward import Block, BlockRows, MlxBlockRunner
 from draft_worker.drafters.block_kv import BlockKv
 from draft_worker.drafters.token_ends import target_ends
 from tests.support.block_reference import BlockReference
-from tests.support.models.trained_drafters import BLOCK_KINDS, random_features, write_block_folder, write_target
+from tests.support.models.trained_drafters import (
+    BLOCK_KINDS,
+    block_form,
+    block_network,
+    random_features,
+    write_block_folder,
+    write_target,
+)
 
 FEATURES = random_features(9, 64)
 BLOCKS = [Block([5], 9), Block([7, 3, 8], 11), Block([2, 5], 10), Block([4], 15)]
@@ -44,6 +51,20 @@ def test_a_forward_equals_the_reference(kind: str, folders: dict[str, Path]):
         expected = reference.rows(block.tokens, block.position, FEATURES.astype(np.float64), range(9))
         assert np.allclose(rows.states, expected, atol=1e-4)
         assert np.allclose(rows.logits, expected @ reference.head.T, atol=1e-3)
+
+
+def test_a_sliding_layer_sees_what_specforge_trains_it_to_see():
+    """SpecForge's tests/test_utils/test_dflash_mask.py: an anchor at 6, a window and a block of 4."""
+    network = block_network(block_form("z-lab", windows=(None, 4)))
+    at, numbers, known = mx.arange(6, 10)[None], mx.zeros((1, 4), mx.int32), mx.full((1, 4), 6)
+
+    full, sliding = network.visibility(mx.arange(6)[None], at, numbers, known)
+
+    def seen(mask: mx.array | None) -> list[list[int]]:
+        return [np.flatnonzero(row).tolist() for row in np.array(mask)[0, 0]]
+
+    assert seen(full) == [[*range(10)]] * 4
+    assert seen(sliding) == [[3, 4, 5, 6], [4, 5, 6, 7], [5, 6, 7, 8], [6, 7, 8, 9]]
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])

@@ -1,6 +1,7 @@
 """Laws of drafters' files: what is written is read again, and what is damaged is refused with a sentence."""
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from draft_worker.drafters.block_checkpoint import read_block
+from draft_worker.drafters.block_checkpoint import read_block, write_block
 from draft_worker.drafters.redrafter_checkpoint import read_redrafter
+from draft_worker.drafters.token_ends import target_ends
+from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError
 from tests.support.models.trained_drafters import (
     BLOCK_KINDS,
@@ -71,6 +74,85 @@ def test_a_written_drafter_is_read_again(kind: str, folders: dict[str, Path], tm
     read = dict(tree_flatten(found.network.parameters()))
     assert read.keys() == dict(expected).keys()
     assert all(mx.array_equal(read[name], values).item() for name, values in expected)
+
+
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+ATTENTION: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int | None, ...], str]] = {
+    "full": ({}, {}, (), "windows"),
+    "sliding layers": (SLIDING, {}, (8, None), "windows"),
+    "a nested window": (SLIDING, {"swa_window_size": 9}, (9, None), "windows"),
+    "sliding both ways": (SLIDING | {"is_causal": False}, {}, (8, None), "none"),
+    "is_causal prevails": (SLIDING | {"is_causal": False}, {"causal": True}, (8, None), "none"),
+    "nested causal": (SLIDING, {"causal": True}, (8, None), "all"),
+    "causal and full": ({"dflash_query_causal": True}, {}, (), "all"),
+    "windows of all layers": ({}, {"use_swa": True, "swa_window_size": 9}, (9, 9), "none"),
+    "causal windows of all layers": ({"sliding_window": 7}, {"use_swa": True, "causal": True}, (7, 7), "all"),
+}
+
+
+@pytest.mark.parametrize("stated", ATTENTION)
+def test_windows_and_causal_layers_are_read_as_vllm_reads_them(stated: str, copy: Callable[[str], Path]):
+    outer, inner, windows, causal = ATTENTION[stated]
+    folder = copy("z-lab")
+    change_config(folder, lambda config: config.update(outer, dflash_config=config["dflash_config"] | inner))
+
+    form = read_block(folder).network.form
+
+    assert (form.windows, form.causal) == (windows, causal)
+
+
+@pytest.mark.parametrize("options", [{"rope_is_neox_style": False}, {"is_neox_style": False}])
+def test_both_names_of_the_rotation_are_read(options: dict[str, Any], copy: Callable[[str], Path]):
+    folder = copy("z-lab")
+    change_config(folder, lambda config: config.update(options))
+
+    assert read_block(folder).network.form.rope_interleaved
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+def test_the_description_tells_what_the_engine_runs(kind: str, folders: dict[str, Path], copy: Callable[[str], Path]):
+    for stated in ({}, {"sample_from_anchor": True}, {"sample_from_anchor": False}):
+        folder = copy(kind)
+        change_config(folder, lambda config, stated=stated: config.update(stated))
+        told, run = read_drafter(folder), read_block(folder)
+
+        assert told is not None
+        assert (told.kind, told.block) == (run.kind, run.network.form.rows)
+
+
+def test_a_full_disk_leaves_the_drafter_that_was_there(folders: dict[str, Path], copy: Callable[[str], Path]):
+    folder, limit = copy("z-lab"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = sorted(folder.iterdir())
+    network = read_block(folder).network
+    network.fc.weight = network.fc.weight + 1
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+    try:
+        with pytest.raises(OSError, match=r"model\.safetensors: \[write\]"):
+            write_block(folder, network, target_ends(folders["target"]), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+    assert sorted(folder.iterdir()) == before
+    assert mx.array_equal(read_block(folder).network.fc.weight + 1, network.fc.weight).item()
+
+
+def test_an_interrupted_write_is_invisible_to_readers(
+    folders: dict[str, Path], copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+):
+    folder = copy("z-lab")
+    network = read_block(folder).network
+
+    def killed(file: str, *_: Any, **__: Any) -> None:
+        Path(file).write_bytes(b"half of the weights")
+        read_block(folder)
+        read_drafter(folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mx, "save_safetensors", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_block(folder, network, target_ends(folders["target"]), {})
+
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
 
 
 def test_dspark_brings_copies_of_the_targets_ends(folders: dict[str, Path]):
@@ -134,7 +216,10 @@ CONFIGS: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
     "a rope's options": ("z-lab", lambda c: c.update(rope_scaling={"type": "yarn", "factor": "a"}), "rotary embedding"),
     "a quantization": ("z-lab", lambda c: c.update(quantization={"group_size": "x"}), "group_size"),
     "speculators": ("vanilla", lambda c: c.update(speculators_model_type="dspark"), "a variant that can't be run yet"),
-    "a causal block": ("vanilla", lambda c: c.update(dflash_query_causal=True), "a variant that can't be run yet"),
+    "sinks": ("z-lab", lambda c: c.update(attention_sink_bias=True), "attention_sink_bias, a variant"),
+    "nested sinks": ("z-lab", lambda c: c["dflash_config"].update(attention_sink_bias=True), "a variant"),
+    "Domino": ("z-lab", lambda c: c["dflash_config"].update(projector_type="domino"), "'domino', a variant"),
+    "no window": ("z-lab", lambda c: c["dflash_config"].update(use_swa=True), "windows (use_swa) of no size"),
     "some tokens": ("vanilla", lambda c: c.update(draft_vocab_size=40), "its head has 40 of 67 tokens"),
     "wider": ("vanilla", lambda c: c.update(hidden_size=64), "has the shape"),
     "another width of the target": ("z-lab", lambda c: c.update(target_hidden_size=16), "has the shape"),

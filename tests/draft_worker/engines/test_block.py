@@ -162,6 +162,17 @@ def test_a_paced_engine_waits_for_forwards_alone(pairs: dict[str, Pair]):
     assert slept == [pytest.approx(0.04)]
 
 
+def test_a_paced_read_takes_the_time_of_the_tokens_that_were_there(pairs: dict[str, Pair]):
+    slept: list[float] = []
+    pacer = Pacer(DevicePace(steps=((1, 0.001),), prefill_rate=1000.0), lambda: 0.0, slept.append)
+    sequence = PacedEngine(pairs["vanilla"].engine, pacer, lambda: 0.0).open(COUPLED, VOCABULARY)
+    sequence.prefill(TEXT[:12])
+    sequence.feed(0, FEATURES[:10])
+
+    assert [sequence.read(6), sequence.read(512), sequence.read(512)] == [6, 4, 0]
+    assert slept == [pytest.approx(0.006), pytest.approx(0.004)]
+
+
 def test_rows_of_dropped_nodes_are_freed(pairs: dict[str, Pair]):
     sequence = opened(pairs["vanilla"].engine, TEXT[:12], range(12))
     chain(sequence, [1, 2, 3, 4, 5, 6])

@@ -1,11 +1,15 @@
 """The engine eagle3 beside its target: it takes what its file lacks from the target, and refuses another target."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from draft_worker.drafters import token_ends
+from draft_worker.drafters.token_ends import TokenEnds, target_ends
 from draft_worker.engines.eagle3 import load
 from protocol.contracts.engines import draft_engine
 from protocol.errors import InputError
@@ -16,10 +20,11 @@ from tests.support.models import eagle3_folders as folders
 from tests.support.paths import DEMO_DRAFT
 
 WIDTH, VOCABULARY = 256, 4096
+_NONE: Mapping[str, mx.array] = MappingProxyType({})
 
 
-def _drafter(folder: Path, width: int = WIDTH, **changes: Any) -> Path:
-    """For the demo draft as a target, whose embedding and head it needs."""
+def _drafter(folder: Path, width: int = WIDTH, weights: Mapping[str, mx.array] = _NONE, **changes: Any) -> Path:
+    """For the demo draft as a target, whose embedding and head it needs, unless it has further `weights`."""
     sizes = {"hidden_size": width, "vocab_size": VOCABULARY, "num_attention_heads": 2, "num_key_value_heads": 2}
     shapes = {
         "fc.weight": (width, 2 * width),
@@ -32,9 +37,9 @@ def _drafter(folder: Path, width: int = WIDTH, **changes: Any) -> Path:
         "midlayer.post_attention_layernorm.weight": (width,),
         "norm.weight": (width,),
     }
-    weights = {name: mx.random.normal(shape, key=mx.random.key(1)) for name, shape in shapes.items()}
+    own = {name: mx.random.normal(shape, key=mx.random.key(1)) for name, shape in shapes.items()}
     outputs = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}}
-    return folders.write(folder, folders.layer_config(**sizes) | outputs | changes, weights)
+    return folders.write(folder, folders.layer_config(**sizes) | outputs | changes, own | dict(weights))
 
 
 def _setup(folder: Path, target: Path | None = DEMO_DRAFT) -> WorkerSetup:
@@ -49,6 +54,21 @@ def test_embedding_and_head_are_the_target_s(tmp_path: Path):
     assert engine.vocabulary == VOCABULARY
     assert engine.tokenizer
     assert engine.open(Sampling(), VOCABULARY).staleness == 0
+
+
+def test_a_head_of_its_own_spares_reading_the_target_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    read: list[bool] = []
+
+    def spied(folder: Path, *, head: bool = True, head_tokens: Any = None) -> TokenEnds:
+        read.append(head)
+        return target_ends(folder, head=head, head_tokens=head_tokens)
+
+    monkeypatch.setattr(token_ends, "target_ends", spied)
+    own = {"lm_head.weight": mx.random.normal((VOCABULARY, WIDTH))}
+    for weights in ({}, own):
+        load(_setup(_drafter(tmp_path, weights=weights)))
+
+    assert read == [True, False]
 
 
 def test_another_target_gets_a_sentence(tmp_path: Path):

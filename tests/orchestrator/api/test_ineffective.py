@@ -8,6 +8,7 @@ import pytest
 from orchestrator import Client, Pipeline, SamplingParams
 from orchestrator.api.checked_setup import checked_options, warn_ineffective
 from orchestrator.api.ineffective import RULES, IneffectiveOption, ineffective
+from orchestrator.api.submission import submits
 from orchestrator.cli.app import cli
 from orchestrator.cli.configuration import commands
 from orchestrator.cli.options import without_effect
@@ -63,6 +64,11 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("generate x --strategy ssd --saguaro 0.5", {}, ["--saguaro"]),
     ("generate x --strategy ssd --saguaro 0.5 --verification rejection", {}, ["--saguaro", "--verification"]),
     ("generate x --strategy ssd --saguaro 0.5 --verification rejection --temperature 1", {}, []),
+    ("generate x --draft-temperature 0.5 --temperature 1", {}, ["--draft-temperature"]),
+    ("generate x --draft-temperature 0.5 --draft-top-p 0.5 --verification rejection", {},
+     ["--draft-temperature", "--draft-top-p", "--verification"]),
+    ("generate x --draft-top-p 0.5 --verification rejection --temperature 1 --strategy sd", {}, []),
+    ("generate x --draft-top-p 0.5 --verification rejection --temperature 1 --strategy ar", {}, ["--draft-top-p"]),
     ("start --strategy sd --lookup off", {}, ["--lookup"]),
     ("start --strategy ssd --lookup off --fallback neural", {}, ["--lookup"]),
     ("start --strategy ssd --lookup off", {}, []),
@@ -176,6 +182,7 @@ def test_what_is_not_known_proves_nothing():
         (SamplingParams(seed=1), "seed"),
         (SamplingParams(repetition_context=5, temperature=1), "repetition_context"),
         (SamplingParams(verification="rejection"), "verification"),
+        (SamplingParams(draft_temperature=0.5, temperature=1), "draft_temperature"),
     ],
 )
 def test_sampling_that_a_request_does_not_use_causes_a_warning(params: SamplingParams, name: str):
@@ -183,6 +190,13 @@ def test_sampling_that_a_request_does_not_use_causes_a_warning(params: SamplingP
         Client("tcp://127.0.0.1:9").stream("x", params).close()
 
     assert found[0].filename == __file__
+
+
+def test_a_batch_causes_the_same_warning():
+    with pytest.warns(IneffectiveOption, match="top_p has no effect: ") as found:
+        submits(["x", "y"], SamplingParams(top_p=0.5))
+
+    assert [one.filename for one in found] == [__file__]
 
 
 def test_sampling_that_a_request_uses_causes_no_warning():

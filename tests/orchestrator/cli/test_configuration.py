@@ -93,6 +93,7 @@ def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path):
     ("content", "flags", "environment", "expected"),
     [
         ("", ["--preset", "balanced"], {}, (0.7, 0.95)),
+        ("", ["--preset", "default"], {}, (0.7, 0.95)),
         ("temperature = 0.1", ["--preset", "balanced"], {}, (0.7, 0.95)),
         ("temperature = 0.1", [], {"LAUNCH_PIPELINE_PRESET": "balanced"}, (0.7, 0.95)),
         ('preset = "balanced"', ["--temperature", "0.1"], {}, (0.1, 0.95)),

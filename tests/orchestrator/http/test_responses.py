@@ -235,6 +235,7 @@ JSON = st.recursive(
 )
 """Anything, with words that mean something here."""
 WORDS_OF_ITEMS = ["message", "function_call", "function_call_output", "input_text", "tool_use", "tool_result", "text"]
+WORDS_OF_ITEMS += ["reasoning", "reasoning_text", "thinking"]
 ITEM = st.builds(
     lambda kind, other: {**other, "type": kind},
     st.sampled_from(WORDS_OF_ITEMS),
@@ -326,7 +327,7 @@ def test_log_probabilities_are_those_of_a_chat(seed: int):
     _, expected, _ = likely.both("chat", (" end",), seed)
 
     def answer() -> ResponseAnswer:
-        content = AnswerContent(MarkedParser(None, None), calls=False)
+        content = AnswerContent(MarkedParser(), calls=False)
         return ResponseAnswer({}, content, LogprobTranscript("chat", likely.CODEC), lambda _: None, len)
 
     streamed = answer()

@@ -239,8 +239,9 @@ def test_a_template_that_knows_the_effort_gets_it(harmony: ChatTemplate, effort:
     assert list(pipeline.asked[0][0]) == harmony.tokens(HELLO["messages"], reasoning_effort=told)
 
 
-def test_requests_do_not_replace_their_messages_by_template_variables(qwen: ChatTemplate):
-    response = post(CHAT, {**HELLO, "chat_template_kwargs": {"messages": []}}, template=qwen)
+@pytest.mark.parametrize("name", ["messages", "tools", "self"])
+def test_requests_do_not_replace_their_messages_by_template_variables(qwen: ChatTemplate, name: str):
+    response = post(CHAT, {**HELLO, "chat_template_kwargs": {name: []}}, template=qwen)
 
     assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template_kwargs")
 
@@ -371,6 +372,22 @@ def test_a_schema_leaves_it_to_the_model_whether_to_think(may: ChatTemplate):
     assert takes(may, grammar, '<think>Hm.</think>\n\n"yes"')
     assert not takes(may, closed, '<think>Hm.</think>"yes"')
     assert takes(may, closed, '"yes"')
+
+
+def test_a_line_break_before_the_thought_is_allowed_where_the_template_has_it(tmp_path: Path):
+    glm = QWEN.replace("{{ message.role }}:", "{{ message.role }}:{{ '' if true else '\\n<think>' }}")
+    template = model(tmp_path, glm, MARKS)
+    asked = {**HELLO, "response_format": FORM}
+
+    assert takes(template, bound(template, asked), '\n<think>Hm.</think>\n"yes"')
+    (tmp_path / "chat_template.jinja").write_text(glm.replace("assistant:", "assistant:\n"))
+    assert not takes(template, bound(ChatTemplate(tmp_path), asked), '\n<think>Hm.</think>\n"yes"')
+
+
+def test_a_model_whose_template_has_no_thoughts_begins_with_the_answer(tmp_path: Path):
+    template = model(tmp_path, "{{ messages[0].content }}", MARKS)
+
+    assert bound(template, {**HELLO, "response_format": FORM}) == response_grammar(FORM)
 
 
 def test_markers_that_are_no_tokens_leave_the_answer_to_the_schema(qwen: ChatTemplate):

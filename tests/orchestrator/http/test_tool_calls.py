@@ -93,6 +93,37 @@ def test_a_model_that_was_not_taught_is_not_asked(hermes: ChatTemplate):
     assert infer_tool_syntax(TEMPLATE) is None
 
 
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": id, "function": {"name": name, "arguments": "{}"}} for id, name in (("1", "f"), ("2", "g"))],
+}
+RESULTS = [
+    {"role": "tool", "tool_call_id": "2", "content": '{"a": 1}'},
+    {"role": "tool", "tool_call_id": "1", "content": "[1]"},
+    {"role": "tool", "tool_call_id": [3], "content": "?"},
+]
+
+
+def test_results_have_the_names_of_their_functions():
+    found = template_messages([CALLED, *RESULTS, {**RESULTS[0], "name": "h"}])
+
+    assert [message.get("name") for message in found] == [None, "g", "f", None, "h"]
+    for odd in (3, {"a": 1}, [3], [{"id": "1"}]):
+        assert template_messages([{**CALLED, "tool_calls": odd}, *RESULTS], joined=True)
+
+
+def test_results_join_their_calls_where_the_template_has_it_so():
+    (called, user) = template_messages([CALLED, *RESULTS, {"role": "user", "content": "Hi"}], joined=True)
+
+    assert [(each["name"], each["response"]) for each in called["tool_responses"]] == [
+        ("g", {"a": 1}),
+        ("f", "[1]"),
+        ("unknown", "?"),
+    ]
+    assert user["role"] == "user"
+
+
 def test_templates_read_the_arguments_of_earlier_calls(hermes: ChatTemplate):
     function = {"name": "add", "arguments": '{"a": 41}'}
     messages = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}]

@@ -65,7 +65,7 @@ def test_developer_messages_are_read_as_system_messages(forgetful: ChatTemplate,
     ]
 
     (developer, _), (system, _) = pipeline.asked
-    assert list(developer) == list(system) == forgetful.encoded("system:Be kind.\nuser:Hi\n")
+    assert list(developer) == list(system) == forgetful.codec.encode("system:Be kind.\nuser:Hi\n", special=False)
     assert not any("warnings" in answer for answer in answers)
 
 

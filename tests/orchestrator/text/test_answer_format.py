@@ -1,6 +1,8 @@
 """Laws of inference: a chat template shows in which syntax its model writes tool calls."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,11 @@ from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.text.test_answer_parsers import CALLS
 from tests.support.paths import DEMO_TARGET
 
-JSON = '<tool_call>{"name": ..., "arguments": ...}</tool_call>'
+SHOWN = {
+    **CALLS,
+    "json": '<tool_call>{"name": ..., "arguments": ...}</tool_call>',
+    "llama3": 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.',
+}
 
 
 def template(folder: Path, shown: str, **settings: str) -> ChatTemplate:
@@ -23,9 +29,9 @@ def template(folder: Path, shown: str, **settings: str) -> ChatTemplate:
     return ChatTemplate(folder)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", SHOWN)
 def test_the_syntax_is_the_one_that_the_template_shows(tmp_path: Path, name: str):
-    syntax = infer_tool_syntax(template(tmp_path, JSON if name == "json" else CALLS[name]))
+    syntax = infer_tool_syntax(template(tmp_path, SHOWN[name]))
 
     assert syntax is not None
     assert syntax.name == name
@@ -43,3 +49,12 @@ def test_no_syntax_is_guessed(tmp_path: Path):
     assert infer_tool_syntax(template(tmp_path, "<call>")) is None
     (tmp_path / "chat_template.jinja").write_text(CALLS["gemma4"])
     assert infer_tool_syntax(ChatTemplate(tmp_path)) is None
+
+
+def test_the_parsers_are_loaded_without_mlx():
+    code = (
+        "import sys; from orchestrator.text.answer.tool_syntax import ToolSyntax; "
+        "assert ToolSyntax('minicpm5').start; assert not {'mlx', 'mlx_lm', 'transformers'} & sys.modules.keys()"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

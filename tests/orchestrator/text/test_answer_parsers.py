@@ -47,6 +47,7 @@ CALLS = {
     "minicpm5": '<function name="get_weather"><param name="city">Oslo</param><param name="days">2</param></function>',
     "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Oslo</parameter>\n'
     '<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>',
+    "llama3": '{"name": "get_weather", "parameters": {"city": "Oslo", "days": 2}}',
     "mistral": '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo", "days": 2}',
     "muse_spark": '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Oslo'
     '</atem:parameter>\n<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
@@ -116,6 +117,18 @@ def test_an_answer_may_begin_inside_the_thought(said: str):
 )
 def test_unfinished_and_misplaced_markers_lose_no_text(said: str, opened: bool, expected: list[Part]):
     assert thinking([said], opened=opened) == expected
+
+
+def test_markers_around_the_text_are_dropped():
+    k3 = next(markers for markers in MARKERS if markers.wrappers)
+    said = f"{k3.start}Hm.{k3.end}<|open|>response<|sep|>I look.<|close|>response<|sep|>{CALLS['kimi_k3']}"
+    form = AnswerFormat(k3, ToolSyntax("kimi_k3"))
+
+    for pieces in ([said, "<|close|>message<|sep|>"], [*said, "<|close"]):
+        found = parts(form.parser(False, TOOLS, None), pieces)
+        assert found[:3] == [Reasoning("Hm."), Spoken("I look."), WEATHER]
+    assert found[3:] == [Spoken("<|close")]
+    assert thinking(["<|open|>response<|sep|>Yes."], markers=k3) == [Spoken("Yes.")]
 
 
 def test_the_place_of_the_answer_is_known():
@@ -189,6 +202,11 @@ def test_a_function_may_have_no_parameters_in_its_tool(name: str):
 
     assert isinstance(call, Call)
     assert (call.name, json.loads(call.arguments)["city"]) == ("get_weather", "Oslo")
+
+
+@pytest.mark.parametrize("said", ['{"name": "f"}', '{"name": "f", "parameters": {}} is a call.', '{"name": '])
+def test_json_that_is_no_call_of_llama_stays_text(said: str):
+    assert calling("llama3", [*said]) == [Spoken(said)]
 
 
 def test_a_call_comes_as_soon_as_it_is_complete():

@@ -140,6 +140,14 @@ def dspark() -> Format:
     return config, tensors
 
 
+def specforge_dspark() -> Format:
+    config, tensors = dspark()
+    del config["num_anchors"]
+    moved = ("mask_token_id", "target_layer_ids", "markov_rank", "markov_head_type")
+    inner = {"projector_type": "dspark"} | {name: config.pop(name) for name in moved}
+    return config | {"architectures": ["DSparkDraftModel"], "dflash_config": inner}, tensors
+
+
 def deepspec_dflash() -> Format:
     config, tensors = dspark()
     return config | {"markov_rank": 0}, {
@@ -197,7 +205,7 @@ def trained_exit() -> Format:
 FORMATS: dict[str, Callable[[], Format]] = {
     each.__name__: each
     for each in (
-        *(safeailab, specforge, speculators, deepspec_eagle3, dflash, dspark, deepspec_dflash),
+        *(safeailab, specforge, speculators, deepspec_eagle3, dflash, dspark, specforge_dspark, deepspec_dflash),
         *(redrafter, qwen_mtp, deepseek_mtp, trained_exit),
     )
 }

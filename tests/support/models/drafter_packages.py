@@ -32,7 +32,7 @@ EAGLE3_KINDS: dict[str, dict[str, Any]] = {
     "held feature": {"held_feature": True, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "the target's ends": {"own_embedding": False, "own_head": False},
 }
-BLOCK_KINDS = ("z-lab", "z-lab with windows", "vanilla", "gated", "rnn", "long prefix", "short head")
+BLOCK_KINDS = ("z-lab", "z-lab with windows", "z-lab, causal", "vanilla", "gated", "rnn", "long prefix", "short head")
 KINDS = (*EAGLE3_KINDS, *BLOCK_KINDS)
 _CHOICES = Choices(widths=(1, 4, 16), context=96)
 _FORM = Eagle3Form(

@@ -26,7 +26,10 @@ WIDTH = 32
 LAYERS = 2
 SHORT_HEAD = np.array([token for token in range(VOCABULARY) if token % 3], np.int32)
 """The tokens of a head that has only some."""
-BLOCK_KINDS = ("z-lab", "z-lab with windows", "SpecForge", "rank 0", "vanilla", "gated", "rnn")
+BLOCK_KINDS = (
+    *("z-lab", "z-lab with windows", "z-lab with two-way windows", "z-lab, causal"),
+    *("SpecForge", "rank 0", "vanilla", "gated", "rnn"),
+)
 
 _Network = TypeVar("_Network", bound=nn.Module)
 
@@ -52,8 +55,12 @@ def block_form(kind: str, **changes: Any) -> BlockForm:
     options: dict[str, Any] = {}
     if kind == "z-lab with windows":
         options = {"windows": (None, 5)}
+    elif kind == "z-lab with two-way windows":
+        options = {"windows": (5, 5), "causal": "none"}
+    elif kind == "z-lab, causal":
+        options = {"causal": "all"}
     elif kind == "SpecForge":
-        options = {"anchor_predicts": True}
+        options = {"anchor_predicts": True, "markov": "vanilla", "rank": 6}
     elif kind != "z-lab":
         markov = {} if kind == "rank 0" else {"markov": kind, "rank": 6, "confidence": "markov"}
         options = {"anchor_predicts": True, **markov}
@@ -86,10 +93,14 @@ def write_block_folder(folder: Path, kind: str, target: Any, seed: int = 0, **ch
     write_block(folder, block_network(form, seed), ends_of(target), vars(target.args))
     config = json.loads((folder / "config.json").read_text())
     if kind == "SpecForge":
-        names = ("mask_token_id", "target_layer_ids")
+        names = ("mask_token_id", "target_layer_ids", "markov_rank", "markov_head_type")
         config["dflash_config"] = {"projector_type": "dspark"} | {name: config.pop(name) for name in names}
-    if form.windows:
+    if kind == "z-lab with windows":
         config |= {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": form.windows[1]}
+    if kind == "z-lab with two-way windows":
+        config["dflash_config"] |= {"use_swa": True, "swa_window_size": form.windows[1], "causal": False}
+    if kind == "z-lab, causal":
+        config["dflash_config"]["causal"] = True
     (folder / "config.json").write_text(json.dumps(config))
     return form
 

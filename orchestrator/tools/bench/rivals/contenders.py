@@ -3,12 +3,14 @@
 It imports no MLX: the rival's program does, in the rival's environment.
 """
 
+import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from os import environ
 from pathlib import Path
+from select import select
 from types import MappingProxyType
 from typing import IO, TypeVar
 
@@ -24,6 +26,10 @@ from protocol.errors import InputError, PipelineError
 
 M = TypeVar("M")
 _TERMINATION_SECONDS = 5.0
+_LOADING_SECONDS = 20 * 60.0
+"""Of a large target from a slow disk, several times over: a rival that takes longer hangs."""
+_JOB_SECONDS = 10 * 60.0
+"""Of one generation, which takes seconds to a few minutes."""
 _MIB = 1 << 20
 PACED = "a paced run holds every forward to a device's time, and its loops compute forwards of their own"
 """Why a paced run has no rivals."""
@@ -95,11 +101,11 @@ class RivalProcess:
         self._log = log
 
     def await_ready(self) -> None:
-        """Wait until the model is loaded. Raises PipelineError if the process ended instead."""
-        self._received(RivalReady)
+        """Wait until the model is loaded. Raises PipelineError if the process ends or hangs instead."""
+        self._received(RivalReady, _LOADING_SECONDS)
 
     def run(self, job: RivalJob) -> RivalResult:
-        """Raises PipelineError if the process ended instead."""
+        """Raises PipelineError if the process ends or hangs instead."""
         pipe = self._process.stdin
         assert pipe is not None
         try:
@@ -107,16 +113,27 @@ class RivalProcess:
             pipe.flush()
         except BrokenPipeError as error:
             raise self._ended() from error
-        return self._received(RivalResult)
+        return self._received(RivalResult, _JOB_SECONDS)
 
-    def _received(self, kind: type[M]) -> M:
-        pipe = self._process.stdout
-        assert pipe is not None
-        line = pipe.readline()
+    def _received(self, kind: type[M], seconds: float) -> M:
         try:
-            return msgspec.json.decode(line, type=kind)
+            return msgspec.json.decode(self._line(seconds), type=kind)
         except msgspec.DecodeError as error:
             raise self._ended() from error
+
+    def _line(self, seconds: float) -> bytes:
+        """Up to the end of a line, or of the output."""
+        pipe = self._process.stdout
+        assert pipe is not None
+        line, deadline = b"", time.monotonic() + seconds
+        while not line.endswith(b"\n"):
+            if not select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise PipelineError(f"the process of {self._name} gave no answer for {seconds / 60:.0f} minutes")
+            part = os.read(pipe.fileno(), 1 << 16)
+            if not part:
+                break
+            line += part
+        return line
 
     def _ended(self) -> PipelineError:
         self._log.seek(0)
@@ -144,7 +161,7 @@ def _running(
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,
-            env={**environ, **worker_environment("target", cores)},
+            env={**os.environ, **worker_environment("target", cores)},
         )
         with process:
             try:

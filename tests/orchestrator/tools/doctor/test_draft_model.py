@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
 from orchestrator.tools.doctor.draft_model import draft_finding
+from protocol.contracts.drafters.detection import has_own_head
 from tests.support.models.drafter_files import FORMATS, VOCABULARY, WIDTH, layer, write
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
@@ -72,6 +73,25 @@ def test_an_ordinary_model_and_one_with_a_head_of_its_own(target: Path):
     assert "is a language model: it reads tokens alone" in draft_finding(str(DEMO_DRAFT)).text
     assert "It has an MTP head too" in draft_finding(str(target)).text
     assert "holds an MTP head (Qwen format)" in draft_finding(str(target), str(target)).text
+
+
+def test_a_head_of_an_architecture_that_is_not_run_is_no_draft(target: Path):
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"model_type": "mimo"}))
+
+    assert "MTP head" not in draft_finding(str(target)).text
+    assert not has_own_head(target)
+
+
+@pytest.mark.parametrize("name", ["exit", "exit:3"])
+def test_an_exit_is_an_exit_of_a_target(name: str):
+    finding = draft_finding(name)
+
+    assert (finding.status, finding.text) == (
+        "fail",
+        f"{name} is the target's own first layers: name the target too (--target).",
+    )
+    assert "It is the target's first" in draft_finding(name, str(DEMO_TARGET)).text
 
 
 def test_a_damaged_drafter_is_a_failure_with_its_sentence(tmp_path: Path):

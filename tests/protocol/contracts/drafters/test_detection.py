@@ -41,6 +41,7 @@ def found(folder: Path, form: str) -> Drafter:
         ("deepspec_eagle3", "eagle3", "DeepSpec", (1, 2, 3, 4, 5)),
         ("dflash", "dflash", "z-lab", (1, 3, 5)),
         ("dspark", "dspark", "DeepSpec", (1, 3, 5)),
+        ("specforge_dspark", "dspark", "SpecForge", (1, 3, 5)),
         ("deepspec_dflash", "dflash", "DeepSpec", (1, 3, 5)),
         ("redrafter", "redrafter", "Apple", (FINAL,)),
         ("qwen_mtp", "mtp", "Qwen", (FINAL,)),
@@ -64,7 +65,13 @@ def test_the_final_output_is_numbered_as_in_messages():
 
 @pytest.mark.parametrize(
     ("form", "drafted", "block"),
-    [("safeailab", DRAFTED, 1), ("deepspec_eagle3", None, 1), ("dflash", None, 7), ("dspark", None, 7)],
+    [
+        ("safeailab", DRAFTED, 1),
+        ("deepspec_eagle3", None, 1),
+        ("dflash", None, 7),
+        ("dspark", None, 7),
+        ("specforge_dspark", None, 7),
+    ],
 )
 def test_the_reduced_vocabulary_and_the_block_are_told(tmp_path: Path, form: str, drafted: int | None, block: int):
     drafter = found(tmp_path, form)
@@ -221,6 +228,9 @@ DAMAGES: list[tuple[str, Callable[[Format], Format], str]] = [
     ("redrafter", changed(exit_dim=WIDTH), r"lm_head\.0\.linear\.weight has the shape"),
     ("redrafter", lacking("rnn_u.weight"), "rnn_u"),
     ("qwen_mtp", reshaped("mtp.fc.weight", (WIDTH, WIDTH)), r"mtp\.fc\.weight has the shape"),
+    ("qwen_mtp", changed(model_type="mimo"), "its architecture is 'mimo'; known ones are qwen3_next, "),
+    ("qwen_mtp", changed(mtp_num_hidden_layers=4), "mtp_num_hidden_layers = 4"),
+    ("deepseek_mtp", changed(num_nextn_predict_layers=9), "num_nextn_predict_layers = 9"),
     ("trained_exit", changed(layers=0), "layers 0"),
     ("trained_exit", reshaped("head.weight", (1,)), r"head\.weight is neither"),
     ("trained_exit", lacking("exit_norm.weight"), "exit_norm"),

@@ -106,6 +106,23 @@ def test_a_rival_that_ends_in_a_job_is_an_error_with_its_last_line(
             greedy.generate(_TASK)
 
 
+def test_a_rival_that_hangs_is_given_up(fake: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(module, "_JOB_SECONDS", 0.3)
+    monkeypatch.setenv("FAKE_RIVAL", "hang in job")
+    absent: dict[str, str] = {}
+    with ExitStack() as stack:
+        greedy, *_ = _opened(stack, absent, tmp_path)
+        with pytest.raises(PipelineError, match="the process of mlx-dspark gave no answer"):
+            greedy.generate(_TASK)
+
+    monkeypatch.setattr(module, "_LOADING_SECONDS", 0.3)
+    monkeypatch.setenv("FAKE_RIVAL", "hang")
+    with ExitStack() as stack:
+        assert _opened(stack, absent, tmp_path) == []
+
+    assert absent[_NAME].startswith("the process of mlx-dspark gave no answer")
+
+
 def test_no_process_is_left(fake: None, tmp_path: Path):
     with ExitStack() as stack:
         process = _opened(stack, {}, tmp_path)[0]._process._process

@@ -1,31 +1,10 @@
-"""Named sets of sampling values, and which of two settings is stronger. Pure but for click."""
+"""Which of two settings is stronger: a preset, a pair or a single option. Pure but for click."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import click
 from click.core import ParameterSource
-
-from orchestrator.api.sampling_fields import number_fields
-
-NOT_PRESET = {
-    "repetition_context": "only matters with a repetition penalty, which no preset sets",
-    "frequency_penalty": "no preset penalises what was generated",
-    "presence_penalty": "no preset penalises what was generated",
-    "logprobs": "reports, and changes no token",
-    "verification": "chooses the acceptance rule, and not the distribution",
-}
-"""Fields of `SamplingFields` that a preset does not set, and why."""
-PRESET_FIELDS = number_fields(NOT_PRESET)
-_PLAIN = {field.name: field.default for field in PRESET_FIELDS}
-PRESETS: dict[str, dict[str, Any]] = {
-    "greedy": _PLAIN,
-    "conservative": _PLAIN | {"temperature": 0.3, "top_p": 0.9},
-    "balanced": _PLAIN | {"temperature": 0.7, "top_p": 0.95},
-    "creative": _PLAIN | {"temperature": 1.0, "min_p": 0.05},
-}
-"""Customary values, not tuned for any model. The tokens are the target's own with any of them; a draft guesses fewer
-tokens at a higher temperature."""
 
 _STRENGTH = {ParameterSource.DEFAULT_MAP: 1, ParameterSource.ENVIRONMENT: 2, ParameterSource.COMMANDLINE: 3}
 

@@ -1,0 +1,58 @@
+"""Laws of a result: its fields by name, its figures as text."""
+
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from orchestrator import Result
+from orchestrator.cli import report
+from protocol.messages.client import Pace
+from tests.support.fake_pipeline import statistics
+
+RESULT = Result("def f():", (1, 2), "length", statistics(7, 2), seed=3)
+
+
+def test_a_field_is_also_an_item_of_its_own_type():
+    text: str = RESULT["text"]
+    tokens: tuple[int, ...] = RESULT["tokens"]
+
+    assert (text, tokens, RESULT["finish_reason"]) == ("def f():", (1, 2), "length")
+    assert all(RESULT[cast("Any", name)] == value for name, value in vars(RESULT).items())
+
+
+def test_an_unknown_item_is_refused_with_the_names_of_the_known_ones():
+    with pytest.raises(KeyError, match="no 'summary', but text, tokens, finish_reason"):
+        RESULT["summary"]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def test_a_summary_tells_speed_and_acceptance():
+    first, *lines = RESULT.summary().splitlines()
+
+    assert first == "10.0 tokens/s"
+    assert [" ".join(line.split()) for line in lines][:6] == [
+        "tokens 2 after a prompt of 7 (length)",
+        "adopted 1 tokens whose KV was there already",
+        "time to first token 100 ms",
+        "rounds 2, 2.00 tokens a round",
+        "hit rate 75%",
+        "acceptance 50%",
+    ]
+
+
+def test_the_command_line_shows_the_same_figures():
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(report.summary(RESULT, sampled=True))
+
+    shown = " ".join(captured.get().replace("│", " ").split())
+    assert all(" ".join(line.split()) in shown for line in RESULT.summary().splitlines())
+    assert "seed 3" in shown
+
+
+def test_a_summary_says_if_the_figures_describe_no_device():
+    pace = Pace(profile="m4", forwards=10, overruns=5, stretch=0.5, valid=False)
+    paced = Result("", (), "length", replace(RESULT.statistics, pace=pace), seed=3)
+
+    assert "Invalid: this machine is too slow" in paced.summary().splitlines()[-1]
