@@ -25,7 +25,8 @@ from orchestrator.http.monitoring.health import Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
 from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, Echo
-from orchestrator.http.openai.request_models import ChatRequest, CompletionRequest, GenerationRequest, read, sampling
+from orchestrator.http.openai.completion_request import CompletionRequest
+from orchestrator.http.openai.request_models import ChatRequest, GenerationRequest, read, sampling
 from orchestrator.http.prompt_encoding import Prompt, PromptEncoder
 from orchestrator.http.renderer import Renderer
 from orchestrator.http.settings import ServerSettings
