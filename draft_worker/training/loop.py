@@ -49,6 +49,7 @@ class Loop:
         shards: Shards,
         held_out: tuple[Examiner, Shards],
         choices: TrainingChoices,
+        begun: Progressed,
         folder: Path,
         shell: Shell,
     ) -> None:
@@ -56,7 +57,8 @@ class Loop:
         self._examiner, self._held_out = held_out
         self._folder, self._shell = folder, shell
         self._optimisers = Optimisers(training.network.trainable_parameters(), training.tables)
-        self.progressed = restore(folder, settings(choices), training.network, self._optimisers)
+        self.progressed = begun
+        restore(folder, training.network, self._optimisers)
         self._gradient = nn.value_and_grad(training.network, training.loss)
         self._loss: float | None = None
         self._acceptance: float | None = None
@@ -112,10 +114,12 @@ class Loop:
         return max(shares, default=1.0)
 
     def _next_rows(self) -> Iterator[Row]:
-        """Of the epoch's order. An epoch reads the shards that are there when it begins."""
+        """Of the epoch's order. An epoch reads the shards that are there when it begins, and ends if some are gone."""
         progressed = self.progressed
-        if not progressed.shards:
-            progressed.shards = self._shards.refresh()
+        there = self._shards.refresh()
+        if progressed.shards > there:
+            progressed.epoch, progressed.position, progressed.shards = progressed.epoch + 1, 0, 0
+        progressed.shards = progressed.shards or there
         order = np.random.default_rng([self._choices.seed, 0, progressed.epoch]).permutation(
             self._shards.count(progressed.shards)
         )
