@@ -32,6 +32,8 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     max_tokens: int | None = 256
     """None generates until an end token, or until the target's context is full."""
     stop: str | Sequence[str] = ()
+    shown: Sequence[int] = ()
+    """Special tokens whose text is part of the result's. Without, special tokens have no text."""
     draft_tokens: int | None = None
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
     it changes no token."""
@@ -60,6 +62,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "max_tokens": MAX_CONTEXT if self.max_tokens is None else self.max_tokens,
             "stop": stops,
             "draft_tokens": self.draft_tokens,
+            "shown": tuple(self.shown),
             "draft_temperature": self.draft_temperature,
             "draft_top_p": self.draft_top_p,
         }

@@ -10,7 +10,7 @@ class AdmissionLimit:
         self.most = most
         self.taken = 0
 
-    def take(self, count: int) -> None:
+    def take(self, count: int) -> "Places":
         """Take `count` places. Raises ApiError 429 if so many are not free, 400 if there are not so many."""
         if count > self.most:
             raise ApiError(400, f"This server generates at most {self.most} texts at once: ask for fewer.", param="n")
@@ -22,6 +22,17 @@ class AdmissionLimit:
                 headers={"retry-after": str(_RETRY_SECONDS)},
             )
         self.taken += count
+        return Places(self, count)
 
-    def release(self, count: int) -> None:
-        self.taken -= count
+
+class Places:
+    """Places that were taken."""
+
+    def __init__(self, limit: AdmissionLimit, count: int) -> None:
+        self._limit = limit
+        self._count = count
+
+    def release(self) -> None:
+        """May be called several times."""
+        self._limit.taken -= self._count
+        self._count = 0

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from orchestrator.http.anthropic.routes import MessagesRoutes
 from orchestrator.http.errors import ApiError
-from orchestrator.http.middleware import HostGate, KeyGate, refusal
+from orchestrator.http.middleware import FramingGate, HostGate, KeyGate, refusal
 from orchestrator.http.monitoring.metrics import Counted
 from orchestrator.http.page import page
 from orchestrator.http.responses.routes import ResponsesRoutes
@@ -38,14 +38,23 @@ def application(server: Server, settings: ServerSettings) -> Starlette:
     paths = frozenset(route.path for route in routes)
     middleware = [
         Middleware(Counted, metrics=server.figures, routes=paths),
+        Middleware(FramingGate),
         Middleware(HostGate, names=settings.hosts),
-        Middleware(KeyGate, key=settings.key, most_bytes=settings.most_bytes),
+        Middleware(KeyGate, key=settings.key, most_bytes=settings.most_bytes, origins=settings.origins),
     ]
     if settings.origins:
         # Before the key is checked: browsers send preflight requests without it.
-        cors = Middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"])
-        middleware.insert(2, cors)
-    return Starlette(routes=routes, middleware=middleware, exception_handlers=_HANDLERS)
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            allow_private_network=True,
+        )
+        middleware.insert(-1, cors)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=_HANDLERS)
+    app.state.body_seconds = settings.connections.body_seconds
+    return app
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

@@ -8,15 +8,13 @@ from starlette.requests import ClientDisconnect, Request
 
 from orchestrator.http.errors import ApiError
 
-_BODY_SECONDS = 30.0
-"""Within which the body must have arrived."""
-
 T = TypeVar("T")
 
 
 async def body(request: Request) -> bytes:
+    """Raises ApiError 408 for a body that has not arrived within the application's `body_seconds`."""
     try:
-        async with asyncio.timeout(_BODY_SECONDS):
+        async with asyncio.timeout(request.app.state.body_seconds):
             return await request.body()
     except TimeoutError as error:
         raise ApiError(408, "The request's body did not come in time: send it again.", code="timeout") from error

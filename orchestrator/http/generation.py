@@ -1,7 +1,7 @@
 """The events of all choices of one HTTP request, merged into one queue that holds what a slow client has not read."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -47,10 +47,14 @@ OutputEvent: TypeAlias = Text | End
 class ChoiceStream:
     """Reads each choice in its own task; `close` cancels those that are unfinished."""
 
-    def __init__(self, choices: Sequence[OutputSource]) -> None:
+    def __init__(self, choices: Sequence[OutputSource], on_end: Callable[[], None]) -> None:
+        """`on_end` is called when all choices have ended, whether their events were read or not."""
         self._events: asyncio.Queue[OutputEvent | ApiError] = asyncio.Queue()
+        self._on_end = on_end
         self._results: list[Result | None] = [None] * len(choices)
         self._tasks = [asyncio.create_task(self._read(index, pieces)) for index, pieces in enumerate(choices)]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_end)
 
     @property
     def results(self) -> list[Result] | None:
@@ -85,6 +89,10 @@ class ChoiceStream:
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+    def _on_task_end(self, _: asyncio.Task[None]) -> None:
+        if all(task.done() for task in self._tasks):
+            self._on_end()
 
     async def _read(self, index: int, pieces: OutputSource) -> None:
         try:

@@ -1,4 +1,4 @@
-"""ASGI middlewares in front of every route: they check host, key, content type and size of a request.
+"""ASGI middlewares in front of every route: they check framing, host, key, content type and size of a request.
 
 The host is checked because of browsers: a foreign page can let its own host name resolve to this machine (DNS
 rebinding), and its requests then carry that name. IP addresses can't be rebound, so all of them pass.
@@ -24,6 +24,38 @@ def refusal(error: ApiError, path: str) -> JSONResponse:
     """The response to an error, in the form of the API that `path` belongs to."""
     body = error.anthropic_body() if path.startswith(MESSAGES) else error.openai_body()
     return JSONResponse(body, error.status, error.headers)
+
+
+def shows_key(headers: Headers, key: str | None) -> bool:
+    """Whether the request carries the key, or the server has none."""
+    if key is None:
+        return True
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    given = headers.get("x-api-key") or (credentials.strip() if scheme.lower() == "bearer" else scheme)
+    return hmac.compare_digest(given.encode(), key.encode())
+
+
+class FramingGate:
+    """Refuses a request with two statements of where its body ends, and closes the connection.
+
+    A proxy may believe the other one and take a part of the body for a request (RFC 9112, section 6.3).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        if scope["type"] == "http" and "content-length" in headers and "transfer-encoding" in headers:
+            error = ApiError(
+                400,
+                "The request has both Content-Length and Transfer-Encoding: send one of them.",
+                code="ambiguous_length",
+                headers={"connection": "close"},
+            )
+            await refusal(error, scope["path"])(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 class HostGate:
@@ -52,10 +84,11 @@ class HostGate:
 class KeyGate:
     """Requires the key, JSON bodies, and bodies of a bounded size."""
 
-    def __init__(self, app: ASGIApp, key: str | None, most_bytes: int) -> None:
-        """`key`: None admits every request."""
+    def __init__(self, app: ASGIApp, key: str | None, most_bytes: int, origins: Collection[str]) -> None:
+        """`key`: None admits every request, but those that a web page of another origin than `origins` causes."""
         self._app = app
-        self._key = None if key is None else key.encode()
+        self._key = key
+        self._origins = frozenset(origins)
         self._most_bytes = most_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,14 +104,19 @@ class KeyGate:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        if scope["path"] not in OPEN and self._key is not None:
-            given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ").strip()
-            if not hmac.compare_digest(given.encode(), self._key):
+        if scope["path"] not in OPEN:
+            if not shows_key(headers, self._key):
                 raise ApiError(
                     401,
                     "The API key is missing or wrong: send the header `Authorization: Bearer KEY`.",
                     code="invalid_api_key",
                     headers={"www-authenticate": "Bearer"},
+                )
+            if self._key is None and self._foreign(headers):
+                raise ApiError(
+                    403,
+                    "This server does not answer that web page: add its address with --allow-origin URL.",
+                    code="origin_not_allowed",
                 )
         # A web page may send other types without a preflight request.
         if (
@@ -89,6 +127,12 @@ class KeyGate:
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self._most_bytes:
             raise _too_long(self._most_bytes)
+
+    def _foreign(self, headers: Headers) -> bool:
+        """Whether a browser says that a page of another site, or of another port, caused the request."""
+        if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
+            return False
+        return self._origins.isdisjoint((headers.get("origin"), "*"))
 
 
 class _Bounded:

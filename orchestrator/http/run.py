@@ -1,6 +1,7 @@
 """Runs the HTTP server together with its own pipeline."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ import uvicorn
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.http.app import application
 from orchestrator.http.backend import PipelineBackend, PipelineThread
+from orchestrator.http.connections import connection_class
+from orchestrator.http.log_limit import LogLimit
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings, loopback
 from orchestrator.machine.levels import level_note
@@ -22,9 +25,10 @@ from protocol.messages.base import Level
 from protocol.messages.client import PipelineState
 from protocol.transport.ports import require_unused
 
-_CONNECTIONS = 512
 _GRACE_SECONDS = 2
 """For responses in progress when the server ends."""
+_BACKLOG = 128
+"""Connections accepted in one go: fewer than the strangers' share, so that each can be read before it is closed."""
 
 
 def run(pipeline: Pipeline, folder: Path, settings: ServerSettings, listener: socket.socket, made: bool) -> None:
@@ -32,19 +36,7 @@ def run(pipeline: Pipeline, folder: Path, settings: ServerSettings, listener: so
     codec = TextCodec(folder)
     backend = PipelineBackend(pipeline)
     api = Server(backend, codec, ChatTemplate(folder, codec), settings)
-    config = uvicorn.Config(
-        application(api, settings),
-        http="h11",
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        limit_concurrency=_CONNECTIONS,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-    )
-    server = _Listener(config, api.stop)
+    server = http_server(api, settings)
 
     def on_ready(state: PipelineState) -> None:
         backend.ready = True
@@ -61,12 +53,38 @@ def run(pipeline: Pipeline, folder: Path, settings: ServerSettings, listener: so
         raise thread.failure
 
 
+def http_server(api: Server, settings: ServerSettings) -> uvicorn.Server:
+    """What listens for requests to `api`."""
+    config = uvicorn.Config(
+        application(api, settings),
+        http=connection_class(settings),
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        backlog=_BACKLOG,
+        limit_concurrency=settings.connections.most,
+        timeout_keep_alive=settings.connections.idle_seconds,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
+    return _Listener(config, api.stop)
+
+
 class _Listener(uvicorn.Server):
-    """Stops all generation before it waits for its connections to end."""
+    """Stops all generation before it waits for its connections to end. Bounds its log meanwhile."""
 
     def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
         super().__init__(config)
         self._stop = stop
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        logger, limit = logging.getLogger("uvicorn.error"), LogLimit()
+        logger.addFilter(limit)
+        try:
+            await super().serve(sockets)
+        finally:
+            logger.removeFilter(limit)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stop()
@@ -108,7 +126,7 @@ def bound(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            listener.listen(_CONNECTIONS)
+            listener.listen(_BACKLOG)
         except OSError:
             listener.close()
             raise

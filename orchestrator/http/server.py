@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec import structs
 from starlette.requests import Request
@@ -16,15 +16,16 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.http.admission_limit import AdmissionLimit
+from orchestrator.http.chat_prompts import ChatPrompts, RenderedChat
 from orchestrator.http.disconnects import body, unless_gone
-from orchestrator.http.errors import ApiError, of_pipeline, unsupported
+from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceStream, OutputSource
 from orchestrator.http.monitoring.health import Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
 from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, model_card
 from orchestrator.http.openai.request_models import ChatRequest, CompletionRequest, GenerationRequest, read, sampling
-from orchestrator.http.openai.tool_calls import supports_tools, with_parsed_arguments
+from orchestrator.http.prompt_encoding import Prompt, PromptEncoder, too_long
 from orchestrator.http.renderer import Renderer
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
@@ -33,13 +34,26 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
 from protocol.messages.base import Level
 from protocol.messages.client import PipelineState
+from protocol.messages.sampling import Grammar
 from protocol.sampling.grammar import require_enforceable
 
 _COMPLETION_TOKENS = 16
 """Default of max_tokens in OpenAI's completions; a chat may fill the context."""
 
-RendererFactory: TypeAlias = Callable[[int], Renderer]
-"""Makes the renderer of a response from the number of prompt tokens."""
+RendererFactory: TypeAlias = Callable[[RenderedChat, int], Renderer]
+"""Makes the renderer of a response from the prompt and the number of its tokens."""
+
+
+class Prepared(NamedTuple):
+    """A request that is ready for the pipeline."""
+
+    prompts: Sequence[Prompt]
+    new_renderer: Callable[[int], Renderer]
+    """Makes the renderer from the number of prompt tokens."""
+    grammar: Grammar | None = None
+    """What the answers are held to."""
+    shown: frozenset[int] = frozenset()
+    """Special tokens whose text is part of the output."""
 
 
 class Backend(StateSource, Watchable, Protocol):
@@ -53,8 +67,9 @@ class Server:
         self._backend = backend
         self.codec = codec
         self._template = template
+        self._encoder = PromptEncoder(codec)
         self._settings = settings
-        self._supports_tools = supports_tools(template)
+        self.prompts = ChatPrompts(template)
         self._health = Health(backend)
         self._limit = AdmissionLimit(settings.most_open)
         self.figures = Metrics(self._limit)
@@ -90,59 +105,62 @@ class Server:
             ChoiceAnswer("text", self.model_name(question.model), len(question.prompts)), question
         )
         renderer = Chunks(answer, len(question.prompts) * question.choices)
-        return await self.answer(request, question, lambda: self._completion_prompts(question), lambda _: renderer)
+        return await self.answer(request, question, lambda: Prepared(question.prompts, lambda _: renderer))
 
     async def chat(self, request: Request) -> Response:
         question = read(await body(request), ChatRequest)
         answer = self._with_extras(ChoiceAnswer("chat", self.model_name(question.model), 1), question)
-        if question.offered:
-            answer = replace(answer, tools=True, most_calls=question.most_calls)
-        return await self.converse(request, question, lambda _: Chunks(answer, question.choices))
+
+        def renderer(prompt: RenderedChat, _: int) -> Chunks:
+            parsed = replace(
+                answer, new_parser=prompt.new_parser, shown=prompt.shown, reasoning_tokens=self.codec.count
+            )
+            return Chunks(parsed, question.choices)
+
+        return await self.converse(request, question, renderer)
 
     async def converse(self, request: Request, question: ChatRequest, make_renderer: RendererFactory) -> Response:
         """The response to a chat request of any API."""
-        return await self.answer(request, question, lambda: [self.chat_tokens(question)], make_renderer)
+
+        def prepare() -> Prepared:
+            prompt = self.prompts.render(question)
+            return Prepared([prompt.text], lambda tokens: make_renderer(prompt, tokens), prompt.grammar, prompt.shown)
+
+        return await self.answer(request, question, prepare)
 
     def _with_extras(self, answer: ChoiceAnswer, question: GenerationRequest) -> ChoiceAnswer:
         """`answer` with usage and log-probabilities if the request asks for them."""
         codec = None if question.alternatives is None else self.codec
         return replace(answer, with_usage=question.with_usage, codec=codec)
 
-    def chat_tokens(self, question: ChatRequest) -> Sequence[int]:
-        """The prompt of a chat. Raises ApiError for what the model's chat template can't render."""
-        if question.offered and not self._supports_tools:
-            raise unsupported(
-                "tools",
-                "This model's chat template has no tool calls in a format that this server reads: leave tools out.",
-            )
-        try:
-            return self._template.tokens(with_parsed_arguments(question.messages), question.offered or None)
-        except PipelineError as error:
-            raise of_pipeline(error) from error
-
-    def _completion_prompts(self, question: CompletionRequest) -> list[Sequence[int]]:
-        return [self.codec.encode(each) if isinstance(each, str) else each for each in question.prompts]
+    async def chat_tokens(self, question: ChatRequest) -> Sequence[int]:
+        """The prompt of a chat, however long. Raises ApiError for what the model's chat template can't render."""
+        prompt = await asyncio.to_thread(self.prompts.render, question)
+        (tokens,) = await self._encoder.encode([prompt.text], special=not self._template.own)
+        return tokens
 
     async def answer(
         self,
         request: Request,
         question: GenerationRequest,
-        to_prompts: Callable[[], list[Sequence[int]]],
-        make_renderer: RendererFactory,
+        prepare: Callable[[], Prepared],
     ) -> Response:
         """Generate all choices, and respond with one object or a stream. Raises ApiError."""
         with ExitStack() as stack:
             count = question.choices * (len(question.prompts) if isinstance(question, CompletionRequest) else 1)
-            self._limit.take(count)
-            stack.callback(self._limit.release, count)
+            places = self._limit.take(count)
+            stack.callback(places.release)
             state = await self._health.require()
             # In threads: long texts and schemas take time, which must not delay the tokens of other requests.
-            prompts = await asyncio.to_thread(to_prompts)
-            await asyncio.to_thread(_require_enforceable, question)
-            choices = self._choices(question, prompts, state)
-            renderer = make_renderer(sum(map(len, prompts)))
+            special = isinstance(question, CompletionRequest) or not self._template.own
+            prepared = await asyncio.to_thread(prepare)
+            prompts = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
+            await asyncio.to_thread(_require_enforceable, question, prepared.grammar)
+            choices = self._choices(question, prompts, prepared, state)
+            renderer = prepared.new_renderer(sum(map(len, prompts)))
             generation = ChoiceStream(
-                [RequestMeasurement(self._backend.stream(*each), self.figures) for each in choices]
+                [RequestMeasurement(self._backend.stream(*each), self.figures) for each in choices],
+                on_end=places.release,
             )
             self._open.add(generation)
             stack.callback(self._end, generation)
@@ -165,7 +183,11 @@ class Server:
         self._open.discard(generation)
 
     def _choices(
-        self, question: GenerationRequest, prompts: Sequence[Sequence[int]], state: PipelineState
+        self,
+        question: GenerationRequest,
+        prompts: Sequence[Sequence[int]],
+        prepared: Prepared,
+        state: PipelineState,
     ) -> list[tuple[Sequence[int], SamplingParams]]:
         """Prompt and sampling parameters of every choice."""
         if not prompts:
@@ -174,7 +196,9 @@ class Server:
         for tokens in prompts:
             _require_fitting(tokens, state)
             default = _COMPLETION_TOKENS if isinstance(question, CompletionRequest) else None
-            params = sampling(question, state.context - len(tokens), default, self._settings.defaults)
+            room = state.context - len(tokens)
+            params = sampling(question, room, default, self._settings.defaults, prepared.grammar)
+            params = structs.replace(params, shown=tuple(sorted(prepared.shown)))
             if not isinstance(question, CompletionRequest):
                 params = structs.replace(params, stop=(*params.stop, *self._template.stops))
             for index in range(question.choices):
@@ -195,9 +219,9 @@ class Server:
         return name
 
 
-def _require_enforceable(question: GenerationRequest) -> None:
+def _require_enforceable(question: GenerationRequest, grammar: Grammar | None) -> None:
     try:
-        require_enforceable(question.grammar)
+        require_enforceable(grammar)
     except PipelineError as error:
         param = "tools" if isinstance(question, ChatRequest) and question.offered else "response_format"
         raise ApiError(400, str(error), code="invalid_value", param=param) from error
@@ -209,9 +233,4 @@ def _require_fitting(tokens: Sequence[int], state: PipelineState) -> None:
     if max(tokens) >= state.vocabulary:
         raise ApiError(400, f"The prompt holds token {max(tokens)}: ids end at {state.vocabulary - 1}.", param="prompt")
     if len(tokens) >= state.context:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {state.context} tokens, and the prompt has {len(tokens)}: "
-            "shorten it.",
-            code="context_length_exceeded",
-        )
+        raise too_long(state.context, str(len(tokens)))

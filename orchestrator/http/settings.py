@@ -8,6 +8,25 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConnectionLimits:
+    """What one client can hold of a server's connections, and for how long."""
+
+    most: int = 512
+    """Connections at once; beyond that, requests are answered with 503."""
+    strangers: int = 256
+    """Connections at once whose client has not shown the key."""
+    head_seconds: float = 10.0
+    """For a request's line and headers."""
+    body_seconds: float = 30.0
+    rest_seconds: float = 5.0
+    """For the rest of a body that was answered before its end."""
+    write_seconds: float = 30.0
+    """For the next piece of an answer that the client reads."""
+    idle_seconds: int = 30
+    """Between an answer and the next request."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """What the command line decides."""
 
@@ -22,6 +41,7 @@ class ServerSettings:
     """Choices generated at once."""
     most_bytes: int = 8 << 20
     """The largest body of a request."""
+    connections: ConnectionLimits = ConnectionLimits()
     keep_alive: float = 5.0
     """Seconds without an event after which a stream sends a keep-alive."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 1.0})

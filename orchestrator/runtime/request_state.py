@@ -34,7 +34,9 @@ class RequestState:
 
     @classmethod
     def open(cls, sequence: SequenceId, peer: bytes, stamp: Stamp, submit: Submit, codec: TextCodec) -> "RequestState":
-        return cls(sequence, peer, stamp, submit.request, codec.stream(), StopScanner(submit.stop))
+        return cls(
+            sequence, peer, stamp, submit.request, codec.stream(frozenset(submit.shown)), StopScanner(submit.stop)
+        )
 
     def output(
         self, tokens: tuple[int, ...], hit: bool | None = None, likelihoods: tuple[Likelihood, ...] = ()

@@ -30,9 +30,9 @@ class ChatTemplate:
     """Of one model folder. Raises InputError for a template that can't be read."""
 
     def __init__(self, folder: Path, codec: TextCodec | None = None) -> None:
-        self._folder = folder
-        self._codec = codec or TextCodec(folder)
-        settings = _json(folder / "tokenizer_config.json")
+        self.folder = folder
+        self.codec = codec or TextCodec(folder)
+        self._settings = settings = _json(folder / "tokenizer_config.json")
         self._sources = _sources(folder, settings)
         self._special = {name: text for name in _SPECIAL if (text := _special(settings.get(name)))}
         self._compiled = {name: self._read(source) for name, source in self._sources.items()}
@@ -46,6 +46,22 @@ class ChatTemplate:
     def stops(self) -> tuple[str, ...]:
         """Texts that end an answer, beside the model's own end tokens."""
         return () if self.own else _FALLBACK_STOPS
+
+    @property
+    def tool_parser(self) -> str | None:
+        """The parser of tool calls that the tokenizer's settings name, as converted models have it for mlx-lm."""
+        name = self._settings.get("tool_parser_type")
+        return name if isinstance(name, str) else None
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names that the template reads, for instance messages and enable_thinking."""
+        source = self._sources.get("default")
+        return frozenset() if source is None else frozenset(find_undeclared_variables(_environment().parse(source)))
+
+    def mentions(self, text: str) -> bool:
+        """Whether `text` stands in the source of the template, or of that for tools."""
+        return any(text in source for source in self._sources.values())
 
     @property
     def knows_tools(self) -> bool:
@@ -91,7 +107,7 @@ class ChatTemplate:
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> list[int]:
         """`text` as token ids. A model's own template contains its special tokens, so none is added."""
-        return self._codec.encode(self.text(messages, tools, **variables), special=not self.own)
+        return self.codec.encode(self.text(messages, tools, **variables), special=not self.own)
 
     def _name(self, tools: bool) -> str:
         """Some models have a template of its own for tools."""
@@ -102,7 +118,7 @@ class ChatTemplate:
             return _environment().from_string(source)
         except (TemplateError, RecursionError) as error:
             raise InputError(
-                f"The chat template in {self._folder} is broken ({_words(error)}): download the model again."
+                f"The chat template in {self.folder} is broken ({_words(error)}): download the model again."
             ) from error
 
 

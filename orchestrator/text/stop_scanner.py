@@ -14,17 +14,20 @@ class StopScanner:
         self._held = ""
         self.found: str | None = None
         """The stop string that ended the text."""
+        self.rest = ""
+        """The text behind it, as far as it came in the same piece."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Text that can't be part of a stop string, and whether one was found.
 
-        The text ends before the stop string; later text is dropped.
+        The text ends before the stop string. Text that is pushed later is a new one.
         """
         text = self._held + text
         first = self._first(text)
         if first is not None:
             start, self.found = first
             self._held = ""
+            self.rest = text[start + len(self.found) :]
             return text[:start], True
         keep = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[keep:]

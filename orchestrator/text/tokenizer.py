@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from orchestrator.text.token_reach import TokenReach, token_reach
 from protocol.errors import InputError
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -42,11 +43,36 @@ class TextCodec:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of `text`, with the special tokens (BOS, say) that tokenizer.json's post-processor adds if `special`."""
-        return self._tokenizer.encode(text, add_special_tokens=special).ids
+        # The form for one text holds the interpreter's lock until it is done, this one does not.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Text of `tokens`, without special and end tokens; bytes that are no character become U+FFFD."""
-        return self._tokenizer.decode([token for token in tokens if token not in self._silent])
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that `encode` never goes below, found without tokenizing.
+
+        0 for a tokenizer that has no such bound.
+        """
+        return 0 if self._reach is None else self._reach.least_tokens(text)
+
+    def decode(self, tokens: Iterable[int], shown: frozenset[int] = frozenset()) -> str:
+        """Text of `tokens`, without special and end tokens; bytes that are no character become U+FFFD.
+
+        `shown`: special tokens whose text is included.
+        """
+        visible = [token for token in tokens if token in shown or token not in self._silent]
+        return self._tokenizer.decode(visible, skip_special_tokens=not shown)
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token given by its text; None if the vocabulary does not have it."""
+        return self._tokenizer.token_to_id(token)
+
+    def count(self, text: str) -> int:
+        """Number of tokens of a text without special tokens."""
+        return len(self.encode(text, special=False))
+
+    def hidden(self, tokens: Iterable[str]) -> frozenset[int]:
+        """Ids of those `tokens` whose text `decode` leaves out, end tokens excepted."""
+        ids = {self._tokenizer.token_to_id(token) for token in tokens}
+        return frozenset(id for id in ids if id is not None and id in self._silent - self.eos)
 
     def shown(self, token: int) -> str:
         """One token as text to display: special tokens by name, incomplete characters as U+FFFD."""
@@ -69,20 +95,25 @@ class TextCodec:
         return written.replace(_SPACE, " ").encode()
 
     @cached_property
+    def _reach(self) -> TokenReach | None:
+        return token_reach(self._tokenizer.to_str(), _BYTES)
+
+    @cached_property
     def _byte_level(self) -> bool:
         """Whether each character of a token stands for one byte."""
         return "ByteLevel(" in repr(self._tokenizer.decoder)
 
-    def stream(self) -> "TextStream":
+    def stream(self, shown: frozenset[int] = frozenset()) -> "TextStream":
         """A new stream, which begins like `decode`."""
-        return TextStream(self)
+        return TextStream(self, shown)
 
 
 class TextStream:
     """Tokens in, text out: the pieces joined equal `TextCodec.decode` of all tokens."""
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, codec: TextCodec, shown: frozenset[int] = frozenset()) -> None:
         self._codec = codec
+        self._shown = shown
         self._window: list[int] = []
         """Tokens since the last but one clean border: a token's text may depend on its left neighbour."""
         self._settled = 0
@@ -93,7 +124,7 @@ class TextStream:
     def push(self, tokens: Sequence[int]) -> str:
         """The text that is certain now; a character whose bytes are incomplete waits for the rest."""
         self._window.extend(tokens)
-        text = self._codec.decode(self._window)
+        text = self._codec.decode(self._window, self._shown)
         certain = text.rstrip(_REPLACEMENT)
         piece = certain[self._returned :]
         self._returned = max(self._returned, len(certain))
@@ -103,7 +134,7 @@ class TextStream:
 
     def finish(self) -> str:
         """The text that `push` held back, as `decode` returns it. Ends the stream."""
-        text = self._codec.decode(self._window)
+        text = self._codec.decode(self._window, self._shown)
         piece = text[self._returned :]
         self._returned = len(text)
         return piece
@@ -111,7 +142,7 @@ class TextStream:
     def _advance(self) -> None:
         self._window = self._window[self._settled :]
         self._settled = len(self._window)
-        self._returned = len(self._codec.decode(self._window))
+        self._returned = len(self._codec.decode(self._window, self._shown))
 
 
 def _load(folder: Path) -> Tokenizer:

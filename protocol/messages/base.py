@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NewType, TypeAlias
 import msgspec
 from msgspec import Meta
 
-VERSION = 6
+VERSION = 7
 """Raised whenever the meaning of a message changes. Peers of another version are refused."""
 MAX_CONTEXT = 1 << 20
 """Most tokens a Start may carry."""
@@ -23,6 +23,8 @@ MAX_ALTERNATIVES = 20
 """Most tokens whose log-probabilities a request may ask for at each position."""
 MAX_SCHEMA = 1 << 16
 """Most characters of a JSON schema."""
+MAX_MARKER = 16
+"""Most tokens of a marker around a thought."""
 MAX_EOS_TOKENS = 64
 """Most end-of-sequence tokens of a model."""
 LEAST_LOG_PROBABILITY = -9999.0

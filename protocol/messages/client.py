@@ -20,6 +20,8 @@ class Submit(Message, frozen=True):
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=64)] = ()
     draft_tokens: Annotated[int, Meta(ge=1, le=64)] | None = None
     """K of this request, where the pipeline's strategy verifies chains; None for the pipeline's K."""
+    shown: Annotated[tuple[Token, ...], Meta(max_length=64)] = ()
+    """Special tokens whose text is part of the output, for instance the markers of a thought. Others are left out."""
     draft_temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
     """The temperature at which the draft draws its tokens under rejection verification; None for that of `sampling`."""
     draft_top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None

@@ -6,6 +6,8 @@ from msgspec import Meta
 
 from protocol.messages.base import (
     MAX_ALTERNATIVES,
+    MAX_CONTEXT,
+    MAX_MARKER,
     MAX_NODES,
     MAX_SCHEMA,
     LogProbability,
@@ -14,18 +16,39 @@ from protocol.messages.base import (
     Verification,
 )
 
+Marker: TypeAlias = Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_MARKER)]
+
+
+class Thought(MessagePart, frozen=True):
+    """A thought that may come before the text of a grammar. It may hold any token but those that end an answer."""
+
+    starts: Annotated[tuple[Marker, ...], Meta(min_length=1, max_length=4)]
+    """The ways to begin it."""
+    end: Marker
+    """The thought ends with the first occurrence."""
+    opened: bool = False
+    """The prompt ends with a start, so there is a thought. If not, the model may begin one or not."""
+    budget: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] | None = None
+    """Most tokens of the thought; then follows `closing`."""
+    closing: Annotated[tuple[Token, ...], Meta(max_length=MAX_MARKER)] = ()
+    """Ends with `end`; empty stands for `end` alone."""
+
 
 class Grammar(MessagePart, frozen=True):
     """The form of generated text: `before`, a JSON value that fits `schema`, `after`."""
 
-    schema: Annotated[str, Meta(min_length=1, max_length=MAX_SCHEMA)]
-    """A JSON schema, as JSON."""
+    schema: Annotated[str, Meta(max_length=MAX_SCHEMA)]
+    """A JSON schema, as JSON; empty for any text, behind a thought."""
     before: Annotated[str, Meta(max_length=256)] = ""
     after: Annotated[str, Meta(max_length=256)] = ""
     repeats: bool = False
     """The whole form may be repeated, each time on a new line."""
     optional: bool = False
     """Any text may come first, or alone. The form is enforced from the first `before` on."""
+    otherwise: Annotated[str, Meta(max_length=MAX_SCHEMA)] = ""
+    """The schema of a JSON value that may come instead; empty for none. Not with `optional`."""
+    thought: Thought | None = None
+    """What may come first."""
 
 
 class SamplingFields(MessagePart, frozen=True, kw_only=True):

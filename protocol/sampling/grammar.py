@@ -7,17 +7,19 @@ alone. llguidance is imported on the first use of a grammar.
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
+from msgspec.structs import replace
 
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError
-from protocol.messages.sampling import Grammar
+from protocol.messages.sampling import Grammar, Thought
 from protocol.sampling.schema_bounds import Schema, SchemaError, parsed
+from protocol.sampling.thought import ThoughtState
+from protocol.sampling.token_rules import AnyText, TokenMask, TokenRules
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -26,7 +28,6 @@ _WHITESPACE = r"(\n[ \t]{0,32}| )"
 """Whitespace allowed between JSON tokens. Without a bound, an uncertain model can generate line breaks forever."""
 _SEPARATOR = "\n"
 """Between repeated values."""
-TokenMask = npt.NDArray[np.bool_]
 
 
 class GrammarError(Exception):
@@ -39,6 +40,10 @@ def flaw(grammar: Grammar) -> str | None:
     for the largest schemas. Results are cached."""
     from llguidance import LLMatcher
 
+    if grammar.thought is not None and (reason := _flaw_of_thought(grammar.thought)):
+        return reason
+    if not grammar.schema and grammar.thought is not None:
+        return None
     try:
         reason = LLMatcher.validate_grammar(_lark(grammar), limits=_limits())
         if reason:
@@ -48,6 +53,11 @@ def flaw(grammar: Grammar) -> str | None:
     except (SchemaError, ValueError) as error:
         reason = str(error)
     return f"This JSON schema can't be enforced: {reason[:1000].rstrip('.')}." if reason else None
+
+
+def _flaw_of_thought(thought: Thought) -> str | None:
+    whole = not thought.closing or thought.closing[-len(thought.end) :] == thought.end
+    return None if whole else "What closes a thought must end with its end marker."
 
 
 class Grammars:
@@ -60,7 +70,7 @@ class Grammars:
         self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
         """By end tokens. Only the last one is kept: a model has one set of end tokens."""
 
-    def open(self, grammar: Grammar, ends: tuple[int, ...], generated: Sequence[int]) -> "GrammarState":
+    def open(self, grammar: Grammar, ends: tuple[int, ...], generated: Sequence[int]) -> TokenRules:
         """The state behind the `generated` tokens. At its end only `ends` are allowed. Raises GrammarError."""
         reason = flaw(grammar)
         if reason is not None:
@@ -68,11 +78,26 @@ class Grammars:
         ends = tuple(end for end in ends if end < self._vocabulary)
         if not ends:
             raise GrammarError("This model has no end-of-sequence token, so no grammar can end.")
-        state = GrammarState(self._tokenizer(ends), grammar, self._vocabulary, frozenset(ends))
+        state = self._state(grammar, ends)
         state.advance(generated)
         if state.failure:
             raise GrammarError(state.failure)
         return state
+
+    def _state(self, grammar: Grammar, ends: tuple[int, ...]) -> TokenRules:
+        thought = grammar.thought
+        if thought is None:
+            return self._answer(grammar, ends)
+        if max((*chain(*thought.starts), *thought.end, *thought.closing)) >= self._vocabulary:
+            raise GrammarError("The markers of a thought are beyond this model's vocabulary.")
+        behind = self._answer(grammar, ends)
+        without = behind if thought.opened else self._answer(replace(grammar, thought=None), ends)
+        return ThoughtState(thought, behind, without, self._vocabulary, frozenset(ends))
+
+    def _answer(self, grammar: Grammar, ends: tuple[int, ...]) -> TokenRules:
+        if not grammar.schema:
+            return AnyText(self._vocabulary, frozenset(ends))
+        return GrammarState(self._tokenizer(ends), grammar, self._vocabulary, frozenset(ends))
 
     def _tokenizer(self, ends: tuple[int, ...]) -> "LLTokenizer":
         if ends not in self._tokenizers:
@@ -175,16 +200,23 @@ def _lark(grammar: Grammar) -> str:
     if grammar.optional and not grammar.before.strip():
         raise SchemaError("an optional value needs a text before it")
     after = _literal(grammar.after)
-    lines = [f"value: %json {json.dumps(_with_options(schema))}"]
+    # Models write line breaks between a thought and the answer.
+    gap = "" if grammar.thought is None else "GAP?"
+    lines = [r"GAP: /[ \t\r\n]{1,8}/"] if gap else []
+    lines += [f"value: %json {json.dumps(_with_options(schema))}"]
     if grammar.optional:
         # A lazy lexeme ends at the first occurrence of its literal, so TEXT can't contain the literal.
         trigger = grammar.before.rstrip()
-        gap = _literal(grammar.before[len(trigger) :])
+        behind = _literal(grammar.before[len(trigger) :])
         lines += [r"TEXT: /(.|\n)*/", f"head[lazy]: TEXT {_literal(trigger)}"]
-        lines.append(f"start: (head {gap} value {after})* TEXT")
+        lines.append(f"start: (head {behind} value {after})* TEXT")
     else:
         again = f"({_literal(_SEPARATOR)} one)*" if grammar.repeats else ""
-        lines += [f"one: {_literal(grammar.before)} value {after}", f"start: one {again}"]
+        lines.append(f"one: {_literal(grammar.before)} value {after}")
+        if grammar.otherwise:
+            lines.append(f"other: %json {json.dumps(_with_options(parsed(grammar.otherwise)))}")
+        either = f"({'other | ' if grammar.otherwise else ''}one {again})"
+        lines.append(f"start: {gap} {either}")
     return "\n".join(lines)
 
 

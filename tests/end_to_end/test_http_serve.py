@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -32,8 +33,8 @@ SECONDS = 100.0
 class Serving:
     """A running `launch-pipeline serve`, and what a client asks it."""
 
-    def __init__(self) -> None:
-        self.command = Command("serve", "--port", "0", "--api-key", KEY)
+    def __init__(self, *arguments: str) -> None:
+        self.command = Command("serve", "--port", "0", "--api-key", KEY, *arguments)
         self.url = self.command.stdout.readline().split()[-1].removesuffix("/v1")
         headers = {"authorization": f"Bearer {KEY}"}
         self.client = httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS)
@@ -55,9 +56,10 @@ class Serving:
         return said
 
 
-@pytest.fixture(scope="module")
-def serving() -> Iterator[Serving]:
-    server = Serving()
+@contextmanager
+def started(*arguments: str) -> Iterator[Serving]:
+    """A server that is ready, and ends as it should."""
+    server = Serving(*arguments)
     try:
         assert server.health() in ("loading", "ok")
         until(lambda: server.health() == "ok", SECONDS)
@@ -68,6 +70,12 @@ def serving() -> Iterator[Serving]:
         code, output, errors = server.command.end()
     assert (code, errors.strip()) == (130, "Interrupted.")
     assert KEY not in output
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Serving]:
+    with started() as server:
+        yield server
 
 
 def params(temperature: float, **others: Any) -> SamplingParams:

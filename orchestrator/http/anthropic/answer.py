@@ -12,10 +12,14 @@ import msgspec
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import End, OutputEvent, Text
-from orchestrator.http.openai.answers import finish_reason, usage
-from orchestrator.http.openai.content import AnswerContent
+from orchestrator.http.openai.answers import finish_reason
+from orchestrator.http.openai.content import AnswerContent, chat_call
+from orchestrator.http.openai.usage import usage
 from orchestrator.http.renderer import frame
+from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
+_SIGNATURE = "unsigned"
+"""Clients return a thinking block only with a signature. This one says that nobody checks it."""
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -32,6 +36,8 @@ class MessageAnswer:
         self._prompt = prompt
         self._id = f"msg_{uuid.uuid4().hex}"
         self._blocks: list[dict[str, Any]] = []
+        self._open: str | None = None
+        """The type of the last block, while text may be added to it."""
         self._ended: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
@@ -59,19 +65,41 @@ class MessageAnswer:
         yield _frame({"type": "message_stop"})
 
     def _events(self, event: OutputEvent) -> Iterator[dict[str, Any]]:
-        text, calls = self._content.parse(event)
-        if text:
-            if not self._blocks:
-                yield self._block_start({"type": "text", "text": ""})
-            self._blocks[0]["text"] += text
-            yield self._delta({"type": "text_delta", "text": text})
-        if isinstance(event, Text):
-            return
-        if self._blocks:
+        for part in self._content.parse(event):
+            yield from self._of_part(part)
+        if isinstance(event, End):
+            yield from self._close()
+            called = any(block["type"] == "tool_use" for block in self._blocks)
+            self._ended = self._stop_reason(event.result, called)
+
+    def _of_part(self, part: Part) -> Iterator[dict[str, Any]]:
+        match part:
+            case Reasoning(text):
+                yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
+                self._blocks[-1]["thinking"] += text
+                yield self._delta({"type": "thinking_delta", "thinking": text})
+            case Spoken(text):
+                yield from self._begin({"type": "text", "text": ""})
+                self._blocks[-1]["text"] += text
+                yield self._delta({"type": "text_delta", "text": text})
+            case Call():
+                yield from self._close()
+                yield from self._call(chat_call(part))
+
+    def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Begins a block unless one of the same type is open."""
+        if self._open != block["type"]:
+            yield from self._close()
+            self._open = block["type"]
+            yield self._block_start(block)
+
+    def _close(self) -> Iterator[dict[str, Any]]:
+        kind, self._open = self._open, None
+        if kind == "thinking":
+            self._blocks[-1]["signature"] = _SIGNATURE
+            yield self._delta({"type": "signature_delta", "signature": _SIGNATURE})
+        if kind is not None:
             yield self._block_stop()
-        for call in calls:
-            yield from self._call(call)
-        self._ended = self._stop_reason(event.result, calls)
 
     def _call(self, call: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         function = call["function"]
@@ -81,10 +109,10 @@ class MessageAnswer:
         yield self._delta({"type": "input_json_delta", "partial_json": function["arguments"]})
         yield self._block_stop()
 
-    def _stop_reason(self, result: Result, calls: Sequence[Any]) -> dict[str, Any]:
-        if not calls and result.finish_reason == "stop" and result.stop in self._stops:
+    def _stop_reason(self, result: Result, called: bool) -> dict[str, Any]:
+        if not called and result.finish_reason == "stop" and result.stop in self._stops:
             return {"stop_reason": "stop_sequence", "stop_sequence": result.stop}
-        return {"stop_reason": _REASONS[finish_reason(result, calls)], "stop_sequence": None}
+        return {"stop_reason": _REASONS[finish_reason(result, called)], "stop_sequence": None}
 
     def _block_start(self, block: dict[str, Any]) -> dict[str, Any]:
         self._blocks.append(block)

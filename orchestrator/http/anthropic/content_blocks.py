@@ -13,8 +13,7 @@ from orchestrator.http.errors import ApiError, unsupported
 
 Block = Mapping[str, Any]
 Message = dict[str, Any]
-_OMITTED = ("thinking", "redacted_thinking")
-"""Thinking of earlier turns is left out of the prompt, as in the API itself."""
+_THOUGHTS = ("thinking", "redacted_thinking")
 
 
 def messages(system: Any, turns: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -60,9 +59,12 @@ def _user_messages(blocks: Sequence[Block]) -> list[Message]:
 
 
 def _assistant_message(blocks: Sequence[Block]) -> Message:
-    texts = [_block_text(block) for block in blocks if block.get("type") not in ("tool_use", *_OMITTED)]
+    texts = [_block_text(block) for block in blocks if block.get("type") not in ("tool_use", *_THOUGHTS)]
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
+    thoughts = [_text(block, "thinking") for block in blocks if block.get("type") == "thinking"]
     message: Message = {"role": "assistant", "content": "".join(texts)}
+    if any(thoughts):
+        message["reasoning_content"] = "".join(thoughts)
     return {**message, "tool_calls": calls} if calls else message
 
 

@@ -11,7 +11,12 @@ from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.request_bodies import converted
 from orchestrator.http.sampling_fields import SHARED_NAMES, UncheckedSamplingFields
 
-_CALLED = {"response_format": "output_config", "max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
+_CALLED = {
+    "response_format": "output_config",
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "thinking_budget": "thinking",
+}
 """What fields of the chat are called here."""
 _SAME = ("model", "stream", *SHARED_NAMES, "seed")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -48,11 +53,16 @@ class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
             "tool_choice": _choice(choice),
             "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
             "response_format": _format((self.output_config or {}).get("format")),
+            "thinking_budget": (self.thinking or {}).get("budget_tokens") if self.demands_thinking else None,
+            "enable_thinking": {"enabled": True, "disabled": False}.get(str((self.thinking or {}).get("type"))),
         }
 
+    @property
+    def demands_thinking(self) -> bool:
+        return (self.thinking or {}).get("type") == "enabled"
+
     def _refuse_unsupported(self) -> None:
-        if (self.thinking or {}).get("type") == "enabled":
-            raise unsupported("thinking", "Thinking can't be asked for: leave it out; a model that thinks does so.")
+        """Raises ApiError for what can't be done by any model."""
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

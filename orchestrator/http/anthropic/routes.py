@@ -1,14 +1,14 @@
 """/v1/messages: the routes of Anthropic's Messages API."""
 
-import asyncio
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.http.anthropic.answer import MessageAnswer
 from orchestrator.http.anthropic.request import CountTokensRequest, MessagesRequest
+from orchestrator.http.chat_prompts import RenderedChat
 from orchestrator.http.disconnects import body
+from orchestrator.http.errors import unsupported
 from orchestrator.http.middleware import MESSAGES
 from orchestrator.http.openai.content import AnswerContent
 from orchestrator.http.request_bodies import decoded
@@ -30,12 +30,22 @@ class MessagesRoutes:
         question = decoded(await body(request), MessagesRequest)
         chat = question.chat()
         model, stops = self._server.model_name(chat.model), question.stop_sequences or []
-        return await self._server.converse(
-            request, chat, lambda prompt: MessageAnswer(model, AnswerContent(chat), stops, prompt)
-        )
+        self._require_thinking(question)
+
+        def answer(prompt: RenderedChat, tokens: int) -> MessageAnswer:
+            content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
+            return MessageAnswer(model, content, stops, tokens)
+
+        return await self._server.converse(request, chat, answer)
 
     async def count(self, request: Request) -> Response:
-        chat = decoded(await body(request), CountTokensRequest).chat()
+        question = decoded(await body(request), CountTokensRequest)
+        chat = question.chat()
         self._server.model_name(chat.model)
-        tokens = await asyncio.to_thread(self._server.chat_tokens, chat)
+        self._require_thinking(question)
+        tokens = await self._server.chat_tokens(chat)
         return JSONResponse({"input_tokens": len(tokens)})
+
+    def _require_thinking(self, question: CountTokensRequest) -> None:
+        if question.demands_thinking and not self._server.prompts.form.thinks:
+            raise unsupported("thinking", "This model writes no thinking that can be told from its text: disable it.")

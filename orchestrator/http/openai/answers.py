@@ -2,16 +2,19 @@
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import OutputEvent, Text
-from orchestrator.http.openai.logprobs import LogprobTranscript, whole
-from orchestrator.http.openai.tool_calls import ToolCallParser, split_calls
+from orchestrator.http.openai.content import chat_call
+from orchestrator.http.openai.logprobs import LogprobTranscript, no_logprobs
+from orchestrator.http.openai.usage import usage
 from orchestrator.http.renderer import COMMENT, frame
+from orchestrator.text.answer.answer_format import MarkedParser
+from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import Level
 
@@ -31,17 +34,22 @@ class ChoiceAnswer:
     """Number of prompts: `usage` counts a prompt once for all its choices."""
     with_usage: bool = False
     """The stream ends with a chunk that holds the usage."""
-    tools: bool = False
-    """The request offers tools."""
-    most_calls: int | None = None
     codec: TextCodec | None = None
     """Decodes the tokens of log-probabilities; None if the request asks for none."""
+    new_parser: Callable[[], AnswerParser] = MarkedParser
+    """Makes the parser of one choice."""
+    shown: frozenset[int] = frozenset()
+    """Special tokens whose text is part of the output."""
+    reasoning_tokens: Callable[[str], int] = len
+    """Counts the tokens of a text."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        choices = [self._choice(index, result) for index, result in enumerate(results)]
-        return {**self._head(_OBJECT[self.kind]), "choices": choices, "usage": usage(results, self.prompts)}
+        parsed = [self._parsed(result) for result in results]
+        choices = [self._choice(index, *each) for index, each in enumerate(zip(results, parsed, strict=True))]
+        reasoning = [_joined(parts, Reasoning) for parts, _ in parsed]
+        return {**self._head(_OBJECT[self.kind]), "choices": choices, "usage": self.usage(results, reasoning)}
 
     def opening(self, choices: int) -> list[dict[str, Any]]:
         """Chunks before the first text."""
@@ -52,16 +60,23 @@ class ChoiceAnswer:
     def piece(self, index: int, text: str, logprobs: Any = None) -> dict[str, Any]:
         return self._chunk(index, {"content": text} if self.kind == "chat" else text, logprobs=logprobs)
 
-    def calls(self, index: int, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The chunk with all tool calls of a choice."""
-        return self._chunk(index, {"tool_calls": [{"index": place, **call} for place, call in enumerate(calls)]})
+    def reasoning(self, index: int, text: str) -> dict[str, Any]:
+        return self._chunk(index, {"reasoning_content": text})
+
+    def call(self, index: int, place: int, call: Call) -> dict[str, Any]:
+        """`place`: the call's index among those of the choice."""
+        return self._chunk(index, {"tool_calls": [{"index": place, **chat_call(call)}]})
 
     def end(self, index: int, reason: str) -> dict[str, Any]:
         return self._chunk(index, {} if self.kind == "chat" else "", reason)
 
-    def last(self, results: Sequence[Result]) -> dict[str, Any]:
+    def last(self, results: Sequence[Result], reasoning: Sequence[str]) -> dict[str, Any]:
         """The chunk that has no choices, only usage."""
-        return {**self._head(self._chunk_object), "choices": [], "usage": usage(results, self.prompts)}
+        return {**self._head(self._chunk_object), "choices": [], "usage": self.usage(results, reasoning)}
+
+    def usage(self, results: Sequence[Result], reasoning: Sequence[str]) -> dict[str, Any]:
+        """`reasoning`: of each choice."""
+        return usage(results, self.prompts, sum(self.reasoning_tokens(text) for text in reasoning if text))
 
     @property
     def _chunk_object(self) -> str:
@@ -75,24 +90,32 @@ class ChoiceAnswer:
             "model": self.model,
         }
 
-    def _choice(self, index: int, result: Result) -> dict[str, Any]:
-        logprobs = None
-        if self.codec is not None:
-            chosen = map(Chosen, result.tokens, result.likelihoods)
-            logprobs = whole(self.kind, self.codec, result.text, chosen)
+    def _parsed(self, result: Result) -> tuple[list[Part], int | None]:
+        """The parts of an answer, and where it starts, as of AnswerParser."""
+        parser = self.new_parser()
+        return [*parser.push(result.text), *parser.finish()], parser.answer_start
+
+    def _choice(self, index: int, result: Result, parsed: tuple[list[Part], int | None]) -> dict[str, Any]:
+        parts, start = parsed
+        text, reasoning = _joined(parts, Spoken), _joined(parts, Reasoning)
+        calls = [chat_call(part) for part in parts if isinstance(part, Call)]
+        logprobs = self._logprobs(result, start)
+        reason = finish_reason(result, bool(calls))
         if self.kind == "text":
-            return {
-                "index": index,
-                "text": result.text,
-                "logprobs": logprobs,
-                "finish_reason": result.finish_reason,
-            }
-        text, calls = split_calls(result.text, self.most_calls) if self.tools else (result.text, [])
+            return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         message = {"role": "assistant", "content": text, "refusal": None}
+        if reasoning:
+            message = {**message, "reasoning_content": reasoning}
         if calls:
             message = {**message, "content": text.strip() or None, "tool_calls": calls}
-        reason = finish_reason(result, calls)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def _logprobs(self, result: Result, start: int | None) -> dict[str, Any] | None:
+        if self.codec is None:
+            return None
+        transcript = LogprobTranscript(self.kind, self.codec, self.shown)
+        found = transcript.push(result.text, map(Chosen, result.tokens, result.likelihoods), start)
+        return found or no_logprobs(self.kind, self.codec)
 
     def _chunk(self, index: int, content: Any, finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:
         key = "delta" if self.kind == "chat" else "text"
@@ -108,60 +131,75 @@ class Chunks:
 
     def __init__(self, answer: ChoiceAnswer, choices: int) -> None:
         self._answer = answer
-        self._parsers = [ToolCallParser(answer.most_calls) if answer.tools else None for _ in range(choices)]
-        self._transcripts = [
-            LogprobTranscript(answer.kind, answer.codec) if answer.codec else None for _ in range(choices)
-        ]
+        self._choices = [_ChoiceChunks(answer, index) for index in range(choices)]
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         return self._answer.whole(results)
 
     def opening(self) -> Iterable[bytes]:
-        return map(frame, self._answer.opening(len(self._parsers)))
+        return map(frame, self._answer.opening(len(self._choices)))
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
-        return map(frame, self._chunks(event, self._parsers[event.index]))
+        return map(frame, self._choices[event.index].chunks(event))
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
         return [frame(error.openai_body())]
 
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
-        return [frame(self._answer.last(results)), _DONE] if self._answer.with_usage else [_DONE]
+        reasoning = [choice.reasoning for choice in self._choices]
+        return [frame(self._answer.last(results, reasoning)), _DONE] if self._answer.with_usage else [_DONE]
 
-    def _chunks(self, event: OutputEvent, parser: ToolCallParser | None) -> Iterator[dict[str, Any]]:
-        """`parser` holds back text that may be a tool call."""
-        answer, transcript = self._answer, self._transcripts[event.index]
+
+class _ChoiceChunks:
+    """The chunks of one choice."""
+
+    def __init__(self, answer: ChoiceAnswer, index: int) -> None:
+        self._answer = answer
+        self._index = index
+        self._parser = answer.new_parser()
+        codec = answer.codec
+        self._transcript = None if codec is None else LogprobTranscript(answer.kind, codec, answer.shown)
+        self._calls = 0
+        self.reasoning = ""
+
+    def chunks(self, event: OutputEvent) -> Iterator[dict[str, Any]]:
+        """The parser holds back text that may be a marker."""
         if isinstance(event, Text):
-            text = event.text if parser is None else parser.push(event.text)
-            logprobs = None if transcript is None else transcript.push(event.text, event.chosen)
-            if text or logprobs:
-                yield answer.piece(event.index, text, logprobs)
-            return
-        rest, calls = ("", []) if parser is None else parser.finish()
-        if rest:
-            yield answer.piece(event.index, rest)
-        if calls:
-            yield answer.calls(event.index, calls)
-        yield answer.end(event.index, finish_reason(event.result, calls))
+            parts = self._parser.push(event.text)
+            yield from self._of_parts(parts, self._logprobs(event))
+        else:
+            yield from self._of_parts(self._parser.finish(), None)
+            yield self._answer.end(self._index, finish_reason(event.result, bool(self._calls)))
+
+    def _of_parts(self, parts: Sequence[Part], logprobs: Any) -> Iterator[dict[str, Any]]:
+        """`logprobs` go with the first text."""
+        for part in parts:
+            match part:
+                case Reasoning(text):
+                    self.reasoning += text
+                    yield self._answer.reasoning(self._index, text)
+                case Spoken(text):
+                    yield self._answer.piece(self._index, text, logprobs)
+                    logprobs = None
+                case Call():
+                    self._calls += 1
+                    yield self._answer.call(self._index, self._calls - 1, part)
+        if logprobs:
+            yield self._answer.piece(self._index, "", logprobs)
+
+    def _logprobs(self, event: Text) -> Any:
+        if self._transcript is None:
+            return None
+        return self._transcript.push(event.text, event.chosen, self._parser.answer_start)
 
 
-def finish_reason(result: Result, calls: Sequence[Any]) -> str:
-    """OpenAI's finish reason of a choice."""
-    return "tool_calls" if calls and result.finish_reason == "stop" else result.finish_reason
+def _joined(parts: Iterable[Part], kind: type[Reasoning] | type[Spoken]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, kind))
 
 
-def usage(results: Sequence[Result], prompts: int) -> dict[str, Any]:
-    """Token counts. `results` are in the order of prompts; a prompt counts once for all its choices."""
-    each = len(results) // prompts
-    prompt = sum(result.statistics.prompt_tokens for result in results[::each])
-    completion = sum(result.statistics.generated_tokens for result in results)
-    cached = sum(min(result.statistics.adopted_tokens, result.statistics.prompt_tokens) for result in results[::each])
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+def finish_reason(result: Result, called: bool) -> str:
+    """OpenAI's finish reason of a choice. `called`: whether it has tool calls."""
+    return "tool_calls" if called and result.finish_reason == "stop" else result.finish_reason
 
 
 def model_card(name: str, created: int, level: Level | None) -> dict[str, Any]:

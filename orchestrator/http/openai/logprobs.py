@@ -13,10 +13,11 @@ class LogprobTranscript:
     """The tokens of one choice. A token is sent when the first character of its text is sent, so neither tokens that a
     stop string cut off nor the end token are sent."""
 
-    def __init__(self, kind: Literal["chat", "text"], codec: TextCodec) -> None:
+    def __init__(self, kind: Literal["chat", "text"], codec: TextCodec, shown: frozenset[int] = frozenset()) -> None:
+        """`shown`: special tokens whose text is part of the output."""
         self._format = _chat if kind == "chat" else _text
         self._codec = codec
-        self._stream = codec.stream()
+        self._stream = codec.stream(shown)
         self._decoded = 0
         """Characters of the tokens so far."""
         self._sent = 0
@@ -24,21 +25,26 @@ class LogprobTranscript:
         self._waiting: deque[tuple[int, Chosen]] = deque()
         """Tokens that were not sent, with the offset at which the text of each begins."""
 
-    def push(self, text: str, chosen: Iterable[Chosen]) -> dict[str, Any] | None:
-        """The log-probabilities to send with `text`, or None; `chosen` are the tokens that came with it."""
+    def push(self, text: str, chosen: Iterable[Chosen], start: int | None = 0) -> dict[str, Any] | None:
+        """The log-probabilities to send with `text`, or None; `chosen` are the tokens that came with it.
+
+        `start`: characters of output before the answer, whose tokens are left out; None while it is unknown.
+        """
         for one in chosen:
             self._waiting.append((self._decoded, one))
             self._decoded += len(self._stream.push([one.token]))
         self._sent += len(text)
         ready = []
-        while self._waiting and self._waiting[0][0] < self._sent:
-            ready.append(self._waiting.popleft())
+        while start is not None and self._waiting and self._waiting[0][0] < self._sent:
+            offset, one = self._waiting.popleft()
+            if offset >= start:
+                ready.append((offset, one))
         return self._format(ready, self._codec) if ready else None
 
 
-def whole(kind: Literal["chat", "text"], codec: TextCodec, text: str, chosen: Iterable[Chosen]) -> dict[str, Any]:
-    """The log-probabilities of a finished answer."""
-    return LogprobTranscript(kind, codec).push(text, chosen) or (_chat if kind == "chat" else _text)([], codec)
+def no_logprobs(kind: Literal["chat", "text"], codec: TextCodec) -> dict[str, Any]:
+    """The log-probabilities of an answer without tokens."""
+    return (_chat if kind == "chat" else _text)([], codec)
 
 
 def _chat(ready: Sequence[tuple[int, Chosen]], codec: TextCodec) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from msgspec import Meta
 
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.openai.structured_output import forced_call, response_grammar
+from orchestrator.http.openai.structured_output import calls_or_form, forced_call, response_grammar
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.sampling_fields import BODY_NAMES, CheckedSamplingFields
 from protocol.errors import InputError
-from protocol.messages.base import MAX_ALTERNATIVES, Token
+from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, Token
 from protocol.messages.sampling import Grammar
 
 MOST_CHOICES = 16
@@ -52,11 +52,6 @@ class GenerationRequest(CheckedSamplingFields, kw_only=True):
     @property
     def alternatives(self) -> int | None:
         """How many of the most probable tokens are told beside each chosen one; None if nothing is."""
-        return None
-
-    @property
-    def grammar(self) -> Grammar | None:
-        """What the answer is held to. Raises ApiError."""
         return None
 
     def refuse_unsupported(self) -> None:
@@ -108,6 +103,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tools: Annotated[tuple[dict[str, Any], ...], Meta(max_length=256)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -132,28 +131,31 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     @property
     def grammar(self) -> Grammar | None:
+        """What the answer is held to. Raises ApiError."""
         form = None if self.response_format in _IGNORED else response_grammar(self.response_format)
         calls = forced_call(self.offered, self.tool_choice, self.most_calls)
         if calls is not None and not calls.optional:
             # Such an answer has no text.
             return calls
         if form is not None and self.offered:
-            raise unsupported(
-                "response_format",
-                "A form is not supported where a tool may be called instead: set tool_choice to none, or force a call.",
-            )
+            return calls_or_form(self.offered, self.most_calls, form)
         return form or calls
 
     def refuse_unsupported(self) -> None:
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true.", code="invalid_value", param="top_logprobs")
         _ = self.grammar
+        for name in RESERVED_VARIABLES & (self.chat_template_kwargs or {}).keys():
+            raise unsupported("chat_template_kwargs", f"{name} can't be set by chat_template_kwargs: leave it out.")
         for name in ("functions", "function_call", "audio"):
             if getattr(self, name) not in (*_IGNORED, "none", "auto"):
                 raise unsupported(name, f"{name} is not supported: leave it out.")
         if self.modalities not in (*_IGNORED, ["text"]):
             raise unsupported("modalities", "Only text is supported.")
 
+
+RESERVED_VARIABLES = frozenset(("self", "messages", "tools", "add_generation_prompt", "answering"))
+"""Variables of chat templates that requests may not choose."""
 
 Q = TypeVar("Q", bound=GenerationRequest)
 
@@ -166,9 +168,14 @@ def read(body: bytes, kind: type[Q]) -> Q:
 
 
 def sampling(
-    question: GenerationRequest, room: int, default_tokens: int | None, defaults: Mapping[str, float]
+    question: GenerationRequest,
+    room: int,
+    default_tokens: int | None,
+    defaults: Mapping[str, float],
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
-    """Of the first choice. `room`: tokens that fit behind the prompt; `defaults`: for what the question leaves open."""
+    """Of the first choice. `room`: tokens that fit behind the prompt; `defaults`: for what the question leaves open;
+    `grammar`: what the answer is held to."""
     given = {name: value for name in BODY_NAMES if (value := getattr(question, name)) is not None}
     if given.get("top_k") == -1:
         # What some clients send for "all".
@@ -179,7 +186,7 @@ def sampling(
         stop=_stops(question.stop),
         max_tokens=max(1, min(question.limit or default_tokens or room, room)),
         logit_bias=_bias(question.logit_bias or {}),
-        grammar=question.grammar,
+        grammar=grammar,
         logprobs=question.alternatives,
     )
     try:

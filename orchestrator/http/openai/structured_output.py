@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from orchestrator.http.errors import ApiError, unsupported
 from protocol.messages.base import MAX_SCHEMA
 from protocol.messages.sampling import Grammar
@@ -51,6 +53,12 @@ def forced_call(tools: Sequence[Json], choice: Any, most: int | None) -> Grammar
     if choice != "none" and any(function.get("strict") for function in functions):
         return _calls(functions, optional=True)
     return None
+
+
+def calls_or_form(tools: Sequence[Json], most: int | None, form: Grammar) -> Grammar:
+    """The grammar of an answer that is either calls, and nothing else, or has the form. Raises ApiError."""
+    calls = _calls([_function(tool) for tool in tools], repeats=most != 1)
+    return replace(calls, otherwise=form.schema)
 
 
 def _chosen_name(choice: Any) -> str | None:

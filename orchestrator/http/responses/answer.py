@@ -9,11 +9,12 @@ from typing import Any
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import End, OutputEvent, Text
-from orchestrator.http.openai.answers import usage
-from orchestrator.http.openai.content import AnswerContent
+from orchestrator.http.openai.content import AnswerContent, chat_call
 from orchestrator.http.openai.logprobs import LogprobTranscript
+from orchestrator.http.openai.usage import usage
 from orchestrator.http.renderer import COMMENT, frame
-from orchestrator.http.responses.output_items import MessageItem, OutputItem, ToolCallItem
+from orchestrator.http.responses.output_items import MessageItem, OutputItem, ReasoningItem, ToolCallItem
+from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
 _STATUS = {"stop": "completed", "length": "incomplete"}
 
@@ -29,14 +30,18 @@ class ResponseAnswer:
         content: AnswerContent,
         transcript: LogprobTranscript | None,
         store: Callable[[dict[str, Any]], None],
+        count: Callable[[str], int],
     ) -> None:
-        """`head`: the fields that are known before generation. `store` gets the finished response."""
+        """`head`: the fields that are known before generation. `store` gets the finished response. `count`: number of
+        tokens of a text."""
         self._head = head
         self._content = content
         self._transcript = transcript
         self._store = store
-        self._message: MessageItem | None = None
-        self._items: list[MessageItem | ToolCallItem] = []
+        self._count = count
+        self._open: MessageItem | ReasoningItem | None = None
+        """The last item, while text may be added to it."""
+        self._items: list[MessageItem | ReasoningItem | ToolCallItem] = []
         self._sent = 0
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
@@ -57,8 +62,8 @@ class ResponseAnswer:
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        if self._message is not None:
-            self._message.interrupt()
+        if self._open is not None:
+            self._open.interrupt()
         response = self._object("failed", error={"code": code, "message": str(error)})
         return [self._numbered({"type": "response.failed", "response": response})]
 
@@ -71,35 +76,63 @@ class ResponseAnswer:
         return frame({**content, "sequence_number": self._sent - 1}, content["type"])
 
     def _events(self, event: OutputEvent) -> Iterator[OutputItem]:
-        (text, calls), logprobs = self._content.parse(event), self._logprobs(event)
-        if text or logprobs:
-            if self._message is None:
-                self._message = MessageItem(len(self._items))
-                self._items.append(self._message)
-                yield from self._message.begin()
-            yield self._message.add(text, logprobs)
-        if isinstance(event, Text):
-            return
-        if self._message is not None:
-            yield from self._message.end(_STATUS[event.result.finish_reason])
-        for call in calls:
-            item = ToolCallItem(len(self._items), call)
-            self._items.append(item)
-            yield from item.events()
+        parts, logprobs = self._content.parse(event), self._logprobs(event)
+        if logprobs and not any(isinstance(part, Spoken) for part in parts):
+            parts = [*parts, Spoken("")]
+        for part in parts:
+            yield from self._of_part(part, logprobs)
+            logprobs = [] if isinstance(part, Spoken) else logprobs
+        if isinstance(event, End):
+            yield from self._close(_STATUS[event.result.finish_reason])
+
+    def _of_part(self, part: Part, logprobs: Sequence[dict[str, Any]]) -> Iterator[OutputItem]:
+        """`logprobs`: of a text."""
+        match part:
+            case Reasoning(text):
+                if not isinstance(self._open, ReasoningItem):
+                    yield from self._begin(ReasoningItem(len(self._items)))
+                assert isinstance(self._open, ReasoningItem)
+                yield self._open.add(text)
+            case Spoken(text):
+                if not isinstance(self._open, MessageItem):
+                    yield from self._begin(MessageItem(len(self._items)))
+                assert isinstance(self._open, MessageItem)
+                yield self._open.add(text, logprobs)
+            case Call():
+                yield from self._close("completed")
+                item = ToolCallItem(len(self._items), chat_call(part))
+                self._items.append(item)
+                yield from item.events()
+
+    def _begin(self, item: MessageItem | ReasoningItem) -> Iterator[OutputItem]:
+        """Makes `item` the open one."""
+        yield from self._close("completed")
+        self._items.append(item)
+        self._open = item
+        yield from item.begin()
+
+    def _close(self, status: str) -> Iterator[OutputItem]:
+        item, self._open = self._open, None
+        if item is not None:
+            yield from item.end(status)
 
     def _logprobs(self, event: OutputEvent) -> list[dict[str, Any]]:
         """The log-probabilities to send with an event, if the request asks for them."""
         if self._transcript is None or not isinstance(event, Text):
             return []
-        ready = self._transcript.push(event.text, event.chosen)
+        ready = self._transcript.push(event.text, event.chosen, self._content.answer_start)
         return [] if ready is None else ready["content"]
 
     def _finished(self, result: Result) -> dict[str, Any]:
         status = _STATUS[result.finish_reason]
         incomplete = None if status == "completed" else {"reason": "max_output_tokens"}
-        response = self._object(status, incomplete_details=incomplete, usage=_usage(usage([result], 1)))
+        response = self._object(status, incomplete_details=incomplete, usage=_usage(self._counted(result)))
         self._store(response)
         return response
+
+    def _counted(self, result: Result) -> dict[str, Any]:
+        thoughts = [item.text for item in self._items if isinstance(item, ReasoningItem)]
+        return usage([result], 1, sum(map(self._count, thoughts)))
 
     def _object(self, status: str, **more: Any) -> dict[str, Any]:
         defaults = {"error": None, "incomplete_details": None, "usage": None}
@@ -111,6 +144,6 @@ def _usage(counted: Mapping[str, Any]) -> dict[str, Any]:
         "input_tokens": counted["prompt_tokens"],
         "input_tokens_details": counted["prompt_tokens_details"],
         "output_tokens": counted["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": counted["completion_tokens_details"],
         "total_tokens": counted["total_tokens"],
     }

@@ -10,18 +10,23 @@ from orchestrator.http.errors import ApiError, unsupported
 
 Item = Mapping[str, Any]
 Message = dict[str, Any]
+_THOUGHTS = ("reasoning_text", "summary_text", "text")
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def messages(items: Iterable[Item]) -> list[Message]:
     """The messages of a chat. Raises ApiError for a malformed item or one that is not text."""
     found: list[Message] = []
+    thoughts: list[str] = []
     for item in items:
         match item.get("type") or "message":
+            case "reasoning":
+                thoughts.append(_reasoning(item))
+                continue
             case "message":
                 found.append({"role": _text(item, "role"), "content": _content(item.get("content"))})
             case "function_call":
-                _add_call(found, item)
+                _add_call(found, item, any(thoughts))
             case "function_call_output":
                 output = _content(item.get("output"))
                 found.append({"role": "tool", "tool_call_id": _text(item, "call_id"), "content": output})
@@ -29,6 +34,9 @@ def messages(items: Iterable[Item]) -> list[Message]:
                 raise unsupported(
                     "input", f"input has an item of type {other!r}: send messages, function_call, function_call_output."
                 )
+        if any(thoughts) and found[-1]["role"] == "assistant":
+            found[-1]["reasoning_content"] = "\n".join(filter(None, thoughts))
+        thoughts = []
     return found
 
 
@@ -42,10 +50,20 @@ def function(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 
 
-def _add_call(found: list[Message], item: Item) -> None:
+def _reasoning(item: Item) -> str:
+    """The text of a reasoning item, or its summary; empty if it is encrypted."""
+    parts = item.get("content") or item.get("summary") or ()
+    if not isinstance(parts, list | tuple):
+        return ""
+    kept = [part for part in parts if isinstance(part, Mapping) and part.get("type") in _THOUGHTS]
+    return "".join(_text(part, "text") for part in kept)
+
+
+def _add_call(found: list[Message], item: Item, new: bool) -> None:
+    """`new`: reasoning came before, which begins a message."""
     function = {"name": _text(item, "name"), "arguments": _text(item, "arguments")}
     call = {"id": _text(item, "call_id"), "type": "function", "function": function}
-    if found and found[-1]["role"] == "assistant":
+    if found and found[-1]["role"] == "assistant" and not new:
         found[-1].setdefault("tool_calls", []).append(call)
     else:
         found.append({"role": "assistant", "content": "", "tool_calls": [call]})

@@ -53,6 +53,51 @@ class MessageItem:
         return {"type": kind, "item_id": self._id, "output_index": self._place, "content_index": 0, **more}
 
 
+class ReasoningItem:
+    """Reasoning that comes before a text or a call."""
+
+    def __init__(self, place: int) -> None:
+        """`place`: as of MessageItem."""
+        self._place = place
+        self._id = f"rs_{uuid.uuid4().hex}"
+        self._texts: list[str] = []
+        self._status = "in_progress"
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def item(self) -> dict[str, Any]:
+        content = [] if self._status == "in_progress" else [self._part]
+        return {"id": self._id, "type": "reasoning", "status": self._status, "summary": [], "content": content}
+
+    def begin(self) -> Iterator[OutputItem]:
+        yield _item("added", self._place, self.item)
+        yield self._of_part("response.content_part.added", part={"type": "reasoning_text", "text": ""})
+
+    def add(self, text: str) -> OutputItem:
+        self._texts.append(text)
+        return self._of_part("response.reasoning_text.delta", delta=text)
+
+    def end(self, status: str) -> Iterator[OutputItem]:
+        self._status = status
+        yield self._of_part("response.reasoning_text.done", text=self.text)
+        yield self._of_part("response.content_part.done", part=self._part)
+        yield _item("done", self._place, self.item)
+
+    def interrupt(self) -> None:
+        """End the item after an error, without events."""
+        self._status = "incomplete"
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": self.text}
+
+    def _of_part(self, kind: str, **more: Any) -> OutputItem:
+        return {"type": kind, "item_id": self._id, "output_index": self._place, "content_index": 0, **more}
+
+
 class ToolCallItem:
     """One tool call, which is sent whole."""
 

@@ -13,7 +13,12 @@ from orchestrator.http.responses.items import function, messages
 from orchestrator.http.sampling_fields import SHARED_NAMES, UncheckedSamplingFields
 
 Items = list[dict[str, Any]]
-_CALLED = {"response_format": "text", "max_completion_tokens": "max_output_tokens", "messages": "input"}
+_CALLED = {
+    "response_format": "text",
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning",
+}
 """What fields of the chat are called here."""
 _LOGPROBS = "message.output_text.logprobs"
 _SAME = ("model", "stream", *SHARED_NAMES, "seed", "parallel_tool_calls", "user")
@@ -30,6 +35,7 @@ class Response(UncheckedSamplingFields, kw_only=True):
     tools: Annotated[Items, Meta(max_length=256)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     model: Any = None
     stream: Any = None
@@ -68,6 +74,7 @@ class Response(UncheckedSamplingFields, kw_only=True):
             "logprobs": self._likelihoods or None,
             "top_logprobs": self.top_logprobs or None,
             "response_format": _format((self.text or {}).get("format")),
+            "reasoning_effort": (self.reasoning or {}).get("effort"),
         }
         try:
             chat = converted(fields, ChatRequest)

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from orchestrator.http.chat_prompts import RenderedChat
 from orchestrator.http.disconnects import body
 from orchestrator.http.errors import ApiError
 from orchestrator.http.openai.content import AnswerContent
@@ -52,9 +53,13 @@ class ResponsesRoutes:
             if question.kept:
                 self._store.add(answer["id"], answer, [*items, *answer["output"]])
 
-        transcript = None if chat.alternatives is None else LogprobTranscript("chat", self._server.codec)
-        answer = ResponseAnswer(head, AnswerContent(chat), transcript, store)
-        return await self._server.converse(request, chat, lambda _: answer)
+        def answer(prompt: RenderedChat, _: int) -> ResponseAnswer:
+            codec = self._server.codec
+            transcript = None if chat.alternatives is None else LogprobTranscript("chat", codec, prompt.shown)
+            content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
+            return ResponseAnswer(head, content, transcript, store, codec.count)
+
+        return await self._server.converse(request, chat, answer)
 
     async def retrieve(self, request: Request) -> Response:
         return JSONResponse(self._store.get(request.path_params["id"]).answer)
@@ -81,6 +86,7 @@ class ResponsesRoutes:
             "metadata": question.metadata or {},
             "parallel_tool_calls": question.parallel_tool_calls is not False,
             "previous_response_id": question.previous_response_id,
+            "reasoning": {"effort": chat.reasoning_effort, "summary": None},
             "store": question.kept,
             "temperature": _first(question.temperature, defaults.get("temperature"), 1.0),
             "top_logprobs": chat.alternatives or 0,

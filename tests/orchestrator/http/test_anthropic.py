@@ -51,6 +51,9 @@ def rebuilt(told: list[Any]) -> Any:
                 arguments = ""
             case "content_block_delta" if event["delta"]["type"] == "text_delta":
                 message["content"][event["index"]]["text"] += event["delta"]["text"]
+            case "content_block_delta" if event["delta"]["type"] in ("thinking_delta", "signature_delta"):
+                name = event["delta"]["type"].removesuffix("_delta")
+                message["content"][event["index"]][name] += event["delta"][name]
             case "content_block_delta":
                 arguments += event["delta"]["partial_json"]
             case "content_block_stop":
@@ -100,11 +103,14 @@ def test_results_and_words_of_one_message_keep_their_order():
     ]
 
 
-def test_earlier_thinking_is_left_out():
+def test_earlier_thinking_is_a_chat_s_reasoning():
+    hidden = {"type": "redacted_thinking", "data": "x"}
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
-    said = {"role": "assistant", "content": [thought, {"type": "text", "text": "Yes."}]}
+    said = {"role": "assistant", "content": [hidden, thought, {"type": "text", "text": "Yes."}]}
 
-    assert messages(None, [said, {"role": "user", "content": "Why?"}])[0] == {"role": "assistant", "content": "Yes."}
+    told = messages(None, [said, {"role": "user", "content": "Why?"}])[0]
+
+    assert told == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
 
 
 def test_a_request_is_translated_to_a_chat():
@@ -169,7 +175,7 @@ def test_choices_and_formats_are_what_they_are_in_a_chat(hermes: ChatTemplate, f
         ({"tool_choice": {"type": []}}, ""),
         ({"stop_sequences": "x"}, "stop_sequences"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "Thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from orchestrator.api.result import Chosen, Result
 from orchestrator.http.generation import End, Text
 from orchestrator.http.openai.answers import AnswerKind, ChoiceAnswer, Chunks
 from orchestrator.runtime.request_state import RequestState
+from orchestrator.text.answer.answer_format import AnswerFormat
+from orchestrator.text.answer.thought_parser import ThoughtMarkers
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Submit
@@ -49,10 +52,15 @@ def generated(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[Text], R
     return texts, Result(whole, tokens, "stop", statistics(1, len(tokens)), 0, likelihoods=known)
 
 
-def both(kind: AnswerKind, stops: tuple[str, ...] = (), seed: int = 0) -> tuple[str, Any, list[Any]]:
-    """The text, its log-probabilities as a whole, and those in the chunks of a stream."""
+def both(
+    kind: AnswerKind, stops: tuple[str, ...] = (), seed: int = 0, form: AnswerFormat | None = None
+) -> tuple[str, Any, list[Any]]:
+    """The text, its log-probabilities as a whole, and those in the chunks of a stream. `form`: of an answer that
+    begins inside a thought."""
     texts, result = generated(stops, seed)
     answer = ChoiceAnswer(kind, "m", 1, codec=CODEC)
+    if form is not None:
+        answer = replace(answer, new_parser=lambda: form.parser(True, (), None))
     (choice,) = answer.whole([result])["choices"]
     chunks = Chunks(answer, 1)
     frames = [frame for event in [*texts, End(0, result)] for frame in chunks.render(event)]
@@ -71,6 +79,17 @@ def test_every_token_of_the_text_is_sent_once_and_no_other(stops: tuple[str, ...
     assert spelt.startswith(text.encode())
     assert not content or len(spelt) - len(content[-1]["bytes"]) < len(text.encode())
     assert END not in [entry["token"] for entry in content]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("end", [" in", "f\u00e9s:"])
+def test_tokens_of_a_thought_are_not_sent(end: str, seed: int):
+    text, whole, streamed = both("chat", seed=seed, form=AnswerFormat(ThoughtMarkers("<>", end)))
+
+    spelt = b"".join(bytes(entry["bytes"]) for entry in whole["content"]).decode()
+    assert [entry for each in streamed for entry in each["content"]] == whole["content"]
+    assert spelt
+    assert text.partition(end)[2].endswith(spelt)
 
 
 def test_an_entry_is_as_clients_know_it():

@@ -20,6 +20,7 @@ from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.items import messages
 from orchestrator.http.responses.request import Response
 from orchestrator.http.responses.routes import ResponseStore
+from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError
 from tests.orchestrator.http import test_logprobs as likely
@@ -72,9 +73,9 @@ def rebuilt(sent: list[Any]) -> list[Any]:
                 items[event["output_index"]] = event["item"]
             case "response.content_part.added":
                 items[event["output_index"]]["content"] = [event["part"]]
-            case "response.output_text.delta":
+            case "response.output_text.delta" | "response.reasoning_text.delta":
                 items[event["output_index"]]["content"][event["content_index"]]["text"] += event["delta"]
-            case "response.output_text.done":
+            case "response.output_text.done" | "response.reasoning_text.done":
                 assert items[event["output_index"]]["content"][event["content_index"]]["text"] == event["text"]
             case "response.function_call_arguments.delta":
                 items[event["output_index"]]["arguments"] += event["delta"]
@@ -225,6 +226,7 @@ JSON = st.recursive(
 )
 """Anything, with words that mean something here."""
 WORDS_OF_ITEMS = ["message", "function_call", "function_call_output", "input_text", "tool_use", "tool_result", "text"]
+WORDS_OF_ITEMS += ["reasoning", "reasoning_text", "thinking"]
 ITEM = st.builds(
     lambda kind, other: {**other, "type": kind},
     st.sampled_from(WORDS_OF_ITEMS),
@@ -316,8 +318,8 @@ def test_log_probabilities_are_those_of_a_chat(seed: int):
     _, expected, _ = likely.both("chat", (" end",), seed)
 
     def answer() -> ResponseAnswer:
-        parts = AnswerContent(Response(input="a", top_logprobs=2).chat([]))
-        return ResponseAnswer({}, parts, LogprobTranscript("chat", likely.CODEC), lambda _: None)
+        content = AnswerContent(MarkedParser(), calls=False)
+        return ResponseAnswer({}, content, LogprobTranscript("chat", likely.CODEC), lambda _: None, len)
 
     streamed = answer()
     frames = [frame for event in [*texts, End(0, result)] for frame in streamed.render(event)]

@@ -54,7 +54,7 @@ def receiving(body: Any, gone: asyncio.Event) -> Callable[[], Awaitable[Any]]:
 
 
 def served(pipeline: FakePipeline, settings: ServerSettings, template: ChatTemplate = TEMPLATE) -> Starlette:
-    return application(Server(pipeline, CODEC, template, settings), settings)
+    return application(Server(pipeline, template.codec, template, settings), settings)
 
 
 def talk(
@@ -108,7 +108,10 @@ def test_no_route_but_health_and_the_page_answers_without_the_key(path: str, hea
     assert get("/", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("headers", [{"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}])
+@pytest.mark.parametrize(
+    "headers",
+    [*({"authorization": f"{scheme} {KEY}"} for scheme in ("Bearer", "bearer", "BEARER")), {"x-api-key": KEY}],
+)
 def test_the_key_opens_either_way(headers: dict[str, str]):
     assert get("/v1/models", headers=headers).json()["data"][0]["id"] == "demo"
 
@@ -144,6 +147,43 @@ def test_a_web_page_may_ask_only_where_it_was_allowed_to():
     assert "access-control-allow-origin" not in preflight().headers
     assert "access-control-allow-origin" not in preflight(origins=("https://other.example",)).headers
     assert preflight(origins=(page,)).headers["access-control-allow-origin"] == page
+
+
+def test_a_page_of_the_internet_may_ask_a_server_of_the_local_network_if_it_was_allowed_to():
+    page = "https://chat.example"
+    asking = {
+        "origin": page,
+        "access-control-request-method": "POST",
+        "access-control-request-private-network": "true",
+    }
+
+    response = talk(lambda client: client.options(CHAT, headers=asking), headers={}, origins=(page,))
+
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-private-network"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("headers", "origins", "answer"),
+    [
+        ({}, (), 200),
+        ({"sec-fetch-site": "same-origin"}, (), 200),
+        ({"sec-fetch-site": "none"}, (), 200),
+        ({"sec-fetch-site": "cross-site"}, (), 403),
+        ({"sec-fetch-site": "same-site"}, (), 403),
+        ({"sec-fetch-site": "cross-site"}, ("https://chat.example",), 403),
+        ({"sec-fetch-site": "cross-site", "origin": "https://evil.example"}, ("https://chat.example",), 403),
+        ({"sec-fetch-site": "cross-site", "origin": "https://chat.example"}, ("https://chat.example",), 200),
+        ({"sec-fetch-site": "cross-site", "origin": "https://chat.example"}, ("*",), 200),
+    ],
+)
+def test_without_a_key_no_foreign_page_is_answered(headers: dict[str, str], origins: tuple[str, ...], answer: int):
+    def ask(path: str, **settings: Any) -> int:
+        return talk(lambda client: client.get(path, headers=headers), origins=origins, **settings).status_code
+
+    assert ask("/v1/models", key=None) == answer
+    assert ask("/v1/models") == 200
+    assert ask("/", key=None) == 200
 
 
 def test_a_body_that_a_form_could_have_sent_is_refused():
@@ -329,6 +369,7 @@ def test_a_chat_has_one_message_a_choice_and_counts_its_prompt_once():
         "completion_tokens": 10,
         "total_tokens": prompt + 10,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -8,7 +8,9 @@ import pytest
 from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError
 from orchestrator.http.openai.structured_output import forced_call, response_grammar
-from orchestrator.http.openai.tool_calls import split_calls
+from orchestrator.text.answer.answer_format import AnswerFormat
+from orchestrator.text.answer.parts import Call, Part
+from orchestrator.text.answer.tool_syntax import JSON_SYNTAX
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.sampling import Grammar
 from protocol.sampling.grammar import flaw
@@ -115,10 +117,15 @@ def test_strict_functions_are_called_properly_or_not_at_all():
     assert forced_call([strict], "none", None) is None
 
 
-def test_what_a_grammar_allows_is_read_as_a_call():
-    _, calls = split_calls(call("add", {"a": 1}) + "\n" + call("walk", {}), None)
+def parts(said: str) -> list[Part]:
+    parser = AnswerFormat(None, JSON_SYNTAX).parser(False, [ADD], None)
+    return [*parser.push(said), *parser.finish()]
 
-    assert [one["function"]["name"] for one in calls] == ["add", "walk"]
+
+def test_what_a_grammar_allows_is_read_as_a_call():
+    found = parts(call("add", {"a": 1}) + "\n" + call("walk", {}))
+
+    assert [one.name if isinstance(one, Call) else one for one in found] == ["add", "walk"]
 
 
 def test_even_a_model_that_knows_no_tools_makes_a_proper_call_when_it_must(reference: Reference):
@@ -128,9 +135,10 @@ def test_even_a_model_that_knows_no_tools_makes_a_proper_call_when_it_must(refer
 
     said = reference("import os", SamplingParams(grammar=grammar, temperature=1.0, seed=1, max_tokens=99))
 
-    text, calls = split_calls(said.text, None)
-    assert (text, said.finish_reason, len(calls)) == ("", "stop", 1)
-    assert json.loads(calls[0]["function"]["arguments"])["one"] in ("left", "right")
+    (found,) = parts(said.text)
+    assert said.finish_reason == "stop"
+    assert isinstance(found, Call)
+    assert json.loads(found.arguments)["one"] in ("left", "right")
 
 
 @pytest.mark.parametrize("schema", [{"not": {}}, {"oneOf": [{"type": "string"}, {"maxLength": 3}]}])
@@ -165,7 +173,7 @@ def test_only_what_is_strict_is_refused_for_a_schema_beyond_the_library(schema: 
         ),
         ({"tools": [{"type": "function"}], "tool_choice": "required"}, "invalid_value", "tools"),
         ({"tools": [tool("f", [1])], "tool_choice": "required"}, "invalid_value", "tools"),
-        ({"tools": [ADD], "response_format": FORM}, "unsupported_parameter", "response_format"),
+        ({"tools": [ADD], "response_format": FORM}, "unsupported_parameter", "tools"),
         ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "invalid_value", "top_logprobs"),
         ({"frequency_penalty": 2.5}, "invalid_value", "frequency_penalty"),

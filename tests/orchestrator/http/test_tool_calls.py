@@ -7,11 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from orchestrator.api.sampling_params import SamplingParams
-from orchestrator.http.openai.tool_calls import ToolCallParser, split_calls, supports_tools, with_parsed_arguments
+from orchestrator.http.openai.earlier_turns import template_messages
+from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_rules import CHAT, DEMO, HELLO, TEMPLATE, chunks, post
 from tests.support.fake_pipeline import FakePipeline
@@ -73,18 +72,6 @@ def test_a_streamed_call_is_the_same(hermes: ChatTemplate, size: int):
     assert deltas[-1]["finish_reason"] == "tool_calls"
 
 
-@given(said=st.lists(st.sampled_from(["<tool", "_call>", "</tool_call>", '{"name": "f"}', "x", "<", "\n"])))
-def test_no_text_is_lost_and_cuts_do_not_matter(said: list[str]):
-    caller = ToolCallParser(None)
-
-    text = "".join(map(caller.push, said))
-    rest, calls = caller.finish()
-
-    whole, expected = split_calls("".join(said), None)
-    assert (text + rest, functions(calls)) == (whole, functions(expected))
-    assert calls or whole == "".join(said)
-
-
 @pytest.mark.parametrize("said", [CALL[:-20], "<tool_call>[1]</tool_call>", "<tool_call>", '<tool_call>{"name": 1}'])
 def test_what_is_no_call_stays_text(hermes: ChatTemplate, said: str):
     (choice,) = ask(hermes, [said]).json()["choices"]
@@ -102,13 +89,44 @@ def test_a_model_that_was_not_taught_is_not_asked(hermes: ChatTemplate):
     refused = post(CHAT, {**HELLO, "tools": TOOLS}).json()["error"]
 
     assert (refused["code"], refused["param"]) == ("unsupported_parameter", "tools")
-    assert supports_tools(hermes)
-    assert not supports_tools(TEMPLATE)
+    assert infer_tool_syntax(hermes) == JSON_SYNTAX
+    assert infer_tool_syntax(TEMPLATE) is None
+
+
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": id, "function": {"name": name, "arguments": "{}"}} for id, name in (("1", "f"), ("2", "g"))],
+}
+RESULTS = [
+    {"role": "tool", "tool_call_id": "2", "content": '{"a": 1}'},
+    {"role": "tool", "tool_call_id": "1", "content": "[1]"},
+    {"role": "tool", "tool_call_id": [3], "content": "?"},
+]
+
+
+def test_results_have_the_names_of_their_functions():
+    found = template_messages([CALLED, *RESULTS, {**RESULTS[0], "name": "h"}])
+
+    assert [message.get("name") for message in found] == [None, "g", "f", None, "h"]
+    for odd in (3, {"a": 1}, [3], [{"id": "1"}]):
+        assert template_messages([{**CALLED, "tool_calls": odd}, *RESULTS], joined=True)
+
+
+def test_results_join_their_calls_where_the_template_has_it_so():
+    (called, user) = template_messages([CALLED, *RESULTS, {"role": "user", "content": "Hi"}], joined=True)
+
+    assert [(each["name"], each["response"]) for each in called["tool_responses"]] == [
+        ("g", {"a": 1}),
+        ("f", "[1]"),
+        ("unknown", "?"),
+    ]
+    assert user["role"] == "user"
 
 
 def test_templates_read_the_arguments_of_earlier_calls(hermes: ChatTemplate):
     function = {"name": "add", "arguments": '{"a": 41}'}
     messages = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}]
 
-    assert hermes.text(with_parsed_arguments(messages)) == "assistant: 41"
-    assert with_parsed_arguments([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}, 3]}])
+    assert hermes.text(template_messages(messages)) == "assistant: 41"
+    assert template_messages([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}, 3]}])

@@ -4,6 +4,8 @@ import itertools
 import json
 import random
 import shutil
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +223,27 @@ def test_a_source_file_survives_random_batches(demo: TextCodec):
     tokens = demo.encode(Path(__file__).read_text())
 
     assert stream(demo, split(tokens, [rng.randrange(len(tokens)) for _ in range(500)])) == Path(__file__).read_text()
+
+
+def test_other_threads_run_while_a_long_text_is_encoded():
+    codec = TextCodec(DEMO)
+    began, ended = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        began.set()
+        codec.encode("def quicksort(items): " * 50_000)
+        ended.set()
+
+    thread = threading.Thread(target=encode)
+    interval = sys.getswitchinterval()
+    # The thread now keeps the interpreter's lock until it releases it by itself.
+    sys.setswitchinterval(100)
+    try:
+        thread.start()
+        began.wait()
+        interrupted = not ended.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+
+    assert interrupted

@@ -10,7 +10,8 @@ import pytest
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import MAX_SCHEMA
 from protocol.messages.sampling import Grammar
-from protocol.sampling.grammar import GrammarError, Grammars, GrammarState, flaw
+from protocol.sampling.grammar import GrammarError, Grammars, flaw
+from protocol.sampling.token_rules import TokenRules
 from tests.support.paths import DEMO_TARGET
 
 DEMO = DEMO_TARGET
@@ -35,11 +36,11 @@ SAID = '{"name": "Bob", "age": 3, "tags": ["a", "ccc"]}'
 FORMS = {"plain": Grammar(json.dumps(PERSON)), "call": CALL, "calls": CALLS, "perhaps": PERHAPS}
 
 
-def opened(grammar: Grammar, text: str = "") -> GrammarState:
+def opened(grammar: Grammar, text: str = "") -> TokenRules:
     return GRAMMARS.open(grammar, (END,), CODEC.encode(text))
 
 
-def allowed(state: GrammarState, path: tuple[int, ...] = ()) -> set[int] | None:
+def allowed(state: TokenRules, path: tuple[int, ...] = ()) -> set[int] | None:
     (mask,) = state.allowed([path])
     return None if mask is None else set(np.flatnonzero(mask).tolist())
 

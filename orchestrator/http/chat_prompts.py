@@ -1,0 +1,96 @@
+"""Chat requests as prompts in the format of one model, and the parsers of the answers to them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from orchestrator.http.errors import of_pipeline, unsupported
+from orchestrator.http.openai.earlier_turns import template_messages
+from orchestrator.http.openai.request_models import ChatRequest
+from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
+from orchestrator.text.answer.parts import AnswerParser
+from orchestrator.text.chat_template import ChatTemplate
+from protocol.errors import PipelineError
+from protocol.messages.sampling import Grammar
+
+_SWITCHES = ("enable_thinking", "thinking")
+"""What templates call the variable that turns thinking on and off."""
+_HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
+"""Efforts that gpt-oss models do not know."""
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A prompt, and how to read the answers to it."""
+
+    text: str
+    new_parser: Callable[[], AnswerParser]
+    """Makes the parser of one choice."""
+    shown: frozenset[int]
+    """Special tokens whose text the parser needs."""
+    grammar: Grammar | None
+    """What the answer is held to."""
+
+
+class ChatPrompts:
+    """Renders the chats of one model."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self.form: AnswerFormat = infer_answer_format(template)
+        self._joins_results = template.mentions("tool_responses") and not template.mentions("== 'tool'")
+
+    def render(self, question: ChatRequest) -> RenderedChat:
+        """Raises ApiError for what the model's chat template can't render."""
+        tools = question.offered
+        if tools and not self.form.knows_tools:
+            raise unsupported(
+                "tools",
+                "This model's chat template has no tool calls in a format that this server reads: leave tools out.",
+            )
+        grammar = question.grammar
+        if grammar is not None and grammar.before and not self.form.binds_calls:
+            raise unsupported(
+                "response_format" if grammar.otherwise else "tool_choice",
+                "Calls in this model's format can't be enforced: set tool_choice to auto, and leave out strict and "
+                "response_format.",
+            )
+        messages = template_messages(question.messages, both=not self.form.harmony, joined=self._joins_results)
+        try:
+            text = self._template.text(messages, tools or None, **self._variables(question))
+        except PipelineError as error:
+            raise of_pipeline(error) from error
+        grammar = self._behind_thought(grammar, text, question)
+        # Without a thought in it, only a grammar of optional calls leaves room for one.
+        room = grammar is None or grammar.optional or grammar.thought is not None
+        opened = room and self.form.opens_thought(text)
+        return RenderedChat(
+            text,
+            lambda: self.form.parser(opened, tools, question.most_calls),
+            self.form.shown,
+            grammar,
+        )
+
+    def _behind_thought(self, grammar: Grammar | None, text: str, question: ChatRequest) -> Grammar | None:
+        """`grammar` with the thought that may come first, and the bound of that thought. `text`: the prompt."""
+        thought, budget = self.form.thought_before(text), question.thinking_budget
+        # In Harmony, a call does not come behind the thought but ends it.
+        if thought is None or (self.form.harmony and question.offered):
+            return grammar
+        thought = replace(thought, budget=budget)
+        if grammar is not None:
+            return replace(grammar, thought=thought)
+        return None if budget is None else Grammar("", thought=thought)
+
+    def _variables(self, question: ChatRequest) -> Mapping[str, Any]:
+        """What the template is to know beside messages and tools."""
+        known, effort = self._template.variables, question.reasoning_effort
+        switch = question.enable_thinking
+        if switch is None and effort is not None and (effort == "none" or "reasoning_effort" not in known):
+            switch = effort != "none"
+        variables: dict[str, Any] = {} if switch is None else {name: switch for name in _SWITCHES if name in known}
+        if effort is not None and "reasoning_effort" in known:
+            variables["reasoning_effort"] = _HARMONY_EFFORTS.get(effort, effort) if self.form.harmony else effort
+        return {**variables, **(question.chat_template_kwargs or {})}

@@ -1,0 +1,156 @@
+"""How one model writes its answers: the format of its reasoning and of its tool calls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from orchestrator.text.answer.harmony import (
+    HARMONY_ANSWER,
+    HARMONY_CLOSING,
+    HARMONY_TOKENS,
+    HarmonyParser,
+    writes_harmony,
+)
+from orchestrator.text.answer.parts import AnswerParser, Part, Spoken
+from orchestrator.text.answer.thought_parser import MARKERS, ThoughtMarkers, ThoughtParser, WrapperParser
+from orchestrator.text.answer.tool_call_parser import ToolCallParser
+from orchestrator.text.answer.tool_syntax import Tools, ToolSyntax, infer_tool_syntax
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+from protocol.messages.sampling import Thought
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """What a model's answers look like. Without any of these, an answer is text alone."""
+
+    thought: ThoughtMarkers | None = None
+    tools: ToolSyntax | None = None
+    harmony: bool = False
+    shown: frozenset[int] = frozenset()
+    """Special tokens whose text the parsers need."""
+    bounds: Thought | None = None
+    """The thought in tokens, by which a grammar tells it from the answer; None if its markers are no tokens, or the
+    template has none."""
+
+    @property
+    def knows_tools(self) -> bool:
+        return self.harmony or self.tools is not None
+
+    @property
+    def binds_calls(self) -> bool:
+        """Whether calls can be held to the schemas of their functions while decoding."""
+        return self.tools is not None and self.tools.enforceable
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may write reasoning that can be told from its answer."""
+        return self.harmony or self.thought is not None
+
+    def opens_thought(self, prompt: str) -> bool:
+        """Whether an answer to this rendered prompt begins inside a thought."""
+        return self.thought is not None and prompt.rstrip().endswith(self.thought.start)
+
+    def closes_thought(self, prompt: str) -> bool:
+        """Whether an answer to this rendered prompt begins behind a thought."""
+        return self.thought is not None and prompt.rstrip().endswith(self.thought.end)
+
+    def thought_before(self, prompt: str) -> Thought | None:
+        """The thought in tokens that an answer to this rendered prompt may or must begin with; None if it can't."""
+        bounds = self.bounds
+        if bounds is None or self.closes_thought(prompt):
+            return None
+        starts = bounds.starts[:1] if prompt.endswith("\n") else bounds.starts
+        return replace(bounds, starts=starts, opened=bounds.opened or self.opens_thought(prompt))
+
+    def parser(self, opened: bool, tools: Tools, most_calls: int | None) -> AnswerParser:
+        """`opened`: as `opens_thought` has it; `tools`: those that the request offers."""
+        if self.harmony:
+            return HarmonyParser(bool(tools), most_calls)
+        thought = ThoughtParser(self.thought, opened) if self.thought else None
+        calls = ToolCallParser(self.tools, tools, most_calls) if self.tools and tools else None
+        wrappers = WrapperParser(self.thought.wrappers) if self.thought and self.thought.wrappers else None
+        return MarkedParser(thought, calls, wrappers)
+
+
+class MarkedParser:
+    """A thought first, if the model writes any, then text and calls."""
+
+    def __init__(
+        self,
+        thought: ThoughtParser | None = None,
+        calls: ToolCallParser | None = None,
+        wrappers: WrapperParser | None = None,
+    ) -> None:
+        self._thought = thought
+        self._calls = calls
+        self._wrappers = wrappers
+
+    @property
+    def answer_start(self) -> int | None:
+        return 0 if self._thought is None else self._thought.answer_start
+
+    def push(self, text: str) -> Sequence[Part]:
+        return self._parsed(self._thought.push(text) if self._thought else [Spoken(text)])
+
+    def finish(self) -> Sequence[Part]:
+        parts = self._parsed(self._thought.finish() if self._thought else ())
+        if self._wrappers is not None:
+            parts += self._with_calls(self._wrappers.finish())
+        return parts if self._calls is None else [*parts, *self._calls.finish()]
+
+    def _parsed(self, parts: Sequence[Part]) -> list[Part]:
+        found: list[Part] = []
+        for part in parts:
+            if isinstance(part, Spoken):
+                found += self._with_calls(self._wrappers.push(part.text) if self._wrappers else part.text)
+            else:
+                found.append(part)
+        return found
+
+    def _with_calls(self, text: str) -> Sequence[Part]:
+        if self._calls is not None:
+            return self._calls.push(text)
+        return [Spoken(text)] if text else []
+
+
+def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
+    """The format of a model's answers, from its chat template and its vocabulary."""
+    codec = template.codec
+    if writes_harmony(template):
+        head, closing = (_tokens("".join(marker), codec) for marker in (HARMONY_ANSWER, HARMONY_CLOSING))
+        bounds = Thought((head,), head, opened=True, closing=closing)
+        return AnswerFormat(harmony=True, shown=codec.hidden(HARMONY_TOKENS), bounds=bounds)
+    thought = next((markers for markers in MARKERS if _writes(markers, template, codec)), None)
+    tools = infer_tool_syntax(template)
+    marks = [*(thought.tokens if thought else ()), *(tools.tokens if tools else ())]
+    bounds = None if thought is None else _bounds(thought, template)
+    return AnswerFormat(thought, tools, shown=codec.hidden(marks), bounds=bounds)
+
+
+def _bounds(markers: ThoughtMarkers, template: ChatTemplate) -> Thought | None:
+    """None for a model that has the markers' tokens and a template without thoughts: such a model does not think."""
+    codec = template.codec
+    mentioned = template.mentions(markers.start) or template.mentions(markers.end)
+    if not mentioned or not _in_vocabulary(markers, codec):
+        return None
+    # GLM models begin with a line break. In a template's source, the break is an escape.
+    broken = ("\n",) if template.mentions("\\n" + markers.start) or template.mentions("\n" + markers.start) else ()
+    starts = tuple(_tokens(space + markers.start, codec) for space in ("", *broken))
+    return Thought(starts, _tokens(markers.end, codec))
+
+
+def _writes(markers: ThoughtMarkers, template: ChatTemplate, codec: TextCodec) -> bool:
+    """As mlx-lm infers it from the vocabulary; a template may also name markers that are no tokens."""
+    mentioned = template.mentions(markers.start) and template.mentions(markers.end)
+    return template.own and (mentioned or _in_vocabulary(markers, codec))
+
+
+def _in_vocabulary(markers: ThoughtMarkers, codec: TextCodec) -> bool:
+    return all(codec.id_of(token) is not None for token in markers.tokens)
+
+
+def _tokens(text: str, codec: TextCodec) -> tuple[int, ...]:
+    token = codec.id_of(text)
+    return tuple(codec.encode(text, special=False)) if token is None else (token,)

@@ -1,0 +1,142 @@
+"""OpenAI's Harmony format, which gpt-oss models write: messages with a channel and perhaps a recipient. Pure.
+
+`<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`; the prompt ends with the
+first `<|start|>assistant`. A call is a message to a function: `<|channel|>commentary to=functions.add<|message|>{...}`.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.stop_scanner import StopScanner
+
+_START, _CHANNEL, _MESSAGE, _END, _CALL = "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"
+HARMONY_TOKENS = (_START, _CHANNEL, _MESSAGE, _END, _CALL, "<|constrain|>")
+"""Special tokens whose text must be shown to be parsed."""
+_MARKERS = (_START, _CHANNEL, _MESSAGE, _END, _CALL)
+_FUNCTIONS = "functions."
+_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+
+_Body = Literal["reasoning", "spoken", "call"]
+
+
+HARMONY_ANSWER = (_CHANNEL, "final", _MESSAGE)
+"""What comes before the answer's text."""
+HARMONY_CLOSING = (_END, _START, "assistant", *HARMONY_ANSWER)
+"""Ends a thought and begins the answer."""
+
+
+def writes_harmony(template: ChatTemplate) -> bool:
+    """Whether the model's template has Harmony's messages."""
+    return all(template.mentions(mark) for mark in (_START, _CHANNEL, _MESSAGE))
+
+
+class HarmonyParser:
+    """Reasoning is the analysis channel; text is the final channel and commentary to no function."""
+
+    def __init__(self, tools: bool, most: int | None) -> None:
+        """`tools`: whether functions are offered; without, a call is reasoning. `most`: as of ToolCallParser."""
+        self._tools = tools
+        self._most = most
+        self._found = 0
+        self._body: _Body | None = None
+        """The kind of the message at hand; None in a header."""
+        self._recipient = ""
+        self._content = ""
+        """Of the header or the call at hand."""
+        self._scanner = StopScanner(_MARKERS)
+        self._seen = 0
+        self.answer_start: int | None = None
+
+    def push(self, text: str) -> Sequence[Part]:
+        self._seen += len(text)
+        parts: list[Part] = []
+        while True:
+            place = self._seen - len(self._scanner.held) - len(text)
+            before, found = self._scanner.push(text)
+            parts += self._add(before, place)
+            if not found:
+                return parts
+            text = self._scanner.rest
+            parts += self._cross(self._scanner.found or "", self._seen - len(text))
+
+    def finish(self) -> Sequence[Part]:
+        held = self._scanner.flush()
+        parts = self._add(held, self._seen - len(held))
+        if self._body is not None:
+            return [*parts, *self._end()]
+        header, self._content = self._content, ""
+        return [] if header.startswith((_START, _CHANNEL)) else _parts("spoken", header)
+
+    def _add(self, text: str, place: int) -> list[Part]:
+        """`place`: characters of output before `text`."""
+        self._content += text
+        if self._body is None and not _may_be_header(self._content):
+            self._begin("spoken", place + len(text) - len(self._content))
+        if self._body in (None, "call"):
+            return []
+        text, self._content = self._content, ""
+        return _parts(self._body, text)
+
+    def _cross(self, marker: str, place: int) -> list[Part]:
+        """`place`: characters of output up to the end of `marker`."""
+        parts: list[Part] = []
+        if marker == _MESSAGE and self._body is None:
+            self._read_header(place)
+        elif marker != _MESSAGE and self._body is not None:
+            parts = self._end()
+        if self._body is None:
+            # A header begins at _START or _CHANNEL.
+            before = self._content if marker == _CHANNEL else ""
+            self._content = before + marker if marker in (_START, _CHANNEL) else ""
+        return parts
+
+    def _read_header(self, place: int) -> None:
+        header, self._content = self._content, ""
+        channel, recipient = _NAME.search(header), _RECIPIENT.search(header)
+        name = recipient[1] if recipient else ""
+        self._recipient = name.removeprefix(_FUNCTIONS)
+        if name.startswith(_FUNCTIONS) and self._tools:
+            self._begin("call", place)
+        elif name or (channel is not None and channel[1] == "analysis"):
+            self._body = "reasoning"
+        else:
+            self._begin("spoken", place)
+
+    def _begin(self, body: _Body, place: int) -> None:
+        self._body = body
+        if self.answer_start is None:
+            self.answer_start = place
+
+    def _end(self) -> list[Part]:
+        """End the message at hand."""
+        body, self._body = self._body, None
+        content, self._content = self._content, ""
+        return self._call(content) if body == "call" else []
+
+    def _call(self, content: str) -> list[Part]:
+        """A malformed or incomplete call is text."""
+        try:
+            arguments = msgspec.json.decode(content.strip() or "{}", type=dict)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return _parts("spoken", content)
+        self._found += 1
+        if self._most is not None and self._found > self._most:
+            return []
+        return [Call(self._recipient, msgspec.json.encode(arguments).decode())]
+
+
+def _may_be_header(text: str) -> bool:
+    text = text.lstrip()
+    return any(text.startswith(head) or head.startswith(text) for head in (_START, _CHANNEL, "to="))
+
+
+def _parts(body: _Body | None, text: str) -> list[Part]:
+    if not text:
+        return []
+    return [Reasoning(text) if body == "reasoning" else Spoken(text)]

@@ -1,0 +1,149 @@
+"""Reasoning between two markers at the beginning of an answer. Pure; knows no tokens."""
+
+from enum import Enum
+from typing import NamedTuple
+
+from orchestrator.text.answer.parts import Reasoning, Spoken
+from orchestrator.text.stop_scanner import StopScanner
+
+
+class ThoughtMarkers(NamedTuple):
+    """The texts around a thought."""
+
+    start: str
+    end: str
+    parts: tuple[str, ...] = ()
+    """The tokens in the markers, where a marker is more than one token."""
+    wrappers: tuple[str, ...] = ()
+    """Markers around the text, which are dropped."""
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Tokens by which a vocabulary shows that its model writes these markers."""
+        return self.parts or (self.start, self.end)
+
+
+MARKERS = (
+    ThoughtMarkers("<think>", "</think>"),
+    ThoughtMarkers("<longcat_think>", "</longcat_think>"),
+    ThoughtMarkers("<|think:start|>", "<|think:end|>"),
+    ThoughtMarkers("[THINK]", "[/THINK]"),
+    ThoughtMarkers("<seed:think>", "</seed:think>"),
+    ThoughtMarkers("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThoughtMarkers("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>")),
+    ThoughtMarkers(
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        ("<|open|>", "<|close|>", "<|sep|>"),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+)
+"""Of Qwen, DeepSeek and most others; LongCat; Solar; Magistral; Seed-OSS; Command A; Gemma 4; Kimi K3."""
+
+
+class WrapperParser:
+    """Drops markers from a text."""
+
+    def __init__(self, markers: tuple[str, ...]) -> None:
+        self._scanner = StopScanner(markers)
+
+    def push(self, text: str) -> str:
+        """The text that is certain now."""
+        kept: list[str] = []
+        while True:
+            before, found = self._scanner.push(text)
+            kept.append(before)
+            if not found:
+                return "".join(kept)
+            text = self._scanner.rest
+
+    def finish(self) -> str:
+        """The text that was held back."""
+        return self._scanner.flush()
+
+
+class _State(Enum):
+    BEFORE = "before"
+    """Only white space, and perhaps the beginning of the start marker."""
+    THOUGHT = "thought"
+    GAP = "gap"
+    """White space between the thought and the answer, which is dropped."""
+    ANSWER = "answer"
+
+
+class ThoughtParser:
+    """Splits an answer into its thought and its text. A marker inside the text is text.
+
+    White space at both ends of the thought is dropped, and white space between the thought and the text.
+    """
+
+    def __init__(self, markers: ThoughtMarkers, opened: bool) -> None:
+        """`opened`: the prompt ends with the start marker, so the answer begins inside the thought."""
+        self._start = markers.start
+        self._opened = opened
+        self._state = _State.BEFORE
+        self._held = ""
+        """Text that waits for what follows: before the thought, or white space in the thought."""
+        self._fresh = True
+        """Nothing of the thought was returned yet."""
+        self._end = StopScanner([markers.end])
+        self._seen = 0
+        self.answer_start: int | None = None
+
+    def push(self, text: str) -> list[Reasoning | Spoken]:
+        self._seen += len(text)
+        parts: list[Reasoning | Spoken] = []
+        if self._state is _State.BEFORE:
+            text = self._before(text)
+        if self._state is _State.THOUGHT:
+            thought, text = self._thought(text)
+            parts += _reasoning(thought)
+        if self._state is _State.GAP and (text := text.lstrip()):
+            self._state = _State.ANSWER
+        if self._state is _State.ANSWER and text:
+            parts.append(Spoken(text))
+        return parts
+
+    def finish(self) -> list[Reasoning | Spoken]:
+        held, self._held = self._held, ""
+        if self._state is _State.BEFORE:
+            return _reasoning(held.strip()) if self._opened else [Spoken(held)] if held else []
+        if self._state is _State.THOUGHT:
+            return _reasoning((held + self._end.flush()).rstrip())
+        return []
+
+    def _before(self, text: str) -> str:
+        """The text behind the start marker, or all text if it has none; empty while that is open."""
+        text = self._held + text
+        content = text.lstrip()
+        if self._start.startswith(content) and content != self._start:
+            self._held = text
+            return ""
+        self._held = ""
+        # Some models repeat the marker that the prompt ends with.
+        found = content.startswith(self._start)
+        if found or self._opened:
+            self._state = _State.THOUGHT
+            return content[len(self._start) :] if found else content
+        self._state = _State.ANSWER
+        self.answer_start = 0
+        return text
+
+    def _thought(self, text: str) -> tuple[str, str]:
+        """The thought that is certain, and the text behind its end."""
+        thought, ended = self._end.push(text)
+        rest = self._end.rest
+        thought = self._held + thought
+        if self._fresh:
+            thought = thought.lstrip()
+        kept = thought.rstrip()
+        self._held = "" if ended else thought[len(kept) :]
+        self._fresh = self._fresh and not kept
+        if ended:
+            self._state = _State.GAP
+            self.answer_start = self._seen - len(rest)
+        return kept, rest
+
+
+def _reasoning(text: str) -> list[Reasoning | Spoken]:
+    return [Reasoning(text)] if text else []

@@ -1,0 +1,150 @@
+"""Which tokens a thought before a grammar's text allows: any text up to its end, and no end of the answer.
+
+Knows no model and no grammar library. The allowed tokens are a function of the generated tokens alone.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from protocol.messages.sampling import Thought
+from protocol.sampling.token_rules import TokenMask, TokenRules
+
+
+class Phase(Enum):
+    UNDECIDED = "undecided"
+    """Nothing but the first tokens of the start marker: the answer may begin with a thought or without."""
+    THINKING = "thinking"
+    BEHIND = "behind"
+    """In the answer, behind a thought."""
+    WITHOUT = "without"
+    """In an answer without a thought."""
+
+
+class ThoughtPosition(NamedTuple):
+    """Where a path is. Tokens behind the thought do not change it."""
+
+    phase: Phase
+    tokens: int = 0
+    """Of the thought so far."""
+    recent: tuple[int, ...] = ()
+    """The beginning of a start marker, or the last tokens of the thought: as many as the end marker has, less one."""
+
+
+class ThoughtState:
+    """The position of one sequence in its thought and in the answer behind it. Looks ahead without moving."""
+
+    def __init__(
+        self, thought: Thought, behind: TokenRules, without: TokenRules, vocabulary: int, ends: frozenset[int]
+    ) -> None:
+        """`behind`, `without`: of the answer behind a thought and of one without, at their beginning. `ends`: tokens
+        that end an answer."""
+        self._thought = thought
+        self._answers = {Phase.BEHIND: behind, Phase.WITHOUT: without, Phase.UNDECIDED: without}
+        self.vocabulary = vocabulary
+        """Length of the masks."""
+        self._position = ThoughtPosition(Phase.THINKING if thought.opened else Phase.UNDECIDED)
+        self._undecided: tuple[int, ...] = ()
+        """Tokens that may belong to a start marker or to the answer."""
+        self._ends = ends
+        self._open = np.ones(vocabulary, dtype=np.bool_)
+        self._open[list(ends)] = False
+        self._left = ""
+
+    @property
+    def failure(self) -> str:
+        """The reason why the generated tokens are not allowed; empty if they are."""
+        answer = self._answers.get(self._position.phase)
+        return self._left or ("" if answer is None else answer.failure)
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Move behind these generated tokens."""
+        found = self._walk(tokens)
+        if found is None:
+            self._left = "The grammar can't be followed: the answer ends inside its thought, or beyond its budget."
+            return
+        self._position, answer = found
+        if self._position.phase in (Phase.BEHIND, Phase.WITHOUT):
+            self._answers[self._position.phase].advance(answer)
+            answer = ()
+        self._undecided = tuple(answer)
+
+    def allowed(self, paths: Sequence[Sequence[int]]) -> list[TokenMask | None]:
+        """As TokenRules has it."""
+        walked = [self._walk(path) for path in paths]
+        masks: list[TokenMask | None] = [None] * len(paths)
+        for phase, rules in self._answers.items():
+            places = [place for place, found in enumerate(walked) if found is not None and found[0].phase is phase]
+            answers = [found[1] for place in places if (found := walked[place]) is not None]
+            for place, mask in zip(places, rules.allowed(answers) if answers else (), strict=True):
+                masks[place] = mask
+        return [None if found is None else self._mask(found[0], masks[place]) for place, found in enumerate(walked)]
+
+    def _mask(self, position: ThoughtPosition, answer: TokenMask | None) -> TokenMask | None:
+        """`answer`: what the answer allows, unless the position is in the thought."""
+        if position.phase in (Phase.BEHIND, Phase.WITHOUT):
+            return answer
+        if position.phase is Phase.UNDECIDED:
+            only = _begun(self._thought, position.recent)
+        elif (forced := _forced(self._thought, position)) is not None:
+            only = [forced]
+        else:
+            return self._open
+        mask = np.zeros(self.vocabulary, dtype=np.bool_) if answer is None else answer.copy()
+        mask[only] = True
+        return mask
+
+    def _walk(self, path: Sequence[int]) -> tuple[ThoughtPosition, Sequence[int]] | None:
+        """The position behind `path`, and the tokens of the answer that its state does not have yet; None if the
+        thought does not allow the path."""
+        position = self._position
+        answer = list(self._undecided)
+        for place, token in enumerate(path):
+            if position.phase in (Phase.BEHIND, Phase.WITHOUT):
+                return position, [*answer, *path[place:]]
+            following = step(self._thought, position, token, self._ends)
+            if following is None:
+                return None
+            answer = [*answer, token] if following.phase in (Phase.UNDECIDED, Phase.WITHOUT) else []
+            position = following
+        return position, answer
+
+
+def step(
+    thought: Thought, position: ThoughtPosition, token: int, ends: frozenset[int] = frozenset()
+) -> ThoughtPosition | None:
+    """The position behind `token`; None if it is not allowed there."""
+    if position.phase is Phase.UNDECIDED:
+        begun = (*position.recent, token)
+        if begun in thought.starts:
+            return ThoughtPosition(Phase.THINKING)
+        if _begun(thought, begun):
+            return ThoughtPosition(Phase.UNDECIDED, recent=begun)
+        return ThoughtPosition(Phase.WITHOUT)
+    if position.phase is not Phase.THINKING:
+        return position
+    forced = _forced(thought, position)
+    if token in ends if forced is None else token != forced:
+        return None
+    recent = (*position.recent, token)[-len(thought.end) :]
+    if recent == thought.end:
+        return ThoughtPosition(Phase.BEHIND)
+    kept = len(thought.end) - 1
+    return ThoughtPosition(Phase.THINKING, position.tokens + 1, recent[-kept:] if kept else ())
+
+
+def _begun(thought: Thought, begun: tuple[int, ...]) -> list[int]:
+    """The tokens that continue a start marker."""
+    return [start[len(begun)] for start in thought.starts if start[: len(begun)] == begun and start != begun]
+
+
+def _forced(thought: Thought, position: ThoughtPosition) -> int | None:
+    """The only token that may follow in the thought; None if others may too."""
+    closing = thought.closing or thought.end
+    if thought.budget is not None and position.tokens >= thought.budget:
+        return closing[position.tokens - thought.budget]
+    head = thought.end[:-1]
+    # What follows the head of a longer marker could only be another form of the same marker.
+    return thought.end[-1] if head and position.recent == head else None

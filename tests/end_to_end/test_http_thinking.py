@@ -1,0 +1,47 @@
+"""A thinking model behind `launch-pipeline serve`: with speculation, the thought keeps to its budget, and schemas and
+calls come behind it. Real processes."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.test_http_serve import CHAT, Serving, started
+from tests.support.models.thinking_pair import write_thinking_pair
+
+BUDGET = 6
+ASKED = {"messages": [{"role": "user", "content": "def add"}], "seed": 1, "max_tokens": 60, "thinking_budget": BUDGET}
+CHOICES = {"enum": ["left", "right"]}
+FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": CHOICES}}
+PICK = {"type": "object", "properties": {"one": CHOICES}, "required": ["one"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "pick", "parameters": PICK}}]
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    target, draft = write_thinking_pair(tmp_path_factory.mktemp("models"))
+    with started("--target", str(target), "--draft", str(draft)) as server:
+        yield server
+
+
+def message(serving: Serving, **more: Any) -> Any:
+    """Of an answer that is the same in a stream."""
+    (choice,) = serving.post(CHAT, **ASKED, **more)["choices"]
+    assert serving.streamed(CHAT, **ASKED, **more) == (choice["message"]["content"] or "")
+    return choice["message"]
+
+
+def test_thoughts_keep_to_their_budget_and_answers_to_their_form(serving: Serving):
+    free = message(serving)
+    schema = message(serving, response_format=FORM)
+    call = message(serving, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    either = message(serving, tools=TOOLS, response_format=FORM)
+    counted = serving.post(CHAT, **ASKED)["usage"]["completion_tokens_details"]["reasoning_tokens"]
+
+    assert free["reasoning_content"] == schema["reasoning_content"]
+    assert free["content"]
+    assert 0 < counted <= BUDGET
+    assert json.loads(schema["content"]) in CHOICES["enum"]
+    assert json.loads(call["tool_calls"][0]["function"]["arguments"])["one"] in CHOICES["enum"]
+    assert "tool_calls" in either or json.loads(either["content"]) in CHOICES["enum"]

@@ -1,0 +1,246 @@
+"""Laws of connections: a client that sends or reads slowly holds nothing for long, and strangers hold only a share."""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, cast
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from orchestrator.http.connections import Connection, Strangers
+from orchestrator.http.log_limit import LogLimit
+from orchestrator.http.settings import ConnectionLimits
+from tests.orchestrator.http.test_rules import CHAT, HELLO
+from tests.support.fake_pipeline import FakePipeline
+from tests.support.http_server import closed, listening, request, status
+from tests.support.processes import until
+
+SHORT = ConnectionLimits(head_seconds=0.3, body_seconds=0.3, rest_seconds=0.3, write_seconds=0.3)
+BODY = json.dumps(HELLO).encode()
+STREAM = json.dumps({**HELLO, "stream": True}).encode()
+HEALTH = request("GET", "/health", key=None)
+MODELS = request("GET", "/v1/models")
+SECONDS = 20.0
+
+
+def dripped(client: socket.socket, drop: bytes) -> bool:
+    """Sends `drop` again and again until the server closes the connection."""
+    client.settimeout(0.05)
+    for _ in range(400):
+        try:
+            if not client.recv(1 << 16):
+                return True
+        except TimeoutError:
+            pass
+        except ConnectionError:
+            return True
+        try:
+            client.sendall(drop)
+        except ConnectionError:
+            return True
+    return False
+
+
+# What arrives slowly -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nx: "])
+def test_a_head_that_does_not_end_ends_its_connection(begun: bytes):
+    with listening(limits=SHORT) as server, server.client(begun) as client:
+        assert dripped(client, b"x") if begun else closed(client)
+
+
+def test_a_head_after_an_answer_has_the_same_deadline():
+    with listening(limits=SHORT) as server, server.client(MODELS) as client:
+        assert status(client) == 200
+        assert dripped(client, b"x")
+
+
+def test_a_body_that_does_not_end_is_answered_and_ends_its_connection():
+    whole = request("POST", CHAT, body=BODY + b" " * 1000)
+
+    with listening(limits=SHORT) as server, server.client(whole[:-900]) as client:
+        assert status(client) == 408
+        assert dripped(client, b" ")
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "answer"), [(CHAT, "wrong", 401), ("/health", None, 405), ("/none", "a-key-of-tests", 404)]
+)
+def test_a_body_that_nobody_reads_ends_its_connection(path: str, key: str | None, answer: int):
+    whole = request("POST", path, body=BODY + b" " * 10_000, key=key)
+
+    with listening(limits=SHORT) as server, server.client(whole[:-9_000]) as client:
+        assert status(client) == answer
+        assert dripped(client, b" ")
+
+
+def test_a_body_that_came_after_its_answer_leaves_the_connection_open():
+    whole = request("POST", CHAT, body=BODY, key="wrong")
+
+    with listening() as server, server.client(whole[:-10]) as client:
+        assert status(client) == 401
+        client.sendall(whole[-10:] + HEALTH)
+        rest = b""
+        while b'"status"' not in rest:
+            rest += client.recv(1 << 16)
+
+
+# Who holds connections ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("idle", [b"", b"GET / HTTP/1.1\r\n", HEALTH, request("GET", "/v1/models", key="wrong")])
+def test_strangers_hold_a_share_of_the_connections_and_the_oldest_goes_first(idle: bytes):
+    limits = ConnectionLimits(most=8, strangers=4)
+
+    with listening(limits=limits) as server, ExitStack() as stack:
+        known = stack.enter_context(server.client(MODELS))
+        assert status(known) == 200
+        strangers = [stack.enter_context(server.client(idle)) for _ in range(12)]
+        assert all(closed(stranger) for stranger in strangers[:8])
+        until(lambda: server.connections == 5, SECONDS)
+        with server.client(MODELS) as late:
+            assert status(late) == 200
+        known.sendall(MODELS)
+        until(lambda: b"200 OK" in known.recv(1 << 16), SECONDS)
+
+
+def test_without_a_key_a_request_makes_a_client_known():
+    with listening(key=None, limits=ConnectionLimits(strangers=2)) as server, ExitStack() as stack:
+        assert [status(stack.enter_context(server.client(HEALTH))) for _ in range(4)] == [200] * 4
+        assert server.connections == 4
+
+
+# What is read slowly -----------------------------------------------------------------------------
+
+
+def test_places_are_free_when_generation_has_ended_whether_clients_read_or_not():
+    pipeline = FakePipeline(lambda _: ["word " * 200_000] * 16)
+
+    with (
+        listening(pipeline, most_open=1) as server,
+        server.client(request("POST", CHAT, body=STREAM), receive_buffer=4096),
+    ):
+        until(lambda: len(pipeline.asked) == 1 and pipeline.running == 0, SECONDS)
+        pipeline.pieces = lambda _: ["Hello"]
+        with server.client(request("POST", CHAT, body=BODY)) as other:
+            assert status(other) == 200
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+def test_a_client_that_reads_nothing_ends_its_connection(body: bytes):
+    pipeline = FakePipeline(lambda _: ["word " * 200_000] * 16)
+
+    with (
+        listening(pipeline, limits=SHORT) as server,
+        server.client(request("POST", CHAT, body=body), receive_buffer=4096),
+    ):
+        until(lambda: len(pipeline.asked) == 1 and pipeline.running == 0, SECONDS)
+        until(lambda: server.connections == 0, SECONDS)
+
+
+class ManualLoop:
+    """Timers that end when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[tuple[float, asyncio.TimerHandle]] = []
+        self._loop = asyncio.new_event_loop()
+        self._loop.close()
+
+    def call_later(self, seconds: float, then: Callable[..., object], *arguments: Any) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(self.now + seconds, then, arguments, self._loop)
+        self.timers.append((self.now + seconds, timer))
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        due = [timer for when, timer in self.timers if when <= self.now]
+        self.timers = [(when, timer) for when, timer in self.timers if when > self.now]
+        for timer in due:
+            if not timer.cancelled():
+                timer._run()
+
+
+class Transport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unread = 0
+        self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+
+def test_a_client_that_reads_slowly_is_waited_for_until_it_stops():
+    config = uvicorn.Config(lambda: None, factory=True, lifespan="off", log_config=None)
+    loop, transport = ManualLoop(), Transport()
+    limits = ConnectionLimits(head_seconds=1000, write_seconds=30)
+    connection = Connection(
+        limits, Strangers(1), None, config=config, server_state=ServerState(), app_state={}, _loop=cast(Any, loop)
+    )
+    connection.connection_made(transport)
+
+    transport.unread = 100
+    connection.pause_writing()
+    for left in (99, 60, 59):
+        transport.unread = left
+        loop.advance(30)
+        assert not transport.aborted
+    connection.resume_writing()
+    loop.advance(100)
+    assert not transport.aborted
+    connection.pause_writing()
+    loop.advance(30)
+    assert transport.aborted
+
+
+# What a stranger can do to others ----------------------------------------------------------------
+
+
+def test_a_request_of_ambiguous_length_is_refused_and_its_rest_is_no_request():
+    hidden = request("GET", "/v1/models")
+    body = b"0\r\n\r\n" + hidden
+    lengths = ("transfer-encoding: chunked", f"content-length: {len(body)}")
+    head = request("POST", CHAT, "content-type: application/json", *lengths)
+
+    with listening() as server, server.client(head + body) as client:
+        assert status(client) == 400
+        said = client.recv(1 << 16)
+        assert b"ambiguous_length" in said
+        assert closed(client)
+
+
+def test_strangers_can_not_fill_the_log(capfd: pytest.CaptureFixture[str]):
+    with listening() as server:
+        for _ in range(30):
+            with server.client(b"nonsense\r\n\r\n") as client:
+                assert status(client) == 400
+
+    assert capfd.readouterr().err.count("Invalid HTTP request received.") == 10
+
+
+def test_the_log_says_how_many_lines_were_left_out():
+    now = 0.0
+    limit = LogLimit(most=2, clock=lambda: now)
+
+    def said(level: int = logging.WARNING) -> str | None:
+        record = logging.LogRecord("uvicorn.error", level, "", 0, "Bad %s.", ("request",), None)
+        return record.getMessage() if limit.filter(record) else None
+
+    assert [said() for _ in range(5)] == ["Bad request.", "Bad request.", None, None, None]
+    assert said(logging.ERROR) == "Bad request."
+    now = 60.0
+    assert said() == "Bad request. (3 such lines were left out before.)"
+    assert said() == "Bad request."

@@ -1,0 +1,440 @@
+"""Laws of thinking models: each API tells the thought from the answer, streamed or not, and asks for it in its way."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from orchestrator.http.openai.structured_output import response_grammar
+from orchestrator.runtime.request_state import RequestState
+from orchestrator.text.answer.answer_format import infer_answer_format
+from orchestrator.text.answer.thought_parser import MARKERS
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+from protocol.messages.base import SequenceId
+from protocol.messages.client import Submit
+from protocol.messages.sampling import Grammar, Sampling
+from protocol.sampling.grammar import GrammarError, Grammars
+from protocol.transport.codec import Stamp
+from tests.orchestrator.http import test_anthropic as anthropic
+from tests.orchestrator.http import test_responses as responses
+from tests.orchestrator.http.test_rules import CHAT, DEMO, HELLO, TEMPLATE, chunks, post
+from tests.orchestrator.http.test_tool_calls import TOOLS, functions
+from tests.support.fake_pipeline import FakePipeline
+
+HI = anthropic.HI
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+SAID = f"<think>\nLet me\nadd.\n</think>\n\nI add. {CALL}"
+QWEN = (
+    '{% if tools %}{{ tools | tojson }}<tool_call>{"name": ..., "arguments": ...}</tool_call>{% endif %}'
+    "{% for message in messages %}{{ message.role }}:"
+    "{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+ALWAYS = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n"
+HARMONY = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}Reasoning: {{ reasoning_effort | default('medium') }}\n"
+    "{% for message in messages %}"
+    "{% if message.tool_calls and message.content and message.thinking %}{{ raise_exception('both') }}{% endif %}"
+    "<|start|>{{ message.role }}{% if message.thinking %}<|channel|>analysis<|message|>{{ message.thinking }}<|end|>"
+    "{% endif %}<|message|>{{ message.content }}<|end|>{% endfor %}<|start|>assistant"
+)
+MARKS = [AddedToken(text, normalized=False) for text in ("<think>", "</think>")]
+FINAL = "<|channel|>final<|message|>"
+SPECIAL = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>")
+CHANNELS = (
+    "<|channel|>analysis<|message|>Let me\nadd.<|end|><|start|>assistant<|channel|>commentary<|message|>I add.<|end|>"
+    '<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a":1}'
+)
+
+
+def model(folder: Path, template: str, added: Sequence[AddedToken] = ()) -> ChatTemplate:
+    """Of the demo's vocabulary and `added`."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    tokenizer.add_tokens([*added])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_bytes((DEMO / "config.json").read_bytes())
+    (folder / "chat_template.jinja").write_text(template)
+    return ChatTemplate(folder)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    """Of a model that begins a thought itself, if it may."""
+    return model(tmp_path_factory.mktemp("qwen"), QWEN)
+
+
+@pytest.fixture(scope="module")
+def may(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    """As `qwen`, with markers that are tokens."""
+    return model(tmp_path_factory.mktemp("may"), QWEN, MARKS)
+
+
+@pytest.fixture(scope="module")
+def always(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    """Of a model whose prompts end with the beginning of a thought."""
+    return model(tmp_path_factory.mktemp("always"), ALWAYS, MARKS)
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    added = [AddedToken(text, special=True, normalized=False) for text in SPECIAL]
+    return model(tmp_path_factory.mktemp("harmony"), HARMONY, added)
+
+
+def cut(said: str, size: int) -> list[str]:
+    return [said[start : start + size] for start in range(0, len(said), size)]
+
+
+SAYINGS = [("qwen", SAID), ("always", SAID.removeprefix("<think>\n")), ("harmony", CHANNELS)]
+
+
+@pytest.fixture(params=SAYINGS[::2], ids=["qwen", "harmony"])
+def thinker(request: pytest.FixtureRequest) -> tuple[ChatTemplate, str]:
+    """A model that knows tools, and its answer with a thought, a text and a call."""
+    name, said = request.param
+    return request.getfixturevalue(name), said
+
+
+# What is answered --------------------------------------------------------------------------------
+
+
+def test_a_chat_has_the_thought_beside_the_content(thinker: tuple[ChatTemplate, str]):
+    template, said = thinker
+
+    answer = post(CHAT, {**HELLO, "tools": TOOLS}, responses.saying([said]), template=template).json()
+
+    (choice,) = answer["choices"]
+    assert choice["message"]["reasoning_content"] == "Let me\nadd."
+    assert choice["message"]["content"] == "I add."
+    assert functions(choice["message"]["tool_calls"]) == [("add", {"a": 1})]
+    assert choice["finish_reason"] == "tool_calls"
+    counted = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert counted == len(TextCodec(DEMO).encode("Let me\nadd."))
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_streamed_chat_has_the_same_parts(thinker: tuple[ChatTemplate, str], size: int):
+    template, said = thinker
+    asked = {**HELLO, "tools": TOOLS, "stream": True, "stream_options": {"include_usage": True}}
+
+    *sent, last = chunks(post(CHAT, asked, responses.saying(cut(said, size)), template=template))
+
+    deltas = [chunk["choices"][0]["delta"] for chunk in sent]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Let me\nadd."
+    assert "".join(delta.get("content", "") for delta in deltas).strip() == "I add."
+    assert functions([call for delta in deltas for call in delta.get("tool_calls", [])]) == [("add", {"a": 1})]
+    places = [next(iter(delta)) for delta in deltas if delta]
+    assert places == sorted(places, key=["role", "reasoning_content", "content", "tool_calls"].index)
+    assert last["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_response_has_a_reasoning_item(thinker: tuple[ChatTemplate, str], size: int):
+    template, said = thinker
+    asked = {"input": "Hi", "tools": responses.TOOLS, "seed": 1}
+    whole = post(responses.RESPONSES, asked, responses.saying([said]), template=template).json()
+
+    sent = responses.events(
+        post(responses.RESPONSES, {**asked, "stream": True}, responses.saying(cut(said, size)), template=template)
+    )
+
+    assert responses.unnamed(sent[-1]["response"]) == responses.unnamed(whole)
+    assert responses.rebuilt(sent) == sent[-1]["response"]["output"]
+    assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call"]
+    assert whole["output"][0]["content"] == [{"type": "reasoning_text", "text": "Let me\nadd."}]
+    assert whole["output"][1]["content"][0]["text"] == "I add."
+    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_message_has_a_thinking_block(thinker: tuple[ChatTemplate, str], size: int):
+    template, said = thinker
+    asked = {**HI, "tools": anthropic.TOOLS, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    whole = post(anthropic.MESSAGES, asked, responses.saying([said]), template=template).json()
+
+    told = anthropic.events(
+        post(anthropic.MESSAGES, {**asked, "stream": True}, responses.saying(cut(said, size)), template=template)
+    )
+
+    assert responses.unnamed(anthropic.rebuilt(told)) == responses.unnamed(whole)
+    thought, text, call = whole["content"]
+    assert (thought["type"], thought["thinking"]) == ("thinking", "Let me\nadd.")
+    assert thought["signature"]
+    assert (text["text"], call["input"]) == ("I add.", {"a": 1})
+    assert [event["type"] for event in told].count("content_block_stop") == 3
+
+
+def test_an_answer_may_begin_inside_the_thought(always: ChatTemplate):
+    answer = post(CHAT, HELLO, responses.saying(["Hm.\n</think>", "\n\nHi"]), template=always).json()
+
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Hi")
+
+
+def test_a_thought_that_fills_the_answer_is_incomplete_reasoning(always: ChatTemplate):
+    asked = {"input": "Hi", "stream": True}
+
+    sent = responses.events(post(responses.RESPONSES, asked, responses.saying(["Hm"], "length"), template=always))
+
+    (item,) = sent[-1]["response"]["output"]
+    assert (item["type"], item["status"], sent[-1]["type"]) == ("reasoning", "incomplete", "response.incomplete")
+
+
+def test_models_without_thoughts_write_markers_as_text():
+    message = post(CHAT, HELLO, responses.saying(["<think>a</think>b"])).json()["choices"][0]["message"]
+
+    assert message["content"] == "<think>a</think>b"
+    assert "reasoning_content" not in message
+
+
+# What is asked -----------------------------------------------------------------------------------
+
+
+def prompt(template: ChatTemplate, body: dict[str, Any], path: str = CHAT) -> str:
+    """The prompt that reaches the pipeline."""
+    pipeline = FakePipeline()
+    response = post(path, body, pipeline, template=template)
+    assert response.status_code == 200, response.text
+    return TextCodec(DEMO).decode(pipeline.asked[0][0])
+
+
+CLOSED = "assistant:<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "thinks"),
+    [
+        ({}, True),
+        ({"enable_thinking": False}, False),
+        ({"enable_thinking": True}, True),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning_effort": "low"}, True),
+    ],
+)
+def test_a_chat_turns_thinking_off_and_on(qwen: ChatTemplate, asked: dict[str, Any], thinks: bool):
+    assert prompt(qwen, {**HELLO, **asked}).endswith("assistant:" if thinks else CLOSED)
+
+
+def test_the_other_apis_turn_thinking_off_in_their_words(qwen: ChatTemplate):
+    off = {"input": "Hi", "reasoning": {"effort": "none"}}
+    assert prompt(qwen, off, responses.RESPONSES).endswith(CLOSED)
+    assert prompt(qwen, {"input": "Hi"}, responses.RESPONSES).endswith("assistant:")
+    disabled = {**HI, "thinking": {"type": "disabled"}}
+    assert prompt(qwen, disabled, anthropic.MESSAGES).endswith(CLOSED)
+    assert prompt(qwen, {**HI, "thinking": {"type": "adaptive"}}, anthropic.MESSAGES).endswith("assistant:")
+
+
+@pytest.mark.parametrize(("effort", "told"), [("high", "high"), ("minimal", "low"), (None, "medium")])
+def test_a_template_that_knows_the_effort_gets_it(harmony: ChatTemplate, effort: str | None, told: str):
+    body = {**HELLO, "reasoning_effort": effort}
+    pipeline = FakePipeline()
+
+    post(CHAT, body, pipeline, template=harmony)
+
+    assert list(pipeline.asked[0][0]) == harmony.tokens(HELLO["messages"], reasoning_effort=told)
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "self"])
+def test_requests_do_not_replace_their_messages_by_template_variables(qwen: ChatTemplate, name: str):
+    response = post(CHAT, {**HELLO, "chat_template_kwargs": {name: []}}, template=qwen)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template_kwargs")
+
+
+EARLIER = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."},
+    {"role": "user", "content": "Why?"},
+]
+
+
+def test_earlier_reasoning_reaches_templates_that_use_it(qwen: ChatTemplate):
+    renamed = [EARLIER[0], {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}, EARLIER[2]]
+    items = [
+        {"role": "user", "content": "Hi"},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Yes."}]},
+        {"role": "user", "content": "Why?"},
+    ]
+    block = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+    turns = [EARLIER[0], {"role": "assistant", "content": [block, {"type": "text", "text": "Yes."}]}, EARLIER[2]]
+    expected = "user:Hi\nassistant:(Hm.)Yes.\nuser:Why?\nassistant:"
+
+    assert prompt(qwen, {"messages": EARLIER}) == expected
+    assert prompt(qwen, {"messages": renamed}) == expected
+    assert prompt(qwen, {"input": items}, responses.RESPONSES) == expected
+    assert prompt(qwen, {"max_tokens": 9, "messages": turns}, anthropic.MESSAGES) == expected
+    assert prompt(TEMPLATE, {"messages": EARLIER}) == "User: Hi\nAssistant: Yes.\nUser: Why?\nAssistant:"
+
+
+def test_a_call_keeps_the_reasoning_before_it_and_encrypted_reasoning_is_left_out():
+    call = {"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}"}
+    hidden = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}
+    summary = {"type": "reasoning", "id": "s", "summary": [{"type": "summary_text", "text": "Hm."}]}
+
+    turns = responses.messages([hidden, call, {"role": "user", "content": "a"}, summary, call, summary])
+
+    assert [turn.get("reasoning_content") for turn in turns] == [None, None, "Hm."]
+
+
+def test_a_message_with_calls_has_no_reasoning_beside_text_in_harmony(harmony: ChatTemplate):
+    function = {"name": "add", "arguments": "{}"}
+    said = {"role": "assistant", "content": "I add.", "reasoning": "Hm.", "tool_calls": [{"function": function}]}
+
+    assert post(CHAT, {"messages": [said, *HELLO["messages"]]}, template=harmony).status_code == 200
+
+
+# Special tokens ----------------------------------------------------------------------------------
+
+
+def test_special_tokens_are_text_only_where_they_are_markers(harmony: ChatTemplate):
+    pipeline = FakePipeline()
+    codec = harmony.codec
+    post(CHAT, HELLO, pipeline, template=harmony)
+    shown = tuple(pipeline.asked[0][1].shown)
+    tokens = codec.encode(CHANNELS, special=False)
+
+    for seen, expected in ((shown, CHANNELS), ((), codec.decode(tokens))):
+        submit = Submit("r", "", None, Sampling(), 99, shown=seen)
+        state = RequestState.open(SequenceId(1), b"", Stamp(0, 0), submit, codec)
+        pieces = [state.output((token,)).text for token in tokens]
+        rest = state.rest()
+        assert "".join(pieces) + (rest.text if rest else "") == expected
+    assert "<|" not in codec.decode(tokens)
+
+
+def test_the_format_of_a_model_is_inferred(qwen: ChatTemplate, always: ChatTemplate, harmony: ChatTemplate):
+    for template in (qwen, always):
+        form = infer_answer_format(template)
+        assert (form.thought, form.harmony, form.thinks) == (MARKERS[0], False, True)
+    form = infer_answer_format(harmony)
+    assert (form.thought, form.harmony, form.thinks) == (None, True, True)
+    plain = infer_answer_format(TEMPLATE)
+    assert (plain.thinks, plain.knows_tools, plain.shown) == (False, False, frozenset())
+
+
+# What is enforced --------------------------------------------------------------------------------
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["yes", "no"]}}}
+
+
+def bound(template: ChatTemplate, body: dict[str, Any], path: str = CHAT) -> Grammar | None:
+    """The grammar that reaches the pipeline."""
+    pipeline = FakePipeline()
+    response = post(path, body, pipeline, template=template)
+    assert response.status_code == 200, response.text
+    return pipeline.asked[0][1].grammar
+
+
+def takes(template: ChatTemplate, grammar: Grammar | None, said: str) -> bool:
+    """Whether the grammar allows `said` as a complete answer."""
+    assert grammar is not None
+    codec = template.codec
+    ends = tuple(codec.eos)
+    try:
+        rules = Grammars(template.folder, 1 << 13).open(grammar, ends, codec.encode(said, special=False))
+    except GrammarError:
+        return False
+    (mask,) = rules.allowed([()])
+    return mask is not None and bool(mask[list(ends)].any())
+
+
+@pytest.mark.parametrize(
+    ("name", "thought"), [("always", "Hm.\n</think>\n\n"), ("harmony", f"{CHANNELS}<|end|><|start|>assistant{FINAL}")]
+)
+def test_a_schema_binds_the_answer_and_not_the_thought(name: str, thought: str, request: pytest.FixtureRequest):
+    template = request.getfixturevalue(name)
+    asked = {**HELLO, "response_format": FORM}
+
+    grammar = bound(template, asked)
+
+    assert takes(template, grammar, thought + '"yes"')
+    assert not takes(template, grammar, thought + "yes")
+    assert not takes(template, grammar, '"yes"')
+    message = post(CHAT, asked, responses.saying([thought + '"yes"']), template=template).json()["choices"][0][
+        "message"
+    ]
+    assert message["content"].endswith('"yes"')
+    assert message["reasoning_content"]
+
+
+def test_a_schema_leaves_it_to_the_model_whether_to_think(may: ChatTemplate):
+    grammar = bound(may, {**HELLO, "response_format": FORM})
+    closed = bound(may, {**HELLO, "response_format": FORM, "enable_thinking": False})
+
+    assert takes(may, grammar, '"yes"')
+    assert takes(may, grammar, '<think>Hm.</think>\n\n"yes"')
+    assert not takes(may, closed, '<think>Hm.</think>"yes"')
+    assert takes(may, closed, '"yes"')
+
+
+def test_a_line_break_before_the_thought_is_allowed_where_the_template_has_it(tmp_path: Path):
+    glm = QWEN.replace("{{ message.role }}:", "{{ message.role }}:{{ '' if true else '\\n<think>' }}")
+    template = model(tmp_path, glm, MARKS)
+    asked = {**HELLO, "response_format": FORM}
+
+    assert takes(template, bound(template, asked), '\n<think>Hm.</think>\n"yes"')
+    (tmp_path / "chat_template.jinja").write_text(glm.replace("assistant:", "assistant:\n"))
+    assert not takes(template, bound(ChatTemplate(tmp_path), asked), '\n<think>Hm.</think>\n"yes"')
+
+
+def test_a_model_whose_template_has_no_thoughts_begins_with_the_answer(tmp_path: Path):
+    template = model(tmp_path, "{{ messages[0].content }}", MARKS)
+
+    assert bound(template, {**HELLO, "response_format": FORM}) == response_grammar(FORM)
+
+
+def test_markers_that_are_no_tokens_leave_the_answer_to_the_schema(qwen: ChatTemplate):
+    asked = {**HELLO, "response_format": FORM}
+
+    assert bound(qwen, asked) == response_grammar(FORM)
+
+
+def test_a_forced_call_comes_behind_the_thought(may: ChatTemplate):
+    grammar = bound(may, {**HELLO, "tools": TOOLS, "tool_choice": "required"})
+
+    assert takes(may, grammar, f"<think>Hm.</think>\n\n{CALL}")
+    assert not takes(may, grammar, "<think>Hm.</think>\n\nNo.")
+
+
+def test_an_answer_has_the_form_or_consists_of_calls(may: ChatTemplate):
+    grammar = bound(may, {**HELLO, "tools": TOOLS, "response_format": FORM})
+
+    for said in ('"yes"', CALL, f"{CALL}\n{CALL}", f"<think>a</think>{CALL}"):
+        assert takes(may, grammar, said)
+    for said in ("yes", f'"yes"{CALL}', f"I add. {CALL}", CALL[:-3]):
+        assert not takes(may, grammar, said)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": FORM}, "response_format"),
+    ],
+)
+def test_calls_that_can_not_be_enforced_are_refused(harmony: ChatTemplate, asked: dict[str, Any], param: str):
+    response = post(CHAT, {**HELLO, "tools": TOOLS, **asked}, template=harmony)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_a_budget_ends_the_thought(always: ChatTemplate, harmony: ChatTemplate):
+    grammar = bound(always, {**HELLO, "thinking_budget": 3})
+
+    assert takes(always, grammar, "a b</think>Yes.")
+    assert not takes(always, grammar, "a b c d e f</think>Yes.")
+    thinking = {"type": "enabled", "budget_tokens": 3}
+    assert bound(always, {**HI, "thinking": thinking}, anthropic.MESSAGES) == grammar
+    assert bound(always, HELLO) is None
+    assert bound(harmony, {**HELLO, "thinking_budget": 3}) is not None
+    assert bound(harmony, {**HELLO, "thinking_budget": 3, "tools": TOOLS}) is None
+    assert bound(TEMPLATE, {**HELLO, "thinking_budget": 3}) is None
+    wrong = post(anthropic.MESSAGES, {**HI, "thinking": {**thinking, "budget_tokens": "x"}}, template=always)
+    assert wrong.status_code == 400

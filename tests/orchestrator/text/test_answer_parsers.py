@@ -1,0 +1,287 @@
+"""Laws of answers: reasoning, text and calls are told apart, and the borders between pieces change nothing."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.text.answer.answer_format import AnswerFormat
+from orchestrator.text.answer.harmony import HarmonyParser
+from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken
+from orchestrator.text.answer.thought_parser import MARKERS, ThoughtMarkers
+from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, ToolSyntax
+
+THINK = MARKERS[0]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
+        },
+    }
+]
+WEATHER = Call("get_weather", '{"city":"Oslo","days":2}')
+"""What each of CALLS says."""
+CALLS = {
+    "json": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "glm47": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n"
+    "<arg_value>2</arg_value>\n</tool_call>",
+    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>',
+    "function_gemma": "<start_function_call>call:get_weather{city:<escape>Oslo<escape>,days:2}<end_function_call>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+    '{"city": "Oslo", "days": 2}<|tool_call_end|><|tool_calls_section_end|>',
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" '
+    'type="string"<|sep|>Oslo<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>2<|close|>'
+    "argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+    "longcat": "<longcat_tool_call>get_weather\n<longcat_arg_key>city</longcat_arg_key>\n<longcat_arg_value>Oslo"
+    "</longcat_arg_value>\n<longcat_arg_key>days</longcat_arg_key>\n<longcat_arg_value>2</longcat_arg_value>\n"
+    "</longcat_tool_call>",
+    "minicpm5": '<function name="get_weather"><param name="city">Oslo</param><param name="days">2</param></function>',
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Oslo</parameter>\n'
+    '<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>',
+    "llama3": '{"name": "get_weather", "parameters": {"city": "Oslo", "days": 2}}',
+    "mistral": '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo", "days": 2}',
+    "muse_spark": '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Oslo'
+    '</atem:parameter>\n<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
+    "pythonic": '<|tool_call_start|>[get_weather(city="Oslo", days=2)]<|tool_call_end|>',
+}
+
+
+def joined(parts: Sequence[Part]) -> list[Part]:
+    """With adjacent pieces of a kind as one."""
+    found: list[Part] = []
+    for part in parts:
+        match (found[-1] if found else None), part:
+            case Reasoning(before), Reasoning(text):
+                found[-1] = Reasoning(before + text)
+            case Spoken(before), Spoken(text):
+                found[-1] = Spoken(before + text)
+            case _:
+                found.append(part)
+    return found
+
+
+def parts(parser: AnswerParser, pieces: Sequence[str]) -> list[Part]:
+    return joined([*(part for piece in pieces for part in parser.push(piece)), *parser.finish()])
+
+
+def thinking(pieces: Sequence[str], *, opened: bool = False, markers: ThoughtMarkers = THINK) -> list[Part]:
+    return parts(AnswerFormat(markers).parser(opened, (), None), pieces)
+
+
+def calling(name: str, pieces: Sequence[str], most: int | None = None) -> list[Part]:
+    found = parts(AnswerFormat(THINK, ToolSyntax(name)).parser(False, TOOLS, most), pieces)
+    return [Call(part.name, part.arguments) if isinstance(part, Call) else part for part in found]
+
+
+def harmony(pieces: Sequence[str], *, tools: bool = True, most: int | None = None) -> list[Part]:
+    return parts(HarmonyParser(tools, most), pieces)
+
+
+# Reasoning ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("markers", MARKERS, ids=[markers.start for markers in MARKERS])
+def test_a_thought_is_told_from_the_answer(markers: ThoughtMarkers):
+    said = f"{markers.start}\nHm, \n2.\n{markers.end}\n\nTwo, \nI say.\n"
+
+    assert thinking([said], markers=markers) == [Reasoning("Hm, \n2."), Spoken("Two, \nI say.\n")]
+
+
+@pytest.mark.parametrize("said", ["Hm.\n</think>\n\nTwo.", "<think>\nHm.</think>Two.", "\n<think>Hm.</think> Two."])
+def test_an_answer_may_begin_inside_the_thought(said: str):
+    assert thinking([said], opened=True) == [Reasoning("Hm."), Spoken("Two.")]
+
+
+@pytest.mark.parametrize(
+    ("said", "opened", "expected"),
+    [
+        ("<think>Hm", False, [Reasoning("Hm")]),
+        ("Hm </th", True, [Reasoning("Hm </th")]),
+        ("<thi", True, [Reasoning("<thi")]),
+        ("<thi", False, [Spoken("<thi")]),
+        (" Two: <think>a</think>", False, [Spoken(" Two: <think>a</think>")]),
+        ("<think></think>\n\nTwo", False, [Spoken("Two")]),
+        ("<think>a</think>b<think>c</think>", False, [Reasoning("a"), Spoken("b<think>c</think>")]),
+        (" \n", False, [Spoken(" \n")]),
+        ("", True, []),
+    ],
+)
+def test_unfinished_and_misplaced_markers_lose_no_text(said: str, opened: bool, expected: list[Part]):
+    assert thinking([said], opened=opened) == expected
+
+
+def test_markers_around_the_text_are_dropped():
+    k3 = next(markers for markers in MARKERS if markers.wrappers)
+    said = f"{k3.start}Hm.{k3.end}<|open|>response<|sep|>I look.<|close|>response<|sep|>{CALLS['kimi_k3']}"
+    form = AnswerFormat(k3, ToolSyntax("kimi_k3"))
+
+    for pieces in ([said, "<|close|>message<|sep|>"], [*said, "<|close"]):
+        found = parts(form.parser(False, TOOLS, None), pieces)
+        assert found[:3] == [Reasoning("Hm."), Spoken("I look."), WEATHER]
+    assert found[3:] == [Spoken("<|close")]
+    assert thinking(["<|open|>response<|sep|>Yes."], markers=k3) == [Spoken("Yes.")]
+
+
+def test_the_place_of_the_answer_is_known():
+    parser = AnswerFormat(THINK).parser(True, (), None)
+
+    parser.push("Hm. </thi")
+    assert parser.answer_start is None
+    parser.push("nk>\n\nTwo")
+    assert parser.answer_start == len("Hm. </think>")
+    plain = AnswerFormat(THINK).parser(False, (), None)
+    plain.push("Two")
+    assert plain.answer_start == 0
+
+
+PIECES = st.lists(
+    st.sampled_from(["<think>", "</think>", "<thi", "nk>", "</", "a", "<", "\n", " ", "<tool_call>", "</tool_call>"])
+    | st.sampled_from(['{"name": "f"}', '{"name": ', "<tool", "_call>", "[TOOL_CALLS]", "[ARGS]", "{}", "x"])
+)
+
+
+@given(pieces=PIECES, opened=st.booleans(), name=st.sampled_from([None, "json", "mistral", "qwen3_coder"]))
+def test_borders_between_pieces_do_not_change_the_parts(pieces: list[str], opened: bool, name: str | None):
+    form = AnswerFormat(THINK, ToolSyntax(name) if name else None)
+    said = "".join(pieces)
+
+    cut, whole, single = (form.parser(opened, TOOLS, None) for _ in range(3))
+
+    assert parts(cut, pieces) == parts(whole, [said]) == parts(single, [*said])
+    assert cut.answer_start == whole.answer_start == single.answer_start
+
+
+@given(said=st.text("ab< \n"))
+def test_an_answer_without_markers_is_text(said: str):
+    form = AnswerFormat(THINK, JSON_SYNTAX)
+
+    assert parts(form.parser(False, TOOLS, None), [*said]) == ([Spoken(said)] if said else [])
+
+
+# Tool calls --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_of_each_syntax_is_read(name: str):
+    said = CALLS[name]
+
+    assert calling(name, [said]) == [WEATHER]
+    assert calling(name, [*said]) == [WEATHER]
+    assert calling(name, ["<think>Rain?</think>\n\nI look.\n\n" + said]) == [
+        Reasoning("Rain?"),
+        Spoken("I look.\n\n"),
+        WEATHER,
+    ]
+    assert calling(name, [said + "\n" + said]) == [WEATHER, WEATHER]
+    assert calling(name, [said + "\n" + said], most=1) == [WEATHER]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_complete_call_before_an_incomplete_one_is_kept(name: str):
+    said = CALLS[name]
+    cut = said[: -len(said) // 3]
+
+    assert calling(name, [said + "\n" + cut]) == [WEATHER, Spoken(cut)]
+    assert calling(name, [*(said + cut)]) == [WEATHER, Spoken(cut)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_may_have_no_parameters_in_its_tool(name: str):
+    bare = [{"type": "function", "function": {"name": "get_weather"}}]
+
+    (call,) = parts(AnswerFormat(None, ToolSyntax(name)).parser(False, bare, None), [CALLS[name]])
+
+    assert isinstance(call, Call)
+    assert (call.name, json.loads(call.arguments)["city"]) == ("get_weather", "Oslo")
+
+
+@pytest.mark.parametrize("said", ['{"name": "f"}', '{"name": "f", "parameters": {}} is a call.', '{"name": '])
+def test_json_that_is_no_call_of_llama_stays_text(said: str):
+    assert calling("llama3", [*said]) == [Spoken(said)]
+
+
+def test_a_call_comes_as_soon_as_it_is_complete():
+    parser = AnswerFormat(None, JSON_SYNTAX).parser(False, TOOLS, None)
+
+    assert parser.push(CALLS["json"]) == [WEATHER]
+    assert parser.push(" And") == [Spoken(" And")]
+    assert parser.push("<tool_call>x</tool_call>") == [Spoken("<tool_call>x</tool_call>")]
+    assert parser.push(CALLS["json"]) == [WEATHER]
+
+
+def test_a_call_keeps_the_id_that_its_syntax_has():
+    (call,) = AnswerFormat(None, ToolSyntax("kimi_k2")).parser(False, TOOLS, None).push(CALLS["kimi_k2"])
+
+    assert call == Call(WEATHER.name, WEATHER.arguments, "functions.get_weather:0")
+
+
+# Harmony -----------------------------------------------------------------------------------------
+
+ANALYSIS = "<|channel|>analysis<|message|>Rain?"
+FINAL = "<|start|>assistant<|channel|>final<|message|>Sunny."
+ARGUMENTS = '{"city": "Oslo", "days": 2}'
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (f"{ANALYSIS}<|end|>{FINAL}", [Reasoning("Rain?"), Spoken("Sunny.")]),
+        ("<|channel|>final<|message|>Sunny.", [Spoken("Sunny.")]),
+        (ANALYSIS, [Reasoning("Rain?")]),
+        (f"{ANALYSIS}<|end|><|start|>assist", [Reasoning("Rain?")]),
+        (
+            f"{ANALYSIS}<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json"
+            f"<|message|>{ARGUMENTS}",
+            [Reasoning("Rain?"), WEATHER],
+        ),
+        (
+            f"{ANALYSIS}<|end|><|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>"
+            f"{ARGUMENTS}<|call|>",
+            [Reasoning("Rain?"), WEATHER],
+        ),
+        (f" to=functions.get_weather<|channel|>commentary<|message|>{ARGUMENTS}", [WEATHER]),
+        (
+            f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary "
+            f"to=functions.get_weather<|message|>{ARGUMENTS}",
+            [Spoken("I look."), WEATHER],
+        ),
+        ("<|channel|>commentary to=functions.get_weather<|message|>{", [Spoken("{")]),
+        ("<|channel|>analysis to=python<|message|>1+1", [Reasoning("1+1")]),
+        ("Sunny.", [Spoken("Sunny.")]),
+        ("Sunny.<|end|>" + FINAL, [Spoken("Sunny.Sunny.")]),
+        ("to", [Spoken("to")]),
+    ],
+)
+def test_the_channels_of_harmony_are_told_apart(said: str, expected: list[Part]):
+    assert harmony([said]) == expected
+    assert harmony([*said]) == expected
+
+
+def test_without_tools_a_call_in_harmony_is_reasoning():
+    said = f"<|channel|>commentary to=functions.get_weather<|message|>{ARGUMENTS}"
+
+    assert harmony([said], tools=False) == [Reasoning(ARGUMENTS)]
+    assert harmony([said + "<|call|><|start|>assistant" + said], most=1) == [WEATHER]
+
+
+@given(
+    pieces=st.lists(
+        st.sampled_from(["<|start|>", "assistant", "<|channel|>", "analysis", "final", "commentary", " to=functions.f"])
+        | st.sampled_from(["<|message|>", "<|end|>", "<|call|>", "{}", "a", " ", "<|", "t", "end|>"])
+    )
+)
+def test_borders_do_not_matter_in_harmony(pieces: list[str]):
+    said = "".join(pieces)
+    cut, whole, single = (HarmonyParser(True, None) for _ in range(3))
+
+    assert parts(cut, pieces) == parts(whole, [said]) == parts(single, [*said])
+    assert cut.answer_start == whole.answer_start == single.answer_start
