@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, cast
@@ -108,6 +109,15 @@ def test_strangers_hold_a_share_of_the_connections_and_the_oldest_goes_first(idl
             assert status(late) == 200
         known.sendall(MODELS)
         until(lambda: b"200 OK" in known.recv(1 << 16), SECONDS)
+
+
+def test_a_request_is_read_before_strangers_that_came_at_the_same_time_can_close_its_connection():
+    with listening(limits=ConnectionLimits(strangers=64)) as server, ExitStack() as stack:
+        go = threading.Event()
+        server.server.servers[0].get_loop().call_soon_threadsafe(go.wait)
+        clients = [stack.enter_context(server.client(MODELS if place == 20 else b"")) for place in range(120)]
+        go.set()
+        assert status(clients[20]) == 200
 
 
 def test_without_a_key_a_request_makes_a_client_known():
