@@ -21,7 +21,8 @@ from tests.support.fake_pipeline import FakePipeline
 from tests.support.http_server import closed, listening, request, status
 from tests.support.processes import until
 
-SHORT = ConnectionLimits(head_seconds=0.3, body_seconds=0.3, rest_seconds=0.3, write_seconds=0.3)
+SHORT = ConnectionLimits(body_seconds=0.3, rest_seconds=0.3, write_seconds=0.3)
+SHORT_HEADS = ConnectionLimits(head_seconds=0.5)
 BODY = json.dumps(HELLO).encode()
 STREAM = json.dumps({**HELLO, "stream": True}).encode()
 HEALTH = request("GET", "/health", key=None)
@@ -52,12 +53,12 @@ def dripped(client: socket.socket, drop: bytes) -> bool:
 
 @pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nx: "])
 def test_a_head_that_does_not_end_ends_its_connection(begun: bytes):
-    with listening(limits=SHORT) as server, server.client(begun) as client:
+    with listening(limits=SHORT_HEADS) as server, server.client(begun) as client:
         assert dripped(client, b"x") if begun else closed(client)
 
 
 def test_a_head_after_an_answer_has_the_same_deadline():
-    with listening(limits=SHORT) as server, server.client(MODELS) as client:
+    with listening(limits=SHORT_HEADS) as server, server.client(MODELS) as client:
         assert status(client) == 200
         assert dripped(client, b"x")
 
