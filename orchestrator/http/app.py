@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from orchestrator.http.anthropic.routes import MessagesRoutes
 from orchestrator.http.errors import ApiError
-from orchestrator.http.middleware import FramingGate, HostGate, KeyGate, refusal
+from orchestrator.http.middleware import MESSAGES, FramingGate, HostGate, KeyGate, refusal
+from orchestrator.http.model_cards import ANTHROPIC_VERSION
 from orchestrator.http.monitoring.metrics import Counted
 from orchestrator.http.page import page
 from orchestrator.http.responses.routes import ResponsesRoutes
@@ -59,13 +60,14 @@ def application(server: Server, settings: ServerSettings) -> Starlette:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return refusal(error, request.url.path)
+    return refusal(error, MESSAGES if ANTHROPIC_VERSION in request.headers else request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
-    return refusal(ApiError(error.status_code, f"{request.method} {path}: {error.detail}."), path)
+    message = f"{request.method} {path}: {error.detail}."
+    return refusal(ApiError(error.status_code, message, headers=error.headers), path)
 
 
 async def _on_disconnect(*_: object) -> Response:

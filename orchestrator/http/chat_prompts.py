@@ -1,9 +1,11 @@
 """Chat requests as prompts in the format of one model, and the parsers of the answers to them."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
 from msgspec.structs import replace
 
 from orchestrator.http.errors import of_pipeline, unsupported
@@ -14,6 +16,8 @@ from orchestrator.text.answer.parts import AnswerParser
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError
 from protocol.messages.sampling import Grammar
+
+log = structlog.get_logger()
 
 _SWITCHES = ("enable_thinking", "thinking")
 """What templates call the variable that turns thinking on and off."""
@@ -32,6 +36,8 @@ class RenderedChat:
     """Special tokens whose text the parser needs."""
     grammar: Grammar | None
     """What the answer is held to."""
+    warnings: Sequence[str] = ()
+    """What of the request the model does not read."""
 
 
 class ChatPrompts:
@@ -41,6 +47,7 @@ class ChatPrompts:
         self._template = template
         self.form: AnswerFormat = infer_answer_format(template)
         self._joins_results = template.mentions("tool_responses") and not template.mentions("== 'tool'")
+        self._logged: set[str] = set()
 
     def render(self, question: ChatRequest) -> RenderedChat:
         """Raises ApiError for what the model's chat template can't render."""
@@ -59,7 +66,7 @@ class ChatPrompts:
             )
         messages = template_messages(question.messages, both=not self.form.harmony, joined=self._joins_results)
         try:
-            text = self._template.text(messages, tools or None, **self._variables(question))
+            text, left_out = self._template.render(messages, tools or None, **self._variables(question))
         except PipelineError as error:
             raise of_pipeline(error) from error
         grammar = self._behind_thought(grammar, text, question)
@@ -71,7 +78,19 @@ class ChatPrompts:
             lambda: self.form.parser(opened, tools, question.most_calls),
             self.form.shown,
             grammar,
+            self._warnings(left_out),
         )
+
+    def _warnings(self, left_out: Sequence[str]) -> list[str]:
+        """`left_out`: roles of the messages whose content the template does not render. The first is logged."""
+        for role in {*left_out} - self._logged:
+            log.warning("the chat template leaves out messages: the model does not read them", role=role)
+        self._logged.update(left_out)
+        return [
+            f"The model's chat template leaves out the content of {count} message(s) with the role {role!r}: "
+            "the model does not read it."
+            for role, count in Counter(left_out).items()
+        ]
 
     def _behind_thought(self, grammar: Grammar | None, text: str, question: ChatRequest) -> Grammar | None:
         """`grammar` with the thought that may come first, and the bound of that thought. `text`: the prompt."""

@@ -47,6 +47,22 @@ class ApiError(Exception):
         return {"type": "error", "error": {"type": kind, "message": str(self)}}
 
 
+class PromptTooLong(ApiError):
+    """The prompt leaves no room for an answer. Clients of both APIs read the numbers of their form."""
+
+    def __init__(self, tokens: int, context: int, about: str = "") -> None:
+        """`tokens` of the prompt, `about` before their number; `context`: tokens of prompt and answer together."""
+        super().__init__(
+            400,
+            f"This model's maximum context length is {context} tokens, and the prompt has {about}{tokens}: shorten it.",
+            code="context_length_exceeded",
+        )
+        self._anthropic = f"prompt is too long: {tokens} tokens > {context - 1} maximum"
+
+    def anthropic_body(self) -> dict[str, Any]:
+        return {"type": "error", "error": {"type": "invalid_request_error", "message": self._anthropic}}
+
+
 def unsupported(param: str, message: str) -> ApiError:
     """The error for a field of the API that this server does not implement."""
     return ApiError(400, message, code="unsupported_parameter", param=param)

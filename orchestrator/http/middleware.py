@@ -121,7 +121,7 @@ class KeyGate:
         # A web page may send other types without a preflight request.
         if (
             scope["method"] == "POST"
-            and headers.get("content-type", "").partition(";")[0].strip() != "application/json"
+            and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json"
         ):
             raise ApiError(415, "Send JSON, with the header `Content-Type: application/json`.", code="not_json")
         length = headers.get("content-length", "0")

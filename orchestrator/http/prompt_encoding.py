@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TypeAlias
 
-from orchestrator.http.errors import ApiError
+from orchestrator.http.errors import PromptTooLong
 from orchestrator.text.tokenizer import TextCodec
 
 _SHORT_CHARACTERS = 1 << 16
@@ -40,13 +40,4 @@ class PromptEncoder:
         for text in texts:
             # A token is a character at least, where texts have a bound at all.
             if len(text) >= context and (least := self._codec.least_tokens(text)) >= context:
-                raise too_long(context, f"at least {least}")
-
-
-def too_long(context: int, tokens: str) -> ApiError:
-    """The error for a prompt of so many `tokens`."""
-    return ApiError(
-        400,
-        f"This model's maximum context length is {context} tokens, and the prompt has {tokens}: shorten it.",
-        code="context_length_exceeded",
-    )
+                raise PromptTooLong(least, context, "at least ")

@@ -18,21 +18,21 @@ from orchestrator.api.sampling_params import SamplingParams
 from orchestrator.http.admission_limit import AdmissionLimit
 from orchestrator.http.chat_prompts import ChatPrompts, RenderedChat
 from orchestrator.http.disconnects import body, unless_gone
-from orchestrator.http.errors import ApiError
+from orchestrator.http.errors import ApiError, PromptTooLong
 from orchestrator.http.generation import ChoiceStream, OutputSource
+from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, anthropic_cards, model_card
 from orchestrator.http.monitoring.health import Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
-from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, model_card
+from orchestrator.http.openai.answers import ChoiceAnswer, Chunks
 from orchestrator.http.openai.request_models import ChatRequest, CompletionRequest, GenerationRequest, read, sampling
-from orchestrator.http.prompt_encoding import Prompt, PromptEncoder, too_long
+from orchestrator.http.prompt_encoding import Prompt, PromptEncoder
 from orchestrator.http.renderer import Renderer
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
-from protocol.messages.base import Level
 from protocol.messages.client import PipelineState
 from protocol.messages.sampling import Grammar
 from protocol.sampling.grammar import require_enforceable
@@ -87,33 +87,50 @@ class Server:
         return Response(self.figures.text(await self._health.check()), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
-        level = await self._level()
-        cards = [model_card(name, self._created, level) for name in self._settings.names]
+        names, state = self._settings.names, (await self._health.check()).serving
+        if ANTHROPIC_VERSION in request.headers:
+            return JSONResponse(anthropic_cards(names, self._created, state and state.context))
+        cards = [model_card(name, self._created, state and state.level) for name in names]
         return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         name = self.model_name(request.path_params["name"])
-        return JSONResponse(model_card(name, self._created, await self._level()))
-
-    async def _level(self) -> Level | None:
         state = (await self._health.check()).serving
-        return None if state is None else state.level
+        if ANTHROPIC_VERSION in request.headers:
+            return JSONResponse(anthropic_card(name, self._created, state and state.context))
+        return JSONResponse(model_card(name, self._created, state and state.level))
 
     async def complete(self, request: Request) -> Response:
         question = read(await body(request), CompletionRequest)
-        answer = self._with_extras(
-            ChoiceAnswer("text", self.model_name(question.model), len(question.prompts)), question
+        answer = ChoiceAnswer(
+            "text",
+            self.model_name(question.model),
+            len(question.prompts),
+            with_usage=question.with_usage,
+            codec=None if question.told is None else self.codec,
+            returned=question.returned if question.choices > question.returned else None,
         )
-        renderer = Chunks(answer, len(question.prompts) * question.choices)
-        return await self.answer(request, question, lambda: Prepared(question.prompts, lambda _: renderer))
+
+        def prepare() -> Prepared:
+            echoed = self._echoed(question)
+            renderer = Chunks(replace(answer, echoed=echoed), len(question.prompts) * question.choices)
+            return Prepared(question.prompts, lambda _: renderer)
+
+        return await self.answer(request, question, prepare)
 
     async def chat(self, request: Request) -> Response:
         question = read(await body(request), ChatRequest)
-        answer = self._with_extras(ChoiceAnswer("chat", self.model_name(question.model), 1), question)
+        codec = None if question.alternatives is None else self.codec
+        name = self.model_name(question.model)
+        answer = ChoiceAnswer("chat", name, 1, with_usage=question.with_usage, codec=codec)
 
         def renderer(prompt: RenderedChat, _: int) -> Chunks:
             parsed = replace(
-                answer, new_parser=prompt.new_parser, shown=prompt.shown, reasoning_tokens=self.codec.count
+                answer,
+                new_parser=prompt.new_parser,
+                shown=prompt.shown,
+                reasoning_tokens=self.codec.count,
+                warnings=prompt.warnings,
             )
             return Chunks(parsed, question.choices)
 
@@ -128,10 +145,12 @@ class Server:
 
         return await self.answer(request, question, prepare)
 
-    def _with_extras(self, answer: ChoiceAnswer, question: GenerationRequest) -> ChoiceAnswer:
-        """`answer` with usage and log-probabilities if the request asks for them."""
-        codec = None if question.alternatives is None else self.codec
-        return replace(answer, with_usage=question.with_usage, codec=codec)
+    def _echoed(self, question: CompletionRequest) -> list[str]:
+        """The prompt of each choice that is returned, if the client wants it back."""
+        if not question.echo:
+            return []
+        texts = [each if isinstance(each, str) else self.codec.decode(each) for each in question.prompts]
+        return [text for text in texts for _ in range(question.returned)]
 
     async def chat_tokens(self, question: ChatRequest) -> Sequence[int]:
         """The prompt of a chat, however long. Raises ApiError for what the model's chat template can't render."""
@@ -233,4 +252,4 @@ def _require_fitting(tokens: Sequence[int], state: PipelineState) -> None:
     if max(tokens) >= state.vocabulary:
         raise ApiError(400, f"The prompt holds token {max(tokens)}: ids end at {state.vocabulary - 1}.", param="prompt")
     if len(tokens) >= state.context:
-        raise too_long(state.context, str(len(tokens)))
+        raise PromptTooLong(len(tokens), state.context)

@@ -7,7 +7,7 @@ import datetime
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
@@ -15,6 +15,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from orchestrator.text.instruction_placement import Messages, place_instructions
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
 
@@ -24,6 +25,14 @@ ChatMessage = Mapping[str, Any]
 _NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 _FALLBACK_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:", "\nTool:")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Rendering(NamedTuple):
+    """A conversation as the model reads it."""
+
+    text: str
+    left_out: tuple[str, ...] = ()
+    """Roles of the messages whose content the model does not read, one for each message."""
 
 
 class ChatTemplate:
@@ -77,31 +86,36 @@ class ChatTemplate:
         answering: bool = True,
         **variables: Any,
     ) -> str:
-        """The conversation as the model reads it, up to where its answer begins (`answering`).
+        """The text of `render`."""
+        return self.render(messages, tools, answering=answering, **variables).text
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        answering: bool = True,
+        **variables: Any,
+    ) -> Rendering:
+        """The conversation as the model reads it, up to where its answer begins (`answering`). System and developer
+        messages that the template would drop or refuse are placed where it renders them.
 
         `variables`: what else the template knows, for instance enable_thinking. Raises InputError for messages
-        that it refuses, for instance a system text in a model that has none, and for content that is no text.
+        that it refuses, and for content that is no text.
         """
         flat = [_flat(message) for message in messages]
         template = self._compiled.get(self._name(tools=bool(tools)))
         if template is None:
             if tools:
                 raise InputError("This model has no chat template, so it knows no tools: leave them out.")
-            return plain(flat, answering)
+            return Rendering(plain(flat, answering))
         known = {**self._special, "tools": list(tools) if tools else None, "documents": None, **variables}
-        try:
-            return template.render(messages=flat, add_generation_prompt=answering, **known)
-        # A faulty template raises Python's own errors in Jinja.
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-            KeyError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
-            raise InputError(f"The model's chat template refuses these messages: {_words(error)}") from error
+
+        def rendered(messages: Messages) -> str:
+            return _rendered(template, messages=messages, add_generation_prompt=answering, **known)
+
+        placed = place_instructions(flat, rendered)
+        return Rendering(rendered(placed.messages), placed.left_out)
 
     def tokens(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
@@ -120,6 +134,22 @@ class ChatTemplate:
             raise InputError(
                 f"The chat template in {self.folder} is broken ({_words(error)}): download the model again."
             ) from error
+
+
+def _rendered(template: Template, **known: Any) -> str:
+    try:
+        return template.render(**known)
+    # A faulty template raises Python's own errors in Jinja.
+    except (
+        TemplateError,
+        TypeError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        raise InputError(f"The model's chat template refuses these messages: {_words(error)}") from error
 
 
 def plain(messages: Sequence[ChatMessage], answering: bool = True) -> str:
@@ -179,7 +209,7 @@ def _flat(message: ChatMessage) -> dict[str, Any]:
     if role not in _NAMES:
         raise InputError(f"A message's role is {role!r} and must be one of {', '.join(_NAMES)}.")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        parts = [part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None for part in content]
         if not all(isinstance(part, str) for part in parts):
             raise InputError("A message has a part that is no text, and these models read only text: leave it out.")
         content = "".join(map(str, parts))

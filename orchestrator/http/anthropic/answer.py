@@ -28,12 +28,16 @@ class MessageAnswer:
 
     idle = frame({"type": "ping"}, "ping")
 
-    def __init__(self, model: str, content: AnswerContent, stops: Sequence[str], prompt: int) -> None:
-        """`stops`: the request's stop sequences; `prompt`: number of prompt tokens."""
+    def __init__(
+        self, model: str, content: AnswerContent, stops: Sequence[str], prompt: int, warnings: Sequence[str] = ()
+    ) -> None:
+        """`stops`: the request's stop sequences; `prompt`: number of prompt tokens; `warnings`: what of the request
+        the model does not read."""
         self._model = model
         self._content = content
         self._stops = stops
         self._prompt = prompt
+        self._warned = {"warnings": warnings} if warnings else {}
         self._id = f"msg_{uuid.uuid4().hex}"
         self._blocks: list[dict[str, Any]] = []
         self._open: str | None = None
@@ -127,7 +131,7 @@ class MessageAnswer:
 
     def _message(self, usage: dict[str, Any]) -> dict[str, Any]:
         head = {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
-        return {**head, "content": [*self._blocks], **self._ended, "usage": usage}
+        return {**head, "content": [*self._blocks], **self._ended, "usage": usage, **self._warned}
 
 
 def _usage(counted: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class MessagesRoutes:
 
         def answer(prompt: RenderedChat, tokens: int) -> MessageAnswer:
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
-            return MessageAnswer(model, content, stops, tokens)
+            return MessageAnswer(model, content, stops, tokens, prompt.warnings)
 
         return await self._server.converse(request, chat, answer)
 

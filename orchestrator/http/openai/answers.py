@@ -9,6 +9,7 @@ from typing import Any, Literal
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import OutputEvent, Text
+from orchestrator.http.openai.best_of import best
 from orchestrator.http.openai.content import chat_call
 from orchestrator.http.openai.logprobs import LogprobTranscript, no_logprobs
 from orchestrator.http.openai.usage import usage
@@ -16,7 +17,6 @@ from orchestrator.http.renderer import COMMENT, frame
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken
 from orchestrator.text.tokenizer import TextCodec
-from protocol.messages.base import Level
 
 AnswerKind = Literal["chat", "text"]
 _PREFIX = {"chat": "chatcmpl", "text": "cmpl"}
@@ -42,20 +42,29 @@ class ChoiceAnswer:
     """Special tokens whose text is part of the output."""
     reasoning_tokens: Callable[[str], int] = len
     """Counts the tokens of a text."""
+    warnings: Sequence[str] = ()
+    """What of the request the model does not read; told in the answer and in the first chunk."""
+    echoed: Sequence[str] = ()
+    """Of each choice, the text that comes before it: its prompt."""
+    returned: int | None = None
+    """Choices of each prompt that are returned, the best ones; None for all."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        parsed = [self._parsed(result) for result in results]
-        choices = [self._choice(index, *each) for index, each in enumerate(zip(results, parsed, strict=True))]
+        shown = results if self.returned is None else best(results, self.prompts, self.returned)
+        parsed = [self._parsed(result) for result in shown]
+        choices = [self._choice(index, *each) for index, each in enumerate(zip(shown, parsed, strict=True))]
         reasoning = [_joined(parts, Reasoning) for parts, _ in parsed]
-        return {**self._head(_OBJECT[self.kind]), "choices": choices, "usage": self.usage(results, reasoning)}
+        answer = {**self._head(_OBJECT[self.kind]), "choices": choices, "usage": self.usage(results, reasoning)}
+        return answer | self._warned
 
     def opening(self, choices: int) -> list[dict[str, Any]]:
         """Chunks before the first text."""
         if self.kind == "text":
-            return []
-        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(choices)]
+            return [self.piece(index, text) for index, text in enumerate(self.echoed)]
+        first, *others = [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(choices)]
+        return [first | self._warned, *others]
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> dict[str, Any]:
         return self._chunk(index, {"content": text} if self.kind == "chat" else text, logprobs=logprobs)
@@ -77,6 +86,10 @@ class ChoiceAnswer:
     def usage(self, results: Sequence[Result], reasoning: Sequence[str]) -> dict[str, Any]:
         """`reasoning`: of each choice."""
         return usage(results, self.prompts, sum(self.reasoning_tokens(text) for text in reasoning if text))
+
+    @property
+    def _warned(self) -> dict[str, Any]:
+        return {"warnings": self.warnings} if self.warnings else {}
 
     @property
     def _chunk_object(self) -> str:
@@ -102,7 +115,8 @@ class ChoiceAnswer:
         logprobs = self._logprobs(result, start)
         reason = finish_reason(result, bool(calls))
         if self.kind == "text":
-            return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+            before = self.echoed[index] if self.echoed else ""
+            return {"index": index, "text": before + text, "logprobs": logprobs, "finish_reason": reason}
         message = {"role": "assistant", "content": text, "refusal": None}
         if reasoning:
             message = {**message, "reasoning_content": reasoning}
@@ -200,8 +214,3 @@ def _joined(parts: Iterable[Part], kind: type[Reasoning] | type[Spoken]) -> str:
 def finish_reason(result: Result, called: bool) -> str:
     """OpenAI's finish reason of a choice. `called`: whether it has tool calls."""
     return "tool_calls" if called and result.finish_reason == "stop" else result.finish_reason
-
-
-def model_card(name: str, created: int, level: Level | None) -> dict[str, Any]:
-    """`level`: what the target verifies in one forward; None until that is known."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "launch-pipeline", "level": level}

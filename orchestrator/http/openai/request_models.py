@@ -1,6 +1,6 @@
 """What clients may ask: OpenAI's request bodies, checked and turned into sampling parameters. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -63,9 +63,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     prompt: str | tuple[str | Token | tuple[Token, ...], ...]
     logprobs: Annotated[int, Meta(ge=0, le=5)] | bool | None = None
-    echo: Any = None
+    echo: bool | None = None
     suffix: Any = None
-    best_of: int | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
 
     @property
     def prompts(self) -> list[str | tuple[int, ...]]:
@@ -80,16 +80,37 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         return [each for each in self.prompt if not isinstance(each, int)]
 
     @property
-    def alternatives(self) -> int | None:
-        """0 asks for the chosen tokens' alone."""
+    def choices(self) -> int:
+        return max(self.returned, self.best_of or 0)
+
+    @property
+    def returned(self) -> int:
+        """Choices that the client gets of each prompt, the best ones."""
+        return self.n or 1
+
+    @property
+    def told(self) -> int | None:
+        """As `alternatives`, of what the client is told. 0 asks for the chosen tokens' alone."""
         return None if self.logprobs is False or self.logprobs is None else int(self.logprobs)
 
+    @property
+    def alternatives(self) -> int | None:
+        chooses = self.choices > self.returned
+        return 0 if self.told is None and chooses else self.told
+
     def refuse_unsupported(self) -> None:
-        for name in ("echo", "suffix"):
-            if getattr(self, name) not in (*_IGNORED, ""):
-                raise unsupported(name, f"{name} is not supported: leave it out.")
-        if self.best_of is not None and self.best_of > self.choices:
-            raise unsupported("best_of", "best_of is not supported beyond n: nothing is chosen among answers.")
+        if self.suffix not in (*_IGNORED, ""):
+            raise unsupported(
+                "suffix", "suffix is not supported, because texts are continued at their end: leave it out."
+            )
+        if self.echo and self.told is not None:
+            raise unsupported("echo", "Log-probabilities of the prompt are not supported: leave out echo or logprobs.")
+        if self.best_of is not None and self.best_of < self.returned:
+            raise ApiError(400, "best_of must be at least n.", code="invalid_value", param="best_of")
+        if self.choices > self.returned and self.stream:
+            raise ApiError(
+                400, "best_of chooses among whole answers: leave out stream.", code="invalid_value", param="best_of"
+            )
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -152,10 +173,27 @@ class ChatRequest(GenerationRequest, kw_only=True):
                 raise unsupported(name, f"{name} is not supported: leave it out.")
         if self.modalities not in (*_IGNORED, ["text"]):
             raise unsupported("modalities", "Only text is supported.")
+        for kind in _kinds_without_text(self.messages):
+            raise unsupported(
+                "messages", f"A message has a part of type {kind!r}, and these models read only text: leave it out."
+            )
 
 
 RESERVED_VARIABLES = frozenset(("self", "messages", "tools", "add_generation_prompt", "answering"))
 """Variables of chat templates that requests may not choose."""
+
+
+def _kinds_without_text(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Types of the parts of messages that are images, audio or files."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if isinstance(kind, str) and kind not in _TEXT_PARTS and not isinstance(part.get("text"), str):
+                yield kind
+
+
+_TEXT_PARTS = ("text", "refusal")
 
 Q = TypeVar("Q", bound=GenerationRequest)
 

@@ -13,7 +13,13 @@ from orchestrator.http.openai.content import AnswerContent, chat_call
 from orchestrator.http.openai.logprobs import LogprobTranscript
 from orchestrator.http.openai.usage import usage
 from orchestrator.http.renderer import COMMENT, frame
-from orchestrator.http.responses.output_items import MessageItem, OutputItem, ReasoningItem, ToolCallItem
+from orchestrator.http.responses.output_items import (
+    CustomToolCallItem,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    ToolCallItem,
+)
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
 _STATUS = {"stop": "completed", "length": "incomplete"}
@@ -31,17 +37,19 @@ class ResponseAnswer:
         transcript: LogprobTranscript | None,
         store: Callable[[dict[str, Any]], None],
         count: Callable[[str], int],
+        call_item: Callable[[int, Mapping[str, Any]], ToolCallItem | CustomToolCallItem] = ToolCallItem,
     ) -> None:
         """`head`: the fields that are known before generation. `store` gets the finished response. `count`: number of
-        tokens of a text."""
+        tokens of a text. `call_item`: makes the item of a call from its index and its form in chat responses."""
         self._head = head
         self._content = content
         self._transcript = transcript
         self._store = store
         self._count = count
+        self._call_item = call_item
         self._open: MessageItem | ReasoningItem | None = None
         """The last item, while text may be added to it."""
-        self._items: list[MessageItem | ReasoningItem | ToolCallItem] = []
+        self._items: list[MessageItem | ReasoningItem | ToolCallItem | CustomToolCallItem] = []
         self._sent = 0
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
@@ -100,7 +108,7 @@ class ResponseAnswer:
                 yield self._open.add(text, logprobs)
             case Call():
                 yield from self._close("completed")
-                item = ToolCallItem(len(self._items), chat_call(part))
+                item = self._call_item(len(self._items), chat_call(part))
                 self._items.append(item)
                 yield from item.events()
 
@@ -142,7 +150,7 @@ class ResponseAnswer:
 def _usage(counted: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "input_tokens": counted["prompt_tokens"],
-        "input_tokens_details": counted["prompt_tokens_details"],
+        "input_tokens_details": {**counted["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": counted["completion_tokens"],
         "output_tokens_details": counted["completion_tokens_details"],
         "total_tokens": counted["total_tokens"],

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.http.responses.tools import custom_arguments, joined_name
 
 Item = Mapping[str, Any]
 Message = dict[str, Any]
@@ -26,28 +27,22 @@ def messages(items: Iterable[Item]) -> list[Message]:
             case "message":
                 found.append({"role": _text(item, "role"), "content": _content(item.get("content"))})
             case "function_call":
-                _add_call(found, item, any(thoughts))
-            case "function_call_output":
+                _add_call(found, item, _text(item, "arguments"), any(thoughts))
+            case "custom_tool_call":
+                _add_call(found, item, custom_arguments(_text(item, "input")), any(thoughts))
+            case "function_call_output" | "custom_tool_call_output":
                 output = _content(item.get("output"))
                 found.append({"role": "tool", "tool_call_id": _text(item, "call_id"), "content": output})
             case other:
                 raise unsupported(
-                    "input", f"input has an item of type {other!r}: send messages, function_call, function_call_output."
+                    "input",
+                    f"input has an item of type {other!r}: send messages, reasoning, calls of functions and of custom "
+                    "tools, and their outputs.",
                 )
         if any(thoughts) and found[-1]["role"] == "assistant":
             found[-1]["reasoning_content"] = "\n".join(filter(None, thoughts))
         thoughts = []
     return found
-
-
-def function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool in the form of chat requests. Raises ApiError for a tool that OpenAI's servers would run."""
-    if tool.get("type", "function") != "function":
-        raise unsupported(
-            "tools", f"This server runs no tools of type {tool.get('type')!r}: offer functions of your own."
-        )
-    names = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 
 
 def _reasoning(item: Item) -> str:
@@ -59,9 +54,9 @@ def _reasoning(item: Item) -> str:
     return "".join(_text(part, "text") for part in kept)
 
 
-def _add_call(found: list[Message], item: Item, new: bool) -> None:
+def _add_call(found: list[Message], item: Item, arguments: str, new: bool) -> None:
     """`new`: reasoning came before, which begins a message."""
-    function = {"name": _text(item, "name"), "arguments": _text(item, "arguments")}
+    function = {"name": joined_name(_text(item, "name"), item.get("namespace")), "arguments": arguments}
     call = {"id": _text(item, "call_id"), "type": "function", "function": function}
     if found and found[-1]["role"] == "assistant" and not new:
         found[-1].setdefault("tool_calls", []).append(call)

@@ -101,7 +101,7 @@ class ReasoningItem:
 class ToolCallItem:
     """One tool call, which is sent whole."""
 
-    def __init__(self, place: int, call: Mapping[str, Any]) -> None:
+    def __init__(self, place: int, call: Mapping[str, Any], namespace: str | None = None) -> None:
         """`call` in the form of chat responses."""
         self._place = place
         function = call["function"]
@@ -113,6 +113,8 @@ class ToolCallItem:
             "name": function["name"],
             "arguments": function["arguments"],
         }
+        if namespace is not None:
+            self.item["namespace"] = namespace
 
     def events(self) -> Iterator[OutputItem]:
         name, arguments = self.item["name"], self.item["arguments"]
@@ -123,6 +125,34 @@ class ToolCallItem:
 
     def _of_arguments(self, what: str, **more: Any) -> OutputItem:
         kind = f"response.function_call_arguments.{what}"
+        return {"type": kind, "item_id": self.item["id"], "output_index": self._place, **more}
+
+
+class CustomToolCallItem:
+    """One call of a custom tool, which is sent whole."""
+
+    def __init__(self, place: int, call_id: str, name: str, text: str, namespace: str | None = None) -> None:
+        """`text`: the tool's input."""
+        self._place = place
+        self.item: dict[str, Any] = {
+            "id": f"ctc_{uuid.uuid4().hex}",
+            "type": "custom_tool_call",
+            "status": "completed",
+            "call_id": call_id,
+            "name": name,
+            "input": text,
+        }
+        if namespace is not None:
+            self.item["namespace"] = namespace
+
+    def events(self) -> Iterator[OutputItem]:
+        yield _item("added", self._place, {**self.item, "status": "in_progress", "input": ""})
+        yield self._of_input("delta", delta=self.item["input"])
+        yield self._of_input("done", input=self.item["input"])
+        yield _item("done", self._place, self.item)
+
+    def _of_input(self, what: str, **more: Any) -> OutputItem:
+        kind = f"response.custom_tool_call_input.{what}"
         return {"type": kind, "item_id": self.item["id"], "output_index": self._place, **more}
 
 

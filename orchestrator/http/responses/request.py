@@ -9,7 +9,8 @@ from msgspec import Meta
 from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.request_bodies import converted
-from orchestrator.http.responses.items import function, messages
+from orchestrator.http.responses.items import messages
+from orchestrator.http.responses.tools import OfferedTools, joined_name
 from orchestrator.http.sampling_fields import SHARED_NAMES, UncheckedSamplingFields
 
 Items = list[dict[str, Any]]
@@ -57,6 +58,11 @@ class Response(UncheckedSamplingFields, kw_only=True):
         )
 
     @property
+    def offered(self) -> OfferedTools:
+        """Raises ApiError for a malformed tool."""
+        return OfferedTools(self.tools or ())
+
+    @property
     def kept(self) -> bool:
         """Whether the answer may be referred to later."""
         return self.store is not False
@@ -69,7 +75,7 @@ class Response(UncheckedSamplingFields, kw_only=True):
             **{name: getattr(self, name) for name in _SAME},
             "messages": [*heading, *messages([*before, *self.items])],
             "max_completion_tokens": self.max_output_tokens,
-            "tools": None if self.tools is None else [function(tool) for tool in self.tools],
+            "tools": None if self.tools is None else self.offered.functions,
             "tool_choice": _choice(self.tool_choice),
             "logprobs": self._likelihoods or None,
             "top_logprobs": self.top_logprobs or None,
@@ -92,7 +98,7 @@ class Response(UncheckedSamplingFields, kw_only=True):
     def _refuse_unsupported(self) -> None:
         if not self.input and self.previous_response_id is None:
             raise ApiError(400, "There is no input: give a text, or a list of items.", param="input")
-        if self._likelihoods and self.tools:
+        if self._likelihoods and self.offered.functions:
             raise unsupported(
                 "top_logprobs", "Log-probabilities are told of texts alone: leave them out, or the tools."
             )
@@ -113,7 +119,10 @@ _NOT_DONE = {
 def _choice(choice: str | Mapping[str, Any] | None) -> Any:
     if not isinstance(choice, Mapping) or "name" not in choice:
         return choice
-    return {"type": choice.get("type"), "function": {"name": choice["name"]}}
+    kind, name = choice.get("type"), choice["name"]
+    if isinstance(name, str):
+        name = joined_name(name, choice.get("namespace"))
+    return {"type": "function" if kind == "custom" else kind, "function": {"name": name}}
 
 
 def _format(form: Any) -> Any:

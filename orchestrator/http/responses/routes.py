@@ -19,6 +19,7 @@ from orchestrator.http.openai.logprobs import LogprobTranscript
 from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
+from orchestrator.http.responses.input_items import page, stored_item
 from orchestrator.http.responses.request import Items
 from orchestrator.http.responses.request import Response as Question
 from orchestrator.http.server import Server
@@ -38,36 +39,49 @@ class ResponsesRoutes:
     def routes(self) -> list[Route]:
         return [
             Route(_PATH, self.create, methods=["POST"]),
-            Route(_PATH + "/{id}", self.retrieve, methods=["GET"]),
-            Route(_PATH + "/{id}", self.delete, methods=["DELETE"]),
+            Route(_PATH + "/input_tokens", self.count, methods=["POST"]),
+            Route(_PATH + "/{id}", self.stored, methods=["GET", "DELETE"]),
+            Route(_PATH + "/{id}/input_items", self.input_items, methods=["GET"]),
         ]
 
     async def create(self, request: Request) -> Response:
         question = decoded(await body(request), Question)
         before = self._before(question)
-        chat = question.chat(before)
-        items = [*before, *question.items]
+        chat, tools = question.chat(before), question.offered
         head = self._head(question, chat)
 
         def store(answer: dict[str, Any]) -> None:
             if question.kept:
-                self._store.add(answer["id"], answer, [*items, *answer["output"]])
+                items = [*before, *map(stored_item, question.items), *answer["output"]]
+                self._store.add(answer["id"], answer, items)
 
         def answer(prompt: RenderedChat, _: int) -> ResponseAnswer:
             codec = self._server.codec
             transcript = None if chat.alternatives is None else LogprobTranscript("chat", codec, prompt.shown)
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
-            return ResponseAnswer(head, content, transcript, store, codec.count)
+            warnings = [*tools.warnings, *prompt.warnings]
+            told = {**head, "warnings": warnings} if warnings else head
+            return ResponseAnswer(told, content, transcript, store, codec.count, tools.call_item)
 
         return await self._server.converse(request, chat, answer)
 
-    async def retrieve(self, request: Request) -> Response:
-        return JSONResponse(self._store.get(request.path_params["id"]).answer)
+    async def count(self, request: Request) -> Response:
+        question = decoded(await body(request), Question)
+        chat = question.chat(self._before(question))
+        self._server.model_name(chat.model)
+        tokens = await self._server.chat_tokens(chat)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
-    async def delete(self, request: Request) -> Response:
+    async def stored(self, request: Request) -> Response:
+        """Return a stored response, or delete it."""
         id = request.path_params["id"]
+        if request.method != "DELETE":
+            return JSONResponse(self._store.get(id).answer)
         self._store.delete(id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request) -> Response:
+        return JSONResponse(page(self._store.get(request.path_params["id"]).input, request.query_params))
 
     def _before(self, question: Question) -> Items:
         id = question.previous_response_id
@@ -95,7 +109,7 @@ class ResponsesRoutes:
             "tool_choice": question.tool_choice or "auto",
             "tools": question.tools or [],
             "truncation": "disabled",
-            "user": question.user,
+            **({} if question.user is None else {"user": question.user}),
         }
 
 
@@ -104,6 +118,11 @@ class StoredTurn(msgspec.Struct):
 
     answer: dict[str, Any]
     items: list[dict[str, Any]]
+
+    @property
+    def input(self) -> list[dict[str, Any]]:
+        """The items from which the response was generated."""
+        return self.items[: len(self.items) - len(self.answer["output"])]
 
 
 class ResponseStore:

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -16,9 +17,9 @@ from orchestrator.http.request_bodies import decoded
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError, PipelineError
 from tests.orchestrator.http.test_responses import ITEM, JSON, SCHEMA, TURNS, saying, unnamed
-from tests.orchestrator.http.test_rules import CHAT, KEY, TEMPLATE, post, talk
+from tests.orchestrator.http.test_rules import CHAT, KEY, TEMPLATE, get, post, talk
 from tests.orchestrator.http.test_tool_calls import SAID, hermes
-from tests.support.fake_pipeline import FakePipeline
+from tests.support.fake_pipeline import READY, FakePipeline
 
 __all__ = ["hermes"]
 
@@ -281,3 +282,44 @@ def test_tokens_are_counted_as_they_would_be_read():
     assert post(COUNT, asked).json() == {"input_tokens": len(expected)}
     assert post(COUNT, {**asked, "model": "other"}).status_code == 404
     assert post(COUNT, {**asked, "tools": TOOLS}).json()["error"]["type"] == "invalid_request_error"
+
+
+# What else clients of this API ask ----------------------------------------------------------------
+
+VERSION = {"anthropic-version": "2023-06-01", "x-api-key": KEY}
+
+
+def test_a_prompt_that_is_too_long_says_by_how_much():
+    question = {**HI, "messages": [{"role": "user", "content": "a b " * 400}]}
+    tokens = len(TEMPLATE.tokens(question["messages"]))
+
+    error = post(MESSAGES, question).json()["error"]
+
+    message = f"prompt is too long: {tokens} tokens > {READY.context - 1} maximum"
+    assert error == {"type": "invalid_request_error", "message": message}
+
+
+@pytest.mark.parametrize("condition", [READY, None])
+def test_models_are_listed_in_this_api_s_form_for_its_clients(condition: Any):
+    found = get("/v1/models", FakePipeline(condition=condition), headers=VERSION, names=("a", "b/c")).json()
+
+    context = None if condition is None else READY.context
+    assert {name: value for name, value in found.items() if name != "data"} == {
+        "has_more": False,
+        "first_id": "a",
+        "last_id": "b/c",
+    }
+    assert [(card["id"], card["type"], card["display_name"]) for card in found["data"]] == [
+        ("a", "model", "a"),
+        ("b/c", "model", "b/c"),
+    ]
+    assert all(card["max_input_tokens"] == context for card in found["data"])
+    assert datetime.fromisoformat(found["data"][0]["created_at"]).tzinfo is not None
+
+
+def test_one_model_is_found_or_missing_in_this_api_s_form():
+    card = get("/v1/models/demo", headers=VERSION).json()
+    missing = get("/v1/models/other", headers=VERSION)
+
+    assert (card["id"], card["type"]) == ("demo", "model")
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")

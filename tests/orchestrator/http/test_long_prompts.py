@@ -54,7 +54,8 @@ def test_a_text_that_can_not_fit_is_refused_untokenized(holding: Holding, path: 
 
     assert (response.status_code, holding.entered) == (400, [])
     message = response.json()["error"]["message"]
-    assert f"maximum context length is {READY.context} tokens, and the prompt has at least" in message
+    told = f"maximum context length is {READY.context} tokens, and the prompt has at least"
+    assert ("prompt is too long: " if path == "/v1/messages" else told) in message
 
 
 def test_a_text_at_the_bound_is_tokenized_and_fits():

@@ -79,6 +79,8 @@ def rebuilt(sent: list[Any]) -> list[Any]:
                 assert items[event["output_index"]]["content"][event["content_index"]]["text"] == event["text"]
             case "response.function_call_arguments.delta":
                 items[event["output_index"]]["arguments"] += event["delta"]
+            case "response.custom_tool_call_input.delta":
+                items[event["output_index"]]["input"] += event["delta"]
             case "response.output_item.done":
                 items[event["output_index"]]["status"] = event["item"]["status"]
                 assert items[event["output_index"]] == event["item"]
@@ -196,7 +198,14 @@ def test_a_format_is_what_it_is_in_a_chat(hermes: ChatTemplate, form: dict[str, 
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "a", "temperature": "hot"}, "temperature"),
         ({"input": "a", "stream": 1}, "stream"),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": "a", "tools": [{"type": "custom"}]}, "tools"),
+        ({"input": "a", "tools": [{"type": "namespace", "name": "n"}]}, "tools"),
+        ({"input": "a", "tools": [{"type": "namespace", "tools": TOOLS}]}, "tools"),
+        (
+            {"input": "a", "tools": [{"name": "a__b"}, {"type": "namespace", "name": "a", "tools": [{"name": "b"}]}]},
+            "tools",
+        ),
+        ({"input": "a", "tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"input": "a", "background": True}, "background"),
         ({"input": "a", "conversation": "conv_1"}, "conversation"),
         ({"input": "a", "prompt": {"id": "p"}}, "prompt"),
@@ -266,7 +275,7 @@ def test_an_answer_says_what_was_asked_and_what_it_cost():
     )
     assert answer["usage"] == {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 1},
+        "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
         "output_tokens": 5,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + 5,
@@ -388,6 +397,70 @@ def test_answers_can_be_read_again_until_they_are_deleted():
         return [kept == found.json(), gone.status_code, deleted.json()["deleted"], again.status_code]
 
     assert talk(ask) == [True, 404, True, 404]
+
+
+def read(*asked: Any, query: str = "") -> Any:
+    """The input items of the last of several questions, each of which continues the one before."""
+
+    async def ask(client: httpx.AsyncClient) -> Any:
+        id = None
+        for items in asked:
+            id = (await client.post(RESPONSES, json={"input": items, "previous_response_id": id})).json()["id"]
+        return (await client.get(f"{RESPONSES}/{id}/input_items{query}")).json()
+
+    return talk(ask)
+
+
+def test_the_items_of_a_conversation_can_be_read_again():
+    found = read(
+        "Hi",
+        [{"role": "user", "content": "Why?", "id": None}, {"role": "assistant", "content": "So."}],
+        query="?order=asc",
+    )
+
+    kept = [
+        (item["type"], item["role"], [(part["type"], part["text"]) for part in item["content"]])
+        for item in found["data"]
+    ]
+    assert kept == [
+        ("message", "user", [("input_text", "Hi")]),
+        ("message", "assistant", [("output_text", "Hello")]),
+        ("message", "user", [("input_text", "Why?")]),
+        ("message", "assistant", [("output_text", "So.")]),
+    ]
+    ids = [item["id"] for item in found["data"]]
+    assert (found["object"], found["has_more"], found["first_id"], found["last_id"]) == ("list", False, ids[0], ids[-1])
+    assert len({*ids}) == 4
+    assert {item["status"] for item in found["data"]} == {"completed"}
+
+
+def test_items_are_read_in_pages_the_latest_first():
+    items = [{"role": "user", "content": str(number), "id": f"m{number}"} for number in range(30)]
+
+    def ids(query: str) -> tuple[list[str], bool]:
+        found = read(items, query=query)
+        return [item["id"] for item in found["data"]], found["has_more"]
+
+    assert ids("") == ([f"m{number}" for number in range(29, 9, -1)], True)
+    assert ids("?after=m2") == (["m1", "m0"], False)
+    assert ids("?order=asc&limit=2&after=m3") == (["m4", "m5"], True)
+    assert ids("?after=m0") == ([], False)
+
+
+@pytest.mark.parametrize("query", ["?limit=0", "?limit=101", "?limit=x", "?order=up", "?after=nothing"])
+def test_a_wrong_page_is_refused(query: str):
+    assert read("Hi", query=query)["error"]["param"] == query.strip("?").partition("=")[0]
+
+
+def test_tokens_are_counted_as_the_answer_counts_them():
+    question = {"input": "Hi", "instructions": "Be brief.", "user": "u"}
+
+    counted = post(f"{RESPONSES}/input_tokens", question).json()
+
+    answer = post(RESPONSES, question).json()
+    assert counted == {"object": "response.input_tokens", "input_tokens": answer["usage"]["input_tokens"]}
+    assert answer["user"] == "u"
+    assert "user" not in post(RESPONSES, {"input": "Hi"}).json()
 
 
 @given(sizes=st.lists(st.integers(0, 60), max_size=12))

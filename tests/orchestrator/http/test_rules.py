@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from starlette.applications import Starlette
 
 from orchestrator.http.app import application
+from orchestrator.http.request_bodies import MOST_LEVELS
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
@@ -222,13 +223,17 @@ def test_a_long_body_is_refused_whether_its_length_is_told_or_not(told: bool):
         (COMPLETIONS, {"prompt": "a", "n": 0}, "n"),
         (COMPLETIONS, {"prompt": "a", "n": 17}, "n"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        (COMPLETIONS, {"prompt": "a", "n": 2, "best_of": 1}, "best_of"),
+        (COMPLETIONS, {"prompt": "a", "best_of": 17}, "best_of"),
+        (COMPLETIONS, {"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"1": 1000}}, "logit_bias"),
         (COMPLETIONS, {"prompt": "a", "stop": [1]}, "stop"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": "hi"}, "messages"),
         (CHAT, {"messages": [{"role": "nobody", "content": "x"}]}, None),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, None),
     ],
 )
 def test_wrong_input_is_named(path: str, body: Any, param: str | None):
@@ -245,18 +250,88 @@ def test_a_body_that_is_not_json_is_refused(body: bytes):
     assert response.status_code == 400
 
 
+def deep_body(body: Any, field: str, levels: int) -> str:
+    """`body` as JSON, with a field of `levels` levels, an object outside."""
+    half = levels // 2
+    return json.dumps({**body, field: 0}).replace(f'"{field}": 0', f'"{field}": ' + '{"a": [' * half + "]}" * half)
+
+
+DEEP = [
+    (COMPLETIONS, {"prompt": "a"}, "user"),
+    (CHAT, HELLO, "user"),
+    ("/v1/responses", {"input": "a"}, "metadata"),
+    ("/v1/messages", {**HELLO, "max_tokens": 1}, "output_config"),
+    ("/v1/messages/count_tokens", HELLO, "output_config"),
+]
+
+
+@pytest.mark.parametrize("levels", [MOST_LEVELS, 600, 960, 10_000])
+@pytest.mark.parametrize(("path", "body", "field"), DEEP)
+def test_a_body_that_is_nested_too_deeply_is_refused(path: str, body: Any, field: str, levels: int):
+    sent = {"content": deep_body(body, field, levels), "headers": {"content-type": "application/json"}}
+    response = talk(lambda client: client.post(path, **sent))
+
+    assert response.status_code == 400
+    assert f"deeper than {MOST_LEVELS} levels" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_deepest_body_is_answered(stream: bool):
+    body = deep_body({"input": "a", "stream": stream}, "metadata", MOST_LEVELS - 2)
+    answer = talk(
+        lambda client: client.post("/v1/responses", content=body, headers={"content-type": "application/json"})
+    )
+
+    last = answer.text.strip().rsplit("\n", 1)[-1].removeprefix("data: ")
+    found = json.loads(last)["response"] if stream else answer.json()
+    assert found["metadata"] == json.loads(body)["metadata"]
+
+
+def test_a_long_flat_body_is_not_deep():
+    turns = [{"role": "user", "content": "a"}] * (2 * MOST_LEVELS)
+
+    assert post(CHAT, {"messages": turns}, FakePipeline(condition=replace(READY, context=1 << 14))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [(CHAT, {"POST"}), ("/v1/models", {"GET", "HEAD"}), ("/v1/responses/x", {"GET", "HEAD", "DELETE"})],
+)
+def test_a_wrong_method_is_told_the_right_ones(path: str, allowed: set[str]):
+    response = talk(lambda client: client.put(path, json={}))
+
+    assert (response.status_code, {*response.headers["allow"].split(", ")}) == (405, allowed)
+
+
+@pytest.mark.parametrize("kind", ["Application/JSON; charset=utf-8", "application/json;charset=UTF-8"])
+def test_the_case_of_a_content_type_means_nothing(kind: str):
+    sent = {"content": json.dumps(HELLO), "headers": {"content-type": kind}}
+
+    assert talk(lambda client: client.post(CHAT, **sent)).status_code == 200
+
+
+def test_a_refusal_of_an_earlier_turn_is_its_text():
+    pipeline = FakePipeline()
+    turns = [*HELLO["messages"], {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}]
+
+    post(CHAT, {"messages": turns}, pipeline)
+
+    assert list(pipeline.asked[0][0]) == TEMPLATE.tokens([turns[0], {"role": "assistant", "content": "No."}])
+
+
 @pytest.mark.parametrize(
     ("path", "given"),
     [
-        (COMPLETIONS, {"echo": True}),
+        (COMPLETIONS, {"echo": True, "logprobs": 1}),
         (COMPLETIONS, {"suffix": "}"}),
-        (COMPLETIONS, {"best_of": 2}),
         (CHAT, {"response_format": {"type": "verse"}}),
         (CHAT, {"response_format": "json"}),
         (CHAT, {"tool_choice": "always"}),
         (CHAT, {"tool_choice": {"type": "custom"}}),
         (CHAT, {"modalities": ["audio"]}),
         (CHAT, {"functions": [{"name": "f"}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}),
     ],
 )
 def test_unsupported_fields_are_refused(path: str, given: dict[str, Any]):

@@ -1,0 +1,83 @@
+"""Laws of warnings: an answer says what of its request the model did not read."""
+
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from orchestrator.http.chat_prompts import ChatPrompts
+from orchestrator.http.openai.request_models import ChatRequest
+from orchestrator.text.chat_template import ChatTemplate
+from tests.orchestrator.http import test_anthropic as anthropic
+from tests.orchestrator.http import test_responses as responses
+from tests.orchestrator.http.test_rules import CHAT, chunks, post
+from tests.orchestrator.http.test_thinking import model
+from tests.support.fake_pipeline import FakePipeline
+
+DEVELOPER = {"role": "developer", "content": "Be kind."}
+HI = {"role": "user", "content": "Hi"}
+TOOL = {"role": "tool", "tool_call_id": "1", "content": "4"}
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "4"}
+QUESTIONS: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"messages": [HI, TOOL, TOOL]}),
+    (responses.RESPONSES, {"input": [HI, *({"type": "function_call_output", "call_id": "1", "output": "4"},) * 2]}),
+    (anthropic.MESSAGES, {"max_tokens": 5, "messages": [HI, {"role": "user", "content": [RESULT, RESULT]}]}),
+]
+
+
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    """Of a model whose template drops roles that it does not know."""
+    source = (
+        "{% for m in messages if m.role in ('system', 'user', 'assistant') %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+    )
+    return model(tmp_path_factory.mktemp("forgetful"), source)
+
+
+@pytest.mark.parametrize(("path", "question"), QUESTIONS)
+def test_an_answer_says_which_messages_the_model_did_not_read(
+    forgetful: ChatTemplate, path: str, question: dict[str, Any]
+):
+    (warning,) = post(path, question, template=forgetful).json()["warnings"]
+
+    assert "2 message(s) with the role 'tool'" in warning
+
+
+def test_the_beginning_of_a_stream_says_so_too(forgetful: ChatTemplate):
+    (chat, asked), (responding, items), (messages, blocks) = QUESTIONS
+
+    first, *others = chunks(post(chat, {**asked, "stream": True, "n": 2}, template=forgetful))
+    created = responses.events(post(responding, {**items, "stream": True}, template=forgetful))[0]
+    started = anthropic.events(post(messages, {**blocks, "stream": True}, template=forgetful))[0]
+
+    assert all("'tool'" in told["warnings"][0] for told in (first, created["response"], started["message"]))
+    assert not any("warnings" in chunk for chunk in others)
+
+
+@pytest.mark.parametrize("path", [CHAT, responses.RESPONSES])
+def test_developer_messages_are_read_as_system_messages(forgetful: ChatTemplate, path: str):
+    pipeline = FakePipeline()
+    field = "messages" if path == CHAT else "input"
+
+    answers = [
+        post(path, {field: [{**DEVELOPER, "role": role}, HI]}, pipeline, template=forgetful).json()
+        for role in ("developer", "system")
+    ]
+
+    (developer, _), (system, _) = pipeline.asked
+    assert (
+        list(developer)
+        == list(system)
+        == forgetful.codec.encode("system:Be kind.\nuser:Hi\n", special=not forgetful.own)
+    )
+    assert not any("warnings" in answer for answer in answers)
+
+
+def test_a_role_that_is_left_out_is_logged_once(forgetful: ChatTemplate):
+    prompts = ChatPrompts(forgetful)
+
+    with capture_logs() as logged:
+        for _ in range(2):
+            prompts.render(ChatRequest(messages=(HI, TOOL)))
+
+    assert [entry["role"] for entry in logged] == ["tool"]
