@@ -12,7 +12,7 @@ from protocol.kv.exchange import KvExchange
 from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import shared_tokens
 from protocol.messages.base import Level, NodeId
-from protocol.messages.sampling import Sampling
+from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import Start, Verdict, Verify
 from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.sampling.processors.logits_processors import LogitsProcessors
@@ -25,6 +25,8 @@ from target_worker.verification.coupled import coupled
 from target_worker.verification.proposed_tree import ProposedTree
 from target_worker.verification.rejection import rejection
 
+_ROWS_TOGETHER = 64
+
 
 class TargetModel(Protocol):
     """What the engine needs of a model: a `LanguageModel` computes logits, a `RecordedModel` knows them."""
@@ -33,6 +35,7 @@ class TargetModel(Protocol):
     vocabulary: int
     context: int
     level: Level
+    prompt_logits: bool
 
     def sequence(self) -> TreeSequence: ...
 
@@ -62,6 +65,8 @@ class TargetEngine:
                 f"The prompt holds token {max(start.tokens)}; the target's vocabulary ends at "
                 f"{self.model.vocabulary - 1}."
             )
+        if start.sampling.prompt_logprobs and not self.model.prompt_logits:
+            return "This target has no log-probabilities of prompts, only of generated tokens: ask for those alone."
         return None
 
     def processors(self, start: Start) -> LogitsProcessors | None:
@@ -72,7 +77,9 @@ class TargetEngine:
         self, start: Start, processors: LogitsProcessors | None, found: Found[TargetKv] | None = None
     ) -> "TargetSequence":
         """A sequence at `start`. It begins with the KV in `found`, or with the arena that `start` names if the arena
-        holds more."""
+        holds more. With log-probabilities of the prompt it begins empty."""
+        if start.sampling.prompt_logprobs:
+            return TargetSequence(self, start, processors, Adoption(self.model.sequence()), self._checkpoint(start, 0))
         shared = 0 if found is None else found.tokens
         adoption = self._adopt(start, shared)
         if adoption.tokens or found is None or not shared:
@@ -155,6 +162,8 @@ class TargetSequence:
         """Tokens prefilled since the start."""
         self.seconds = 0.0
         """Time spent on prefill and adoption."""
+        self.told: list[Likelihood] = []
+        """Likelihoods of the prompt's tokens from the second one on, if they are wanted and until they are sent."""
         self.early: EarlyForward | None = None
         """The forward of the next round, if it has begun before its Verify."""
 
@@ -196,7 +205,10 @@ class TargetSequence:
         """Evaluate one chunk of the tokens before the root."""
         begin = self.cache.committed
         chunk = self.tokens[begin : min(begin + self._engine.prefill_chunk, self.position)]
-        self.cache.prefill(chunk)
+        logits = self.cache.prefill(chunk)
+        if self.sampling.prompt_logprobs and logits is not None:
+            following = self.tokens[begin + 1 : min(begin + 1 + len(chunk), self.start.prompt_tokens)]
+            self.told += _prompt_likelihoods(logits, following, self.sampling.logprobs or 0)
         self.evaluated += len(chunk)
         self._forget()
 
@@ -272,6 +284,16 @@ class EarlyForward(NamedTuple):
     logits: list[mx.array]
     began: float
     """On the worker's clock."""
+
+
+def _prompt_likelihoods(logits: mx.array, tokens: Sequence[int], count: int) -> list[Likelihood]:
+    """As `likelihoods`, where row i of `logits` is for `tokens[i]`."""
+    found: list[Likelihood] = []
+    # A few rows at a time: in 32 bits, the rows of a large vocabulary take much memory.
+    for first in range(0, len(tokens), _ROWS_TOGETHER):
+        some = tokens[first : first + _ROWS_TOGETHER]
+        found += likelihoods(logits, range(first, first + len(some)), some, count)
+    return found
 
 
 def _chosen(proposal: ProposedTree, walk: Acceptance) -> list[int]:

@@ -59,6 +59,7 @@ class RecordedModel:
         self.vocabulary = texts.target.vocabulary
         self.context = texts.target.context
         self.level: Level = "tree"
+        self.prompt_logits = False
 
     def record(self, outputs: Outputs) -> None:
         """As of a `LanguageModel`. Nothing is recorded if one of them was not computed for the texts."""
@@ -95,6 +96,7 @@ class RecordedSequence(TreeSequence):
         self._index = index
 
     def prefill(self, tokens: Sequence[int]) -> None:
+        """Without logits: those of a prompt were not recorded."""
         begin = self.committed
         super().prefill(tokens)
         self.recorded = self._features(range(begin, self.committed))

@@ -7,12 +7,25 @@ from typing import NamedTuple
 import mlx.core as mx
 from msgspec.structs import replace
 
+from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.kv.segments import SegmentError
-from protocol.messages.base import SequenceId, plain
+from protocol.messages.base import MAX_NODES, SequenceId, plain
 from protocol.messages.features import Features, Tap
 from protocol.messages.kv import KvOffer, KvRelease
-from protocol.messages.worker import Fault, Forest, FromWorker, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
+from protocol.messages.worker import (
+    Fault,
+    Forest,
+    FromWorker,
+    Hello,
+    Prefilled,
+    PromptLikelihoods,
+    Start,
+    Stop,
+    ToWorker,
+    Verdict,
+    Verify,
+)
 from protocol.sampling.grammar import GrammarError
 from protocol.worker.pacing import ForwardPart, Pacer
 from target_worker.engine import Proposal, TargetEngine, TargetSequence
@@ -103,7 +116,7 @@ class TargetWorker:
             return
         began = self._clock()
         waiting = [id for id, sequence in self._sequences.items() if sequence.prefilling]
-        id, found = self._prefix_sharing.next_prefill(waiting)
+        id, found = self._next_prefill(waiting)
         sequence = self._sequences[id] = self._sequences.pop(id)
         if found is not None:
             sequence.take_over(found)
@@ -111,9 +124,26 @@ class TargetWorker:
         sequence.prefill()
         self._pacer.prefill(began, sequence.evaluated - before, context)
         sequence.seconds += self._clock() - began
+        if sequence.told:
+            yield from self._prompt_likelihoods(sequence, before)
         if not sequence.prefilling:
             yield self._prefilled(sequence)
         yield from self._features(sequence, context)
+
+    def _next_prefill(self, waiting: Sequence[SequenceId]) -> tuple[SequenceId, Found[TargetKv] | None]:
+        """As of `PrefixSharing`. A sequence that tells of its whole prompt takes no other's KV."""
+        telling = [id for id in waiting if self._sequences[id].sampling.prompt_logprobs]
+        if waiting[0] in telling:
+            return waiting[0], None
+        return self._prefix_sharing.next_prefill([id for id in waiting if id not in telling])
+
+    def _prompt_likelihoods(self, sequence: TargetSequence, first: int) -> Iterator[PromptLikelihoods]:
+        """Tell what the last prefill found, from the prompt's token `first` + 1 on."""
+        told, sequence.told = sequence.told, []
+        id = sequence.start.sequence
+        for begin in range(0, len(told), MAX_NODES):
+            some = tuple(told[begin : begin + MAX_NODES])
+            yield PromptLikelihoods(id, sequence.round, first + begin, some)
 
     def _prefilled(self, sequence: TargetSequence) -> Prefilled:
         self._queue_save(sequence)
@@ -169,7 +199,8 @@ class TargetWorker:
             return
         began = self._clock()
         if earlier is None:
-            sequence = self._engine.open(start, processors, self._prefix_sharing.find(start.tokens[:-1]))
+            found = None if start.sampling.prompt_logprobs else self._prefix_sharing.find(start.tokens[:-1])
+            sequence = self._engine.open(start, processors, found)
         else:
             sequence = self._engine.reopen(earlier, start, processors)
         sequence.seconds = self._clock() - began if sequence.adopted else 0.0

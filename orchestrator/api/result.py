@@ -26,6 +26,8 @@ class Result:
     """The stop string that ended it; None for the model's own end."""
     likelihoods: tuple[Likelihood, ...] = ()
     """One a token, if they were requested."""
+    prompt_likelihoods: tuple[Likelihood, ...] = ()
+    """Of the prompt's tokens from the second one on, if they were requested."""
 
     @overload
     def __getitem__(self, field: Literal["text"]) -> str: ...
@@ -85,6 +87,7 @@ class OutputCollector:
         self._hits: list[bool] = []
         self.chosen: list[Chosen] = []
         """Tokens so far with their likelihoods, if they were asked for."""
+        self._prompt: list[Likelihood] = []
 
     @property
     def tokens(self) -> int:
@@ -103,6 +106,7 @@ class OutputCollector:
                 self._texts.append(message.text)
                 self._tokens.extend(message.tokens)
                 self.chosen.extend(map(Chosen, message.tokens, message.likelihoods))
+                self._prompt.extend(message.prompt_likelihoods)
                 if message.hit is not None:
                     self._hits.append(message.hit)
                 return message.text
@@ -115,6 +119,7 @@ class OutputCollector:
                     self._seed,
                     message.stop,
                     tuple(one.likelihood for one in self.chosen),
+                    tuple(self._prompt),
                 )
             case Refused() if message.request in (self._request, ""):
                 raise blaming(message.blame, message.text)

@@ -27,6 +27,8 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """The text will be JSON that fits this schema, for instance {"type": "object"}. Enforced while decoding."""
     grammar: Grammar | None = None
     """A schema with text around it. Give either this or `json_schema`."""
+    prompt_logprobs: bool = False
+    """Report the log-probabilities of the prompt's tokens too: `Result.prompt_likelihoods`. No KV is reused then."""
     seed: int | None = None
     """None draws a seed; the result has it."""
     max_tokens: int | None = 256
@@ -95,5 +97,6 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             **shared,
             logit_bias=tuple(sorted(self.logit_bias.items())),
             grammar=self._grammar(),
+            prompt_logprobs=self.prompt_logprobs,
             seed=secrets.randbelow(1 << 32) if self.seed is None else self.seed,
         )

@@ -29,6 +29,8 @@ class Emit:
     """Whether the round is a hit; None under a strategy without a speculation cache."""
     likelihoods: tuple[Likelihood, ...] = ()
     """One for each token, if the request asked for log-probabilities."""
+    prompt_likelihoods: tuple[Likelihood, ...] = ()
+    """Of the next tokens of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

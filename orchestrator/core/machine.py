@@ -24,7 +24,7 @@ from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.features import Features
 from protocol.messages.kv import KvOffer
-from protocol.messages.worker import Fault, Forest, Grow, Hello, Prefilled, Verdict, Verify
+from protocol.messages.worker import Fault, Forest, Grow, Hello, Prefilled, PromptLikelihoods, Verdict, Verify
 
 
 class Machine:
@@ -146,6 +146,8 @@ class Machine:
         match event.role, event.message:
             case "target", Verdict() as verdict:
                 return self._on_verdict(verdict, now)
+            case "target", PromptLikelihoods() as told:
+                return self._on_prompt_likelihoods(told)
             case "target", Prefilled() as prefilled:
                 return self._on_prefilled(prefilled, now)
             case "target", Features() as features:
@@ -173,11 +175,20 @@ class Machine:
         # A draft that shares the target's KV may have waited for it.
         return commands if sequence is None else [*commands, *self.drafts.begin(sequence, now)]
 
+    def _on_prompt_likelihoods(self, message: PromptLikelihoods) -> list[Command]:
+        sequence = self.sequences.get(message.sequence)
+        if sequence is None or sequence.phase is not Phase.PREFILLING or message.round != sequence.round:
+            return self._drop()
+        new = sequence.tell_prompt(message.first, message.likelihoods)
+        if new is None:
+            return self._drop()
+        return [Emit(sequence.id, (), prompt_likelihoods=new)] if new else []
+
     def _on_prefilled(self, message: Prefilled, now: float) -> list[Command]:
         sequence = self.sequences.get(message.sequence)
         if sequence is None or sequence.phase is not Phase.PREFILLING or message.round != sequence.round:
             return self._drop()
-        if message.tokens + message.adopted > sequence.position:
+        if message.tokens + message.adopted > sequence.position or sequence.untold:
             return self._drop()
         sequence.prefilled(now)
         sequence.stats.prefill_seconds += message.seconds

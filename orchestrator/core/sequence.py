@@ -12,6 +12,7 @@ from orchestrator.core.request_stats import RequestStats
 from orchestrator.core.speculation import Speculation
 from protocol.messages.base import Level, NodeId, SequenceId
 from protocol.messages.kv import KvReference
+from protocol.messages.sampling import Likelihood
 from protocol.messages.worker import Hello, Verdict, Verify
 from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.speculation.token_tree import Node, TokenTree, end_of_path, flatten, node_id
@@ -57,6 +58,8 @@ class Sequence:
         """So did this one, whether or not they were dropped."""
         self.level: Level = "tree"
         """What the target verifies."""
+        self.untold = len(request.tokens) - 1 if request.sampling.prompt_logprobs else 0
+        """Tokens of the prompt whose likelihoods the client waits for."""
         self._max_tokens = request.max_tokens
         self._lookup = PromptLookup()
         self._lookup.extend(self.tokens)
@@ -121,6 +124,16 @@ class Sequence:
         self.enter(Trigger.SEND_START)
         self.sent_at = now
         self.adopting = adopting
+
+    def tell_prompt(self, first: int, likelihoods: tuple[Likelihood, ...]) -> tuple[Likelihood, ...] | None:
+        """What is new of the likelihoods of the prompt's tokens from `first` on: a target that was started again tells
+        all of them again. None if nobody asked for them, or if some before them are missing."""
+        told = len(self.request.tokens) - 1 - self.untold
+        if not self.request.sampling.prompt_logprobs or first > told:
+            return None
+        new = likelihoods[told - first :][: self.untold]
+        self.untold -= len(new)
+        return new
 
     def prefilled(self, now: float) -> None:
         """The target holds the KV before the root."""

@@ -1,5 +1,7 @@
 """What workers are told of a sequence: the Start that serves it, and the Reroot by which a draft follows it. Pure."""
 
+from msgspec.structs import replace
+
 from orchestrator.core.sequence import Sequence
 from protocol.messages.base import MAX_EOS_TOKENS
 from protocol.messages.kv import KvReference
@@ -17,15 +19,16 @@ def start_message(
 ) -> Start:
     """The Start that serves the sequence from its committed tokens.
 
-    A draft's Start names the growth plan, the target's vocabulary and perhaps a `sampling` of its own, and both may
-    name an arena to adopt.
+    The target is asked for log-probabilities of the prompt until it has told all. A draft's Start names the growth
+    plan, the target's vocabulary and perhaps a `sampling` of its own. Both may name an arena to adopt.
     """
+    chosen, wanted = sampling or sequence.request.sampling, plan is None and sequence.untold
     return Start(
         sequence=sequence.id,
         round=sequence.round,
         tokens=tuple(sequence.tokens),
         root=sequence.tree.root.id,
-        sampling=sampling or sequence.request.sampling,
+        sampling=chosen if wanted else replace(chosen, prompt_logprobs=False),
         vocabulary=vocabulary,
         plan=plan,
         adopt=adopt,

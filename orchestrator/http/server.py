@@ -24,7 +24,7 @@ from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, ant
 from orchestrator.http.monitoring.health import Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
-from orchestrator.http.openai.answers import ChoiceAnswer, Chunks
+from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, Echo
 from orchestrator.http.openai.request_models import ChatRequest, CompletionRequest, GenerationRequest, read, sampling
 from orchestrator.http.prompt_encoding import Prompt, PromptEncoder
 from orchestrator.http.renderer import Renderer
@@ -48,8 +48,8 @@ class Prepared(NamedTuple):
     """A request that is ready for the pipeline."""
 
     prompts: Sequence[Prompt]
-    new_renderer: Callable[[int], Renderer]
-    """Makes the renderer from the number of prompt tokens."""
+    new_renderer: Callable[[Sequence[Sequence[int]]], Renderer]
+    """Makes the renderer from the prompts' tokens."""
     grammar: Grammar | None = None
     """What the answers are held to."""
     shown: frozenset[int] = frozenset()
@@ -108,13 +108,16 @@ class Server:
             len(question.prompts),
             with_usage=question.with_usage,
             codec=None if question.told is None else self.codec,
+            silent=question.silent,
             returned=question.returned if question.choices > question.returned else None,
         )
 
         def prepare() -> Prepared:
-            echoed = self._echoed(question)
-            renderer = Chunks(replace(answer, echoed=echoed), len(question.prompts) * question.choices)
-            return Prepared(question.prompts, lambda _: renderer)
+            def renderer(prompts: Sequence[Sequence[int]]) -> Chunks:
+                echoed = self._echoed(question, prompts)
+                return Chunks(replace(answer, echoed=echoed), len(prompts) * question.choices)
+
+            return Prepared(question.prompts, renderer)
 
         return await self.answer(request, question, prepare)
 
@@ -141,16 +144,20 @@ class Server:
 
         def prepare() -> Prepared:
             prompt = self.prompts.render(question)
-            return Prepared([prompt.text], lambda tokens: make_renderer(prompt, tokens), prompt.grammar, prompt.shown)
+
+            def renderer(prompts: Sequence[Sequence[int]]) -> Renderer:
+                return make_renderer(prompt, len(prompts[0]))
+
+            return Prepared([prompt.text], renderer, prompt.grammar, prompt.shown)
 
         return await self.answer(request, question, prepare)
 
-    def _echoed(self, question: CompletionRequest) -> list[str]:
+    def _echoed(self, question: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[Echo]:
         """The prompt of each choice that is returned, if the client wants it back."""
         if not question.echo:
             return []
         texts = [each if isinstance(each, str) else self.codec.decode(each) for each in question.prompts]
-        return [text for text in texts for _ in range(question.returned)]
+        return [Echo(*each) for each in zip(texts, prompts, strict=True) for _ in range(question.returned)]
 
     async def chat_tokens(self, question: ChatRequest) -> Sequence[int]:
         """The prompt of a chat, however long. Raises ApiError for what the model's chat template can't render."""
@@ -176,7 +183,7 @@ class Server:
             prompts = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
             await asyncio.to_thread(_require_enforceable, question, prepared.grammar)
             choices = self._choices(question, prompts, prepared, state)
-            renderer = prepared.new_renderer(sum(map(len, prompts)))
+            renderer = prepared.new_renderer(prompts)
             generation = ChoiceStream(
                 [RequestMeasurement(self._backend.stream(*each), self.figures) for each in choices],
                 on_end=places.release,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import zmq
+from msgspec.structs import replace
 
 from orchestrator.core.commands import Emit, Finish
 from orchestrator.core.events import Ended, Submitted
@@ -83,7 +84,10 @@ class ClientFrontend:
         state = self._requests[command.sequence]
         if state.stopped:
             return None
-        output = state.output(command.tokens, command.hit, command.likelihoods)
+        output = replace(
+            state.output(command.tokens, command.hit, command.likelihoods),
+            prompt_likelihoods=command.prompt_likelihoods,
+        )
         if not self._hub.send(state.peer, output, state.stamp):
             return Ended(command.sequence, "cancelled")
         if state.stopped:

@@ -74,6 +74,8 @@ class LanguageModel:
         """`config`: the content of config.json; without one, what the model itself keeps of it."""
         self.folder = folder
         self.network: Any = model
+        self.prompt_logits = True
+        """A prefill gives logits."""
         kept = getattr(model, "args", None) or getattr(model, "config", None)
         config = vars(kept) if config is None else config
         self.architecture = str(config["model_type"])

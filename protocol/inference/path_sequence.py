@@ -36,8 +36,9 @@ class PathSequence:
     def position(self, row: int) -> int:
         return self.committed + len(self._path(row)) - 1
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        self._sequence.prefill(tokens)
+    def prefill(self, tokens: Sequence[int]) -> mx.array | None:
+        """As of `TreeSequence`."""
+        return self._sequence.prefill(tokens)
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
         """(L, V) logits of new rows, not yet computed; see `TreeSequence.evaluate`."""

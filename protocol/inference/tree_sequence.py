@@ -77,19 +77,21 @@ class TreeSequence:
         """Absolute position of a live row."""
         return self._table.row(row).position
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Append committed tokens in one causal forward. There must be no rows."""
+    def prefill(self, tokens: Sequence[int]) -> mx.array | None:
+        """Append committed tokens in one causal forward. There must be no rows. Returns the (L, V) logits, which are
+        computed only if they are used; None without tokens."""
         self.recorded = None
         if not tokens:
-            return
+            return None
         if self._table.dead:
             self._compact()
         begin = self._table.size
         self._table.append(len(tokens))
-        self._logits(tokens, self._chain(begin, len(tokens)))
+        logits = self._logits(tokens, self._chain(begin, len(tokens)))
         self._compute()
         for cache in self._folding:
             cache.remember()
+        return logits
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int], first: int | None = None) -> mx.array:
         """(L, V) logits, not yet computed, of tokens that become rows next_row, next_row + 1, ...

@@ -69,6 +69,8 @@ class Output(Message, frozen=True):
     """Whether the round was a hit; None under a strategy without a speculation cache."""
     likelihoods: Likelihoods = ()
     """One for each token, if the request asks for log-probabilities."""
+    prompt_likelihoods: Likelihoods = ()
+    """Of the next tokens of the prompt, from the second one on, if the request asks for them."""
 
 
 class Pace(MessagePart, frozen=True, kw_only=True):

@@ -100,6 +100,9 @@ class Sampling(SamplingFields, frozen=True, kw_only=True):
     ] = ()
     grammar: Grammar | None = None
     seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
+    prompt_logprobs: bool = False
+    """Report the log-probabilities of the prompt's tokens too, beside as many others as `logprobs` says. The whole
+    prompt is then evaluated, whatever KV there is."""
 
 
 class Likelihood(MessagePart, frozen=True):

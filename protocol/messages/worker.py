@@ -113,6 +113,18 @@ class Prefilled(Message, frozen=True):
     paced: Paced | None = None
 
 
+class PromptLikelihoods(Message, frozen=True):
+    """How probable the target found tokens of the prompt, if the sampling asks for it. Sent before the Prefilled, in
+    the prompt's order."""
+
+    sequence: WireSequence
+    round: Round
+    first: Count
+    """Tokens of the prompt that were told before: 0 stands for the prompt's second token, as nothing precedes the
+    first one."""
+    likelihoods: Likelihoods
+
+
 class Grow(Message, frozen=True):
     """New tree nodes as flat parallel arrays: children of one parent in descending probability,
     parents before their children."""
@@ -272,7 +284,7 @@ class Shutdown(Message, frozen=True):
     """End the worker process."""
 
 
-FromWorker: TypeAlias = Hello | Prefilled | KvOffer | Grow | Verdict | Features | Fault | Pong
+FromWorker: TypeAlias = Hello | PromptLikelihoods | Prefilled | KvOffer | Grow | Verdict | Features | Fault | Pong
 ToWorker: TypeAlias = (
     Start | Prefill | Reroot | Extend | Features | Verify | Forest | Tap | KvRelease | Stop | Ping | Shutdown
 )

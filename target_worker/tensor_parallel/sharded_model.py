@@ -43,6 +43,8 @@ class LeadingModel(LanguageModel):
 
     def lead(self, peers: Sequence[Peer]) -> None:
         self._send = lambda command: send_all(peers, command)
+        # The other ranks do not compute the logits of a prefill, which may take collectives.
+        self.prompt_logits = False
         self.numbers = itertools.count(1)
 
     def sequence(self) -> TreeSequence:
@@ -89,6 +91,7 @@ class LeadingSequence(TreeSequence):
         weakref.finalize(self, send, CloseCommand(number)).atexit = False
 
     def prefill(self, tokens: Sequence[int]) -> None:
+        """Without logits: the other ranks do not compute them."""
         self._send(PrefillCommand(self.number, tuple(tokens)))
         super().prefill(tokens)
 

@@ -131,6 +131,26 @@ def test_a_chat_keeps_to_its_form_and_tells_how_probable_that_was(serving: Servi
     assert serving.client.post(CHAT, json={**asked, "response_format": {"type": "verse"}}).status_code == 400
 
 
+def test_an_echo_tells_how_probable_the_prompt_is_whether_or_not_its_kv_is_there(
+    serving: Serving, reference: Reference
+):
+    tokens = TextCodec(DEMO).encode(PROMPT)
+    asked: dict[str, Any] = {"prompt": [tokens, tokens], "temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": True}
+    known = [reference(tokens[:end], params(0.0, logprobs=1)).likelihoods[0] for end in range(1, len(tokens))]
+
+    for _ in range(2):
+        for choice in serving.post(COMPLETIONS, **asked)["choices"]:
+            told = choice["logprobs"]
+            assert choice["text"].startswith(PROMPT)
+            assert (len(told["tokens"]), told["token_logprobs"][0]) == (len(tokens) + 1, None)
+            for best, one in zip(told["top_logprobs"][1:-1], known, strict=True):
+                assert max(best.values()) == pytest.approx(one.best[0][1], abs=1e-3)
+            assert all(
+                chosen <= max(best.values())
+                for chosen, best in zip(told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True)
+            )
+
+
 def test_the_other_apis_say_what_a_chat_says(serving: Serving):
     turn = {"messages": [{"role": "user", "content": "import"}]}
     asked: dict[str, Any] = {"temperature": 0.7, "seed": 5}

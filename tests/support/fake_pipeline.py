@@ -68,7 +68,7 @@ class FakeStream:
             said = "".join(piece for piece in self._pipeline.pieces(self._params) if isinstance(piece, str))
             figures = statistics(len(self._prompt), len(said))
             reason, stop = self._pipeline.ends
-            self.result = Result(said, (), reason, figures, self._params.seed or 0, stop)
+            self.result = self._pipeline.result or Result(said, (), reason, figures, self._params.seed or 0, stop)
         finally:
             self._pipeline.running -= 1
             if self.result is None:
@@ -82,6 +82,8 @@ class FakePipeline:
     asked: list[tuple[Sequence[int], SamplingParams]] = field(default_factory=list)
     ends: tuple[Literal["stop", "length"], str | None] = ("stop", None)
     """Why every generation ends, and by which stop string."""
+    result: Result | None = None
+    """Of every generation, in place of one that is made from the pieces."""
     running: int = 0
     stuck: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)

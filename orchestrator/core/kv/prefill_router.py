@@ -35,6 +35,9 @@ class PrefillRouter:
 
     def begin(self, sequence: Sequence, now: float) -> Command:
         """Start the sequence on the target, or first delegate its prompt to the prefill worker if that is faster."""
+        if sequence.untold:
+            # The target evaluates the whole prompt anyway.
+            return self._start(sequence, now)
         reference = self._arenas.find(sequence.tokens)
         adoptable = 0 if reference is None else reference.tokens
         if self._worker_up and self._costs.worker_pays(sequence.position, adoptable):
@@ -131,7 +134,7 @@ class PrefillRouter:
 
     def _adoptable(self, sequence: Sequence) -> KvReference | None:
         """The arena that the target is to adopt, pinned until the target has answered."""
-        reference = self._arenas.find(sequence.tokens)
+        reference = None if sequence.untold else self._arenas.find(sequence.tokens)
         self._arenas.pin(sequence.id, reference)
         return reference
 

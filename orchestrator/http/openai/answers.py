@@ -3,15 +3,17 @@
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from msgspec import structs
 
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import OutputEvent, Text
 from orchestrator.http.openai.best_of import best
 from orchestrator.http.openai.content import chat_call
-from orchestrator.http.openai.logprobs import LogprobTranscript, no_logprobs
+from orchestrator.http.openai.logprobs import LogprobTranscript, echoed_logprobs, no_logprobs
 from orchestrator.http.openai.usage import usage
 from orchestrator.http.renderer import COMMENT, frame
 from orchestrator.text.answer.answer_format import MarkedParser
@@ -22,6 +24,13 @@ AnswerKind = Literal["chat", "text"]
 _PREFIX = {"chat": "chatcmpl", "text": "cmpl"}
 _DONE = b"data: [DONE]\n\n"
 _OBJECT = {"chat": "chat.completion", "text": "text_completion"}
+
+
+class Echo(NamedTuple):
+    """A prompt that the client wants back."""
+
+    text: str
+    tokens: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -44,14 +53,17 @@ class ChoiceAnswer:
     """Counts the tokens of a text."""
     warnings: Sequence[str] = ()
     """What of the request the model does not read; told in the answer and in the first chunk."""
-    echoed: Sequence[str] = ()
-    """Of each choice, the text that comes before it: its prompt."""
+    echoed: Sequence[Echo] = ()
+    """Of each choice, the prompt that comes before it."""
+    silent: bool = False
+    """Nothing comes behind the prompt: the token that was generated is left out."""
     returned: int | None = None
     """Choices of each prompt that are returned, the best ones; None for all."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
+        results = [_silenced(result) for result in results] if self.silent else results
         shown = results if self.returned is None else best(results, self.prompts, self.returned)
         parsed = [self._parsed(result) for result in shown]
         choices = [self._choice(index, *each) for index, each in enumerate(zip(shown, parsed, strict=True))]
@@ -62,7 +74,7 @@ class ChoiceAnswer:
     def opening(self, choices: int) -> list[dict[str, Any]]:
         """Chunks before the first text."""
         if self.kind == "text":
-            return [self.piece(index, text) for index, text in enumerate(self.echoed)]
+            return [self.piece(index, echo.text) for index, echo in enumerate(self.echoed)]
         first, *others = [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(choices)]
         return [first | self._warned, *others]
 
@@ -112,11 +124,12 @@ class ChoiceAnswer:
         parts, start = parsed
         text, reasoning = _joined(parts, Spoken), _joined(parts, Reasoning)
         calls = [chat_call(part) for part in parts if isinstance(part, Call)]
-        logprobs = self._logprobs(result, start)
+        echo = self.echoed[index] if self.echoed else None
+        logprobs = self._logprobs(result, start, echo)
         reason = finish_reason(result, bool(calls))
         if self.kind == "text":
-            before = self.echoed[index] if self.echoed else ""
-            return {"index": index, "text": before + text, "logprobs": logprobs, "finish_reason": reason}
+            text = echo.text + text if echo else text
+            return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         message = {"role": "assistant", "content": text, "refusal": None}
         if reasoning:
             message = {**message, "reasoning_content": reasoning}
@@ -124,9 +137,12 @@ class ChoiceAnswer:
             message = {**message, "content": text.strip() or None, "tool_calls": calls}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
-    def _logprobs(self, result: Result, start: int | None) -> dict[str, Any] | None:
+    def _logprobs(self, result: Result, start: int | None, echo: Echo | None) -> dict[str, Any] | None:
         if self.codec is None:
             return None
+        if echo is not None:
+            chosen = list(map(Chosen, result.tokens, result.likelihoods))
+            return echoed_logprobs(self.codec, echo.tokens, result.prompt_likelihoods, echo.text, chosen)
         transcript = LogprobTranscript(self.kind, self.codec, self.shown)
         found = transcript.push(result.text, map(Chosen, result.tokens, result.likelihoods), start)
         return found or no_logprobs(self.kind, self.codec)
@@ -209,6 +225,11 @@ class _ChoiceChunks:
 
 def _joined(parts: Iterable[Part], kind: type[Reasoning] | type[Spoken]) -> str:
     return "".join(part.text for part in parts if isinstance(part, kind))
+
+
+def _silenced(result: Result) -> Result:
+    statistics = structs.replace(result.statistics, generated_tokens=0)
+    return replace(result, text="", tokens=(), likelihoods=(), finish_reason="length", statistics=statistics)
 
 
 def finish_reason(result: Result, called: bool) -> str:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Literal
 
 from orchestrator.api.result import Chosen
@@ -40,6 +41,37 @@ class LogprobTranscript:
             if offset >= start:
                 ready.append((offset, one))
         return self._format(ready, self._codec) if ready else None
+
+
+def echoed_logprobs(
+    codec: TextCodec,
+    prompt: Sequence[int],
+    likelihoods: Sequence[Likelihood],
+    text: str,
+    chosen: Sequence[Chosen],
+) -> dict[str, Any]:
+    """Of a prompt and of the answer behind it, in the format of completions. Nothing precedes the first token, so it
+    has no log-probability. All tokens of the answer are there, the end token too, so that clients can count them.
+
+    `likelihoods`: of `prompt` from the second token on; `text`: of the prompt.
+    """
+    first, *others = prompt
+    told = list(map(Chosen, others, likelihoods))
+    offsets = _offsets(codec, prompt, 0)[1:] + _offsets(codec, [one.token for one in chosen], len(text))
+    behind = _text(list(zip(offsets, [*told, *chosen], strict=True)), codec)
+    best = behind["top_logprobs"]
+    return {
+        "tokens": [_readable(codec.spelt(first)), *behind["tokens"]],
+        "token_logprobs": [None, *behind["token_logprobs"]],
+        "top_logprobs": None if best is None else [None, *best],
+        "text_offset": [0, *behind["text_offset"]],
+    }
+
+
+def _offsets(codec: TextCodec, tokens: Sequence[int], begin: int) -> list[int]:
+    """Where the text of each token begins, if that of the first one begins at `begin`."""
+    stream = codec.stream()
+    return list(accumulate((len(stream.push([token])) for token in tokens), initial=begin))[:-1]
 
 
 def no_logprobs(kind: Literal["chat", "text"], codec: TextCodec) -> dict[str, Any]:

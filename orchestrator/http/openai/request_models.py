@@ -54,6 +54,11 @@ class GenerationRequest(CheckedSamplingFields, kw_only=True):
         """How many of the most probable tokens are told beside each chosen one; None if nothing is."""
         return None
 
+    @property
+    def prompt_logprobs(self) -> bool:
+        """Whether the log-probabilities of the prompt's tokens are told too."""
+        return False
+
     def refuse_unsupported(self) -> None:
         """Raises ApiError for what would change the answer, if this server could do it."""
 
@@ -61,6 +66,7 @@ class GenerationRequest(CheckedSamplingFields, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/completions."""
 
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
     prompt: str | tuple[str | Token | tuple[Token, ...], ...]
     logprobs: Annotated[int, Meta(ge=0, le=5)] | bool | None = None
     echo: bool | None = None
@@ -78,6 +84,20 @@ class CompletionRequest(GenerationRequest, kw_only=True):
                 raise ApiError(400, "prompt mixes token ids with texts or lists: send one kind.", param="prompt")
             return [ids]
         return [each for each in self.prompt if not isinstance(each, int)]
+
+    @property
+    def limit(self) -> int | None:
+        # The pipeline generates at least one token.
+        return 1 if self.silent else self.max_tokens
+
+    @property
+    def silent(self) -> bool:
+        """The client wants nothing but its prompt back."""
+        return self.max_tokens == 0
+
+    @property
+    def prompt_logprobs(self) -> bool:
+        return bool(self.echo) and self.told is not None
 
     @property
     def choices(self) -> int:
@@ -103,8 +123,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             raise unsupported(
                 "suffix", "suffix is not supported, because texts are continued at their end: leave it out."
             )
-        if self.echo and self.told is not None:
-            raise unsupported("echo", "Log-probabilities of the prompt are not supported: leave out echo or logprobs.")
+        if self.silent and not self.echo:
+            raise ApiError(
+                400, "A max_tokens of 0 generates nothing: set echo too.", code="invalid_value", param="max_tokens"
+            )
+        if self.stream and (self.silent or self.prompt_logprobs):
+            raise unsupported("stream", "An echo with logprobs, or with max_tokens 0, comes whole: leave out stream.")
         if self.best_of is not None and self.best_of < self.returned:
             raise ApiError(400, "best_of must be at least n.", code="invalid_value", param="best_of")
         if self.choices > self.returned and self.stream:
@@ -226,6 +250,7 @@ def sampling(
         logit_bias=_bias(question.logit_bias or {}),
         grammar=grammar,
         logprobs=question.alternatives,
+        prompt_logprobs=question.prompt_logprobs,
     )
     try:
         params.submit("", "check")

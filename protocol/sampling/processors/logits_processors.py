@@ -18,6 +18,7 @@ NOT_PROCESSED = {
     "temperature": "divides the processed logits, in `sampler.scores`",
     "seed": "chooses the noise, in `sampler.scores`",
     "logprobs": "reports the model's own logits, before any processor",
+    "prompt_logprobs": "reports logits of the prompt, from which nothing is chosen",
     "verification": "chooses the acceptance rule",
 }
 """Fields of `Sampling` that no processor handles, and why."""

@@ -1,5 +1,6 @@
 """Laws of /v1/completions that chats do not have: prompts in answers, and answers that are chosen among several."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,3 +78,61 @@ def test_a_best_of_that_equals_n_changes_nothing():
     post(COMPLETIONS, {"prompt": "a", "n": 2, "best_of": 2, "stream": True}, pipeline)
 
     assert [params.logprobs for _, params in pipeline.asked] == [None, None]
+
+
+# Log-probabilities of prompts ---------------------------------------------------------------------
+
+TOKENS = CODEC.encode("Say it, caf\u00e9")
+KNOWN = tuple(Likelihood(-0.5 - place, ((7, -0.25),)) for place in range(len(TOKENS) - 1))
+
+
+ANSWER = replace(result("", -3.0), prompt_likelihoods=KNOWN)
+"""One token without text."""
+
+
+def echoed(**asked: Any) -> Any:
+    pipeline = FakePipeline(lambda _: [], result=ANSWER)
+    answer = post(COMPLETIONS, {"prompt": TOKENS, "echo": True, "logprobs": 1, "max_tokens": 1, **asked}, pipeline)
+    ((_, params),) = pipeline.asked
+    assert (params.prompt_logprobs, params.max_tokens) == (True, 1)
+    return answer.json()
+
+
+def test_an_echo_with_logprobs_tells_of_every_token_the_end_token_included():
+    (choice,) = echoed()["choices"]
+
+    told = choice["logprobs"]
+    assert choice["text"] == "Say it, caf\u00e9"
+    assert [len(each) for each in told.values()] == [len(TOKENS) + 1] * 4
+    assert told["token_logprobs"] == [None, *(likelihood.chosen for likelihood in KNOWN), -3.0]
+    assert (told["top_logprobs"][0], told["text_offset"][0], told["text_offset"][-1]) == (None, 0, len(choice["text"]))
+    for token, spelt, likely in zip(TOKENS[1:], told["tokens"][1:-1], told["top_logprobs"][1:-1], strict=True):
+        assert spelt == CODEC.spelt(token).decode("utf-8", "backslashreplace")
+        assert spelt in likely
+
+
+def test_offsets_say_where_a_token_begins_in_the_text():
+    (choice,) = echoed()["choices"]
+
+    told = choice["logprobs"]
+    ends = [*told["text_offset"][1:], len(choice["text"])]
+    for token, begin, end in zip(told["tokens"][:-1], told["text_offset"], ends, strict=False):
+        assert choice["text"][begin:end] == token or "\\x" in token
+
+
+def test_an_echo_with_max_tokens_0_has_the_prompt_alone():
+    answer = echoed(max_tokens=0, logprobs=0)
+
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("Say it, caf\u00e9", "length")
+    assert len(choice["logprobs"]["tokens"]) == len(TOKENS)
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_without_logprobs_an_echo_asks_for_none():
+    pipeline = FakePipeline()
+
+    answer = post(COMPLETIONS, {"prompt": "Say", "echo": True, "max_tokens": 0}, pipeline).json()
+
+    assert not pipeline.asked[0][1].prompt_logprobs
+    assert [(choice["text"], choice["logprobs"]) for choice in answer["choices"]] == [("Say", None)]

@@ -322,7 +322,8 @@ def test_a_refusal_of_an_earlier_turn_is_its_text():
 @pytest.mark.parametrize(
     ("path", "given"),
     [
-        (COMPLETIONS, {"echo": True, "logprobs": 1}),
+        (COMPLETIONS, {"stream": True, "echo": True, "logprobs": 1}),
+        (COMPLETIONS, {"stream": True, "echo": True, "max_tokens": 0}),
         (COMPLETIONS, {"suffix": "}"}),
         (CHAT, {"response_format": {"type": "verse"}}),
         (CHAT, {"response_format": "json"}),

@@ -1,0 +1,113 @@
+"""Laws of a prompt's log-probabilities: the client gets each once and in order, whatever target tells them."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.core.commands import Command, Emit, SendMessage
+from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
+from orchestrator.core.machine import Machine
+from orchestrator.core.options import Options
+from orchestrator.tools.simulate.modelled_worker import modelled_hello
+from protocol.messages.base import SequenceId
+from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.worker import Prefilled, PromptLikelihoods, Start, Verify
+
+ONE = SequenceId(1)
+PROMPT = (1, 2, 3, 4, 5)
+LIKELIHOODS = tuple(Likelihood(-float(place)) for place in range(len(PROMPT) - 1))
+READY = Prefilled(ONE, 0, len(PROMPT) - 1, 0.1)
+
+
+class Told:
+    """One request, and what its client was told of the prompt."""
+
+    def __init__(self, wanted: bool = True) -> None:
+        self.machine = Machine(Options())
+        self.told: list[Likelihood] = []
+        self.sent: dict[str, list[Any]] = {"target": [], "draft": []}
+        self.step(WorkerUp(1, modelled_hello("target")))
+        self.step(WorkerUp(2, modelled_hello("draft")))
+        self.step(Submitted(ONE, Request(PROMPT, Sampling(prompt_logprobs=wanted), 9)))
+
+    def step(self, event: Any) -> list[Command]:
+        commands = self.machine.step(event, 0.0)
+        for command in commands:
+            if isinstance(command, Emit):
+                self.told += command.prompt_likelihoods
+            if isinstance(command, SendMessage) and isinstance(command.message, Start | Verify):
+                self.sent[command.role].append(command.message)
+        return commands
+
+    def tells(self, first: int, end: int, target: int = 1) -> None:
+        self.step(Arrived("target", target, PromptLikelihoods(ONE, 0, first, LIKELIHOODS[first:end])))
+
+
+def test_the_client_gets_what_the_target_tells_before_the_first_token():
+    request = Told()
+    request.tells(0, 3)
+    request.tells(3, 4)
+    request.step(Arrived("target", 1, READY))
+
+    assert tuple(request.told) == LIKELIHOODS
+    assert [type(message) for message in request.sent["target"]] == [Start, Verify]
+
+
+def test_a_new_target_tells_all_again_and_the_client_gets_only_the_rest():
+    request = Told()
+    request.tells(0, 2)
+    request.step(WorkerDown("target", 1))
+    request.step(WorkerUp(3, modelled_hello("target")))
+    request.tells(0, 3, target=3)
+    request.tells(3, 4, target=3)
+
+    assert tuple(request.told) == LIKELIHOODS
+    assert request.machine.stale == 0
+
+
+def test_only_the_target_is_asked_and_not_after_it_has_told_all():
+    request = Told()
+    request.tells(0, 4)
+    request.step(Arrived("target", 1, READY))
+    request.step(WorkerDown("target", 1))
+    request.step(WorkerUp(3, modelled_hello("target")))
+
+    asked = {
+        role: [message.sampling.prompt_logprobs for message in messages if isinstance(message, Start)]
+        for role, messages in request.sent.items()
+    }
+    assert asked["target"] == [True, False]
+    assert not any(asked["draft"])
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_a_message_that_leaves_tokens_out_is_dropped_and_counted(first: int):
+    request = Told()
+    request.tells(first, 5)
+
+    assert (request.told, request.machine.stale) == ([], 1)
+
+
+def test_no_more_is_told_than_the_prompt_has():
+    request = Told()
+    request.step(Arrived("target", 1, PromptLikelihoods(ONE, 0, 0, LIKELIHOODS * 2)))
+
+    assert tuple(request.told) == LIKELIHOODS
+
+
+def test_a_target_that_is_ready_too_early_is_not_believed():
+    request = Told()
+    request.tells(0, 3)
+    request.step(Arrived("target", 1, READY))
+
+    assert request.machine.stale == 1
+    assert [type(message) for message in request.sent["target"]] == [Start]
+
+
+def test_what_nobody_asked_for_is_dropped():
+    request = Told(wanted=False)
+    request.tells(0, 4)
+    request.step(Arrived("target", 1, READY))
+    request.tells(0, 4)
+
+    assert (request.told, request.machine.stale) == ([], 2)
