@@ -8,19 +8,17 @@ from typing import TextIO
 
 import mlx.core as mx
 import msgspec
+import numpy as np
 
 from draft_worker.training.held_out import Examiner
 from draft_worker.training.kind import Setting
 from draft_worker.training.kinds import KINDS
-from draft_worker.training.loop import Loop, Shell, Stopped, settings
-from draft_worker.training.preparation import HELD_OUT, claim, record_states, write_answers
+from draft_worker.training.loop import Loop, Shell, Stopped
+from draft_worker.training.preparation import HELD_OUT, record_states, write_answers
 from draft_worker.training.rows import Shards
-from draft_worker.training.saved_state import Progressed, read_progress
-from draft_worker.training.states import tap_of
+from draft_worker.training.saved_state import Progressed
 from draft_worker.training.target import Target, trained
-from draft_worker.training.token_choice import token_choice
 from protocol.contracts.conversion import Failed
-from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.training import (
     HeldOut,
     TrainingFinished,
@@ -33,6 +31,7 @@ from protocol.errors import InputError, PipelineError
 from protocol.messages.features import FINAL
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 
+HEAD_TOKENS = Path("training") / "head_tokens.npy"
 REPORT = Path("training") / "report.json"
 
 
@@ -53,20 +52,18 @@ class Process:
         order, choices = self._order, self._order.choices
         target = Target(Path(order.target))
         kind = KINDS[choices.kind]
-        # What can be refused is refused before the answers, which take long.
-        wanted = (*kind.outputs(target.layers, choices.layers), FINAL)
-        tap_of(target.model, order.target)
-        begun = read_progress(self.out, settings(choices), model_fingerprint(target.folder))
-        claim(self._work, begun.target)
         prompts = Path(order.prompts) if order.prompts else None
         write_answers(target, prompts, self._work, choices, self._prepared)
+        wanted = (*kind.outputs(target.layers, choices.layers), FINAL)
         outputs = record_states(target, self._work, wanted, self._prepared)
         shards, held_out = Shards(self._work), Shards(self._work / HELD_OUT)
-        tokens = token_choice(self.out, shards.written(target.vocabulary), choices.head)
+        counts = shards.written(target.vocabulary)
+        head_tokens = self._head_tokens(counts)
+        unused = int(np.flatnonzero(counts == counts.min())[-1])
         mx.random.seed(choices.seed)
-        training = kind.training(Setting(target, tokens.head, outputs, tokens.unused, choices.layers))
+        training = kind.training(Setting(target, head_tokens, outputs, unused, choices.layers))
         shell = Shell(time.monotonic, lambda: self._stopping, self.report, self._measured)
-        loop = Loop(training, shards, (Examiner(target, tokens.head), held_out), choices, begun, self.out, shell)
+        loop = Loop(training, shards, (Examiner(target, head_tokens), held_out), choices, self.out, shell)
         report = loop.run()
         return TrainingFinished(
             folder=order.out,
@@ -91,6 +88,16 @@ class Process:
             raise Stopped
         self.report(progress)
 
+    def _head_tokens(self, counts: np.ndarray) -> np.ndarray:
+        """The same ones each time that a training goes on."""
+        path = self.out / HEAD_TOKENS
+        if path.is_file():
+            return np.load(path).astype(np.int64)
+        most = np.argsort(-counts, kind="stable")[: self._order.choices.head]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.sort(most))
+        return np.sort(most)
+
     def _measured(self, held_out: HeldOut, progressed: Progressed) -> None:
         """The last report stays beside the state, for someone who looks at an unfinished training."""
         text = msgspec.json.format(msgspec.json.encode({"progressed": progressed, "held_out": held_out}))
@@ -113,7 +120,7 @@ def main() -> int:
         process.report(Failed(str(error), isinstance(error, InputError)))
         return 1
     except OSError as error:
-        text = f"A file of the training failed ({error}): free disk space, and start the same command again."
+        text = f"{process.out} could not be written ({error}): free disk space, or pass another folder."
         process.report(Failed(text, input_error=False))
         return 1
     return 0

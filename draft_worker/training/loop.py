@@ -49,7 +49,6 @@ class Loop:
         shards: Shards,
         held_out: tuple[Examiner, Shards],
         choices: TrainingChoices,
-        begun: Progressed,
         folder: Path,
         shell: Shell,
     ) -> None:
@@ -57,8 +56,7 @@ class Loop:
         self._examiner, self._held_out = held_out
         self._folder, self._shell = folder, shell
         self._optimisers = Optimisers(training.network.trainable_parameters(), training.tables)
-        self.progressed = begun
-        restore(folder, training.network, self._optimisers)
+        self.progressed = restore(folder, settings(choices), training.network, self._optimisers)
         self._gradient = nn.value_and_grad(training.network, training.loss)
         self._loss: float | None = None
         self._acceptance: float | None = None
@@ -114,12 +112,10 @@ class Loop:
         return max(shares, default=1.0)
 
     def _next_rows(self) -> Iterator[Row]:
-        """Of the epoch's order. An epoch reads the shards that are there when it begins, and ends if some are gone."""
+        """Of the epoch's order. An epoch reads the shards that are there when it begins."""
         progressed = self.progressed
-        there = self._shards.refresh()
-        if progressed.shards > there:
-            progressed.epoch, progressed.position, progressed.shards = progressed.epoch + 1, 0, 0
-        progressed.shards = progressed.shards or there
+        if not progressed.shards:
+            progressed.shards = self._shards.refresh()
         order = np.random.default_rng([self._choices.seed, 0, progressed.epoch]).permutation(
             self._shards.count(progressed.shards)
         )

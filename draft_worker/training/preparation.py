@@ -1,9 +1,7 @@
 """What a training needs before it begins: answers, states, the tokens of the head. Stages that exist are kept."""
 
 import hashlib
-import json
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -12,42 +10,30 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from draft_worker.training.answers import Prompt, Text, packed, texts
+from draft_worker.training.answers import LONGEST_PROMPT, Prompt, Text, packed, texts
 from draft_worker.training.rows import (
     Answers,
     answers_path,
-    halved,
     read_answers,
     save_answers,
     save_states,
     state_outputs,
+    state_width,
     stated_outputs,
     states_path,
 )
 from draft_worker.training.states import recorded, tap_of
 from draft_worker.training.target import Target
-from draft_worker.training.whole_file import whole
 from protocol.contracts.training import TrainingChoices, TrainingProgress
 from protocol.errors import InputError
 from protocol.messages.features import FINAL
 
 HELD_OUT = "held-out"
-_OWNER = "target.json"
 _HELD_OUT_SHARE = 40
 """One of so many prompts is never trained on."""
 
 Report = Callable[[TrainingProgress], None]
 """May raise to end the process: what is unfinished then is written again."""
-
-
-def claim(work: Path, fingerprint: str) -> None:
-    """Note whose answers and states `work` holds. Raises InputError if they are another target's."""
-    path = work / _OWNER
-    if not path.is_file():
-        with whole(path) as unfinished:
-            unfinished.write_text(json.dumps({"target": fingerprint}))
-    elif json.loads(path.read_bytes()) != {"target": fingerprint}:
-        raise InputError(f"{work} holds the answers of another target: pass another folder as --work.")
 
 
 def write_answers(target: Target, prompts: Path | None, work: Path, choices: TrainingChoices, report: Report) -> None:
@@ -56,9 +42,8 @@ def write_answers(target: Target, prompts: Path | None, work: Path, choices: Tra
     Raises InputError if there are none and no prompts to write them for.
     """
     given = _read(prompts) if prompts is not None else []
-    apart = _held_out(given)
     for folder, wanted, held_out in ((work / HELD_OUT, 1, True), (work, choices.tokens, False)):
-        chosen = [prompt for prompt in given if (_digest(prompt) in apart) == held_out]
+        chosen = [prompt for prompt in given if _is_held_out(prompt) == held_out]
         written = sum(int(read_answers(path).own.sum()) for path in _shards(folder))
         if written >= wanted or (written and prompts is None):
             continue
@@ -84,8 +69,10 @@ def write_answers(target: Target, prompts: Path | None, work: Path, choices: Tra
 def record_states(target: Target, work: Path, outputs: tuple[int, ...], report: Report) -> tuple[int, ...]:
     """States of all shards, with these outputs at least and FINAL last. Returns which they hold.
 
-    Raises InputError for a target without taps, and if the disk has no room for them.
+    Raises InputError for states of another target, as far as their width tells, and for a target without taps.
     """
+    if states_path(work, 0).is_file() and state_width(work) != target.width:
+        raise InputError(f"{work} holds the states of another target: pass another folder as --work.")
     known = stated_outputs(work)
     if not set(outputs) <= set(known):
         known = (*sorted({*outputs, *known} - {FINAL}), FINAL)
@@ -95,29 +82,16 @@ def record_states(target: Target, work: Path, outputs: tuple[int, ...], report: 
         missing += [(folder, number) for number in range(len(_shards(folder))) if _lacks(folder, number)]
     if not missing:
         return known
-    _require_room(missing, len(known) * target.width)
     tap = tap_of(target.model, str(target.folder))
     for done, (folder, number) in enumerate(missing):
         answers = read_answers(answers_path(folder, number))
-        states: list[np.ndarray] = []
+        states = []
         for row, each in enumerate(recorded(target.model, tap, known, answers)):
-            states.append(halved(each))
+            states.append(each)
             share = done + (row + 1) / len(answers.tokens)
             report(TrainingProgress(stage="the target's states", done=share, total=len(missing)))
         save_states(folder, number, np.stack(states))
     return known
-
-
-def _require_room(missing: list[tuple[Path, int]], elements: int) -> None:
-    """`elements`: of a token's states."""
-    tokens = sum(read_answers(answers_path(*shard)).tokens.size for shard in missing)
-    needed, free = 2 * elements * tokens, shutil.disk_usage(missing[0][0]).free
-    if needed > free:
-        raise InputError(
-            f"The target's states of {tokens:,} tokens take {needed / 1e9:.1f} GB ({2 * elements / 1e3:.0f} kB each), "
-            f"and the disk of {missing[0][0]} has {free / 1e9:.1f} GB free: free some, or pass a --work on another "
-            "disk."
-        )
 
 
 def _lacks(folder: Path, number: int) -> bool:
@@ -138,18 +112,14 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> list[Prompt]:
-    return [msgspec.json.decode(line, type=list[list[int]]) for line in path.read_bytes().splitlines()]
+    prompts = [msgspec.json.decode(line, type=list[list[int]]) for line in path.read_bytes().splitlines()]
+    return [turns for turns in prompts if 0 < sum(map(len, turns)) <= LONGEST_PROMPT]
 
 
-def _held_out(prompts: list[Prompt]) -> set[int]:
-    """Digests of those to examine with. The tokens decide, so that neither the order nor further prompts change it;
-    of few prompts at least two."""
-    digests = sorted({_digest(prompt) for prompt in prompts})
-    return {digest for digest in digests if digest % _HELD_OUT_SHARE == 0} | set(digests[:2])
-
-
-def _digest(prompt: Prompt) -> int:
-    return int.from_bytes(hashlib.sha256(msgspec.json.encode(prompt)).digest()[:8], "big")
+def _is_held_out(prompt: Prompt) -> bool:
+    """By its tokens, so that neither the order nor further prompts change it."""
+    digest = hashlib.sha256(msgspec.json.encode(prompt)).digest()
+    return int.from_bytes(digest[:4], "big") % _HELD_OUT_SHARE == 0
 
 
 def _shuffled(prompts: list[Prompt], seed: int) -> Iterator[Prompt]:

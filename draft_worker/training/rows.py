@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draft_worker.training.whole_file import whole
 from protocol.errors import InputError
 
 _ANSWERS, _STATES, _OUTPUTS = "answers", "states", "outputs.json"
@@ -115,25 +114,31 @@ def read_answers(path: Path) -> Answers:
 
 
 def save_answers(folder: Path, shard: int, answers: Answers) -> None:
-    with whole(answers_path(folder, shard)) as unfinished:
-        np.savez(unfinished, **answers._asdict())
+    """The file appears whole or not at all."""
+    path = answers_path(folder, shard)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished.npz")
+    np.savez(unfinished, **answers._asdict())
+    unfinished.replace(path)
 
 
 def save_states(folder: Path, shard: int, states: np.ndarray) -> None:
-    """`states` (rows, slots, outputs, width), from `halved`."""
-    with whole(states_path(folder, shard)) as unfinished:
-        np.save(unfinished, states)
-
-
-def halved(states: np.ndarray) -> np.ndarray:
-    """States in fp16, as files hold them."""
-    return np.clip(states, -_LARGEST, _LARGEST).astype(np.float16)
+    """`states` (rows, slots, outputs, width). The file appears whole or not at all."""
+    path = states_path(folder, shard)
+    unfinished = path.with_suffix(".unfinished.npy")
+    np.save(unfinished, np.clip(states, -_LARGEST, _LARGEST).astype(np.float16))
+    unfinished.replace(path)
 
 
 def stated_outputs(folder: Path) -> tuple[int, ...]:
     """Which outputs the states of `folder` hold; none if there are no states."""
     path = folder / _STATES / _OUTPUTS
     return tuple(json.loads(path.read_text())) if path.is_file() else ()
+
+
+def state_width(folder: Path) -> int:
+    """Elements of an output in the first shard of states."""
+    return np.load(states_path(folder, 0), mmap_mode="r").shape[-1]
 
 
 def state_outputs(folder: Path, outputs: tuple[int, ...]) -> None:

@@ -9,7 +9,6 @@ import msgspec
 from mlx.utils import tree_flatten, tree_unflatten
 
 from draft_worker.training.optimisers import Optimisers
-from draft_worker.training.whole_file import whole
 from protocol.errors import InputError
 
 _FILE = Path("training") / "state.safetensors"
@@ -22,8 +21,6 @@ class Progressed(msgspec.Struct, kw_only=True):
 
     settings: str
     """What must be the same for the training to go on."""
-    target: str = ""
-    """Fingerprint of the model, which must be the same too."""
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -38,31 +35,27 @@ def save(folder: Path, progressed: Progressed, network: nn.Module, optimisers: O
     weights: Any = tree_flatten(network.trainable_parameters())
     state: Any = tree_flatten(optimisers.state)
     arrays = {_WEIGHT + name: array for name, array in weights} | {_OPTIMISER + name: array for name, array in state}
-    with whole(folder / _FILE) as unfinished:
-        mx.save_safetensors(str(unfinished), arrays, {_STATE: msgspec.json.encode(progressed).decode()})
+    path = folder / _FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished.safetensors")
+    mx.save_safetensors(str(unfinished), arrays, {_STATE: msgspec.json.encode(progressed).decode()})
+    unfinished.replace(path)
 
 
-def read_progress(folder: Path, settings: str, target: str) -> Progressed:
+def restore(folder: Path, settings: str, network: nn.Module, optimisers: Optimisers) -> Progressed:
     """A new training's progress if there is no file. Raises InputError for the state of another training."""
-    if not (folder / _FILE).is_file():
-        return Progressed(settings=settings, target=target)
-    _, progressed = _read(folder / _FILE)
+    path = folder / _FILE
+    if not path.is_file():
+        return Progressed(settings=settings)
+    arrays, progressed = _read(path)
     if progressed.settings != settings:
         raise InputError(
             f"{folder} holds a training with other settings ({progressed.settings}; now {settings}): pass the same "
             "again, or another folder as --out."
         )
-    if progressed.target != target:
-        raise InputError(f"{folder} holds a training for another target: pass another folder as --out.")
+    network.load_weights(_part(arrays, _WEIGHT), strict=False)
+    optimisers.state = tree_unflatten(_part(arrays, _OPTIMISER))
     return progressed
-
-
-def restore(folder: Path, network: nn.Module, optimisers: Optimisers) -> None:
-    """Load what was saved, if anything was."""
-    if (folder / _FILE).is_file():
-        arrays, _ = _read(folder / _FILE)
-        network.load_weights(_part(arrays, _WEIGHT), strict=False)
-        optimisers.state = tree_unflatten(_part(arrays, _OPTIMISER))
 
 
 def _read(path: Path) -> tuple[dict[str, mx.array], Progressed]:

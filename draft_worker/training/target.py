@@ -1,7 +1,5 @@
 """A target's weights as training needs them: dequantised layers, its embedding and rows of its head."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,6 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model
 
 from protocol.errors import InputError
-
-_ROUNDING = 0.02
-"""Of results in bf16, relative to their size."""
 
 
 class Target:
@@ -38,18 +33,6 @@ class Target:
         self.tied = own is None
         """The embedding is the head too."""
         self._head: nn.Module = self.stack.embed_tokens if own is None else own
-        self._require_plain_ends()
-
-    @property
-    def norm_epsilon(self) -> float:
-        return self.config.get("rms_norm_eps", 1e-6)
-
-    @property
-    def rope(self) -> tuple[float, dict[str, Any] | None]:
-        """Base and scaling. mlx-lm's own reading of config.json knows every form of them."""
-        args = getattr(self.model, "args", None)
-        base, scaling = getattr(args, "rope_theta", None), getattr(args, "rope_scaling", None)
-        return base or 10_000.0, scaling or None
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -82,30 +65,6 @@ class Target:
         """Elements of an attention head."""
         return self.config.get("head_dim") or self.width // self.size("num_attention_heads")
 
-    def _require_plain_ends(self) -> None:
-        """Training computes the embedding, the final norm and the head by itself; some architectures scale them.
-
-        Raises InputError if they differ from the model's own.
-        """
-        tokens = mx.arange(min(8, self.vocabulary))
-        entered: list[mx.array] = []
-        with _seen_by(self.stack.layers[0], entered):
-            state = self.stack(tokens[None])
-        norm = nn.RMSNorm(self.width, self.norm_epsilon)
-        norm.weight = self.norm
-        sample = mx.random.normal((8, self.width), key=mx.random.key(0)).astype(state.dtype)
-        pairs = {
-            "embedding": (entered[0][0], self.embed(tokens)),
-            "final norm": (self.stack.norm(sample), norm(sample.astype(mx.float32))),
-            "head": (self.model(tokens[None])[0], state[0].astype(mx.float32) @ self.head().T),
-        }
-        for name, (own, ours) in pairs.items():
-            if not _close(own, ours):
-                raise InputError(
-                    f"The {name} of {self.folder} is computed in another way than Llama's (it is scaled, shifted or "
-                    "capped), so no drafter can be trained for it: choose a target of the Llama or Qwen family."
-                )
-
     def embed(self, tokens: mx.array) -> mx.array:
         return self.stack.embed_tokens(tokens).astype(mx.float32)
 
@@ -122,28 +81,6 @@ class Target:
             if "bias" in module:
                 found[f"{name}.bias"] = module["bias"].astype(mx.float32)
         return found
-
-
-@contextmanager
-def _seen_by(layer: nn.Module, inputs: list[mx.array]) -> Iterator[None]:
-    """Collect what `layer` is called with."""
-    own = type(layer)
-
-    def called(self: Any, entering: mx.array, *others: Any, **named: Any) -> Any:
-        inputs.append(entering)
-        return own.__call__(self, entering, *others, **named)
-
-    layer.__class__ = type(own.__name__, (own,), {"__call__": called})
-    try:
-        yield
-    finally:
-        layer.__class__ = own
-
-
-def _close(one: mx.array, other: mx.array) -> bool:
-    """Up to the rounding of 16 bits."""
-    deviation = (one.astype(mx.float32) - other.astype(mx.float32)).square().mean().sqrt()
-    return float(deviation) <= _ROUNDING * float(one.astype(mx.float32).square().mean().sqrt())
 
 
 def rows(module: Any, chosen: mx.array | None = None) -> mx.array:

@@ -5,18 +5,16 @@ Knows no model but its tokenizer and chat template.
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
-from protocol.contracts.training import LONGEST_PROMPT
 from protocol.errors import InputError
 
-_JSON_LINES = (".jsonl", ".ndjson", ".json")
-"""Files that must be conversations. Others are, if they begin with one."""
+CONVERSATIONS = ".jsonl"
 _TEXT_PROMPT = 128
 """Tokens of plain text that the target continues."""
 _ANSWER = "\N{OBJECT REPLACEMENT CHARACTER}answer\N{OBJECT REPLACEMENT CHARACTER}"
@@ -33,35 +31,26 @@ class _Line(msgspec.Struct):
     prompt: str | None = None
 
 
-class Written(NamedTuple):
-    """Numbers of prompts."""
-
-    prompts: int
-    too_long: int
-    """Left out."""
-
-
-def write_prompts(files: Iterable[Path], target: Path, out: Path) -> Written:
-    """Write the prompts of all files as tokens, a JSON list a line, without those longer than LONGEST_PROMPT.
+def write_prompts(files: Iterable[Path], target: Path, out: Path) -> int:
+    """Write the prompts of all files as tokens, a JSON list a line; returns how many.
 
     Raises InputError naming the file, and in a file of conversations the line.
     """
     codec = TextCodec(target)
     template = ChatTemplate(target, codec)
     encoder = msgspec.json.Encoder()
-    found = [prompt for file in files for prompt in _prompts(file, codec, template)]
-    lines = [encoder.encode(prompt) for prompt in found if 0 < sum(map(len, prompt)) <= LONGEST_PROMPT]
+    lines = [encoder.encode(prompt) for file in files for prompt in _prompts(file, codec, template)]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(b"".join(line + b"\n" for line in lines))
     except OSError as error:
         raise InputError(f"{out} can't be written ({error.strerror}): pass another folder.") from error
-    return Written(len(lines), len(found) - len(lines))
+    return len(lines)
 
 
 def _prompts(file: Path, codec: TextCodec, template: ChatTemplate) -> Iterator[Prompt]:
     content = _content(file)
-    if file.suffix.lower() not in _JSON_LINES and not _begins_with_a_conversation(content):
+    if file.suffix != CONVERSATIONS:
         tokens = codec.encode(content.decode(errors="replace"))
         for begin in range(0, len(tokens) - _TEXT_PROMPT // 2, _TEXT_PROMPT):
             yield [tokens[begin : begin + _TEXT_PROMPT]]
@@ -69,15 +58,6 @@ def _prompts(file: Path, codec: TextCodec, template: ChatTemplate) -> Iterator[P
     for number, line in enumerate(content.splitlines(), start=1):
         if line.strip():
             yield _conversation(file, number, line, codec, template)
-
-
-def _begins_with_a_conversation(content: bytes) -> bool:
-    first = next((line for line in content.splitlines() if line.strip()), b"")
-    try:
-        found = msgspec.json.decode(first, type=_Line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return bool(found.turns) or found.prompt is not None
 
 
 def _conversation(file: Path, number: int, line: bytes, codec: TextCodec, template: ChatTemplate) -> Prompt:

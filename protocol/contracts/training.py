@@ -12,8 +12,6 @@ STALENESS = 9
 """Columns of a report: 0 to 8 tokens without features in front of the first guess."""
 DEPTHS = 5
 """Guesses behind one another that a report counts."""
-LONGEST_PROMPT = 220
-"""Tokens of all turns of a prompt. The target's own tokens are what counts, and those of prompts take as long."""
 
 
 class TrainingChoices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

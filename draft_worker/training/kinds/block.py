@@ -169,7 +169,6 @@ def _blocks(row: Row, places: np.ndarray, stale: np.ndarray, form: BlockForm) ->
 
 def _form(setting: Setting, *, dspark: bool) -> BlockForm:
     target, config = setting.target, setting.target.config
-    rope_base, rope_scaling = target.rope
     heads = target.size("num_attention_heads")
     return BlockForm(
         width=target.width,
@@ -188,9 +187,9 @@ def _form(setting: Setting, *, dspark: bool) -> BlockForm:
         clean_prefix=STALENESS,
         markov="vanilla" if dspark else None,
         rank=RANK if dspark else 0,
-        norm_epsilon=target.norm_epsilon,
-        rope_base=rope_base,
-        rope_scaling=rope_scaling,
+        norm_epsilon=config.get("rms_norm_eps", 1e-6),
+        rope_base=config.get("rope_theta", 10_000.0),
+        rope_scaling=config.get("rope_scaling"),
         positions=config.get("max_position_embeddings", 4096),
     )
 

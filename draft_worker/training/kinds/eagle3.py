@@ -20,20 +20,13 @@ from draft_worker.training.kind import Judge, Setting
 from draft_worker.training.losses import loss, wanted
 from draft_worker.training.rows import Row
 from draft_worker.training.target import Target, fitting, trained
-from protocol.errors import InputError
 
 DECAY = 0.8
 """Weight of a step relative to the one before."""
-_LEAST_LAYERS = 4
 
 
 def outputs(layers: int) -> tuple[int, ...]:
-    """Of a target of so many layers: SafeAILab/EAGLE, eagle/model/modeling_llama_kv.py.
-
-    Raises InputError for a target of fewer than four, where the last of these is no layer.
-    """
-    if layers < _LEAST_LAYERS:
-        raise InputError(f"EAGLE-3 reads the fourth layer from the end, and the target has {layers}: choose --kind lm.")
+    """Of a target of so many layers: SafeAILab/EAGLE, eagle/model/modeling_llama_kv.py."""
     return tuple(sorted({1, layers // 2 - 1, layers - 4}))
 
 
@@ -159,7 +152,7 @@ def _visible(row: Row, places: np.ndarray) -> mx.array:
 
 def form(target: Target, head_size: int) -> Eagle3Form:
     """Every query has a key and value of its own: all that a row knows of its own token passes through its values."""
-    rope_theta, rope_scaling = target.rope
+    config = target.config
     heads = target.size("num_attention_heads")
     return Eagle3Form(
         outputs=outputs(target.layers),
@@ -171,10 +164,10 @@ def form(target: Target, head_size: int) -> Eagle3Form:
         vocabulary=target.vocabulary,
         head_size=head_size,
         target_width=target.width,
-        rms_norm_eps=target.norm_epsilon,
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
-        context=target.config.get("max_position_embeddings", 131_072),
+        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        rope_theta=config.get("rope_theta", 10_000.0),
+        rope_scaling=config.get("rope_scaling"),
+        context=config.get("max_position_embeddings", 131_072),
         own_head=False,
     )
 
@@ -185,8 +178,6 @@ def start(target: Target, form: Eagle3Form) -> dict[str, mx.array]:
     `fc` passes the last feature through. Layers that are no Llama's give what they have.
     """
     first, last = target.layer(0), target.layer(target.layers - 1)
-    if "input_layernorm.weight" not in first:
-        raise InputError(f"The layers of {target.folder} have no input norm to begin with: choose the kind dspark.")
     found = {f"midlayer.{name}": weight for name, weight in last.items()} | {"norm.weight": target.norm}
     for name in (f"self_attn.{each}_proj.weight" for each in "qkv"):
         if name in first and name in last:

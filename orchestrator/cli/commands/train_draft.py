@@ -1,7 +1,6 @@
 """`launch-pipeline train-draft`: options to a training, its progress and outcome to text."""
 
 import os
-import shlex
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from orchestrator.machine.training import training
 from orchestrator.tools.training_prompts import write_prompts
 from protocol.contracts.training import (
     DEPTHS,
-    LONGEST_PROMPT,
     TRAINED_KINDS,
     HeldOut,
     TrainingChoices,
@@ -40,7 +38,7 @@ _PROMPTS = "prompts.jsonl"
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Prompts of up to 220 tokens: JSON lines with `turns`, or plain text. Repeatable.",
+    help="Prompts: JSON lines with `turns`, or plain text. Repeatable.",
 )
 @click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Folder of the drafter.")
 @click.option(
@@ -70,18 +68,14 @@ def train_draft(
     """Train a drafter for a target on the target's own answers.
 
     The target answers the prompts, its hidden states are recorded, and the drafter learns from both. Every kind also
-    learns to go on without the newest states, as a draft must that works while the target verifies. After Ctrl-C the
-    same command goes on; only answers since the last file of them (up to 33,000 tokens) are written again. More
-    --minutes continue a training that is over.
+    learns to go on without the newest states, as a draft must that works while the target verifies. Ctrl-C keeps
+    everything: the same command goes on. More --minutes continue a training that is over.
 
     \b
     launch-pipeline train-draft --kind eagle3 --target MODEL --data chats.jsonl --out my-eagle3
     """
-    if options["layers"] and options["kind"] == "eagle3":
-        raise InputError("An EAGLE-3 drafter has one layer: leave --layers out.")
     work = work or out / "work"
     folder = _target(target, quiet=as_json)
-    _require_own(out, folder)
     order = TrainingOrder(
         target=str(folder),
         out=str(out),
@@ -105,8 +99,6 @@ def train_draft(
         f"{finished.tokens / 1e6:.2f} M tokens in {finished.seconds / 60:.0f} minutes.",
         highlight=False,
     )
-    command = shlex.join(["launch-pipeline", "generate", "...", "--target", target, "--draft", str(out)])
-    console.print(f"Try it: {command}", highlight=False, soft_wrap=True)
 
 
 def acceptance_table(held_out: HeldOut) -> Table:
@@ -135,26 +127,9 @@ def _prompts(files: tuple[Path, ...], target: Path, work: Path) -> str:
             raise InputError("A training needs prompts that the target answers: pass files of them as --data.")
         return ""
     path = work / _PROMPTS
-    written = write_prompts(files, target, path)
-    if written.too_long:
-        left_out = f"{written.too_long:,} of {written.prompts + written.too_long:,} prompts"
-        click.echo(f"{left_out} are longer than {LONGEST_PROMPT} tokens and are left out.", err=True)
-    if not written.prompts:
-        raise InputError(
-            'The files of --data hold no prompts of that length: write one JSON object a line, {"turns": ["..."]}.'
-            if written.too_long
-            else 'The files of --data hold no prompts: write one JSON object a line, {"turns": ["..."]}.'
-        )
+    if not write_prompts(files, target, path):
+        raise InputError('The files of --data hold no prompts: write one JSON object a line, {"turns": ["..."]}.')
     return str(path)
-
-
-def _require_own(out: Path, target: Path) -> None:
-    """Raises InputError for a folder that holds something else than a training."""
-    holds = out.is_dir() and any(out.iterdir()) and not any((out / name).is_dir() for name in ("training", "work"))
-    if holds or out.resolve() == target.resolve():
-        raise InputError(f"{out} holds something else, which a training would replace: pass a new folder as --out.")
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file: pass a new folder as --out.")
 
 
 def _watched(order: TrainingOrder, threads: int, quiet: bool) -> TrainingFinished:

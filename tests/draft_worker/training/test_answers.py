@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from draft_worker.training.answers import Text, packed, texts, without_loop
-from draft_worker.training.rows import Answers, Shards
+from draft_worker.training.preparation import record_states
+from draft_worker.training.rows import Answers, Shards, save_answers, save_states, state_outputs
 from draft_worker.training.states import tap_of
 from draft_worker.training.target import Target
 from protocol.errors import InputError
+from protocol.messages.features import FINAL
 from tests.support.models.tiny_models import stock_logits
 
 
@@ -59,6 +61,16 @@ def test_greedy_answers_in_a_batch_are_the_target_s_own(target: Target):
     first = text.own.index(True)
     for place in range(first, first + 6):
         assert text.tokens[place] == mx.argmax(stock_logits(target.model, text.tokens[:place])).item()
+
+
+def test_states_of_another_target_are_refused(target: Target, tmp_path: Path):
+    tokens = np.zeros((2, 4), np.int32)
+    save_answers(tmp_path, 0, Answers(tokens, tokens > 0, tokens, np.zeros(2, np.float32)))
+    state_outputs(tmp_path, (FINAL,))
+    save_states(tmp_path, 0, np.zeros((2, 4, 1, target.width + 1)))
+
+    with pytest.raises(InputError, match="states of another target"):
+        record_states(target, tmp_path, (FINAL,), lambda _: None)
 
 
 def test_a_target_without_taps_is_refused(target: Target):

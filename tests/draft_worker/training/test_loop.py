@@ -8,10 +8,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 from draft_worker.training.held_out import Examiner
-from draft_worker.training.loop import Loop, Shell, Stopped, settings
+from draft_worker.training.loop import Loop, Shell, Stopped
 from draft_worker.training.preparation import HELD_OUT
 from draft_worker.training.rows import Shards
-from draft_worker.training.saved_state import read_progress
 from draft_worker.training.target import Target
 from protocol.contracts.training import TRAINED_KINDS, TrainedKind, TrainingChoices, TrainingProgress
 from protocol.errors import InputError
@@ -28,9 +27,7 @@ class Stage:
         examiner = Examiner(target, np.arange(0, 2 * HEAD, 2))
         shell = Shell(lambda: 0.0, self._stopping, self._report, lambda *_: None)
         asked = TrainingChoices(kind=kind, minutes=0, **choices)
-        shards, held_out = Shards(work), Shards(work / HELD_OUT)
-        begun = read_progress(out, settings(asked), "a target")
-        self.loop = Loop(self.training, shards, (examiner, held_out), asked, begun, out, shell)
+        self.loop = Loop(self.training, Shards(work), (examiner, Shards(work / HELD_OUT)), asked, out, shell)
 
     def stop_after(self, rows: int) -> "Stage":
         self._last = rows
@@ -80,39 +77,6 @@ def test_another_training_s_state_is_refused(target: Target, work: Path, tmp_pat
 
     with pytest.raises(InputError, match=r"--seed 0.*--seed 1.*another folder as --out"):
         Stage(target, work, tmp_path, steps=1, seed=1)
-
-
-def test_the_state_of_another_target_is_refused(target: Target, work: Path, tmp_path: Path):
-    stage = Stage(target, work, tmp_path, steps=1)
-    stage.loop.run()
-
-    with pytest.raises(InputError, match=r"for another target: pass another folder as --out"):
-        read_progress(tmp_path, stage.loop.progressed.settings, "another")
-
-
-def test_a_training_goes_on_with_fewer_answers_than_before(target: Target, work: Path, tmp_path: Path):
-    stage = Stage(target, work, tmp_path, steps=2)
-    stage.loop.progressed.shards, stage.loop.progressed.position = 7, 150
-
-    stage.loop.run()
-
-    assert (stage.loop.progressed.epoch, stage.loop.progressed.step) == (1, 2)
-
-
-def test_a_full_disk_is_told_and_leaves_the_state_before(target: Target, work: Path, tmp_path: Path, monkeypatch):
-    Stage(target, work, tmp_path, steps=1).loop.run()
-
-    def full(path: str, *_: object) -> None:
-        Path(path).write_bytes(b"a part")
-        raise RuntimeError("[write] Unable to write 8 bytes to file.")
-
-    monkeypatch.setattr(mx, "save_safetensors", full)
-    with pytest.raises(OSError, match=r"state\.safetensors: \[write\] Unable to write"):
-        Stage(target, work, tmp_path, steps=2).loop.run()
-
-    assert [path.name for path in (tmp_path / "training").iterdir()] == ["state.safetensors"]
-    monkeypatch.undo()
-    assert Stage(target, work, tmp_path, steps=2).loop.progressed.step == 1
 
 
 def test_a_damaged_state_is_named(target: Target, work: Path, tmp_path: Path):

@@ -1,20 +1,14 @@
 """The command, the process and its states: from prompts to a drafter, and again after a stop."""
 
 import json
-import shutil
 from contextlib import closing
 from pathlib import Path
-from unittest import mock
 
-import msgspec
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3
-from draft_worker.training.preparation import claim, record_states
 from draft_worker.training.target import Target
-from draft_worker.training.token_choice import token_choice
 from orchestrator.cli.app import cli
 from orchestrator.machine.training import training
 from protocol.contracts.training import TrainingChoices, TrainingFinished, TrainingOrder, TrainingProgress
@@ -104,62 +98,3 @@ def test_the_command_trains_on_shared_answers_and_prints_its_report(tmp_path: Pa
     printed = json.loads(result.stdout)
     assert printed["kind"] == "lm"
     assert len(printed["held_out"]["acceptance"][0]["rates"]) == 9
-
-
-def test_answers_of_another_target_are_refused_before_anything_is_written(order: TrainingOrder, tmp_path: Path):
-    claim(Path(order.work), "another")
-
-    with pytest.raises(InputError, match="answers of another target: pass another folder as --work"):
-        list(training(order, threads=1))
-    assert not (Path(order.work) / "answers").exists()
-
-
-def test_states_that_the_disk_has_no_room_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    target = Target(write_target(tmp_path / "target"))
-    work = write_work(tmp_path / "work", target)
-    shutil.rmtree(work / "states")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: mock.Mock(free=1000))
-
-    with pytest.raises(InputError, match=r"states of .* tokens take .* GB .* and the disk of .* has 0\.0 GB free"):
-        record_states(target, work, (1, -1), lambda _: None)
-
-
-def test_of_few_prompts_two_are_held_out(order: TrainingOrder):
-    asked = msgspec.structs.replace(order, choices=msgspec.structs.replace(_CHOICES, tokens=1))
-    Path(order.prompts).write_text("\n".join(json.dumps([[5, number]]) for number in range(4, 8)))
-
-    with closing(training(asked, threads=1)) as reports:
-        assert "answers" in {report.stage for report in _until_training(reports)}
-
-
-def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path: Path):
-    target = write_target(tmp_path / "target")
-    before = (target / "config.json").read_bytes()
-
-    for out in (target, tmp_path):
-        asked = ["--kind", "exit", "--target", str(target), "--out", str(out)]
-        result = CliRunner().invoke(cli, ["train-draft", *asked])
-        assert "pass a new folder as --out" in str(result.exception)
-    assert (target / "config.json").read_bytes() == before
-
-
-def test_eagle3_has_no_choice_of_layers(tmp_path: Path):
-    asked = ["--kind", "eagle3", "--layers", "2", "--target", "x", "--out", str(tmp_path)]
-
-    assert "leave --layers out" in str(CliRunner().invoke(cli, ["train-draft", *asked]).exception)
-
-
-def test_a_token_choice_stays_when_answers_come_and_is_checked(tmp_path: Path):
-    first = token_choice(tmp_path, np.array([5, 0, 3, 1, 9]), 3)
-    assert (first.head.tolist(), first.unused) == ([0, 2, 4], 1)
-
-    again = token_choice(tmp_path, np.array([0, 8, 0, 9, 9]), 3)
-    assert (again.head.tolist(), again.unused) == ([0, 2, 4], 1)
-
-    for counts, head in (([1, 2, 3, 4, 5], 4), ([1, 2, 3, 4], 3)):
-        with pytest.raises(InputError, match="not of this --head and target"):
-            token_choice(tmp_path, np.array(counts), head)
-    file = tmp_path / "training" / "tokens.npz"
-    file.write_bytes(file.read_bytes()[:40])
-    with pytest.raises(InputError, match="is damaged"):
-        token_choice(tmp_path, np.array([1, 2, 3, 4, 5]), 3)

@@ -32,21 +32,6 @@ def _written(target: Path, *files: Path) -> list[list[list[int]]]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", ["chats.JSONL", "chats.ndjson", "chats.json", "chats"])
-def test_conversations_are_known_by_their_content(target: Path, name: str):
-    file = _file(target, name, '\n{"turns": ["ab"]}\n')
-
-    assert _written(target, file) == _written(target, _file(target, "same.jsonl", '{"turns": ["ab"]}'))
-
-
-def test_prompts_that_are_too_long_are_counted_and_left_out(target: Path):
-    file = _file(target, "chats.jsonl", '{"prompt": "ab"}\n' + json.dumps({"prompt": "abc " * 300}))
-    out = target / "prompts.jsonl"
-
-    assert write_prompts([file], target, out) == (1, 1)
-    assert len(out.read_text().splitlines()) == 1
-
-
 def _file(target: Path, name: str, text: str) -> Path:
     (target / name).write_text(text)
     return target / name
