@@ -54,7 +54,7 @@ class Process:
         kind = KINDS[choices.kind]
         prompts = Path(order.prompts) if order.prompts else None
         write_answers(target, prompts, self._work, choices, self._prepared)
-        wanted = (*kind.outputs(target.layers, choices.layers), FINAL)
+        wanted = (*kind.outputs(target, choices.layers), FINAL)
         outputs = record_states(target, self._work, wanted, self._prepared)
         shards, held_out = Shards(self._work), Shards(self._work / HELD_OUT)
         counts = shards.written(target.vocabulary)
