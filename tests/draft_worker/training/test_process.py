@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3
 from draft_worker.training.__main__ import Process
 from draft_worker.training.optimisers import Optimisers
+from draft_worker.training.preparation import claim
 from draft_worker.training.saved_state import Progressed, save
 from draft_worker.training.target import Target
 from orchestrator.cli.app import cli
@@ -86,6 +87,25 @@ def test_what_can_t_be_trained_is_refused_before_anything_is_answered(order: Tra
         Process(changed, StringIO()).run()
 
     assert not (Path(order.work) / "answers").exists()
+
+
+def test_a_target_that_training_would_misread_answers_nothing(order: TrainingOrder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Target, "embed", lambda self, tokens: 12 * self.stack.embed_tokens(tokens))
+
+    with pytest.raises(InputError, match="changes its embedding"):
+        Process(order, StringIO()).run()
+
+    assert not Path(order.work).exists()
+
+
+def test_another_target_s_answers_are_not_trained_on(order: TrainingOrder, tmp_path: Path):
+    work = Path(order.work)
+    other = Target(write_target(tmp_path / "other", seed=1))
+    write_work(work, other)
+    claim(work, other)
+
+    with pytest.raises(InputError, match="answers of another target"):
+        Process(order, StringIO()).run()
 
 
 def test_too_few_prompts_are_refused(order: TrainingOrder):
