@@ -10,13 +10,16 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
+from draft_worker.training.chosen_tokens import head_tokens, kept_head_tokens, mask_token
 from draft_worker.training.held_out import Examiner
 from draft_worker.training.kind import Setting
-from draft_worker.training.kinds import KINDS
-from draft_worker.training.loop import Loop, Shell, Stopped
-from draft_worker.training.preparation import HELD_OUT, record_states, write_answers
+from draft_worker.training.kinds import KINDS, Kind
+from draft_worker.training.loop import Loop, Shell, Stopped, settings
+from draft_worker.training.plain_target import require_plain
+from draft_worker.training.preparation import HELD_OUT, claim, record_states, write_answers
 from draft_worker.training.rows import Shards
-from draft_worker.training.saved_state import Progressed
+from draft_worker.training.saved_state import Progressed, require_same
+from draft_worker.training.states import tap_of
 from draft_worker.training.target import Target, trained
 from protocol.contracts.conversion import Failed
 from protocol.contracts.training import (
@@ -31,7 +34,6 @@ from protocol.errors import InputError, PipelineError
 from protocol.messages.features import FINAL
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 
-HEAD_TOKENS = Path("training") / "head_tokens.npy"
 REPORT = Path("training") / "report.json"
 
 
@@ -52,18 +54,19 @@ class Process:
         order, choices = self._order, self._order.choices
         target = Target(Path(order.target))
         kind = KINDS[choices.kind]
+        wanted = (*kind.outputs(target, choices.layers), FINAL)
+        self._require_possible(target, kind, wanted)
         prompts = Path(order.prompts) if order.prompts else None
         write_answers(target, prompts, self._work, choices, self._prepared)
-        wanted = (*kind.outputs(target.layers, choices.layers), FINAL)
         outputs = record_states(target, self._work, wanted, self._prepared)
         shards, held_out = Shards(self._work), Shards(self._work / HELD_OUT)
         counts = shards.written(target.vocabulary)
-        head_tokens = self._head_tokens(counts)
-        unused = int(np.flatnonzero(counts == counts.min())[-1])
+        tokens, mask = head_tokens(self.out, choices.head, counts), mask_token(self.out, counts)
         mx.random.seed(choices.seed)
-        training = kind.training(Setting(target, head_tokens, outputs, unused, choices.layers))
+        training = kind.training(Setting(target, tokens, outputs, mask, choices.layers))
         shell = Shell(time.monotonic, lambda: self._stopping, self.report, self._measured)
-        loop = Loop(training, shards, (Examiner(target, head_tokens), held_out), choices, self.out, shell)
+        examined = Examiner(target, tokens), held_out
+        loop = Loop(training, shards, examined, choices, self.out, target.fingerprint, shell)
         report = loop.run()
         return TrainingFinished(
             folder=order.out,
@@ -88,15 +91,16 @@ class Process:
             raise Stopped
         self.report(progress)
 
-    def _head_tokens(self, counts: np.ndarray) -> np.ndarray:
-        """The same ones each time that a training goes on."""
-        path = self.out / HEAD_TOKENS
-        if path.is_file():
-            return np.load(path).astype(np.int64)
-        most = np.argsort(-counts, kind="stable")[: self._order.choices.head]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, np.sort(most))
-        return np.sort(most)
+    def _require_possible(self, target: Target, kind: Kind, outputs: tuple[int, ...]) -> None:
+        """Raises InputError for what would fail behind stages that take hours."""
+        choices = self._order.choices
+        require_plain(target)
+        tap_of(target.model, self._order.target)
+        require_same(self.out, settings(choices), target.fingerprint)
+        kept_head_tokens(self.out, choices.head, target.vocabulary)
+        # Its network is made in vain, but not computed.
+        kind.training(Setting(target, np.arange(min(choices.head, target.vocabulary)), outputs, 0, choices.layers))
+        claim(self._work, target)
 
     def _measured(self, held_out: HeldOut, progressed: Progressed) -> None:
         """The last report stays beside the state, for someone who looks at an unfinished training."""
@@ -120,7 +124,7 @@ def main() -> int:
         process.report(Failed(str(error), isinstance(error, InputError)))
         return 1
     except OSError as error:
-        text = f"{process.out} could not be written ({error}): free disk space, or pass another folder."
+        text = f"A file could not be read or written ({error}): free disk space, and start the same command again."
         process.report(Failed(text, input_error=False))
         return 1
     return 0

@@ -13,8 +13,6 @@ from draft_worker.training.rows import Answers
 TEMPERATURES = (0.0, 0.7, 1.0)
 """A third of the rows each."""
 LONGEST_ANSWER = 320
-LONGEST_PROMPT = 220
-"""Tokens of all turns: the target's own tokens are what counts, and prompts take as long."""
 _LEAST_ROOM = 32
 """Slots at the end of a row that no new text begins in."""
 _AT_ONCE = 32

@@ -28,7 +28,7 @@ class Setting(NamedTuple):
     outputs: tuple[int, ...]
     """That the rows' states hold, in this order."""
     unused: int
-    """A token that the target never wrote."""
+    """A token that the target has never, or hardly ever, written: the mask of a block."""
     layers: int
     """The user's choice; 0: the kind's own number."""
 

@@ -50,13 +50,17 @@ class Loop:
         held_out: tuple[Examiner, Shards],
         choices: TrainingChoices,
         folder: Path,
+        target: str,
         shell: Shell,
     ) -> None:
+        """`target`: its fingerprint."""
         self._training, self._shards, self._choices = training, shards, choices
         self._examiner, self._held_out = held_out
         self._folder, self._shell = folder, shell
         self._optimisers = Optimisers(training.network.trainable_parameters(), training.tables)
-        self.progressed = restore(folder, settings(choices), training.network, self._optimisers)
+        self.progressed = restore(folder, settings(choices), target, training.network, self._optimisers)
+        if self.progressed.shards and self._lost_shards():
+            self._begin_epoch()
         self._gradient = nn.value_and_grad(training.network, training.loss)
         self._loss: float | None = None
         self._acceptance: float | None = None
@@ -128,7 +132,15 @@ class Loop:
         progressed.position += len(rows)
         progressed.tokens += sum(len(row.tokens) for row in rows)
         if progressed.position >= self._shards.count(progressed.shards):
-            progressed.epoch, progressed.position, progressed.shards = progressed.epoch + 1, 0, 0
+            self._begin_epoch()
+
+    def _lost_shards(self) -> bool:
+        """Whether the state's epoch can't be finished, because shards were deleted since."""
+        progressed, present = self.progressed, self._shards.refresh()
+        return progressed.shards > present or progressed.position >= self._shards.count(progressed.shards)
+
+    def _begin_epoch(self) -> None:
+        self.progressed.epoch, self.progressed.position, self.progressed.shards = self.progressed.epoch + 1, 0, 0
 
     def _keep(self, rows: int) -> HeldOut:
         """Save the state, write the drafter as it is, and measure it."""

@@ -1,7 +1,7 @@
-"""What a training needs before it begins: answers, states, the tokens of the head. Stages that exist are kept."""
+"""What a training needs before it begins: answers and states of one target. Stages that exist are kept."""
 
-import hashlib
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -10,7 +10,8 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from draft_worker.training.answers import LONGEST_PROMPT, Prompt, Text, packed, texts
+from draft_worker.training.answers import Prompt, Text, packed, texts
+from draft_worker.training.held_out_prompts import FEWEST, divided
 from draft_worker.training.rows import (
     Answers,
     answers_path,
@@ -21,19 +22,55 @@ from draft_worker.training.rows import (
     state_width,
     stated_outputs,
     states_path,
+    stored,
 )
 from draft_worker.training.states import recorded, tap_of
 from draft_worker.training.target import Target
+from draft_worker.training.whole_file import whole_file
 from protocol.contracts.training import TrainingChoices, TrainingProgress
 from protocol.errors import InputError
 from protocol.messages.features import FINAL
 
 HELD_OUT = "held-out"
-_HELD_OUT_SHARE = 40
-"""One of so many prompts is never trained on."""
+_TARGET = "target.json"
+_CHOSEN = Path(HELD_OUT) / "prompts.json"
+_ELEMENT = 2
+"""Bytes of a number of the states."""
 
 Report = Callable[[TrainingProgress], None]
 """May raise to end the process: what is unfinished then is written again."""
+
+
+class _Owner(msgspec.Struct):
+    """The target whose answers and states a folder holds."""
+
+    fingerprint: str
+    folder: str
+
+
+def claim(work: Path, target: Target) -> None:
+    """Note in `work` whose answers it holds. Raises InputError if they are another target's.
+
+    Answers of before this file existed are taken for this target's.
+    """
+    path, fingerprint = work / _TARGET, target.fingerprint
+    owner = _owner(path)
+    if owner is not None and owner.fingerprint == fingerprint:
+        return
+    if owner is not None and (_shards(work) or _shards(work / HELD_OUT)):
+        raise InputError(
+            f"{work} holds the answers of another target ({owner.folder}): pass that one as --target, or another "
+            "folder as --work."
+        )
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(msgspec.json.encode(_Owner(fingerprint, str(target.folder))))
+
+
+def _owner(path: Path) -> _Owner | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Owner) if path.is_file() else None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InputError(f"{path} is damaged ({error}): pass another folder as --work.") from error
 
 
 def write_answers(target: Target, prompts: Path | None, work: Path, choices: TrainingChoices, report: Report) -> None:
@@ -42,17 +79,20 @@ def write_answers(target: Target, prompts: Path | None, work: Path, choices: Tra
     Raises InputError if there are none and no prompts to write them for.
     """
     given = _read(prompts) if prompts is not None else []
-    for folder, wanted, held_out in ((work / HELD_OUT, 1, True), (work, choices.tokens, False)):
-        chosen = [prompt for prompt in given if _is_held_out(prompt) == held_out]
+    # Held-out answers that exist need no more prompts.
+    fewest = 0 if _shards(work / HELD_OUT) else FEWEST
+    trained, held_out = divided(given, fewest, work / _CHOSEN)
+    stages = (work / HELD_OUT, 1, held_out), (work, choices.tokens, trained)
+    for folder, wanted, chosen in stages:
         written = sum(int(read_answers(path).own.sum()) for path in _shards(folder))
         if written >= wanted or (written and prompts is None):
             continue
-        if len(chosen) < 2:
+        if min(len(trained), len(chosen)) < FEWEST:
             raise InputError(
                 "There are too few prompts to train and to measure a drafter with: pass files with some hundred of "
                 "them as --data, or the folder of an earlier training's answers as --work."
             )
-        stage = "answers to held-out prompts" if held_out else "answers"
+        stage = "answers" if folder == work else "answers to held-out prompts"
         first = len(_shards(folder))
         mx.random.seed(first)
         # One source for all shards: of texts that are dropped at the end of one, most would be long.
@@ -76,22 +116,43 @@ def record_states(target: Target, work: Path, outputs: tuple[int, ...], report: 
     known = stated_outputs(work)
     if not set(outputs) <= set(known):
         known = (*sorted({*outputs, *known} - {FINAL}), FINAL)
-    missing: list[tuple[Path, int]] = []
-    for folder in (work / HELD_OUT, work):
+    folders = work / HELD_OUT, work
+    missing = [
+        (folder, number)
+        for folder in folders
+        for number in range(len(_shards(folder)))
+        if known != stated_outputs(folder) or _lacks(folder, number)
+    ]
+    if missing:
+        _require_space(work, missing, len(known) * target.width)
+    for folder in folders:
         state_outputs(folder, known)
-        missing += [(folder, number) for number in range(len(_shards(folder))) if _lacks(folder, number)]
     if not missing:
         return known
     tap = tap_of(target.model, str(target.folder))
     for done, (folder, number) in enumerate(missing):
         answers = read_answers(answers_path(folder, number))
-        states = []
+        states = np.empty((*answers.tokens.shape, len(known), target.width), np.float16)
         for row, each in enumerate(recorded(target.model, tap, known, answers)):
-            states.append(each)
+            states[row] = stored(each)
             share = done + (row + 1) / len(answers.tokens)
             report(TrainingProgress(stage="the target's states", done=share, total=len(missing)))
-        save_states(folder, number, np.stack(states))
+        save_states(folder, number, states)
     return known
+
+
+def _require_space(work: Path, missing: list[tuple[Path, int]], elements: int) -> None:
+    """`elements` of a slot. States of other outputs are removed first, so their space counts as free."""
+    slots = sum(read_answers(answers_path(folder, number)).tokens.size for folder, number in missing)
+    needed = slots * elements * _ELEMENT
+    replaced = [states_path(folder, number) for folder, number in missing]
+    free = shutil.disk_usage(work).free + sum(path.stat().st_size for path in replaced if path.is_file())
+    if needed > free:
+        raise InputError(
+            f"The target's states take {needed / 1e9:.1f} GB ({slots:,} tokens x {elements:,} numbers x {_ELEMENT} "
+            f"bytes), and the disk of {work} has {free / 1e9:.1f} GB free: free space and start the same command "
+            "again, or move this folder to a larger disk and pass it as --work."
+        )
 
 
 def _lacks(folder: Path, number: int) -> bool:
@@ -113,13 +174,7 @@ def _shards(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> list[Prompt]:
     prompts = [msgspec.json.decode(line, type=list[list[int]]) for line in path.read_bytes().splitlines()]
-    return [turns for turns in prompts if 0 < sum(map(len, turns)) <= LONGEST_PROMPT]
-
-
-def _is_held_out(prompt: Prompt) -> bool:
-    """By its tokens, so that neither the order nor further prompts change it."""
-    digest = hashlib.sha256(msgspec.json.encode(prompt)).digest()
-    return int.from_bytes(digest[:4], "big") % _HELD_OUT_SHARE == 0
+    return [turns for turns in prompts if any(turns)]
 
 
 def _shuffled(prompts: list[Prompt], seed: int) -> Iterator[Prompt]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from draft_worker.training.whole_file import whole_file
 from protocol.errors import InputError
 
 _ANSWERS, _STATES, _OUTPUTS = "answers", "states", "outputs.json"
@@ -114,20 +115,20 @@ def read_answers(path: Path) -> Answers:
 
 
 def save_answers(folder: Path, shard: int, answers: Answers) -> None:
-    """The file appears whole or not at all."""
-    path = answers_path(folder, shard)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished.npz")
-    np.savez(unfinished, **answers._asdict())
-    unfinished.replace(path)
+    """Raises PipelineError if it can't be written."""
+    with whole_file(answers_path(folder, shard)) as unfinished:
+        np.savez(unfinished, **answers._asdict())
+
+
+def stored(states: np.ndarray) -> np.ndarray:
+    """States as files hold them, in fp16."""
+    return np.clip(states, -_LARGEST, _LARGEST).astype(np.float16)
 
 
 def save_states(folder: Path, shard: int, states: np.ndarray) -> None:
-    """`states` (rows, slots, outputs, width). The file appears whole or not at all."""
-    path = states_path(folder, shard)
-    unfinished = path.with_suffix(".unfinished.npy")
-    np.save(unfinished, np.clip(states, -_LARGEST, _LARGEST).astype(np.float16))
-    unfinished.replace(path)
+    """`states` (rows, slots, outputs, width), as `stored` gives them. Raises PipelineError if it can't be written."""
+    with whole_file(states_path(folder, shard)) as unfinished:
+        np.save(unfinished, states)
 
 
 def stated_outputs(folder: Path) -> tuple[int, ...]:
@@ -148,4 +149,5 @@ def state_outputs(folder: Path, outputs: tuple[int, ...]) -> None:
     if stated_outputs(folder) != outputs:
         for file in path.parent.glob("shard-????.npy"):
             file.unlink()
-        path.write_text(json.dumps(outputs))
+        with whole_file(path) as unfinished:
+            unfinished.write_text(json.dumps(outputs))

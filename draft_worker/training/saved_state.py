@@ -9,6 +9,7 @@ import msgspec
 from mlx.utils import tree_flatten, tree_unflatten
 
 from draft_worker.training.optimisers import Optimisers
+from draft_worker.training.whole_file import whole_file
 from protocol.errors import InputError
 
 _FILE = Path("training") / "state.safetensors"
@@ -21,6 +22,8 @@ class Progressed(msgspec.Struct, kw_only=True):
 
     settings: str
     """What must be the same for the training to go on."""
+    target: str = ""
+    """The target's fingerprint; empty in a state that was saved before states had one."""
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -36,26 +39,49 @@ def save(folder: Path, progressed: Progressed, network: nn.Module, optimisers: O
     state: Any = tree_flatten(optimisers.state)
     arrays = {_WEIGHT + name: array for name, array in weights} | {_OPTIMISER + name: array for name, array in state}
     path = folder / _FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished.safetensors")
-    mx.save_safetensors(str(unfinished), arrays, {_STATE: msgspec.json.encode(progressed).decode()})
-    unfinished.replace(path)
+    mx.eval(arrays)
+    with whole_file(path) as unfinished:
+        mx.save_safetensors(str(unfinished), arrays, {_STATE: msgspec.json.encode(progressed).decode()})
 
 
-def restore(folder: Path, settings: str, network: nn.Module, optimisers: Optimisers) -> Progressed:
+def require_same(folder: Path, settings: str, target: str) -> None:
+    """Raises InputError if `folder` holds the state of another training; `target`: the target's fingerprint."""
+    path = folder / _FILE
+    if path.is_file():
+        _require_same(folder, _read(path)[1], settings, target)
+
+
+def restore(folder: Path, settings: str, target: str, network: nn.Module, optimisers: Optimisers) -> Progressed:
     """A new training's progress if there is no file. Raises InputError for the state of another training."""
     path = folder / _FILE
     if not path.is_file():
-        return Progressed(settings=settings)
+        return Progressed(settings=settings, target=target)
     arrays, progressed = _read(path)
+    _require_same(folder, progressed, settings, target)
+    weights = _part(arrays, _WEIGHT)
+    flat: Any = tree_flatten(network.trainable_parameters())
+    if {name: array.shape for name, array in weights} != {name: array.shape for name, array in flat}:
+        raise InputError(
+            f"{path} holds weights of other shapes than this training's: pass the target that it began with, or "
+            "another folder as --out."
+        )
+    network.load_weights(weights, strict=False)
+    optimisers.state = tree_unflatten(_part(arrays, _OPTIMISER))
+    progressed.target = target
+    return progressed
+
+
+def _require_same(folder: Path, progressed: Progressed, settings: str, target: str) -> None:
     if progressed.settings != settings:
         raise InputError(
             f"{folder} holds a training with other settings ({progressed.settings}; now {settings}): pass the same "
             "again, or another folder as --out."
         )
-    network.load_weights(_part(arrays, _WEIGHT), strict=False)
-    optimisers.state = tree_unflatten(_part(arrays, _OPTIMISER))
-    return progressed
+    if progressed.target not in {"", target}:
+        raise InputError(
+            f"{folder} holds a training for another target: pass the same as --target again, or another folder as "
+            "--out."
+        )
 
 
 def _read(path: Path) -> tuple[dict[str, mx.array], Progressed]:

@@ -8,6 +8,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model
 
+from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError
 
 
@@ -35,6 +36,11 @@ class Target:
         self._head: nn.Module = self.stack.embed_tokens if own is None else own
 
     @property
+    def fingerprint(self) -> str:
+        """Of its weights."""
+        return model_fingerprint(self.folder)
+
+    @property
     def ends(self) -> tuple[int, ...]:
         """Tokens that end its answers."""
         stated = self.config.get("eos_token_id")
@@ -48,6 +54,27 @@ class Target:
     def norm(self) -> mx.array:
         """(width,) weight of the final norm."""
         return self.stack.norm.weight.astype(mx.float32)
+
+    @property
+    def norm_epsilon(self) -> float:
+        return self.config.get("rms_norm_eps", 1e-6)
+
+    @property
+    def rope_base(self) -> float:
+        """As the model reads it: newer files state it in `rope_parameters`, and each architecture has a default."""
+        args = self.model.args
+        nested = getattr(args, "rope_parameters", None) or {}
+        return float(getattr(args, "rope_theta", None) or nested.get("rope_theta") or 10_000.0)
+
+    @property
+    def rope_scaling(self) -> dict[str, Any] | None:
+        """As the model reads it. None for plain positions, and for those in three parts: for text they are plain."""
+        args = self.model.args
+        stated = getattr(args, "rope_scaling", None) or getattr(args, "rope_parameters", None) or {}
+        kind = stated.get("type") or stated.get("rope_type", "default")
+        if kind in ("default", "mrope"):
+            return None
+        return {name: value for name, value in stated.items() if name != "rope_theta"}
 
     @property
     def vocabulary(self) -> int:

@@ -20,16 +20,15 @@ def start_message(
     """The Start that serves the sequence from its committed tokens.
 
     The target is asked for log-probabilities of the prompt until it has told all. A draft's Start names the growth
-    plan, the target's vocabulary and perhaps a `sampling` of its own, and both may name an arena to adopt.
+    plan, the target's vocabulary and perhaps a `sampling` of its own. Both may name an arena to adopt.
     """
-    sampling = sampling or sequence.request.sampling
-    wanted = plan is None and sequence.untold
+    chosen, wanted = sampling or sequence.request.sampling, plan is None and sequence.untold
     return Start(
         sequence=sequence.id,
         round=sequence.round,
         tokens=tuple(sequence.tokens),
         root=sequence.tree.root.id,
-        sampling=sampling if wanted else replace(sampling, prompt_logprobs=False),
+        sampling=chosen if wanted else replace(chosen, prompt_logprobs=False),
         vocabulary=vocabulary,
         plan=plan,
         adopt=adopt,

@@ -46,8 +46,8 @@ class ChatPrompts:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self.form: AnswerFormat = infer_answer_format(template)
-        self._logged: set[str] = set()
         self._joins_results = template.mentions("tool_responses") and not template.mentions("== 'tool'")
+        self._logged: set[str] = set()
 
     def render(self, question: ChatRequest) -> RenderedChat:
         """Raises ApiError for what the model's chat template can't render."""

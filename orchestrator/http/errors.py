@@ -50,12 +50,11 @@ class ApiError(Exception):
 class PromptTooLong(ApiError):
     """The prompt leaves no room for an answer. Clients of both APIs read the numbers of their form."""
 
-    def __init__(self, tokens: int, context: int, *, exactly: bool = True) -> None:
-        """`tokens` of the prompt, or a number that it has at least; `context`: tokens of prompt and answer together."""
-        number = str(tokens) if exactly else f"at least {tokens}"
+    def __init__(self, tokens: int, context: int, about: str = "") -> None:
+        """`tokens` of the prompt, `about` before their number; `context`: tokens of prompt and answer together."""
         super().__init__(
             400,
-            f"This model's maximum context length is {context} tokens, and the prompt has {number}: shorten it.",
+            f"This model's maximum context length is {context} tokens, and the prompt has {about}{tokens}: shorten it.",
             code="context_length_exceeded",
         )
         self._anthropic = f"prompt is too long: {tokens} tokens > {context - 1} maximum"

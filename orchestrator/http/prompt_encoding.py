@@ -9,13 +9,14 @@ from orchestrator.http.errors import PromptTooLong
 from orchestrator.text.tokenizer import TextCodec
 
 _SHORT_CHARACTERS = 1 << 16
+"""Of all texts of a request; longer ones take turns."""
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
 
 
 class PromptEncoder:
-    """Encodes prompts in threads. Long texts take turns, because each takes a hundred times its length in memory."""
+    """Encodes prompts in threads. Long texts take turns, because each takes up to 200 times its length in memory."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
@@ -39,4 +40,4 @@ class PromptEncoder:
         for text in texts:
             # A token is a character at least, where texts have a bound at all.
             if len(text) >= context and (least := self._codec.least_tokens(text)) >= context:
-                raise PromptTooLong(least, context, exactly=False)
+                raise PromptTooLong(least, context, "at least ")

@@ -27,8 +27,10 @@ from protocol.transport.ports import require_unused
 
 _GRACE_SECONDS = 2
 """For responses in progress when the server ends."""
-_BACKLOG = 128
-"""Connections accepted in one go: fewer than the strangers' share, so that each can be read before it is closed."""
+_BACKLOG = 512
+"""Connections that wait in the system until they are accepted."""
+_ACCEPTED = 16
+"""Connections accepted in one go: far fewer than the strangers' share, so that each is read before others end it."""
 
 
 def run(pipeline: Pipeline, folder: Path, settings: ServerSettings, listener: socket.socket, made: bool) -> None:
@@ -63,7 +65,7 @@ def http_server(api: Server, settings: ServerSettings) -> uvicorn.Server:
         access_log=False,
         log_level="warning",
         server_header=False,
-        backlog=_BACKLOG,
+        backlog=_ACCEPTED,
         limit_concurrency=settings.connections.most,
         timeout_keep_alive=settings.connections.idle_seconds,
         timeout_graceful_shutdown=_GRACE_SECONDS,
@@ -85,6 +87,12 @@ class _Listener(uvicorn.Server):
             await super().serve(sockets)
         finally:
             logger.removeFilter(limit)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():
+            # asyncio took the number of connections to accept in one go for this one too.
+            each.listen(_BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stop()

@@ -113,11 +113,14 @@ class Server:
             returned=question.returned if question.choices > question.returned else None,
         )
 
-        def renderer(prompts: Sequence[Sequence[int]]) -> Chunks:
-            echoed = self._echoed(question, prompts)
-            return Chunks(replace(answer, echoed=echoed), len(prompts) * question.choices)
+        def prepare() -> Prepared:
+            def renderer(prompts: Sequence[Sequence[int]]) -> Chunks:
+                echoed = self._echoed(question, prompts)
+                return Chunks(replace(answer, echoed=echoed), len(prompts) * question.choices)
 
-        return await self.answer(request, question, lambda: Prepared(question.prompts, renderer))
+            return Prepared(question.prompts, renderer)
+
+        return await self.answer(request, question, prepare)
 
     async def chat(self, request: Request) -> Response:
         question = read(await body(request), ChatRequest)
@@ -142,12 +145,11 @@ class Server:
 
         def prepare() -> Prepared:
             prompt = self.prompts.render(question)
-            return Prepared(
-                [prompt.text],
-                lambda prompts: make_renderer(prompt, sum(map(len, prompts))),
-                prompt.grammar,
-                prompt.shown,
-            )
+
+            def renderer(prompts: Sequence[Sequence[int]]) -> Renderer:
+                return make_renderer(prompt, len(prompts[0]))
+
+            return Prepared([prompt.text], renderer, prompt.grammar, prompt.shown)
 
         return await self.answer(request, question, prepare)
 

@@ -5,16 +5,18 @@ Knows no model but its tokenizer and chat template.
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
+from protocol.contracts.training import LONGEST_PROMPT
 from protocol.errors import InputError
 
-CONVERSATIONS = ".jsonl"
+_CONVERSATIONS = (".jsonl", ".ndjson", ".json")
+"""Suffixes of files that are never plain text."""
 _TEXT_PROMPT = 128
 """Tokens of plain text that the target continues."""
 _ANSWER = "\N{OBJECT REPLACEMENT CHARACTER}answer\N{OBJECT REPLACEMENT CHARACTER}"
@@ -24,6 +26,14 @@ Prompt = list[list[int]]
 """Tokens of the turns; each but the first also has what the template puts behind the answer before it."""
 
 
+class Written(NamedTuple):
+    """Prompts of a training's files."""
+
+    kept: int
+    left_out: int
+    """Further ones, which are longer than LONGEST_PROMPT."""
+
+
 class _Line(msgspec.Struct):
     """Either `turns` of a user or a `prompt`, which is continued as it is. Other fields are left alone."""
 
@@ -31,26 +41,27 @@ class _Line(msgspec.Struct):
     prompt: str | None = None
 
 
-def write_prompts(files: Iterable[Path], target: Path, out: Path) -> int:
-    """Write the prompts of all files as tokens, a JSON list a line; returns how many.
+def write_prompts(files: Iterable[Path], target: Path, out: Path) -> Written:
+    """Write the prompts of all files as tokens, a JSON list a line.
 
     Raises InputError naming the file, and in a file of conversations the line.
     """
     codec = TextCodec(target)
     template = ChatTemplate(target, codec)
     encoder = msgspec.json.Encoder()
-    lines = [encoder.encode(prompt) for file in files for prompt in _prompts(file, codec, template)]
+    found = [prompt for file in files for prompt in _prompts(file, codec, template)]
+    lines = [encoder.encode(prompt) for prompt in found if sum(map(len, prompt)) <= LONGEST_PROMPT]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(b"".join(line + b"\n" for line in lines))
     except OSError as error:
         raise InputError(f"{out} can't be written ({error.strerror}): pass another folder.") from error
-    return len(lines)
+    return Written(len(lines), len(found) - len(lines))
 
 
 def _prompts(file: Path, codec: TextCodec, template: ChatTemplate) -> Iterator[Prompt]:
     content = _content(file)
-    if file.suffix != CONVERSATIONS:
+    if not _holds_conversations(file, content):
         tokens = codec.encode(content.decode(errors="replace"))
         for begin in range(0, len(tokens) - _TEXT_PROMPT // 2, _TEXT_PROMPT):
             yield [tokens[begin : begin + _TEXT_PROMPT]]
@@ -60,11 +71,23 @@ def _prompts(file: Path, codec: TextCodec, template: ChatTemplate) -> Iterator[P
             yield _conversation(file, number, line, codec, template)
 
 
+def _holds_conversations(file: Path, content: bytes) -> bool:
+    """By its name, or by its first line."""
+    first = next((line for line in content.splitlines() if line.strip()), b"")
+    try:
+        line = msgspec.json.decode(first, type=_Line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        line = _Line()
+    return file.suffix.lower() in _CONVERSATIONS or bool(line.turns) or line.prompt is not None
+
+
 def _conversation(file: Path, number: int, line: bytes, codec: TextCodec, template: ChatTemplate) -> Prompt:
     try:
         found = msgspec.json.decode(line, type=_Line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f'{file}, line {number}: {error}. Write {{"turns": ["..."]}} there.') from error
+        raise InputError(
+            f'{file}, line {number}: {error}. Write {{"turns": ["..."]}} there, one object a line.'
+        ) from error
     if found.prompt is not None:
         return [codec.encode(found.prompt)]
     if not found.turns:

@@ -13,6 +13,9 @@ STALENESS = 9
 DEPTHS = 5
 """Guesses behind one another that a report counts."""
 
+LONGEST_PROMPT = 220
+"""Tokens of all turns: the target's own tokens are what counts, and prompts take as long."""
+
 
 class TrainingChoices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the user may choose about a training."""

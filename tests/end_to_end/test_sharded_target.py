@@ -72,8 +72,11 @@ def generate_and(pipeline: Pipeline, params: SamplingParams, act: Callable[[], o
 def test_a_divided_target_says_what_the_whole_one_says_and_survives_its_ranks(
     pipeline: Pipeline, hosts: Path, reference: Reference
 ):
+    def answer(params: SamplingParams) -> Result:
+        return pipeline.generate(PROMPT, params)
+
     with ThreadPoolExecutor() as threads:
-        results = list(threads.map(lambda params: pipeline.generate(PROMPT, params), SETTINGS))
+        results = list(threads.map(answer, SETTINGS))
     assert [result.tokens for result in results] == [reference(PROMPT, params).tokens for params in SETTINGS]
     assert any(result.statistics.hit_rate for result in results), "drafts work with a divided target"
 

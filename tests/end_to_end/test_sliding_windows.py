@@ -48,7 +48,7 @@ def expected(target: Path) -> list[int]:
     """mlx-lm's own greedy tokens."""
     model, _ = load_model(target)
     model.set_dtype(mx.float32)
-    steps = generate_step(mx.array(PROMPT), model, max_tokens=PARAMS.max_tokens)
+    steps = generate_step(mx.array(PROMPT), model, max_tokens=PARAMS.max_tokens or 0)
     return [int(token) for token, _ in steps]
 
 

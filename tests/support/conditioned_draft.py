@@ -52,10 +52,11 @@ class ConditionedSequence(FakeSequence):
     def unread(self) -> bool:
         return self._waiting > _RIDERS
 
-    def read(self, most: int) -> None:
+    def read(self, most: int) -> int:
         assert self.unread
         self.reads.append(min(most, self._waiting))
         self._waiting -= self.reads[-1]
+        return self.reads[-1]
 
     @property
     def staleness(self) -> int:

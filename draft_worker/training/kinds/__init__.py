@@ -7,24 +7,26 @@ from typing import NamedTuple
 
 from draft_worker.training.kind import Setting, Training
 from draft_worker.training.kinds import block, eagle3, layers, redrafter
+from draft_worker.training.target import Target
 from protocol.contracts.training import TrainedKind
 
 
 class Kind(NamedTuple):
     """How a kind of drafter is trained."""
 
-    outputs: Callable[[int, int], tuple[int, ...]]
-    """Of a target of so many layers, and with the user's choice of layers: the outputs that it reads besides FINAL."""
+    outputs: Callable[[Target, int], tuple[int, ...]]
+    """With the user's choice of layers: the target's outputs that it reads besides FINAL. Raises InputError if the
+    kind can't be trained so."""
     training: Callable[[Setting], Training]
 
 
 KINDS: Mapping[TrainedKind, Kind] = MappingProxyType(
     {
-        "eagle3": Kind(lambda layers, _: eagle3.outputs(layers), eagle3.Eagle3Training),
-        "dspark": Kind(lambda layers, _: block.outputs(layers), partial(block.BlockTraining, dspark=True)),
-        "dflash": Kind(lambda layers, _: block.outputs(layers), partial(block.BlockTraining, dspark=False)),
+        "eagle3": Kind(eagle3.outputs, eagle3.Eagle3Training),
+        "dspark": Kind(lambda target, _: block.outputs(target.layers), partial(block.BlockTraining, dspark=True)),
+        "dflash": Kind(lambda target, _: block.outputs(target.layers), partial(block.BlockTraining, dspark=False)),
         "redrafter": Kind(lambda *_: (), redrafter.ReDrafterTraining),
-        "exit": Kind(layers.outputs, layers.ExitTraining),
+        "exit": Kind(lambda target, chosen: layers.outputs(target.layers, chosen), layers.ExitTraining),
         "lm": Kind(lambda *_: (), layers.LanguageTraining),
     }
 )

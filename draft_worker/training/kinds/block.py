@@ -187,9 +187,9 @@ def _form(setting: Setting, *, dspark: bool) -> BlockForm:
         clean_prefix=STALENESS,
         markov="vanilla" if dspark else None,
         rank=RANK if dspark else 0,
-        norm_epsilon=config.get("rms_norm_eps", 1e-6),
-        rope_base=config.get("rope_theta", 10_000.0),
-        rope_scaling=config.get("rope_scaling"),
+        norm_epsilon=target.norm_epsilon,
+        rope_base=target.rope_base,
+        rope_scaling=target.rope_scaling,
         positions=config.get("max_position_embeddings", 4096),
     )
 

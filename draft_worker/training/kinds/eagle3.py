@@ -20,13 +20,36 @@ from draft_worker.training.kind import Judge, Setting
 from draft_worker.training.losses import loss, wanted
 from draft_worker.training.rows import Row
 from draft_worker.training.target import Target, fitting, trained
+from protocol.errors import InputError
 
 DECAY = 0.8
 """Weight of a step relative to the one before."""
 
 
-def outputs(layers: int) -> tuple[int, ...]:
-    """Of a target of so many layers: SafeAILab/EAGLE, eagle/model/modeling_llama_kv.py."""
+_FEWEST_LAYERS = 4
+"""Of a target: the third output is that of the fourth layer from the end."""
+_COPIED_NORM = "input_layernorm.weight"
+
+
+def outputs(target: Target, chosen: int) -> tuple[int, ...]:
+    """What it reads of a target. Raises InputError for a target whose layers it can't begin with, and for `chosen`."""
+    if chosen:
+        raise InputError("An eagle3 drafter has one layer: leave --layers out, or choose the kind dspark or dflash.")
+    if target.layers < _FEWEST_LAYERS:
+        raise InputError(
+            f"{target.folder} has {target.layers} layers, and an eagle3 drafter reads outputs of {_FEWEST_LAYERS} or "
+            "more: choose the kind redrafter or lm."
+        )
+    if not all(_COPIED_NORM in target.layer(number) for number in (0, target.layers - 1)):
+        raise InputError(
+            f"The layers of {target.folder} have no {_COPIED_NORM}, which an eagle3 drafter begins with: choose the "
+            "kind dspark, or a target of the Llama or Qwen family."
+        )
+    return _outputs(target.layers)
+
+
+def _outputs(layers: int) -> tuple[int, ...]:
+    """SafeAILab/EAGLE, eagle/model/modeling_llama_kv.py."""
     return tuple(sorted({1, layers // 2 - 1, layers - 4}))
 
 
@@ -38,7 +61,7 @@ class Eagle3Training:
     def __init__(self, setting: Setting) -> None:
         target = setting.target
         self._target, self._head_tokens = target, setting.head_tokens.astype(np.int32)
-        self._columns = [setting.outputs.index(output) for output in outputs(target.layers)]
+        self._columns = [setting.outputs.index(output) for output in _outputs(target.layers)]
         self._head = target.head(mx.array(setting.head_tokens))
         self.network = Eagle3(form(target, len(setting.head_tokens)))
         self.network.load_weights(fitting(self.network, start(target, self.network.form)), strict=False)
@@ -155,7 +178,7 @@ def form(target: Target, head_size: int) -> Eagle3Form:
     config = target.config
     heads = target.size("num_attention_heads")
     return Eagle3Form(
-        outputs=outputs(target.layers),
+        outputs=_outputs(target.layers),
         hidden_size=target.width,
         intermediate_size=target.size("intermediate_size"),
         heads=heads,
@@ -164,9 +187,9 @@ def form(target: Target, head_size: int) -> Eagle3Form:
         vocabulary=target.vocabulary,
         head_size=head_size,
         target_width=target.width,
-        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-        rope_theta=config.get("rope_theta", 10_000.0),
-        rope_scaling=config.get("rope_scaling"),
+        rms_norm_eps=target.norm_epsilon,
+        rope_theta=target.rope_base,
+        rope_scaling=target.rope_scaling,
         context=config.get("max_position_embeddings", 131_072),
         own_head=False,
     )
@@ -183,8 +206,8 @@ def start(target: Target, form: Eagle3Form) -> dict[str, mx.array]:
         if name in first and name in last:
             parts = [_spread(layer[name], form) for layer in (first, last)]
             found[f"midlayer.{name}"] = mx.concatenate(parts, axis=1)
-    found["midlayer.input_layernorm.weight"] = first["input_layernorm.weight"]
-    found["midlayer.hidden_norm.weight"] = last["input_layernorm.weight"]
+    found["midlayer.input_layernorm.weight"] = first[_COPIED_NORM]
+    found["midlayer.hidden_norm.weight"] = last[_COPIED_NORM]
     unread = mx.zeros((form.hidden_size, (len(form.outputs) - 1) * form.target_width))
     found["fc.weight"] = mx.concatenate([unread, mx.eye(form.hidden_size)], axis=1)
     return found

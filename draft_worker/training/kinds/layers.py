@@ -47,7 +47,7 @@ class Layers(nn.Module):
     def __init__(self, target: Target, chosen: list[int]) -> None:
         super().__init__()
         self.layers = [_copied(target, number) for number in chosen]
-        self.norm = nn.RMSNorm(target.width, target.config.get("rms_norm_eps", 1e-6))
+        self.norm = nn.RMSNorm(target.width, target.norm_epsilon)
         self.norm.weight = target.norm
 
     def __call__(self, states: mx.array, visible: mx.array) -> mx.array:

@@ -18,6 +18,7 @@ from orchestrator.machine.training import training
 from orchestrator.tools.training_prompts import write_prompts
 from protocol.contracts.training import (
     DEPTHS,
+    LONGEST_PROMPT,
     TRAINED_KINDS,
     HeldOut,
     TrainingChoices,
@@ -38,7 +39,7 @@ _PROMPTS = "prompts.jsonl"
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Prompts: JSON lines with `turns`, or plain text. Repeatable.",
+    help="Prompts: JSON lines with `turns` or a `prompt`, or plain text. Repeatable.",
 )
 @click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Folder of the drafter.")
 @click.option(
@@ -68,14 +69,18 @@ def train_draft(
     """Train a drafter for a target on the target's own answers.
 
     The target answers the prompts, its hidden states are recorded, and the drafter learns from both. Every kind also
-    learns to go on without the newest states, as a draft must that works while the target verifies. Ctrl-C keeps
-    everything: the same command goes on. More --minutes continue a training that is over.
+    learns to go on without the newest states, as a draft must that works while the target verifies. After Ctrl-C the
+    same command goes on; only the 64 rows of answers or states that were being written are written again. More
+    --minutes continue a training that is over.
 
     \b
     launch-pipeline train-draft --kind eagle3 --target MODEL --data chats.jsonl --out my-eagle3
     """
     work = work or out / "work"
+    _require_own(out)
     folder = _target(target, quiet=as_json)
+    if out.resolve() == folder.resolve():
+        raise InputError(f"{out} is the target's own folder: pass a new or empty folder as --out.")
     order = TrainingOrder(
         target=str(folder),
         out=str(out),
@@ -99,6 +104,8 @@ def train_draft(
         f"{finished.tokens / 1e6:.2f} M tokens in {finished.seconds / 60:.0f} minutes.",
         highlight=False,
     )
+    following = f'Next: launch-pipeline generate "Why is the sky blue?" --target {target} --draft {out}'
+    console.print(following, highlight=False, soft_wrap=True)
 
 
 def acceptance_table(held_out: HeldOut) -> Table:
@@ -114,6 +121,14 @@ def acceptance_table(held_out: HeldOut) -> Table:
     return table
 
 
+def _require_own(out: Path) -> None:
+    """A drafter's files replace others of the same names."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file: pass a new folder as --out.")
+    if out.is_dir() and any(out.iterdir()) and not any((out / name).is_dir() for name in ("training", "work")):
+        raise InputError(f"{out} holds other files than a training's: pass a new or empty folder as --out.")
+
+
 def _target(name: str, quiet: bool) -> Path:
     """A model may be fetched or made for it."""
     with ConversionBar(quiet) as bar:
@@ -127,8 +142,16 @@ def _prompts(files: tuple[Path, ...], target: Path, work: Path) -> str:
             raise InputError("A training needs prompts that the target answers: pass files of them as --data.")
         return ""
     path = work / _PROMPTS
-    if not write_prompts(files, target, path):
-        raise InputError('The files of --data hold no prompts: write one JSON object a line, {"turns": ["..."]}.')
+    written = write_prompts(files, target, path)
+    if written.left_out:
+        found = written.kept + written.left_out
+        click.echo(
+            f"{written.left_out} of {found} prompts are longer than {LONGEST_PROMPT} tokens and left out.", err=True
+        )
+    if not written.kept:
+        raise InputError(
+            'The files of --data hold no prompts that can be used: write one JSON object a line, {"turns": ["..."]}.'
+        )
     return str(path)
 
 

@@ -1,20 +1,25 @@
 """The target's answers and states."""
 
+import errno
+import shutil
 from itertools import cycle
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from draft_worker.training.answers import Text, packed, texts, without_loop
-from draft_worker.training.preparation import record_states
-from draft_worker.training.rows import Answers, Shards, save_answers, save_states, state_outputs
+from draft_worker.training.held_out_prompts import divided
+from draft_worker.training.preparation import claim, record_states
+from draft_worker.training.rows import Answers, Shards, save_answers, save_states, state_outputs, stored
 from draft_worker.training.states import tap_of
 from draft_worker.training.target import Target
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError
 from protocol.messages.features import FINAL
 from tests.support.models.tiny_models import stock_logits
+from tests.support.models.training_work import write_target
 
 
 def _text(length: int, temperature: float = 0.0) -> Text:
@@ -67,10 +72,87 @@ def test_states_of_another_target_are_refused(target: Target, tmp_path: Path):
     tokens = np.zeros((2, 4), np.int32)
     save_answers(tmp_path, 0, Answers(tokens, tokens > 0, tokens, np.zeros(2, np.float32)))
     state_outputs(tmp_path, (FINAL,))
-    save_states(tmp_path, 0, np.zeros((2, 4, 1, target.width + 1)))
+    save_states(tmp_path, 0, np.zeros((2, 4, 1, target.width + 1), np.float16))
 
     with pytest.raises(InputError, match="states of another target"):
         record_states(target, tmp_path, (FINAL,), lambda _: None)
+
+
+def test_answers_of_another_target_are_refused(target: Target, tmp_path: Path):
+    claim(tmp_path, target)
+    other = Target(write_target(tmp_path / "other", seed=1))
+    # Nothing was answered yet.
+    claim(tmp_path, other)
+    claim(tmp_path, target)
+    tokens = np.zeros((1, 4), np.int32)
+    save_answers(tmp_path, 0, Answers(tokens, tokens > 0, tokens, np.zeros(1, np.float32)))
+
+    claim(tmp_path, target)
+    with pytest.raises(InputError, match=r"answers of another target \(.*target\): pass that one as --target"):
+        claim(tmp_path, other)
+
+
+def test_answers_of_before_they_named_their_target_are_this_one_s(target: Target, tmp_path: Path):
+    tokens = np.zeros((1, 4), np.int32)
+    save_answers(tmp_path, 0, Answers(tokens, tokens > 0, tokens, np.zeros(1, np.float32)))
+
+    claim(tmp_path, target)
+
+    assert target.fingerprint in (tmp_path / "target.json").read_text()
+
+
+def test_states_that_the_disk_has_no_room_for_are_refused_before_any_is_removed(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tokens = np.zeros((2, 4), np.int32)
+    save_answers(tmp_path, 0, Answers(tokens, tokens > 0, tokens, np.zeros(2, np.float32)))
+    record_states(target, tmp_path, (FINAL,), lambda _: None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(free=500))
+
+    with pytest.raises(InputError, match=r"\(8 tokens x 96 numbers x 2 bytes\).*start the same command again"):
+        record_states(target, tmp_path, (0, 1, FINAL), lambda _: None)
+
+    # The bytes of the states that would be replaced count as free.
+    assert record_states(target, tmp_path, (0, FINAL), lambda _: None) == (0, FINAL)
+    assert Shards(tmp_path).row(0).states.shape == (4, 2, target.width)
+
+
+class _Usage(NamedTuple):
+    free: int
+
+
+def test_states_beyond_halves_are_cut():
+    found = stored(np.array([1e9, -1e9, 0.5], np.float32))
+
+    assert found.dtype == np.float16
+    assert found.tolist() == [np.float16(65_000), np.float16(-65_000), 0.5]
+
+
+def test_a_full_disk_is_named_and_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(path: Path, *_: object) -> None:
+        path.write_bytes(b"part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+
+    with pytest.raises(PipelineError, match=r"states/shard-0003\.npy could not be written.*No space left"):
+        save_states(tmp_path, 3, np.zeros((1, 1, 1, 1), np.float16))
+
+    assert list((tmp_path / "states").iterdir()) == []
+
+
+def test_any_hundred_prompts_have_held_out_ones_that_stay_held_out(tmp_path: Path):
+    for first in range(0, 1000, 100):
+        prompts = [[[first + number, 1]] for number in range(100)]
+        folder = tmp_path / str(first)
+
+        trained, held_out = divided(prompts, 2, folder / "prompts.json")
+
+        assert len(held_out) >= 2
+        assert [prompt for prompt in prompts if prompt in trained or prompt in held_out] == prompts
+        assert len(trained) + len(held_out) == len(prompts)
+        more = [*reversed(prompts), *([[2, number]] for number in range(2000))]
+        assert all(prompt in divided(more, 2, folder / "prompts.json")[1] for prompt in held_out)
 
 
 def test_a_target_without_taps_is_refused(target: Target):

@@ -1,5 +1,6 @@
 """What training computes of a network is what its engine computes of it, and its files load."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from draft_worker.training.kinds import KINDS
 from draft_worker.training.rows import Shards
 from draft_worker.training.target import Target
 from protocol.contracts.training import DEPTHS, STALENESS, TRAINED_KINDS, TrainedKind
-from tests.support.models.training_work import HEAD, LAYERS, trainee
+from tests.support.models.tiny_models import network
+from tests.support.models.training_work import HEAD, LAYERS, trainee, write_model, write_work
 
 PLACES = np.array([26, 30])
 """In the second text of a row, which begins at slot 20."""
@@ -86,6 +88,23 @@ def test_blocks_are_read_as_their_engine_reads_them(kind: TrainedKind, target: T
         expected = np.array(rows.logits)[:, : 2 * HEAD : 2]
         found = recorder.calls[0][block * network.form.rows :][: network.form.rows]
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_positions_are_read_where_newer_files_state_them(tmp_path: Path):
+    folder = write_model(tmp_path / "target", network("qwen3", num_hidden_layers=LAYERS))
+    stated = {"rope_theta": 5_000_000.0, "rope_type": "linear", "factor": 4.0}
+    config = json.loads((folder / "config.json").read_text()) | {"rope_parameters": stated}
+    del config["rope_theta"], config["rope_scaling"]
+    (folder / "config.json").write_text(json.dumps(config))
+    target = Target(folder)
+    work = write_work(tmp_path / "work", target, rows=2)
+
+    kinds: tuple[TrainedKind, ...] = "eagle3", "dflash"
+    for kind in kinds:
+        trainee(kind, target, work)[0].write(tmp_path / kind)
+        written = json.loads((tmp_path / kind / "config.json").read_text())
+        assert written["rope_theta"] == 5_000_000.0
+        assert written["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
 
 
 @pytest.mark.parametrize("kind", TRAINED_KINDS)

@@ -3,18 +3,21 @@
 from pathlib import Path
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
 from draft_worker.training.held_out import Examiner
 from draft_worker.training.loop import Loop, Shell, Stopped
+from draft_worker.training.optimisers import Optimisers
 from draft_worker.training.preparation import HELD_OUT
 from draft_worker.training.rows import Shards
+from draft_worker.training.saved_state import Progressed, save
 from draft_worker.training.target import Target
 from protocol.contracts.training import TRAINED_KINDS, TrainedKind, TrainingChoices, TrainingProgress
-from protocol.errors import InputError
-from tests.support.models.training_work import HEAD, trainee
+from protocol.errors import InputError, PipelineError
+from tests.support.models.training_work import HEAD, trainee, write_target
 
 
 class Stage:
@@ -27,7 +30,8 @@ class Stage:
         examiner = Examiner(target, np.arange(0, 2 * HEAD, 2))
         shell = Shell(lambda: 0.0, self._stopping, self._report, lambda *_: None)
         asked = TrainingChoices(kind=kind, minutes=0, **choices)
-        self.loop = Loop(self.training, Shards(work), (examiner, Shards(work / HELD_OUT)), asked, out, shell)
+        examined = examiner, Shards(work / HELD_OUT)
+        self.loop = Loop(self.training, Shards(work), examined, asked, out, target.fingerprint, shell)
 
     def stop_after(self, rows: int) -> "Stage":
         self._last = rows
@@ -77,6 +81,62 @@ def test_another_training_s_state_is_refused(target: Target, work: Path, tmp_pat
 
     with pytest.raises(InputError, match=r"--seed 0.*--seed 1.*another folder as --out"):
         Stage(target, work, tmp_path, steps=1, seed=1)
+
+
+def test_a_state_of_another_target_is_refused(target: Target, work: Path, tmp_path: Path):
+    Stage(target, work, tmp_path / "out", steps=1).loop.run()
+    other = Target(write_target(tmp_path / "other", seed=1))
+
+    with pytest.raises(InputError, match="a training for another target: pass the same as --target"):
+        Stage(other, work, tmp_path / "out", steps=1)
+
+
+def test_weights_of_other_shapes_are_refused(target: Target, work: Path, tmp_path: Path):
+    """As in a state that was saved before states named their target."""
+    stage = Stage(target, work, tmp_path, "exit", steps=1)
+    network = trainee("eagle3", target, work)[0].network
+    save(tmp_path, Progressed(settings=stage.loop.progressed.settings), network, Optimisers(network.parameters()))
+
+    with pytest.raises(InputError, match="weights of other shapes"):
+        Stage(target, work, tmp_path, "exit", steps=1)
+
+
+@pytest.mark.parametrize("lost", [{"shards": 2}, {"position": 99}])
+def test_an_epoch_whose_shards_were_deleted_gives_way_to_a_new_one(
+    lost: dict[str, int], target: Target, work: Path, tmp_path: Path
+):
+    stage = Stage(target, work, tmp_path, steps=1, batch=2)
+    stage.loop.run()
+    progressed = msgspec.structs.replace(stage.loop.progressed, **lost)
+    network = stage.training.network
+    save(tmp_path, progressed, network, Optimisers(network.trainable_parameters()))
+
+    resumed = Stage(target, work, tmp_path, steps=3, batch=2)
+    assert resumed.loop.progressed.epoch == 1
+    resumed.loop.run()
+
+    assert resumed.loop.progressed.step == 3
+
+
+def test_a_state_that_can_t_be_written_names_its_file_and_leaves_no_part(
+    target: Target, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(path: str, *_: object) -> None:
+        Path(path).write_bytes(b"part")
+        raise RuntimeError("[write] Unable to write 100 bytes to file.")
+
+    stage = Stage(target, work, tmp_path, steps=1)
+    stage.loop.run()
+    before = (tmp_path / "training" / "state.safetensors").read_bytes()
+    monkeypatch.setattr(mx, "save_safetensors", full)
+
+    with pytest.raises(
+        PipelineError, match=r"training/state\.safetensors could not be written.*start the same command"
+    ):
+        save(tmp_path, stage.loop.progressed, stage.training.network, Optimisers({}))
+
+    assert [path.name for path in (tmp_path / "training").iterdir()] == ["state.safetensors"]
+    assert (tmp_path / "training" / "state.safetensors").read_bytes() == before
 
 
 def test_a_damaged_state_is_named(target: Target, work: Path, tmp_path: Path):

@@ -2,12 +2,19 @@
 
 import json
 from contextlib import closing
+from io import StringIO
 from pathlib import Path
 
+import mlx.nn as nn
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3
+from draft_worker.training.__main__ import Process
+from draft_worker.training.optimisers import Optimisers
+from draft_worker.training.preparation import claim
+from draft_worker.training.saved_state import Progressed, save
 from draft_worker.training.target import Target
 from orchestrator.cli.app import cli
 from orchestrator.machine.training import training
@@ -62,6 +69,45 @@ def test_a_target_without_a_stack_of_layers_is_refused(order: TrainingOrder):
         list(training(order, threads=1))
 
 
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"head": 31}, "holds a training with other settings"),
+        ({"kind": "exit", "layers": 6}, "an exit leaves behind 1 to 5"),
+        ({"layers": 2}, "leave --layers out"),
+    ],
+)
+def test_what_can_t_be_trained_is_refused_before_anything_is_answered(order: TrainingOrder, choices: dict, words: str):
+    settings = "--kind eagle3 --head 30 --layers 0 --seed 0"
+    network = nn.Linear(1, 1)
+    save(Path(order.out), Progressed(settings=settings), network, Optimisers(network.trainable_parameters()))
+    changed = msgspec.structs.replace(order, choices=msgspec.structs.replace(order.choices, **choices))
+
+    with pytest.raises(InputError, match=words):
+        Process(changed, StringIO()).run()
+
+    assert not (Path(order.work) / "answers").exists()
+
+
+def test_a_target_that_training_would_misread_answers_nothing(order: TrainingOrder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Target, "embed", lambda self, tokens: 12 * self.stack.embed_tokens(tokens))
+
+    with pytest.raises(InputError, match="changes its embedding"):
+        Process(order, StringIO()).run()
+
+    assert not Path(order.work).exists()
+
+
+def test_another_target_s_answers_are_not_trained_on(order: TrainingOrder, tmp_path: Path):
+    work = Path(order.work)
+    other = Target(write_target(tmp_path / "other", seed=1))
+    write_work(work, other)
+    claim(work, other)
+
+    with pytest.raises(InputError, match="answers of another target"):
+        Process(order, StringIO()).run()
+
+
 def test_too_few_prompts_are_refused(order: TrainingOrder):
     Path(order.prompts).write_text("[[5, 6]]\n")
 
@@ -80,6 +126,33 @@ def test_without_data_the_command_asks_for_it(tmp_path: Path):
     assert "pass files of them as --data" in str(result.exception)
 
 
+def test_a_folder_that_is_no_training_s_is_not_written_to(tmp_path: Path):
+    target = write_target(tmp_path / "target")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "config.json").write_text("{}")
+    (tmp_path / "file").write_text("")
+    (target / "work").mkdir()
+
+    for out, words in (("notes", "holds other files"), ("file", "is a file"), ("target", "is the target's own folder")):
+        asked = ["train-draft", "--kind", "exit", "--target", str(target), "--out", str(tmp_path / out)]
+        result = CliRunner().invoke(cli, asked)
+
+        assert isinstance(result.exception, InputError)
+        assert words in str(result.exception)
+
+
+def test_prompts_that_are_left_out_are_counted(tmp_path: Path):
+    target = write_target(tmp_path / "target")
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"prompt": "abc " * 300}) + "\n")
+    asked = ["--kind", "exit", "--target", str(target), "--out", str(tmp_path / "out"), "--data", str(data)]
+
+    result = CliRunner().invoke(cli, ["train-draft", *asked])
+
+    assert result.stderr.startswith("1 of 1 prompts are longer than 220 tokens and left out.")
+    assert "no prompts that can be used" in str(result.exception)
+
+
 def test_an_unknown_kind_is_named(tmp_path: Path):
     result = CliRunner().invoke(cli, ["train-draft", "--kind", "medusa", "--target", "x", "--out", str(tmp_path)])
 
@@ -94,6 +167,9 @@ def test_the_command_trains_on_shared_answers_and_prints_its_report(tmp_path: Pa
 
     result = CliRunner().invoke(cli, ["train-draft", *asked, "--minutes", "0.02", "--threads", "1", "--json"])
 
+    again = CliRunner().invoke(cli, ["train-draft", *asked, "--minutes", "0.02", "--threads", "1"])
+
+    assert f"--target {target.folder} --draft {tmp_path / 'out'}" in again.stdout
     assert result.exception is None
     printed = json.loads(result.stdout)
     assert printed["kind"] == "lm"

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, cast
@@ -20,7 +21,8 @@ from tests.support.fake_pipeline import FakePipeline
 from tests.support.http_server import closed, listening, request, status
 from tests.support.processes import until
 
-SHORT = ConnectionLimits(head_seconds=0.3, body_seconds=0.3, rest_seconds=0.3, write_seconds=0.3)
+SHORT = ConnectionLimits(body_seconds=0.3, rest_seconds=0.3, write_seconds=0.3)
+SHORT_HEADS = ConnectionLimits(head_seconds=0.5)
 BODY = json.dumps(HELLO).encode()
 STREAM = json.dumps({**HELLO, "stream": True}).encode()
 HEALTH = request("GET", "/health", key=None)
@@ -51,12 +53,12 @@ def dripped(client: socket.socket, drop: bytes) -> bool:
 
 @pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nx: "])
 def test_a_head_that_does_not_end_ends_its_connection(begun: bytes):
-    with listening(limits=SHORT) as server, server.client(begun) as client:
+    with listening(limits=SHORT_HEADS) as server, server.client(begun) as client:
         assert dripped(client, b"x") if begun else closed(client)
 
 
 def test_a_head_after_an_answer_has_the_same_deadline():
-    with listening(limits=SHORT) as server, server.client(MODELS) as client:
+    with listening(limits=SHORT_HEADS) as server, server.client(MODELS) as client:
         assert status(client) == 200
         assert dripped(client, b"x")
 
@@ -108,6 +110,15 @@ def test_strangers_hold_a_share_of_the_connections_and_the_oldest_goes_first(idl
             assert status(late) == 200
         known.sendall(MODELS)
         until(lambda: b"200 OK" in known.recv(1 << 16), SECONDS)
+
+
+def test_a_request_is_read_before_strangers_that_came_at_the_same_time_can_close_its_connection():
+    with listening(limits=ConnectionLimits(strangers=64)) as server, ExitStack() as stack:
+        go = threading.Event()
+        server.server.servers[0].get_loop().call_soon_threadsafe(go.wait)
+        clients = [stack.enter_context(server.client(MODELS if place == 20 else b"")) for place in range(120)]
+        go.set()
+        assert status(clients[20]) == 200
 
 
 def test_without_a_key_a_request_makes_a_client_known():

@@ -1,7 +1,6 @@
 """Laws of long prompts: those that can't fit are refused untokenized, and the others take turns."""
 
 import asyncio
-import re
 import threading
 from typing import Any
 
@@ -55,9 +54,8 @@ def test_a_text_that_can_not_fit_is_refused_untokenized(holding: Holding, path: 
 
     assert (response.status_code, holding.entered) == (400, [])
     message = response.json()["error"]["message"]
-    openai = f"maximum context length is {READY.context} tokens, and the prompt has at least"
-    anthropic = rf"prompt is too long: \d+ tokens > {READY.context - 1} maximum"
-    assert re.search(anthropic if path == "/v1/messages" else openai, message)
+    told = f"maximum context length is {READY.context} tokens, and the prompt has at least"
+    assert ("prompt is too long: " if path == "/v1/messages" else told) in message
 
 
 def test_a_text_at_the_bound_is_tokenized_and_fits():

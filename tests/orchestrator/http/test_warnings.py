@@ -65,7 +65,11 @@ def test_developer_messages_are_read_as_system_messages(forgetful: ChatTemplate,
     ]
 
     (developer, _), (system, _) = pipeline.asked
-    assert list(developer) == list(system) == forgetful.codec.encode("system:Be kind.\nuser:Hi\n", special=False)
+    assert (
+        list(developer)
+        == list(system)
+        == forgetful.codec.encode("system:Be kind.\nuser:Hi\n", special=not forgetful.own)
+    )
     assert not any("warnings" in answer for answer in answers)
 
 

@@ -59,6 +59,32 @@ def test_plain_text_becomes_prompts_of_128_tokens(target: Path):
     ]
 
 
+@pytest.mark.parametrize("name", ["chats", "chats.txt", "chats.JSONL", "chats.ndjson", "chats.json"])
+def test_lines_of_conversations_are_read_whatever_the_file_s_name(target: Path, name: str):
+    text = '\n{"turns": ["ab"]}\n{"prompt": "cd"}\n'
+
+    found = _written(target, _file(target, name, text))
+
+    assert found == _written(target, _file(target, "chats.jsonl", text))
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("name", ["chats.ndjson", "chats.json", "chats.Jsonl"])
+def test_json_without_conversations_is_no_plain_text(target: Path, name: str):
+    with pytest.raises(InputError, match=r"line 1: .*one object a line"):
+        _written(target, _file(target, name, '[\n{"turns": ["ab"]}\n]' * 100))
+
+
+def test_a_program_that_begins_with_a_brace_is_plain_text(target: Path):
+    assert _written(target, _file(target, "rules.txt", '{"id": 3}\n' + "abc " * 200))
+
+
+def test_prompts_that_are_too_long_are_counted(target: Path):
+    file = _file(target, "chats.jsonl", json.dumps({"prompt": "abc " * 300}) + '\n{"prompt": "ab"}\n')
+
+    assert write_prompts([file], target, target / "prompts.jsonl") == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [("no json", "line 1"), ('{"turns": []}', "line 1"), ('{"turns": ["a"]}\n{"id": 3}', "line 2 has neither")],

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -21,13 +22,17 @@ from tests.support.models.tokenizer_files import write_tokenizer
 LAYERS, SLOTS, HEAD = 6, 40, 30
 
 
-def write_target(folder: Path) -> Path:
+def write_target(folder: Path, layers: int = LAYERS, seed: int = 0) -> Path:
     """Llama with tied ends."""
+    return write_model(folder, network("llama", seed, num_hidden_layers=layers, tie_word_embeddings=True))
+
+
+def write_model(folder: Path, model: Any) -> Path:
+    """A stock mlx-lm model as a target."""
     folder.mkdir(parents=True)
     write_tokenizer(folder)
-    model = network("llama", num_hidden_layers=LAYERS, tie_word_embeddings=True)
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    sizes = asdict(model.args) | {"model_type": "llama", "eos_token_id": 3, "head_dim": 8}
+    sizes = asdict(model.args) | {"eos_token_id": 3, "head_dim": 8}
     (folder / "config.json").write_text(json.dumps(sizes))
     return folder
 
@@ -40,7 +45,7 @@ def write_work(folder: Path, target: Target, rows: int = 6) -> Path:
         own = np.broadcast_to(np.arange(SLOTS) % 20 >= 5, tokens.shape)
         starts = np.broadcast_to(np.arange(SLOTS) // 20 * 20, tokens.shape)
         save_answers(part, 0, Answers(tokens, own, starts, np.resize([0.0, 0.7, 1.0], count)))
-    outputs = {output for kind in KINDS.values() for output in kind.outputs(LAYERS, 0)}
+    outputs = {output for kind in KINDS.values() for output in kind.outputs(target, 0)}
     record_states(target, folder, (*sorted(outputs), FINAL), lambda _: None)
     return folder
 

@@ -1,0 +1,27 @@
+"""Files that appear whole or not at all."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protocol.errors import PipelineError
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path to write, which becomes `path` at the end. Nothing stays of a file that could not be written.
+
+    Raises PipelineError naming `path`. MLX raises RuntimeError where others raise OSError, so the contents must be
+    computed before.
+    """
+    unfinished = path.with_suffix(f".unfinished{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield unfinished
+        unfinished.replace(path)
+    except (OSError, RuntimeError) as error:
+        raise PipelineError(
+            f"{path} could not be written ({error}): free space on its disk, and start the same command again."
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
