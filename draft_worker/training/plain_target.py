@@ -33,9 +33,11 @@ def require_plain(target: Target) -> None:
     if not {id(first), id(norm)} <= {*calls}:
         raise _refused(target, "does not call its first layer or its final norm")
     entering, (before, behind) = calls[id(first)][0], calls[id(norm)]
+    # With a mean that is far from 0, by which a LayerNorm shows.
+    shifted = before + mx.abs(before).max()
     if not _close(entering[0], target.embed(tokens)):
         raise _refused(target, "changes its embedding in front of the first layer (a scale, or positions)")
-    if not _close(behind, mx.fast.rms_norm(before.astype(mx.float32), target.norm, target.norm_epsilon)):
+    if not _close(norm(shifted), mx.fast.rms_norm(shifted.astype(mx.float32), target.norm, target.norm_epsilon)):
         raise _refused(target, "has a final norm that is no RMSNorm with its stored weight")
     if not _close(logits, behind.astype(mx.float32) @ target.head().T):
         raise _refused(target, "changes its logits behind the head (a scale, a cap or a bias)")
