@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from orchestrator.api.llm import LLM, ResultEvent, TextEvent
     from orchestrator.api.pipeline import Pipeline
     from orchestrator.api.result import Result
-    from orchestrator.api.sampling_params import SamplingParams
+    from orchestrator.api.sampling.sampling_params import SamplingParams
     from protocol.errors import InputError, PipelineError
 
 __all__ = [
@@ -38,7 +38,7 @@ _HOMES = {
     "PipelineError": "protocol.errors",
     "Result": "orchestrator.api.result",
     "ResultEvent": "orchestrator.api.llm",
-    "SamplingParams": "orchestrator.api.sampling_params",
+    "SamplingParams": "orchestrator.api.sampling.sampling_params",
     "Stream": "orchestrator.api.client",
     "TextEvent": "orchestrator.api.llm",
 }

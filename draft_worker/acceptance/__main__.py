@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from draft_worker.acceptance.guesses import hits, rates, seconds_per_guess
 from draft_worker.engine import Engine
-from draft_worker.training.states import states_of, tap_of
+from draft_worker.training.corpus.states import states_of, tap_of
 from draft_worker.training.target import Target
 from protocol.contracts.acceptance import (
     AcceptanceFinished,
@@ -26,7 +26,7 @@ from protocol.contracts.acceptance import (
     ExaminedDraft,
     TargetText,
 )
-from protocol.contracts.conversion import Failed
+from protocol.contracts.coreml.conversion import Failed
 from protocol.contracts.training import STALENESS, Acceptance
 from protocol.errors import InputError, PipelineError
 from protocol.messages.features import FeatureForm

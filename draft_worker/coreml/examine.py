@@ -19,14 +19,14 @@ import numpy as np
 from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.package import Package
-from draft_worker.coreml.runtime.apple import compiled
+from draft_worker.coreml.runtime.backends.apple import compiled
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
 from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, KvMemory
-from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.coreml.toolchain import toolchain
-from protocol.contracts.examination import (
+from protocol.contracts.coreml.examination import (
     Agreed,
     Broken,
     ExaminationOrder,
@@ -210,7 +210,7 @@ def _placement(name: str, function: Any, plan: Any) -> Placed:
 
 
 def _core_ml(converted: Converted, units: Units) -> Runtime:
-    from draft_worker.coreml.runtime.apple import CoreMlRuntime
+    from draft_worker.coreml.runtime.backends.apple import CoreMlRuntime
 
     return CoreMlRuntime(converted, units, functions=())
 

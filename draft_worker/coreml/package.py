@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from draft_worker.coreml.conditioning import Conditioning
-from protocol.contracts.conversion import FOLDER_MODEL, FORMAT, CacheKind, WeightKind
+from protocol.contracts.coreml.conversion import FOLDER_MODEL, FORMAT, CacheKind, WeightKind
 from protocol.errors import InputError
 
 MODEL = FOLDER_MODEL

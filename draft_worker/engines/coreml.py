@@ -9,16 +9,16 @@ from typing import TypeAlias
 
 from draft_worker.candidates.selector import CandidateSelector
 from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.runtime.backends.runtimes import open_runtime
 from draft_worker.coreml.runtime.cache_pool import CachePool, exchange_of
 from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
 from draft_worker.coreml.runtime.memory import DeviceMemory, KvMemory
-from draft_worker.coreml.runtime.runtimes import open_runtime
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.drafter_package import drafter_engine
+from protocol.contracts.coreml.examination import RuntimeName
 from protocol.contracts.engines import EngineDeclaration
-from protocol.contracts.examination import RuntimeName
 from protocol.inference.processor import compute_on_processor
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError

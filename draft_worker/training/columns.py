@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from draft_worker.training.corpus.rows import Row
 from draft_worker.training.kind import CHAIN, NO_PLACE
-from draft_worker.training.rows import Row
 from protocol.contracts.training import DEPTHS, STALENESS
 
 UNROLLED = 0.5

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from draft_worker.training.rows import Row
+from draft_worker.training.corpus.rows import Row
 from draft_worker.training.target import Target
 from protocol.contracts.training import DEPTHS, STALENESS
 

@@ -13,10 +13,10 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
 
+from draft_worker.training.corpus.rows import Row, Shards
 from draft_worker.training.held_out import Examiner, first_guess
 from draft_worker.training.kind import Training
 from draft_worker.training.optimisers import Optimisers, rate
-from draft_worker.training.rows import Row, Shards
 from draft_worker.training.saved_state import Progressed, restore, save
 from protocol.contracts.training import HeldOut, TrainingChoices, TrainingProgress
 from protocol.errors import PipelineError

@@ -10,9 +10,9 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from draft_worker.training.answers import Prompt, Text, packed, texts
-from draft_worker.training.held_out_prompts import FEWEST, divided
-from draft_worker.training.rows import (
+from draft_worker.training.corpus.answers import Prompt, Text, packed, texts
+from draft_worker.training.corpus.held_out_prompts import FEWEST, divided
+from draft_worker.training.corpus.rows import (
     Answers,
     answers_path,
     read_answers,
@@ -24,7 +24,7 @@ from draft_worker.training.rows import (
     states_path,
     stored,
 )
-from draft_worker.training.states import recorded, tap_of
+from draft_worker.training.corpus.states import recorded, tap_of
 from draft_worker.training.target import Target
 from draft_worker.training.whole_file import whole_file
 from protocol.contracts.training import TrainingChoices, TrainingProgress

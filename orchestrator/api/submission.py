@@ -9,7 +9,7 @@ import msgspec
 
 from orchestrator.api.caller import caller_level
 from orchestrator.api.ineffective import IneffectiveOption, ineffective
-from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.api.sampling.sampling_params import SamplingParams
 from protocol.errors import InputError
 from protocol.messages.client import Submit
 

@@ -14,7 +14,7 @@ from orchestrator.cli.old_names import with_old_names
 from orchestrator.cli.precedence import filled_in
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.machine.checkpoints import demo_model
+from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.machine.profiles.device_profiles import profile_names
 from protocol.contracts.engines import AUTO, NO_DRAFT, PrefillEngineName, TargetEngineName, draft_model, offered_engines

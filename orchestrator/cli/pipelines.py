@@ -12,9 +12,9 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.notices import Notices
 from orchestrator.cli.options import given_only
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.downloads.default_target import default_target
-from orchestrator.machine.levels import level_note
+from orchestrator.machine.models.checkpoints import resolve
+from orchestrator.machine.models.levels import level_note
 from orchestrator.runtime.notices import Notice
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from orchestrator.api.presets import PRESET_FIELDS, PRESETS
-from orchestrator.api.sampling_fields import NumberField, number_fields
-from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.api.sampling.presets import PRESET_FIELDS, PRESETS
+from orchestrator.api.sampling.sampling_fields import NumberField, number_fields
+from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.cli.precedence import filled_in
 
 CommandFunction = Callable[..., Any]

@@ -11,9 +11,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orchestrator.http.access.middleware import MESSAGES, FramingGate, HostGate, KeyGate, refusal
 from orchestrator.http.anthropic.routes import MessagesRoutes
 from orchestrator.http.errors import ApiError
-from orchestrator.http.middleware import MESSAGES, FramingGate, HostGate, KeyGate, refusal
 from orchestrator.http.model_cards import ANTHROPIC_VERSION
 from orchestrator.http.monitoring.metrics import Counted
 from orchestrator.http.page import page

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from orchestrator.api.async_client import AsyncClient, AsyncStream
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.api.sampling.sampling_params import SamplingParams
 from protocol.errors import PipelineError
 from protocol.messages.base import SequenceId
 from protocol.messages.client import PipelineState

@@ -10,13 +10,13 @@ import click
 import uvicorn
 
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.http.access.connections import connection_class
+from orchestrator.http.access.log_limit import LogLimit
 from orchestrator.http.app import application
 from orchestrator.http.backend import PipelineBackend, PipelineThread
-from orchestrator.http.connections import connection_class
-from orchestrator.http.log_limit import LogLimit
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings, loopback
-from orchestrator.machine.levels import level_note
+from orchestrator.machine.models.levels import level_note
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.descriptors import raise_descriptor_limit

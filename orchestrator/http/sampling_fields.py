@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.sampling_fields import number_fields
+from orchestrator.api.sampling.sampling_fields import number_fields
 
 NOT_IN_BODIES = {
     "repetition_context": "no API that clients speak has such a field",

@@ -14,10 +14,10 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from orchestrator.api.sampling_params import SamplingParams
-from orchestrator.http.admission_limit import AdmissionLimit
+from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.http.access.admission_limit import AdmissionLimit
+from orchestrator.http.access.disconnects import body, unless_gone
 from orchestrator.http.chat_prompts import ChatPrompts, RenderedChat
-from orchestrator.http.disconnects import body, unless_gone
 from orchestrator.http.errors import ApiError, PromptTooLong
 from orchestrator.http.generation import ChoiceStream, OutputSource
 from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, anthropic_cards, model_card

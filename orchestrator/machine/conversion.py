@@ -4,7 +4,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from orchestrator.machine.reporting_process import reports
-from protocol.contracts.conversion import Choices, ConversionOrder, ConversionReport, Finished, Progress
+from protocol.contracts.coreml.conversion import Choices, ConversionOrder, ConversionReport, Finished, Progress
 
 _GRACE = 5.0
 """Seconds for the process to remove an unfinished conversion."""

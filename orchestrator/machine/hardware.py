@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.contracts.examination import RuntimeName
+from protocol.contracts.coreml.examination import RuntimeName
 from protocol.messages.base import Role
 
 _OPENBLAS = [

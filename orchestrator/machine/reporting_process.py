@@ -11,7 +11,7 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from protocol.contracts.conversion import Failed
+from protocol.contracts.coreml.conversion import Failed
 from protocol.errors import InputError, PipelineError
 from protocol.own_modules import module_command
 

@@ -23,7 +23,7 @@ from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.local import LocalWorkers
 from orchestrator.runtime.workers.supervisor import Seat
-from protocol.contracts.neural_engine import EngineChoice
+from protocol.contracts.coreml.neural_engine import EngineChoice
 from protocol.messages.base import Level
 from protocol.messages.worker import Hello
 

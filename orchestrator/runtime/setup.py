@@ -8,8 +8,8 @@ from orchestrator.core.options import Options
 from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from orchestrator.runtime.link_emulation import EmulatedLink
+from protocol.contracts.coreml.neural_engine import EngineChoice
 from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName, draft_model
-from protocol.contracts.neural_engine import EngineChoice
 from protocol.contracts.target_hosts import TargetHosts
 
 

@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from protocol.contracts.conversion import Failed
+from protocol.contracts.coreml.conversion import Failed
 from protocol.contracts.training import Acceptance
 
 

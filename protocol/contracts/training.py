@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
-from protocol.contracts.conversion import Failed
+from protocol.contracts.coreml.conversion import Failed
 
 TrainedKind: TypeAlias = Literal["eagle3", "dspark", "dflash", "redrafter", "exit", "lm"]
 TRAINED_KINDS: tuple[str, ...] = get_args(TrainedKind)

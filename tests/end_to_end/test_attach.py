@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
-from orchestrator.machine.checkpoints import demo_model
+from orchestrator.machine.models.checkpoints import demo_model
 from protocol.messages.remote import WorkerEntry
 from tests.conftest import Reference
 from tests.support.processes import until

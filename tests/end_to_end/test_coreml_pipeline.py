@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.engine import Engine
 from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine

@@ -15,7 +15,7 @@ from draft_worker.drafters.eagle3_checkpoint import write_eagle3
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.events import Arrived
 from orchestrator.runtime.journal import replay
-from protocol.contracts.conversion import Choices
+from protocol.contracts.coreml.conversion import Choices
 from protocol.messages.worker import Grow, Verdict
 from tests.conftest import Reference
 from tests.support.models.drafter_packages import converted

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator import AsyncClient, Client, Pipeline, SamplingParams
-from orchestrator.machine.checkpoints import demo_model
+from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.text.tokenizer import TextCodec
 from tests.conftest import Reference
 from tests.support.models.float32_demo import default_target_in_float32, float32_demo

@@ -7,8 +7,8 @@ import click
 import msgspec
 import pytest
 
-from orchestrator.api.presets import NOT_PRESET, PRESETS
-from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.api.sampling.presets import NOT_PRESET, PRESETS
+from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.cli.sampling_options import NOT_OPTIONS, sampling_options, server_options
 from orchestrator.http.anthropic.request import MessagesRequest
 from orchestrator.http.openai.completion_request import CompletionRequest

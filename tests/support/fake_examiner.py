@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from protocol.contracts.examination import (
+from protocol.contracts.coreml.examination import (
     Agreed,
     Broken,
     ExaminationOrder,

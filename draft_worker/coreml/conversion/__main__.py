@@ -10,12 +10,12 @@ from typing import TextIO
 import msgspec
 
 from draft_worker.coreml.conversion.build import OnReport, convert
-from draft_worker.coreml.conversion.drafters import convert_drafter
 from draft_worker.coreml.conversion.lint import lint
+from draft_worker.coreml.conversion.trained_drafters.drafters import convert_drafter
 from draft_worker.coreml.package import HOST, MODEL, Package
 from draft_worker.coreml.program_file import ProgramFile
-from draft_worker.coreml.runtime.operations import EXPANSIONS
-from protocol.contracts.conversion import ConversionOrder, ConversionReport, Failed, Finished
+from draft_worker.coreml.runtime.backends.operations import EXPANSIONS
+from protocol.contracts.coreml.conversion import ConversionOrder, ConversionReport, Failed, Finished
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError, PipelineError
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service

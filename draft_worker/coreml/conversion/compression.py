@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.coreml.arrays import Half, Single
-from protocol.contracts.conversion import WeightKind
+from protocol.contracts.coreml.conversion import WeightKind
 
 _PALETTE = 16
 _ITERATIONS = 20

@@ -8,7 +8,7 @@ from draft_worker.coreml.arrays import Array, Half
 from draft_worker.coreml.conversion.compression import Palettes, Scaled, StoredWeight, compress
 from draft_worker.coreml.conversion.convertible import Convertible
 from draft_worker.coreml.toolchain import toolchain
-from protocol.contracts.conversion import WeightKind
+from protocol.contracts.coreml.conversion import WeightKind
 
 _CHANNELS = 16_384
 """Most output channels of a convolution on the Neural Engine."""

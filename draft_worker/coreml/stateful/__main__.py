@@ -7,7 +7,7 @@ import msgspec
 
 from draft_worker.coreml.stateful.package import StatefulPackage
 from draft_worker.coreml.stateful.runtimes import open_stateful
-from protocol.contracts.package_report import PackageReport
+from protocol.contracts.coreml.package_report import PackageReport
 from protocol.errors import InputError
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from draft_worker.coreml.arrays import Array
-from draft_worker.coreml.runtime.executor import Executor, Precision
-from draft_worker.coreml.runtime.lent_arrays import lend
+from draft_worker.coreml.runtime.backends.executor import Executor, Precision
+from draft_worker.coreml.runtime.backends.lent_arrays import lend
 from draft_worker.coreml.stateful.package import StatefulPackage
 from draft_worker.coreml.toolchain import toolchain
 from protocol.errors import InputError

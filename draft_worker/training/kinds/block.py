@@ -17,10 +17,10 @@ from draft_worker.drafters.block_checkpoint import write_block
 from draft_worker.drafters.block_form import BlockForm
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.training.columns import counted
-from draft_worker.training.guessable import Guessable
+from draft_worker.training.corpus.guessable import Guessable
+from draft_worker.training.corpus.rows import Row
 from draft_worker.training.kind import NO_PLACE, Judge, Setting
 from draft_worker.training.losses import loss, wanted
-from draft_worker.training.rows import Row
 from draft_worker.training.target import Target, fitting, trained
 from protocol.contracts.training import DEPTHS, STALENESS
 

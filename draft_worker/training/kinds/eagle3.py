@@ -16,9 +16,9 @@ import numpy as np
 from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
 from draft_worker.drafters.eagle3_checkpoint import write_eagle3
 from draft_worker.training.columns import Columns, drawn, no_hits, whole, windows
+from draft_worker.training.corpus.rows import Row
 from draft_worker.training.kind import Judge, Setting
 from draft_worker.training.losses import loss, wanted
-from draft_worker.training.rows import Row
 from draft_worker.training.target import Target, fitting, trained
 from protocol.errors import InputError
 

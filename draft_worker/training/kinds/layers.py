@@ -16,10 +16,10 @@ from mlx.utils import tree_flatten
 
 from draft_worker.drafters.files import save
 from draft_worker.training.columns import counted, no_hits, reach, windows
-from draft_worker.training.guessable import Guessable
+from draft_worker.training.corpus.guessable import Guessable
+from draft_worker.training.corpus.rows import Row
 from draft_worker.training.kind import CHAIN, Judge, Setting
 from draft_worker.training.losses import loss, wanted
-from draft_worker.training.rows import Row
 from draft_worker.training.target import Target, trained
 from protocol.errors import InputError
 

@@ -14,10 +14,10 @@ from mlx.utils import tree_map
 from draft_worker.drafters.redrafter import ReDrafter, ReDrafterForm
 from draft_worker.drafters.redrafter_checkpoint import write_redrafter
 from draft_worker.training.columns import Columns, drawn, no_hits, whole, windows
-from draft_worker.training.guessable import Guessable
+from draft_worker.training.corpus.guessable import Guessable
+from draft_worker.training.corpus.rows import Row
 from draft_worker.training.kind import Judge, Setting
 from draft_worker.training.losses import loss, wanted
-from draft_worker.training.rows import Row
 from draft_worker.training.target import trained
 
 BLOCKS = 2

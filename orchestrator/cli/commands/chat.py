@@ -13,7 +13,7 @@ from orchestrator.cli.chat.session import Answerer, converse
 from orchestrator.cli.options import address_option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.sampling_options import sampling, sampling_options
-from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.runtime.request_state import require_compatible
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.contracts.engines import NO_DRAFT

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.api.presets import PRESETS
+from orchestrator.api.sampling.presets import PRESETS
 from orchestrator.cli.configuration import commands, options, origin, secret, unread_variables
 from orchestrator.cli.precedence import yields
 from protocol.errors import InputError

@@ -14,10 +14,10 @@ from rich.table import Table
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipelines import print_notes
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.conversion import conversion
 from orchestrator.machine.drafts.shipped_drafts import default_draft
-from protocol.contracts.conversion import Choices, Finished, Progress
+from orchestrator.machine.models.checkpoints import resolve
+from protocol.contracts.coreml.conversion import Choices, Finished, Progress
 from protocol.errors import InputError
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from orchestrator.api.chat_prompts import own_template
 from orchestrator.api.client import Client
 from orchestrator.api.result import Result
-from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.cli import report
 from orchestrator.cli.options import address_option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from orchestrator.machine.downloads.default_target import default_pair_state
 from orchestrator.machine.hardware import computes_on_processor, memory_bytes, neural_engine
-from orchestrator.machine.local_models import LocalModel, local_models
+from orchestrator.machine.models.local_models import LocalModel, local_models
 from orchestrator.machine.pairs.recommended_pairs import Pair, pairs
 from orchestrator.machine.profiles.calibration_file import calibration_file
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.training import training
 from orchestrator.tools.training_prompts import write_prompts
 from protocol.contracts.training import (

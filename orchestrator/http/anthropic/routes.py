@@ -4,12 +4,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from orchestrator.http.access.disconnects import body
+from orchestrator.http.access.middleware import MESSAGES
 from orchestrator.http.anthropic.answer import MessageAnswer
 from orchestrator.http.anthropic.request import CountTokensRequest, MessagesRequest
 from orchestrator.http.chat_prompts import RenderedChat
-from orchestrator.http.disconnects import body
 from orchestrator.http.errors import unsupported
-from orchestrator.http.middleware import MESSAGES
 from orchestrator.http.openai.content import AnswerContent
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.server import Server

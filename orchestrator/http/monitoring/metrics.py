@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summ
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.api.result import Chosen, Result
-from orchestrator.http.admission_limit import AdmissionLimit
+from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.generation import OutputSource
 from orchestrator.http.monitoring.health import Condition
 

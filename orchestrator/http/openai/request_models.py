@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.openai.structured_output import calls_or_form, forced_call, response_grammar
 from orchestrator.http.request_bodies import decoded

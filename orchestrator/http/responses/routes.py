@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from orchestrator.http.access.disconnects import body
 from orchestrator.http.chat_prompts import RenderedChat
-from orchestrator.http.disconnects import body
 from orchestrator.http.errors import ApiError
 from orchestrator.http.openai.content import AnswerContent
 from orchestrator.http.openai.logprobs import LogprobTranscript

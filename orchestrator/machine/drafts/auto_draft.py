@@ -8,9 +8,8 @@ import msgspec
 from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
 from orchestrator.machine.hardware import chip, system_build
 from orchestrator.machine.neural_engine.examination import EXAMINER, PREDICTS
-from protocol.contracts.examination import RuntimeName
-from protocol.contracts.model_fingerprint import model_fingerprint
-from protocol.contracts.neural_engine import (
+from protocol.contracts.coreml.examination import RuntimeName
+from protocol.contracts.coreml.neural_engine import (
     EngineChoice,
     EngineRates,
     EngineVerdict,
@@ -19,6 +18,7 @@ from protocol.contracts.neural_engine import (
     record,
     recorded,
 )
+from protocol.contracts.model_fingerprint import model_fingerprint
 
 
 class AutoDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.machine.cache_entries import exclusive
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.conversion import conversion
+from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.progress import OnProgress, silent
-from protocol.contracts.conversion import FOLDER_FACTS, FOLDER_MODEL, FORMAT, Choices, Facts, Finished
+from protocol.contracts.coreml.conversion import FOLDER_FACTS, FOLDER_MODEL, FORMAT, Choices, Facts, Finished
 from protocol.contracts.drafters.detection import is_drafter
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError

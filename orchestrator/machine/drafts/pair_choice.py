@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.downloads.default_target import default_target
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_for
+from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.progress import OnProgress
 from protocol.contracts.engines import DraftEngineName
 

@@ -15,15 +15,15 @@ from typing import TypeAlias
 import msgspec
 
 from orchestrator.machine.cache_entries import UnwritableCache
-from orchestrator.machine.checkpoints import weight_bytes
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
 from orchestrator.machine.hardware import installed_version, memory_bytes
+from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.neural_engine.examination import examine
 from orchestrator.machine.neural_engine.judgement import judge
 from orchestrator.machine.pairs.memory_estimate import fitting
-from protocol.contracts.conversion import Progress
-from protocol.contracts.neural_engine import record, recorded
+from protocol.contracts.coreml.conversion import Progress
+from protocol.contracts.coreml.neural_engine import record, recorded
 from protocol.errors import InputError, PipelineError
 
 _NICENESS = 10

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.machine.checkpoints import demo_model, worker_folder
 from orchestrator.machine.downloads.default_target import default_target, is_default_target
 from orchestrator.machine.drafts.packed_draft import whole_draft
+from orchestrator.machine.models.checkpoints import demo_model, worker_folder
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from orchestrator.machine.checkpoints import hub_package
+from orchestrator.machine.models.checkpoints import hub_package
 from protocol.errors import InputError
 
 STATEFUL = "stateful"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.machine.cache_entries import made_once
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import is_converted
 from orchestrator.machine.drafts.stateful_draft import is_package
+from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.progress import OnProgress
 from protocol.contracts.drafters.checkpoint import config_in
 from protocol.contracts.drafters.description import Drafter

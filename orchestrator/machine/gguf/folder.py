@@ -12,7 +12,7 @@ from orchestrator.machine.gguf.safetensors_file import write_safetensors
 from orchestrator.machine.gguf.tokenizer import end_tokens, token_id, write_tokenizer
 from orchestrator.machine.gguf.weights import GROUP, Part, common_format, packed_bits, parts
 from orchestrator.machine.progress import OnProgress, silent
-from protocol.contracts.conversion import Progress
+from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 

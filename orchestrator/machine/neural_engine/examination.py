@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from protocol.contracts.examination import (
+from protocol.contracts.coreml.examination import (
     Broken,
     ExaminationOrder,
     ExaminationReport,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from orchestrator.machine.finding import Finding
 from orchestrator.machine.neural_engine.examination import StageOutcome
-from protocol.contracts.examination import Agreed, Placed, Predicted, Timed
-from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem
+from protocol.contracts.coreml.examination import Agreed, Placed, Predicted, Timed
+from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem
 
 _DEVIATION = 0.1
 """Limit for a device's logits, in standard deviations: fp16 sums in another order stay below it."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.machine.checkpoints import weight_bytes
 from orchestrator.machine.drafts.drafter_memory import drafter_bytes
+from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.contracts.engines import draft_model
 from protocol.messages.base import Role

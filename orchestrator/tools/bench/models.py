@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.machine.checkpoints import weight_bytes
 from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, loaded_bytes, source_of
 from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.drafts.stateful_draft import STATEFUL, not_measurable
+from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.tools.bench.names import LOOKUP

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.machine.checkpoints import weight_bytes
 from orchestrator.machine.drafts.converted_draft import is_converted
 from orchestrator.machine.hardware import partition_cores, usable_cores
+from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.text.tokenizer import TextCodec

@@ -15,15 +15,15 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.downloads.default_target import VARIABLE, default_pair_state
 from orchestrator.machine.finding import Finding
 from orchestrator.machine.hardware import MlxDevice
 from orchestrator.machine.metal_wheel import macos_version, metal_wheel_target
+from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.machine.network import own_host
 from orchestrator.runtime.session import sessions_home, stale_sessions
 from orchestrator.tools.doctor.metal_kernels import metal_kernels
-from protocol.contracts.neural_engine import EngineVerdict, all_recorded
+from protocol.contracts.coreml.neural_engine import EngineVerdict, all_recorded
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import PipelineError
 from protocol.kv.segments import free_shared_memory, stale_segments

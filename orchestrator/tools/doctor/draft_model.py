@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import holds_drafter, is_converted
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.drafts.trained_drafter import is_exit
 from orchestrator.machine.finding import Finding
+from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.drafters.description import FINAL, Drafter
 from protocol.contracts.drafters.detection import has_own_head, read_drafter

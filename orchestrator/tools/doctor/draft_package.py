@@ -6,7 +6,7 @@ import msgspec
 
 from orchestrator.machine.drafts.stateful_draft import stateful_draft
 from orchestrator.machine.finding import Finding
-from protocol.contracts.package_report import PackageReport
+from protocol.contracts.coreml.package_report import PackageReport
 from protocol.errors import InputError
 from protocol.own_modules import module_command
 

@@ -10,8 +10,8 @@ from orchestrator.machine.finding import Finding
 from orchestrator.machine.neural_engine.examination import EXAMINER, LIMITS, PREDICTS, Limits, OnStage, examine
 from orchestrator.machine.neural_engine.judgement import judge
 from orchestrator.machine.progress import OnProgress, silent
-from protocol.contracts.examination import RuntimeName
-from protocol.contracts.neural_engine import record
+from protocol.contracts.coreml.examination import RuntimeName
+from protocol.contracts.coreml.neural_engine import record
 
 _AGAIN = "run launch-pipeline doctor --neural-engine again"
 

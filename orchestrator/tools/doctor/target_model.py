@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.finding import Finding
 from orchestrator.machine.hardware import worker_environment
-from orchestrator.machine.levels import MEANINGS
+from orchestrator.machine.models.checkpoints import resolve
+from orchestrator.machine.models.levels import MEANINGS
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.model_report import ModelRefusal, ModelReport
 from protocol.errors import InputError

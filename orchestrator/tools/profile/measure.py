@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
-from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.machine.hardware import chip
 from orchestrator.tools.profile.analysis.figures import ProfileFigures, request_profiles
 from orchestrator.tools.profile.run import TracedRun, WorkerLife, load

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from draft_worker.coreml.conversion.build import convert as convert_folder
 from draft_worker.coreml.conversion.compression import compress, restore
 from draft_worker.coreml.converted import Converted
-from protocol.contracts.conversion import Choices
+from protocol.contracts.coreml.conversion import Choices
 from tests.support.models.coreml_runs import CONTEXT, MODELS, WIDTHS, Run, convert, greedy, half, tiny
 from tests.support.models.tiny_models import VOCABULARY, stock_logits
 from tests.support.paths import DEMO_DRAFT, ROOT

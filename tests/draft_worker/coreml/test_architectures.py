@@ -17,11 +17,11 @@ from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.examine import answers, calls, compare
-from draft_worker.coreml.runtime.runtimes import ExecutorRuntime, open_runtime
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime, open_runtime
 from draft_worker.coreml.runtime.tree_slots import FixedSlots, TreeSlots
 from draft_worker.engine import Batch
 from draft_worker.engines.coreml import CoreMlEngine
-from protocol.contracts.conversion import Choices
+from protocol.contracts.coreml.conversion import Choices
 from protocol.errors import InputError
 from protocol.messages.sampling import Sampling
 from tests.support.models import architectures

@@ -24,10 +24,10 @@ from draft_worker.coreml.conversion.weights import head_chunks
 from draft_worker.coreml.converted import Converted, require_functions
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package
 from draft_worker.coreml.rotation import Rotation, pair_order
-from draft_worker.coreml.runtime.executor import Executor
+from draft_worker.coreml.runtime.backends.executor import Executor
 from orchestrator.cli.app import cli
 from orchestrator.machine.conversion import conversion
-from protocol.contracts.conversion import Choices, Finished, Progress
+from protocol.contracts.coreml.conversion import Choices, Finished, Progress
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError

@@ -12,10 +12,10 @@ import pytest
 
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.examine import answers, calls, compare
-from draft_worker.coreml.runtime import core_ai
-from draft_worker.coreml.runtime.core_ai_graph import TRANSLATIONS, authoring
-from draft_worker.coreml.runtime.operations import EXPANSIONS
-from draft_worker.coreml.runtime.runtimes import ExecutorRuntime, open_runtime
+from draft_worker.coreml.runtime.backends import core_ai
+from draft_worker.coreml.runtime.backends.core_ai_graph import TRANSLATIONS, authoring
+from draft_worker.coreml.runtime.backends.operations import EXPANSIONS
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime, open_runtime
 from draft_worker.engine import Batch
 from draft_worker.engines.coreai import CoreAiEngine
 from protocol.errors import InputError

@@ -12,9 +12,9 @@ import pytest
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.examine import calls
 from draft_worker.coreml.package import MODEL
-from draft_worker.coreml.runtime.executor import Executor
+from draft_worker.coreml.runtime.backends.executor import Executor
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.interface import DeviceState, Runtime
-from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
 from tests.support.models.coreml_runs import convert, tiny
 

@@ -18,9 +18,9 @@ from draft_worker.drafters.eagle3_checkpoint import read_eagle3
 from draft_worker.drafters.redrafter_checkpoint import read_redrafter
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.head_tokens import read_head_tokens
+from draft_worker.training.corpus.rows import Shards
 from draft_worker.training.kind import NO_PLACE
 from draft_worker.training.kinds import KINDS
-from draft_worker.training.rows import Shards
 from draft_worker.training.target import Target
 from protocol.contracts.training import DEPTHS, STALENESS, TRAINED_KINDS, TrainedKind
 from tests.support.models.tiny_models import network

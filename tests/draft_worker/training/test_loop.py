@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from draft_worker.training.corpus.rows import Shards
 from draft_worker.training.held_out import Examiner
 from draft_worker.training.loop import Loop, Shell, Stopped
 from draft_worker.training.optimisers import Optimisers
 from draft_worker.training.preparation import HELD_OUT
-from draft_worker.training.rows import Shards
 from draft_worker.training.saved_state import Progressed, save
 from draft_worker.training.target import Target
 from protocol.contracts.training import TRAINED_KINDS, TrainedKind, TrainingChoices, TrainingProgress

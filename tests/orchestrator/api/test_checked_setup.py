@@ -11,8 +11,8 @@ from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.converted_draft import conversion_of
 from orchestrator.machine.profiles.device_profiles import profile_names
 from orchestrator.runtime.link_emulation import EmulatedLink
-from protocol.contracts.conversion import FOLDER_MODEL
-from protocol.contracts.neural_engine import EngineRates
+from protocol.contracts.coreml.conversion import FOLDER_MODEL
+from protocol.contracts.coreml.neural_engine import EngineRates
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 

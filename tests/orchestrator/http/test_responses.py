@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import End
 from orchestrator.http.openai.content import AnswerContent

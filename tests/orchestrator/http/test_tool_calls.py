@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.openai.earlier_turns import template_messages
 from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate

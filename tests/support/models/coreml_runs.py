@@ -14,13 +14,13 @@ from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.conversion.build import write
 from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.executor import Precision
+from draft_worker.coreml.runtime.backends.executor import Precision
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, KvMemory
-from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
 from draft_worker.head_tokens import HeadTokens
-from protocol.contracts.conversion import Choices
+from protocol.contracts.coreml.conversion import Choices
 from protocol.errors import InputError
 from tests.support.models.tiny_models import network
 

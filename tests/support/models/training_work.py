@@ -9,10 +9,10 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from draft_worker.training.corpus.rows import Answers, Row, Shards, save_answers
 from draft_worker.training.kind import Setting, Training
 from draft_worker.training.kinds import KINDS
 from draft_worker.training.preparation import HELD_OUT, record_states
-from draft_worker.training.rows import Answers, Row, Shards, save_answers
 from draft_worker.training.target import Target
 from protocol.contracts.training import TrainedKind
 from protocol.messages.features import FINAL

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.core.events import Arrived, Submitted
 from orchestrator.runtime.journal import replay
 from orchestrator.tools.bench.plan import BenchPlan

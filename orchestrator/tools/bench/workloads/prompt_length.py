@@ -6,7 +6,7 @@ from itertools import cycle, islice
 from statistics import median
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.core.options import StrategyName
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling_params import SamplingParams
+from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.tools.drill.drill_requests import DelayedFault, drill_requests, serve, wrong
 from orchestrator.tools.drill.outcome import DrillOutcome, OnStep, left_behind, milliseconds, spread
 from orchestrator.tools.drill.processes import mark, members, remains, until

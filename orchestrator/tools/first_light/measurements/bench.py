@@ -13,7 +13,7 @@ from orchestrator.tools.first_light.asked import Asked, OnNotice
 from orchestrator.tools.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
 from orchestrator.tools.first_light.report.findings import Cell, Check, Findings, Table
-from protocol.contracts.neural_engine import EngineVerdict, recorded
+from protocol.contracts.coreml.neural_engine import EngineVerdict, recorded
 from protocol.errors import PipelineError
 
 _COLUMNS = (

@@ -14,8 +14,8 @@ from orchestrator.machine.neural_engine.judgement import judge
 from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.measurements.texts import plan
 from orchestrator.tools.first_light.report.findings import Cell, Check, Findings, Table, Value
-from protocol.contracts.examination import RuntimeName
-from protocol.contracts.neural_engine import record
+from protocol.contracts.coreml.examination import RuntimeName
+from protocol.contracts.coreml.neural_engine import record
 
 _MIB = 1 << 20
 

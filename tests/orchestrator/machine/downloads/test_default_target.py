@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.downloads import default_target as module
 from orchestrator.machine.downloads import package_index
 from orchestrator.machine.downloads.default_target import (
@@ -26,8 +25,9 @@ from orchestrator.machine.downloads.default_target import (
     model_name,
 )
 from orchestrator.machine.downloads.package_index import Wheel
+from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.tools.doctor.doctor import default_pair
-from protocol.contracts.conversion import Progress
+from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
 from tests.support.package_index import NAME, Offer, offer, serving
 from tests.support.paths import ROOT

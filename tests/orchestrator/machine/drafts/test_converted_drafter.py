@@ -11,8 +11,8 @@ from draft_worker.engines import coreml
 from orchestrator.cli.app import cli
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.tools.doctor.draft_model import draft_finding
+from protocol.contracts.coreml.examination import ExaminationOrder
 from protocol.contracts.engines import AUTO
-from protocol.contracts.examination import ExaminationOrder
 from protocol.errors import InputError
 from protocol.messages.features import FeatureForm
 from tests.support.models.drafter_packages import TARGET_LAYERS, setup, write_drafter

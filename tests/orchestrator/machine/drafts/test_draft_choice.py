@@ -10,9 +10,9 @@ from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.machine.drafts.converted_draft import conversion_of
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, draft_for
 from orchestrator.machine.pairs.recommended_pairs import pairs
-from protocol.contracts.conversion import FOLDER_MODEL
+from protocol.contracts.coreml.conversion import FOLDER_MODEL
+from protocol.contracts.coreml.neural_engine import EngineRates, EngineVerdict, record
 from protocol.contracts.engines import AUTO
-from protocol.contracts.neural_engine import EngineRates, EngineVerdict, record
 from protocol.errors import InputError
 from tests.support.models.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.machine.checkpoints import resolve, weight_bytes
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, draft_for, first_engine
 from orchestrator.machine.drafts.drafter_memory import drafter_bytes
+from orchestrator.machine.models.checkpoints import resolve, weight_bytes
 from orchestrator.machine.progress import silent
 from protocol.contracts.drafters.description import ENGINES
 from protocol.contracts.engines import AUTO

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.gguf import folder as folder_module
 from orchestrator.machine.gguf.folder import gguf_folder
-from protocol.contracts.conversion import Progress
+from orchestrator.machine.models.checkpoints import resolve
+from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
 from tests.support.models.gguf_files import write_gguf
 

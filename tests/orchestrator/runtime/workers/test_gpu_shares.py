@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from orchestrator.core.options import Options
-from orchestrator.machine.checkpoints import weight_bytes
 from orchestrator.machine.drafts.drafter_memory import drafter_bytes
+from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.gpu_shares import gpu_shares, weights_on_gpu

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from orchestrator.machine import hardware
-from orchestrator.machine.checkpoints import weight_bytes
 from orchestrator.machine.drafts.converted_draft import conversion_of
 from orchestrator.machine.hardware import MlxDevice, gpu_working_set
+from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.tools.bench import trials
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt
 from orchestrator.tools.bench.residents import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups, resident
-from protocol.contracts.conversion import FOLDER_FACTS, FOLDER_MODEL, Facts
+from protocol.contracts.coreml.conversion import FOLDER_FACTS, FOLDER_MODEL, Facts
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 _GIB = 1 << 30

@@ -16,17 +16,17 @@ import pytest
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.examine import carry_out, placements
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.interface import DeviceState
-from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
-from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.drafts import draft_choice as choosing
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, place_of, weigh
 from orchestrator.machine.finding import Finding
+from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.machine.neural_engine.examination import Limits, StageOutcome, examine
 from orchestrator.machine.neural_engine.judgement import judge
 from orchestrator.tools.doctor.neural_engine import examined
-from protocol.contracts.examination import (
+from protocol.contracts.coreml.examination import (
     Agreed,
     ExaminationOrder,
     Loaded,
@@ -38,7 +38,7 @@ from protocol.contracts.examination import (
     Units,
     Written,
 )
-from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, record, recorded
+from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, record, recorded
 from protocol.errors import InputError
 from tests.support.models.coreml_programs import converted_demo
 

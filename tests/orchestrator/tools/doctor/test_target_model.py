@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
-from orchestrator.machine.levels import MEANINGS, level_note
+from orchestrator.machine.models.levels import MEANINGS, level_note
 from orchestrator.tools.doctor import target_model
 from orchestrator.tools.doctor.target_model import described, target_finding
 from protocol.contracts.model_report import ModelRefusal, ModelReport

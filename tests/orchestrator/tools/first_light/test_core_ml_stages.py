@@ -16,8 +16,8 @@ from orchestrator.tools.first_light.measurements.texts import plan
 from orchestrator.tools.first_light.report.findings import Findings
 from orchestrator.tools.first_light.settings import LightSettings
 from orchestrator.tools.first_light.stages import stage_names
-from protocol.contracts.conversion import FOLDER_MODEL
-from protocol.contracts.neural_engine import EngineVerdict, ExaminedSystem
+from protocol.contracts.coreml.conversion import FOLDER_MODEL
+from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem
 from protocol.errors import InputError, PipelineError
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 

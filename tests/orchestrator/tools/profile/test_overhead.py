@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.tools.profile import overhead
 from orchestrator.tools.profile.measure import ProfileTask
-from protocol.contracts.conversion import FOLDER_MODEL
+from protocol.contracts.coreml.conversion import FOLDER_MODEL
 
 
 class Silent:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.hardware import partition_cores
+from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.tools.bench.costs.forward_cost import ForwardCost, least_squares
 from orchestrator.tools.bench.costs.micro import forward_table, measured_forwards, to_json
 from orchestrator.tools.bench.costs.micro_bandwidth import figures

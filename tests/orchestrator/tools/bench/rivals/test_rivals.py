@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.downloads.environment import PYTHON, environment_folder
 from orchestrator.machine.downloads.package_index import Unavailable
+from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.tools.bench.contender import GenerationTask
 from orchestrator.tools.bench.names import line_and_draft_tokens
 from orchestrator.tools.bench.rivals import contenders as module

@@ -13,8 +13,8 @@ from orchestrator.tools.first_light.overlap import Overlap, efficiency
 from orchestrator.tools.first_light.report.findings import Check, Findings, LightReport, StageReport, Table, Value
 from orchestrator.tools.first_light.report.page import page
 from orchestrator.tools.first_light.settings import LightSettings
+from protocol.contracts.coreml.neural_engine import ExaminedSystem
 from protocol.contracts.forward_examination import Compared
-from protocol.contracts.neural_engine import ExaminedSystem
 
 FAKE = (sys.executable, "-m", "tests.support.fake_examiner")
 

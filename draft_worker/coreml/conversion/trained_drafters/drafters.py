@@ -4,19 +4,19 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from draft_worker.coreml.conversion.agreement import Comparison, require_agreement
 from draft_worker.coreml.conversion.build import OnReport, write
-from draft_worker.coreml.conversion.compare_block import block_comparison
-from draft_worker.coreml.conversion.compare_eagle3 import eagle3_comparison
 from draft_worker.coreml.conversion.convertible import Convertible
-from draft_worker.coreml.conversion.target_features import TargetFeatures, target_features
 from draft_worker.coreml.conversion.trained import convertible_block, convertible_eagle3
+from draft_worker.coreml.conversion.trained_drafters.agreement import Comparison, require_agreement
+from draft_worker.coreml.conversion.trained_drafters.compare_block import block_comparison
+from draft_worker.coreml.conversion.trained_drafters.compare_eagle3 import eagle3_comparison
+from draft_worker.coreml.conversion.trained_drafters.target_features import TargetFeatures, target_features
 from draft_worker.coreml.package import Package
 from draft_worker.drafters.block_checkpoint import read_block
 from draft_worker.drafters.block_forward import MlxBlockRunner
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3
 from draft_worker.drafters.token_ends import drafter_ends
-from protocol.contracts.conversion import Choices
+from protocol.contracts.coreml.conversion import Choices
 from protocol.contracts.drafters.description import Drafter
 from protocol.contracts.drafters.target_shape import target_shape
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint

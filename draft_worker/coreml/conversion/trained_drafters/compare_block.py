@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from draft_worker.coreml.arrays import Array
-from draft_worker.coreml.conversion.agreement import Comparison, Pair
-from draft_worker.coreml.conversion.target_features import TargetFeatures
+from draft_worker.coreml.conversion.trained_drafters.agreement import Comparison, Pair
+from draft_worker.coreml.conversion.trained_drafters.target_features import TargetFeatures
 from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.block_runner import PackageBlockRunner, PackageContext
-from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.drafters.block_forward import Block, BlockRows, MlxBlockRunner
 from draft_worker.drafters.block_kv import BlockKv
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import BatchGenerator
 
-from draft_worker.training.rows import Answers
+from draft_worker.training.corpus.rows import Answers
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 """A third of the rows each."""

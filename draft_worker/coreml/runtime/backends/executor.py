@@ -12,7 +12,7 @@ import numpy as np
 
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, Tensor
-from draft_worker.coreml.runtime.operations import EXPANSIONS, OPERATIONS, OperationFunction
+from draft_worker.coreml.runtime.backends.operations import EXPANSIONS, OPERATIONS, OperationFunction
 from protocol.errors import InputError
 
 Precision: TypeAlias = Literal["fp16", "fp32"]

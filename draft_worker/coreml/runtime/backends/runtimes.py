@@ -11,10 +11,10 @@ import numpy as np
 
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.executor import Executor, Precision
-from draft_worker.coreml.runtime.executor import ExecutorRegisters as Registers
+from draft_worker.coreml.runtime.backends.executor import Executor, Precision
+from draft_worker.coreml.runtime.backends.executor import ExecutorRegisters as Registers
 from draft_worker.coreml.runtime.interface import DeviceState, Runtime
-from protocol.contracts.examination import RuntimeName
+from protocol.contracts.coreml.examination import RuntimeName
 
 _CACHE = "kv"
 
@@ -23,11 +23,11 @@ def open_runtime(converted: Converted, name: RuntimeName | None = None) -> Runti
     """The runtime of that name; by default Core ML on a Mac, the executor elsewhere."""
     match name or default_runtime():
         case "coreml":
-            from draft_worker.coreml.runtime.apple import CoreMlRuntime
+            from draft_worker.coreml.runtime.backends.apple import CoreMlRuntime
 
             return CoreMlRuntime(converted)
         case "coreai":
-            from draft_worker.coreml.runtime.core_ai import CoreAiRuntime
+            from draft_worker.coreml.runtime.backends.core_ai import CoreAiRuntime
 
             return CoreAiRuntime(converted)
         case "executor":

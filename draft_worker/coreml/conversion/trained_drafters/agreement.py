@@ -11,7 +11,7 @@ import numpy as np
 
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
-from protocol.contracts.conversion import WeightKind
+from protocol.contracts.coreml.conversion import WeightKind
 from protocol.errors import InputError
 
 _LIMITS: Mapping[WeightKind, float] = {"fp16": 0.05, "int8": 0.25, "4bit": 1.0}

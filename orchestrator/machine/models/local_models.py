@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.machine.checkpoints import complete, gguf_files
+from orchestrator.machine.models.checkpoints import complete, gguf_files
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 """The layer of an Ollama manifest that is a GGUF file."""

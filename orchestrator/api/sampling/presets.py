@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from orchestrator.api.sampling_fields import number_fields
+from orchestrator.api.sampling.sampling_fields import number_fields
 
 NOT_PRESET = {
     "repetition_context": "only matters with a repetition penalty, which no preset sets",

@@ -13,8 +13,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from orchestrator.http.connections import Connection, Strangers
-from orchestrator.http.log_limit import LogLimit
+from orchestrator.http.access.connections import Connection, Strangers
+from orchestrator.http.access.log_limit import LogLimit
 from orchestrator.http.settings import ConnectionLimits
 from tests.orchestrator.http.test_rules import CHAT, HELLO
 from tests.support.fake_pipeline import FakePipeline

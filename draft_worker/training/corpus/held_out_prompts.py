@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from draft_worker.training.answers import Prompt
+from draft_worker.training.corpus.answers import Prompt
 from draft_worker.training.whole_file import whole_file
 from protocol.errors import InputError
 

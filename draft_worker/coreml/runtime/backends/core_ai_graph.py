@@ -14,7 +14,7 @@ import numpy as np
 
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile
-from draft_worker.coreml.runtime.operations import EXPANSIONS
+from draft_worker.coreml.runtime.backends.operations import EXPANSIONS
 from protocol.errors import InputError
 
 Node: TypeAlias = Any

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
-from draft_worker.training.rows import Answers
+from draft_worker.training.corpus.rows import Answers
 from protocol.errors import InputError
 from protocol.inference.tap import LayerTap, proved_tap
 

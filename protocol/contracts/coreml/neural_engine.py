@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from protocol.contracts.conversion import FOLDER_MODEL
+from protocol.contracts.coreml.conversion import FOLDER_MODEL
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 

@@ -9,11 +9,11 @@ from typing import Any
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.package import MODEL
+from draft_worker.coreml.runtime.backends.lent_arrays import lend
 from draft_worker.coreml.runtime.interface import DeviceState
-from draft_worker.coreml.runtime.lent_arrays import lend
 from draft_worker.coreml.toolchain import toolchain
-from protocol.contracts.examination import Units
-from protocol.contracts.neural_engine import package_fingerprint
+from protocol.contracts.coreml.examination import Units
+from protocol.contracts.coreml.neural_engine import package_fingerprint
 from protocol.paths import cache_folder
 
 _CACHE = "kv"

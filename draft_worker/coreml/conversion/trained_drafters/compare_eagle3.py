@@ -6,11 +6,11 @@ import mlx.core as mx
 import numpy as np
 
 from draft_worker.conditioned.runner import Wave
-from draft_worker.coreml.conversion.agreement import Comparison, Pair
-from draft_worker.coreml.conversion.target_features import TargetFeatures
+from draft_worker.coreml.conversion.trained_drafters.agreement import Comparison, Pair
+from draft_worker.coreml.conversion.trained_drafters.target_features import TargetFeatures
 from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
-from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.drafters.eagle3 import Eagle3
 
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import msgspec
 
-from orchestrator.api.presets import PRESETS
+from orchestrator.api.sampling.presets import PRESETS
 from orchestrator.api.validation import out_of_range
 from protocol.errors import InputError
 from protocol.messages.base import MAX_CONTEXT

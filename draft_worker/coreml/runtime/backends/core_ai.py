@@ -18,9 +18,9 @@ import numpy as np
 
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.core_ai_graph import authoring, program
+from draft_worker.coreml.runtime.backends.core_ai_graph import authoring, program
 from draft_worker.coreml.runtime.interface import DeviceState
-from protocol.contracts.neural_engine import package_fingerprint
+from protocol.contracts.coreml.neural_engine import package_fingerprint
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 

@@ -1,0 +1,1 @@
+"""Converts trained drafters, which read a target's features, and compares them with MLX."""

@@ -1,0 +1,1 @@
+"""What runs a package: Core ML, Core AI, or the executor in MLX."""

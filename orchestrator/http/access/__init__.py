@@ -1,0 +1,1 @@
+"""Who may connect to the server, for how long and how often."""

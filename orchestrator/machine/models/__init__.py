@@ -1,0 +1,1 @@
+"""Models on this machine: where they are, and what their levels mean."""
