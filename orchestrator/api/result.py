@@ -42,7 +42,7 @@ class Result:
     @overload
     def __getitem__(self, field: Literal["stop"]) -> str | None: ...
     @overload
-    def __getitem__(self, field: Literal["likelihoods"]) -> tuple[Likelihood, ...]: ...
+    def __getitem__(self, field: Literal["likelihoods", "prompt_likelihoods"]) -> tuple[Likelihood, ...]: ...
     def __getitem__(self, field: str) -> object:
         """A field by its name. Raises KeyError, which lists the fields, for any other name."""
         if field not in self.__dataclass_fields__:
@@ -57,7 +57,8 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `generate --json` prints."""
-        asked = {"logprobs": msgspec.to_builtins(self.likelihoods)} if self.likelihoods else {}
+        likelihoods = {"logprobs": self.likelihoods, "prompt_logprobs": self.prompt_likelihoods}
+        asked = {name: msgspec.to_builtins(told) for name, told in likelihoods.items() if told}
         return {
             "text": self.text,
             "tokens": list(self.tokens),

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 import structlog
 
 from orchestrator.api.result import Chosen, Result
-from orchestrator.http.errors import ApiError, of_pipeline
+from orchestrator.http.errors import ApiError, internal_error, of_pipeline
 from protocol.errors import PipelineError
 
 log = structlog.get_logger()
@@ -110,5 +110,5 @@ class ChoiceStream:
             self._events.put_nowait(of_pipeline(error))
         except Exception:
             log.exception("a generation failed")
-            self._events.put_nowait(ApiError(500, "The server failed at this request: its log has the cause."))
+            self._events.put_nowait(internal_error())
             raise

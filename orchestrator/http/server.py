@@ -192,7 +192,9 @@ class Server:
             self._open.add(generation)
             stack.callback(self._end, generation)
             if not question.stream:
-                return JSONResponse(renderer.whole(await unless_gone(request, generation.collect())))
+                results = await unless_gone(request, generation.collect())
+                # The log-probabilities of a long prompt take time too.
+                return JSONResponse(await asyncio.to_thread(renderer.whole, results))
             patience = self._settings.keep_alive
             # An error before the first event still gets its own HTTP status.
             first = await unless_gone(request, generation.next(patience))

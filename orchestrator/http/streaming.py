@@ -2,12 +2,15 @@
 
 from collections.abc import AsyncIterator, Callable
 
+import structlog
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from orchestrator.http.errors import ApiError
+from orchestrator.http.errors import ApiError, internal_error
 from orchestrator.http.generation import ChoiceStream, OutputEvent
 from orchestrator.http.renderer import Renderer
+
+log = structlog.get_logger()
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -33,10 +36,10 @@ async def frames(
 
     `close` is called before the last frames: a client that has read the end finds its place free.
     """
-    for each in renderer.opening():
-        yield each
     event = first
     try:
+        for each in renderer.opening():
+            yield each
         while True:
             if event is None:
                 yield renderer.idle
@@ -46,10 +49,14 @@ async def frames(
             if generation.results is not None:
                 break
             event = await generation.next(patience)
+        close()
+        for each in renderer.ending(generation.results):
+            yield each
     except ApiError as error:
         for each in renderer.failed(error):
             yield each
-        return
-    close()
-    for each in renderer.ending(generation.results):
-        yield each
+    except Exception:
+        # The status has been sent, so only an event can tell.
+        log.exception("a stream failed")
+        for each in renderer.failed(internal_error()):
+            yield each

@@ -9,8 +9,10 @@ import httpx
 import pytest
 from msgspec.structs import replace
 from starlette.applications import Starlette
+from structlog.testing import capture_logs
 
 from orchestrator.http.app import application
+from orchestrator.http.openai.logprobs import LogprobTranscript
 from orchestrator.http.request_bodies import MOST_LEVELS
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
@@ -501,6 +503,19 @@ def test_an_early_failure_has_a_status_and_a_late_one_an_error_event():
     assert response.status_code == 200
     assert "[DONE]" not in response.text
     assert json.loads(response.text.strip().split("data: ")[-1])["error"]["message"] == "Oh."
+
+
+def test_a_failure_of_the_server_itself_in_mid_stream_is_an_error_event_and_logged(monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object) -> None:
+        raise ValueError("A mistake.")
+
+    monkeypatch.setattr(LogprobTranscript, "push", broken)
+    with capture_logs() as logged:
+        response = post(CHAT, {**HELLO, "stream": True, "logprobs": True})
+
+    assert response.status_code == 200
+    assert json.loads(response.text.strip().split("data: ")[-1])["error"]["type"] == "server_error"
+    assert [line["event"] for line in logged] == ["a stream failed"]
 
 
 # Full, loading, failing, gone --------------------------------------------------------------------
