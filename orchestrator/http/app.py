@@ -31,6 +31,7 @@ def application(server: Server, settings: ServerSettings) -> Starlette:
         Route("/v1/models", server.models),
         Route("/v1/models/{name:path}", server.model),
         Route("/v1/pipeline/events", server.live.events),
+        Route("/v1/pipeline/invitation", server.invitations.create, methods=["POST"]),
         Route("/v1/completions", server.complete, methods=["POST"]),
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
         *ResponsesRoutes(server, settings).routes,
