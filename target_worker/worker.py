@@ -19,6 +19,7 @@ from protocol.messages.worker import (
     FromWorker,
     Hello,
     Prefilled,
+    Prefilling,
     PromptLikelihoods,
     Start,
     Stop,
@@ -126,7 +127,9 @@ class TargetWorker:
         sequence.seconds += self._clock() - began
         if sequence.told:
             yield from self._prompt_likelihoods(sequence, before)
-        if not sequence.prefilling:
+        if sequence.prefilling:
+            yield Prefilling(id, sequence.round, sequence.prefilled)
+        else:
             yield self._prefilled(sequence)
         yield from self._features(sequence, context)
 

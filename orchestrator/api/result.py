@@ -1,5 +1,6 @@
 """What a client makes of the orchestrator's answers to one request. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
@@ -7,7 +8,7 @@ import msgspec
 
 from orchestrator.api.summary import figures, speed
 from protocol.errors import blaming
-from protocol.messages.client import Done, Output, Refused, Statistics, ToClient
+from protocol.messages.client import Done, Output, Reading, Refused, Statistics, ToClient
 from protocol.messages.sampling import Likelihood
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
@@ -76,6 +77,14 @@ class Chosen(NamedTuple):
     likelihood: Likelihood
 
 
+OnReading: TypeAlias = Callable[[int, int], None]
+"""Is called while the target reads a prompt: tokens that it has read, and tokens of the prompt."""
+
+
+def _unwatched(tokens: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
 class OutputCollector:
     """Collects one request's pieces; `result` is there when the last one was fed."""
 
@@ -89,6 +98,7 @@ class OutputCollector:
         self.chosen: list[Chosen] = []
         """Tokens so far with their likelihoods, if they were asked for."""
         self._prompt: list[Likelihood] = []
+        self.on_reading: OnReading = _unwatched
 
     @property
     def tokens(self) -> int:
@@ -111,6 +121,8 @@ class OutputCollector:
                 if message.hit is not None:
                     self._hits.append(message.hit)
                 return message.text
+            case Reading() if message.request == self._request:
+                self.on_reading(message.tokens, message.total)
             case Done() if message.request == self._request:
                 self.result = Result(
                     "".join(self._texts),

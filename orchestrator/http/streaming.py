@@ -7,7 +7,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.http.errors import ApiError, internal_error
-from orchestrator.http.generation import ChoiceStream, OutputEvent
+from orchestrator.http.generation import ChoiceStream, Reading, StreamEvent
 from orchestrator.http.renderer import Renderer
 
 log = structlog.get_logger()
@@ -30,7 +30,7 @@ class EventStream(StreamingResponse):
 
 
 async def frames(
-    generation: ChoiceStream, renderer: Renderer, first: OutputEvent | None, patience: float, close: Callable[[], None]
+    generation: ChoiceStream, renderer: Renderer, first: StreamEvent | None, patience: float, close: Callable[[], None]
 ) -> AsyncIterator[bytes]:
     """`first`: the event before the stream was opened; None if there was none within `patience` seconds.
 
@@ -42,7 +42,9 @@ async def frames(
             yield each
         while True:
             if event is None:
-                yield renderer.idle
+                yield renderer.idle()
+            elif isinstance(event, Reading):
+                yield renderer.reading(event)
             else:
                 for each in renderer.render(event):
                     yield each

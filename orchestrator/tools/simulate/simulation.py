@@ -17,6 +17,7 @@ from orchestrator.core.commands import (
     Release,
     Replace,
     SendMessage,
+    TellReading,
     TrialDecided,
 )
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
@@ -257,7 +258,7 @@ class Simulation:
                 self.replace(role)
             case Dismiss(_, incarnation):
                 self.remove(incarnation)
-            case Release() | TrialDecided():
+            case Release() | TrialDecided() | TellReading():
                 pass
 
     def _end(self, sequence: SequenceId, reason: str) -> None:

@@ -17,6 +17,7 @@ from protocol.messages.worker import (
     Ping,
     Pong,
     Prefilled,
+    Prefilling,
     PromptLikelihoods,
     Start,
     Stop,
@@ -93,7 +94,9 @@ class ModelledTarget:
         told = served.tell(tokens)
         served.unread -= tokens
         served.prefill_seconds += seconds
-        return Work(told if served.unread else (*told, _prefilled(served)), seconds)
+        reached = served.position - served.unread
+        last = Prefilling(id, served.round, reached) if served.unread else _prefilled(served)
+        return Work((*told, last), seconds)
 
     def _start(self, start: Start) -> Work:
         held = self._sequences.get(start.sequence)

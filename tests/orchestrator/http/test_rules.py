@@ -505,6 +505,21 @@ def test_an_early_failure_has_a_status_and_a_late_one_an_error_event():
     assert json.loads(response.text.strip().split("data: ")[-1])["error"]["message"] == "Oh."
 
 
+def test_a_stream_tells_how_far_the_prompt_was_read():
+    pipeline = FakePipeline(read=(3, 5))
+
+    chat = chunks(post(CHAT, {**HELLO, "stream": True}, pipeline))
+    text = chunks(post(COMPLETIONS, {"prompt": "a b c d", "stream": True}, pipeline))
+
+    for told in (chat, text):
+        progress = [chunk["prompt_progress"] for chunk in told if "prompt_progress" in chunk]
+        assert [each["processed"] for each in progress] == [3, 5]
+        assert all(len(chunk["choices"]) == 1 and chunk["choices"][0]["finish_reason"] is None for chunk in told[:2])
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chat) == "Hello"
+    assert "".join(chunk["choices"][0]["text"] for chunk in text) == "Hello"
+    assert post(CHAT, HELLO, pipeline).json()["choices"][0]["message"]["content"] == "Hello"
+
+
 def test_a_failure_of_the_server_itself_in_mid_stream_is_an_error_event_and_logged(monkeypatch: pytest.MonkeyPatch):
     def broken(*_: object) -> None:
         raise ValueError("A mistake.")

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.core.commands import Command, Emit, Finish, Reject, Release, SendMessage
+from orchestrator.core.commands import Command, Emit, Finish, Reject, Release, SendMessage, TellReading
 from orchestrator.core.phases import Phase
 from orchestrator.tools.simulate.simulation import Simulation
 from orchestrator.tools.simulate.target import prompt_likelihood
@@ -40,6 +40,9 @@ class Invariants:
                 self._check_send(command)
             case Release(name):
                 self._released.add(name)
+            case TellReading(sequence, tokens, total):
+                _require(sequence in self._simulation.live, "a request that has ended is told how far it was read")
+                _require(tokens <= total, f"{tokens} of {total} tokens were read")
             case Emit() | Finish() | Reject():
                 self._check_output(command)
             case _:
