@@ -74,6 +74,7 @@ _DRAFT = ("draft", "draft_engine", "draft_command", "draft_link", *_SPECULATION)
 _PIPELINE = (
     *_DRAFT,
     *("strategy", "prefill_engine", "prefill", "concurrent", "turn", "arena_memory", "prefix_cache_memory", "kv_bits"),
+    "disk_cache",
     *("kv_memory", "kept_memory", "target_hosts", "record", "pace", "prefill_step_size"),
 )
 _COMPARISON = (
@@ -155,6 +156,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(("draft", "draft_engine"), _lends("target", "prefill"), "no draft is lent"),
     Rule(("prefill_engine",), _lends("target"), "a target is lent, which has no engine to choose"),
+    Rule(("disk_cache",), _is("arena_memory", 0), "it copies arenas, and without memory for them there are none"),
+    Rule(("disk_cache",), _is("target_engine", "none"), "the KV of a target of another machine stays there"),
     Rule(("turn",), _is("concurrent", 1), "no other request can take the place"),
     Rule(
         ("prefix_cache_memory", "kept_memory"),

@@ -12,6 +12,7 @@ from orchestrator.api.client import NoPipeline
 from orchestrator.api.ineffective import IneffectiveOption
 from orchestrator.api.validation import InvalidValue
 from orchestrator.cli.commands.attach import attach, target_rank
+from orchestrator.cli.commands.cache import cache
 from orchestrator.cli.commands.chat import chat
 from orchestrator.cli.commands.completion import completion
 from orchestrator.cli.commands.config import config
@@ -36,7 +37,7 @@ from protocol.paths import config_file
 _INTERRUPTED = 130
 _FAILED = 1
 _COMMANDS = (
-    *(attach, bench, calibrate, chat, completion, config, convert, doctor, drill, first_light, generate),
+    *(attach, bench, cache, calibrate, chat, completion, config, convert, doctor, drill, first_light, generate),
     *(pairs_command, plan, profile, serve, serve_workers, service, start, target_rank, train_draft, workers),
 )
 _OTHER_NAMES = {"benchmark": "bench", "list-models": "pairs"}

@@ -86,6 +86,24 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Copy the KV of these tokens, with which this arena begins, to disk."""
+
+    name: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Look on disk for the KV of this sequence's first tokens; a Recalled answers."""
+
+    sequence: SequenceId
+    tokens: tuple[int, ...]
+    beyond: int
+    """Tokens whose KV an arena holds: fewer are of no use."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrialDecided:
     """Two drafts were compared, and it is decided which one is active. Both go on; the runtime may end the loser."""
 
@@ -98,4 +116,6 @@ class TrialDecided:
     the target would have accepted of its trees."""
 
 
-Command: TypeAlias = SendMessage | Emit | TellReading | Finish | Reject | Replace | Dismiss | Release | TrialDecided
+Command: TypeAlias = (
+    SendMessage | Emit | TellReading | Finish | Reject | Replace | Dismiss | Release | Keep | Recall | TrialDecided
+)

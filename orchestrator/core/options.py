@@ -58,6 +58,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     prefix_cache_memory: Annotated[
         int, Meta(ge=0, le=1 << 24, description="MiB of each worker's own memory for KV of ended requests.")
     ] = 512
+    disk_cache: Annotated[
+        float,
+        Meta(ge=0.0, le=1 << 20, description="GB of disk for the target's KV of finished turns, also after a restart."),
+    ] = 0.0
+    """0 keeps none. The files lie in this user's cache folder, and texts can be recovered from them."""
     kv_bits: Annotated[
         KvBits,
         Meta(description="Bits of each key and value of the target; 8 or 4 for long contexts: other tokens than 16."),

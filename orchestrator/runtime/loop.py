@@ -11,12 +11,15 @@ from pathlib import Path
 
 import structlog
 import zmq
+from msgspec.structs import replace
 
 from orchestrator.core.commands import (
     Command,
     Dismiss,
     Emit,
     Finish,
+    Keep,
+    Recall,
     Reject,
     Release,
     Replace,
@@ -29,6 +32,7 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
 from orchestrator.core.telemetry.subscribers import Subscribers
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
+from orchestrator.runtime.disk_cache import DiskCache
 from orchestrator.runtime.draft_engine import DraftEngine
 from orchestrator.runtime.journal import Journal
 from orchestrator.runtime.session import Session
@@ -58,7 +62,11 @@ class Orchestrator:
         self._session = Session(Path(setup.session))
         self._epoch = int.from_bytes(os.urandom(4)) + 1
         self._codec = TextCodec(Path(setup.target))
-        self._machine = Machine(setup.options, setup.pace.name if setup.pace else "")
+        options = setup.options
+        if setup.target_engine == "none":
+            # Its KV is in the memory of another machine.
+            options = replace(options, disk_cache=0.0)
+        self._machine = Machine(options, setup.pace.name if setup.pace else "")
         self._journal = Journal.to(setup.record)
         self._subscribers = Subscribers[ClientAddress](
             TelemetryRecorder(self._machine, lru_cache(_CACHED_TEXTS)(self._codec.shown))
@@ -71,6 +79,10 @@ class Orchestrator:
         self._draft_engine = (
             DraftEngine(setup, self._session, self._workers.local, self._poller, time.monotonic()) if drafting else None
         )
+        self._disk: DiskCache | None = None
+        if options.disk_cache > 0:
+            self._disk = DiskCache(int(options.disk_cache * 1e9), options.arena_memory << 20, self._epoch)
+            self._poller.register(self._disk.fileno(), zmq.POLLIN)
         self._hellos: dict[Role, Hello] = {}
         self._serving: dict[Role, int] = {}
         """The incarnation that a message to a role goes to."""
@@ -106,6 +118,9 @@ class Orchestrator:
         self._handle_all(self._workers.receive(ready))
         if self._draft_engine is not None:
             self._draft_engine.receive(ready)
+        if self._disk is not None and self._disk.fileno() in ready:
+            for recalled in self._disk.receive():
+                self._step(recalled)
         for event in self._clients.receive():
             if self._draft_engine is not None and isinstance(event, Submitted):
                 self._draft_engine.submitted(len(event.request.tokens))
@@ -172,6 +187,12 @@ class Orchestrator:
                 self._handle_all(self._workers.dismiss(role, incarnation, text))
             case Release(name):
                 unlink_segment(name)
+            case Keep() as keep:
+                if self._disk is not None:
+                    self._disk.keep(keep)
+            case Recall() as recall:
+                if self._disk is not None:
+                    self._disk.recall(recall)
             case TrialDecided() as decided:
                 if self._draft_engine is not None:
                     self._draft_engine.trial_decided(decided)
@@ -190,6 +211,8 @@ class Orchestrator:
                 self._hellos[hello.role] = hello
                 self._up[incarnation] = hello.role
                 self._serving[hello.role] = incarnation
+                if self._disk is not None and hello.role == "target":
+                    self._disk.set_target(hello)
                 self._step(event)
                 if self._draft_engine is not None:
                     self._draft_engine.draft_up(incarnation, hello)
@@ -257,6 +280,8 @@ class Orchestrator:
         self._workers.stop()
         if self._draft_engine is not None:
             self._draft_engine.stop()
+        if self._disk is not None:
+            self._disk.close()
         unlink_owned()
         self._clients.close()
         self._journal.close()

@@ -92,6 +92,11 @@ class Arena:
         return flat.reshape(2 * layers, *rest)
 
     @property
+    def model(self) -> bytes:
+        """See `model_key`."""
+        return self._header.model
+
+    @property
     def epoch(self) -> int:
         return self._header.epoch
 

@@ -74,7 +74,7 @@ class _FaultSchedule:
         self._source = source = random.Random(f"hour {seed}")  # noqa: S311 - nothing secret
         accept = source.choice((0.0, 0.3, 0.7, 0.95))
         shift = source.choice((0.0, 0.0, 20.0, -3.0))
-        prompt = source.choice((2, 10, 60))
+        prompt = source.choice((2, 10, 60, 300))
         self._language = RepeatingLanguage(AcceptanceModel(accept=accept, claim_shift=shift), seed & 0xFFFF, prompt)
         self._requests = 0
         self._garbage = 0.0
@@ -171,6 +171,7 @@ class _FaultSchedule:
             fan_budget=source.choice((2, 6)),
             prefill=source.choice(("auto", "always")),
             arena_memory=source.choice((0, 64, 2048)),
+            disk_cache=source.choice((0.0, 1.0)),
             concurrent=source.choice((1, 2, 16)),
             turn=source.choice((8, 256)),
         )

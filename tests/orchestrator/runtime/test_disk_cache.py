@@ -1,0 +1,125 @@
+"""Laws of the disk cache's thread: each Recall is answered, and a failing disk ends nothing but the cache."""
+
+import errno
+import select
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from structlog.testing import capture_logs
+
+from orchestrator.core.commands import Keep, Recall
+from orchestrator.core.events import Recalled
+from orchestrator.machine.disk_cache.chunks import CHUNK
+from orchestrator.machine.disk_cache.store import ChunkStore, cached_models
+from orchestrator.runtime.disk_cache import DiskCache
+from orchestrator.tools.simulate.modelled_worker import modelled_hello
+from protocol.kv.arena import Arena
+from protocol.kv.segments import unlink_owned
+from protocol.messages.base import SequenceId
+from protocol.messages.kv import KvForm
+from tests.orchestrator.machine.disk_cache.test_store import LAYOUT, TOKENS, written
+from tests.support.processes import until
+
+ONE = SequenceId(1)
+FORM = KvForm(LAYOUT.layers, LAYOUT.kv_heads, LAYOUT.head_size, int(LAYOUT.dtype))
+TARGET = replace(modelled_hello("target"), kv=FORM, model_fingerprint="m")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DiskCache]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made = DiskCache(1 << 30, 1 << 30, epoch=5)
+    yield made
+    made.close()
+    unlink_owned()
+
+
+def recalled(cache: DiskCache, beyond: int = 0) -> Recalled:
+    cache.recall(Recall(ONE, TOKENS, beyond))
+    assert select.select([cache], [], [], 20.0)[0]
+    (answer,) = cache.receive()
+    return answer
+
+
+def keep(cache: DiskCache) -> None:
+    arena = written()
+    cache.keep(Keep(arena.name, TOKENS))
+    arena.close()
+    arena.unlink()
+
+
+def test_a_turn_is_kept_although_its_arena_is_unlinked_at_once_and_comes_back(cache: DiskCache):
+    cache.set_target(TARGET)
+    keep(cache)
+    until(lambda: cached_models() and cached_models()[0].chunks == 3)
+
+    answer = recalled(cache)
+
+    assert answer.offer is not None
+    assert (answer.sequence, answer.offer.tokens, answer.damaged) == (ONE, 3 * CHUNK, 0)
+    layout = LAYOUT.__class__(LAYOUT.layers, LAYOUT.kv_heads, 3 * CHUNK, LAYOUT.head_size, LAYOUT.dtype)
+    Arena.adopt(answer.offer.name, layout, fingerprint="m", epoch=5, tokens=3 * CHUNK).close()
+    assert recalled(cache, beyond=2 * CHUNK).offer is not None
+    assert recalled(cache, beyond=2 * CHUNK + 1).offer is None
+
+
+def test_the_end_waits_for_turns_that_are_being_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cache = DiskCache(1 << 30, 1 << 30, epoch=5)
+    cache.set_target(TARGET)
+    keep(cache)
+    cache.close()
+
+    assert cached_models()[0].chunks == 3
+
+
+@pytest.mark.parametrize("kv", [None, replace(FORM, layers=1)], ids=["no target yet", "another form"])
+def test_what_can_not_be_found_is_answered_too(cache: DiskCache, kv: KvForm | None):
+    if kv is not None:
+        cache.set_target(replace(TARGET, kv=kv))
+
+    assert recalled(cache) == Recalled(ONE, None)
+
+
+def test_a_target_without_kv_in_shared_memory_turns_it_off(cache: DiskCache):
+    with capture_logs() as logged:
+        cache.set_target(replace(TARGET, kv=None))
+        keep(cache)
+
+    assert recalled(cache) == Recalled(ONE, None)
+    assert [line["log_level"] for line in logged] == ["warning"]
+
+
+def test_a_full_disk_turns_it_off_with_one_warning(cache: DiskCache, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ChunkStore, "write", full)
+    cache.set_target(TARGET)
+    with capture_logs() as logged:
+        keep(cache)
+        keep(cache)
+        until(lambda: logged)
+        assert recalled(cache) == Recalled(ONE, None)
+
+    assert [line["reason"] for line in logged] == ["No space left on device"]
+
+
+def test_a_damaged_chunk_ends_what_is_read_and_is_counted(cache: DiskCache):
+    cache.set_target(TARGET)
+    keep(cache)
+    until(lambda: cached_models() and cached_models()[0].chunks == 3)
+    store = cache._store
+    assert store is not None
+    last = store.kept(TOKENS)[2]
+    last.write_bytes(last.read_bytes()[:-3])
+
+    answer = recalled(cache)
+
+    assert answer.offer is not None
+    assert (answer.offer.tokens, answer.damaged) == (2 * CHUNK, 1)
