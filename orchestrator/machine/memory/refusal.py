@@ -51,9 +51,8 @@ def remedies(needs: PipelineNeeds, settings: MemorySettings, available: int) -> 
 
 def arithmetic(budget: Budget, settings: MemorySettings) -> str:
     """The parts, the largest first; that of KV with what it is for."""
-    whose = dict.fromkeys(
-        ("the target's KV", "the draft's KV"), f" ({settings.requests} × {settings.context:,} tokens)"
-    )
+    what_for = f" ({settings.requests} × {settings.context:,} tokens)"
+    whose: dict[str, str] = {"the target's KV": what_for, "the draft's KV": what_for}
     parts = sorted(budget.parts.items(), key=lambda part: -part[1])
     return ", ".join(f"{name}{whose.get(name, '')} {size(number)}" for name, number in parts)
 

@@ -87,7 +87,7 @@ def test_a_mac_is_asked_what_it_recommends_only_where_that_matters(monkeypatch: 
     _pipeline(monkeypatch, 64_000)
 
     assert not asked
-    with pytest.raises(InputError, match="may use 0.6 GiB"):
+    with pytest.raises(InputError, match=r"may use 0\.6 GiB"):
         _pipeline(monkeypatch, 2000)
 
 
