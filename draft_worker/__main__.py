@@ -11,6 +11,8 @@ from draft_worker.paced_engine import PacedEngine
 from draft_worker.worker import DraftWorker
 from protocol.contracts.engines import draft_engine
 from protocol.inference.light_import import import_models
+from protocol.worker.interface import Worker
+from protocol.worker.memory_shortage import SurvivingWorker
 from protocol.worker.pacing import Pacer
 from protocol.worker.process import WorkerSetup, serve
 
@@ -20,12 +22,13 @@ def main() -> int:
     return serve(setup, lambda: _built(setup))
 
 
-def _built(setup: WorkerSetup) -> DraftWorker:
+def _built(setup: WorkerSetup) -> Worker:
     engine, pacer = _open(setup), Pacer(setup.pace)
     if setup.pace is not None:
         engine = PacedEngine(engine, pacer, time.perf_counter)
     attach = partial(attached_ring, epoch=setup.epoch)
-    return DraftWorker(engine, time.perf_counter, setup.prefill_chunk, pacer, setup.prefix_cache << 20, attach)
+    worker = DraftWorker(engine, time.perf_counter, setup.prefill_chunk, pacer, setup.prefix_cache << 20, attach)
+    return SurvivingWorker(worker)
 
 
 def _open(setup: WorkerSetup) -> Engine:

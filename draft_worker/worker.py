@@ -1,5 +1,6 @@
 """The draft's logic: messages in, growth out. Pure over an engine; knows no sockets and no model."""
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -50,6 +51,8 @@ class DraftWorker:
         self._calibrations = {True: Calibration(), False: Calibration()}
         """By whether the request is greedy: noise changes how often a guess with a given probability comes true."""
         self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, lambda kv: kv.close())
+        self._at_work: tuple[SequenceId, ...] = ()
+        """Sequences whose KV the present call changes."""
 
     def hello(self) -> Hello:
         # A paced worker has the device's costs, not those that this machine measured.
@@ -93,9 +96,23 @@ class DraftWorker:
             return self._prefill([sequence.id for sequence in ready if sequence.prefilling])
         return self._grow([sequence for sequence in ready if not sequence.prefilling])
 
+    def run_short(self) -> Iterator[Fault]:
+        """Free the sequences at work. They begin again if the prefix cache had memory to spare; otherwise the target
+        goes on without this draft."""
+        torn = [id for id in self._at_work if id in self._sequences]
+        for id in torn:
+            self._queue.remove(id)
+            sequence = self._sequences.pop(id)
+            sequence.close()
+            sequence.kv.close()
+        spared = self._prefix_sharing.clear()
+        gc.collect()
+        for id in torn:
+            yield Fault("lost" if spared else "refused", "The draft ran out of memory for this sequence.", id)
+
     def _prefill(self, waiting: Sequence[SequenceId]) -> Iterable[FromWorker]:
         id, found = self._prefix_sharing.next_prefill(waiting)
-        sequence = self._sequences[id]
+        sequence, self._at_work = self._sequences[id], (id,)
         if found is not None:
             self._take_over(sequence, found)
         if sequence.prefilling:
@@ -122,6 +139,7 @@ class DraftWorker:
             yield from sequence.reuse()
         began = self._clock()
         parts = self._growth_parts(ready)
+        self._at_work = tuple(sequence.id for sequence, _ in parts)
         self._move_to_back([sequence for sequence, _ in parts])
         staleness = [sequence.engine.staleness for sequence, _ in parts]
         evaluated = self._engine.evaluate_together([(sequence.engine, batch) for sequence, batch in parts])

@@ -4,6 +4,7 @@ import sys
 
 from protocol.inference.light_import import import_models
 from protocol.worker.interface import Worker
+from protocol.worker.memory_shortage import SurvivingWorker
 from protocol.worker.process import WorkerSetup, serve
 
 
@@ -17,7 +18,9 @@ def _build(setup: WorkerSetup) -> Worker:
     import_models()
     from target_worker.assembly import build
 
-    return build(setup)
+    worker = build(setup)
+    # Ranks of a divided target run the same forwards: one that left a forward would be out of step with the others.
+    return SurvivingWorker(worker) if setup.hosts is None else worker
 
 
 if __name__ == "__main__":

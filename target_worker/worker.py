@@ -1,5 +1,6 @@
 """The target worker: messages in, messages out. Pure, given its engine and clock."""
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -76,6 +77,10 @@ class TargetWorker:
         self._saving: list[SequenceId] = []
         self._early: SequenceId | None = None
         """The sequence whose next forward is to begin before its Verify."""
+        self._at_work: tuple[SequenceId, ...] = ()
+        """Sequences whose KV the present call changes."""
+        self._begun_again: set[SequenceId] = set()
+        """Sequences that ran out of memory before."""
 
     def hello(self) -> Hello:
         # A paced worker has the device's costs, not those that this machine measured.
@@ -86,6 +91,7 @@ class TargetWorker:
         self._early = None
         match message:
             case Start():
+                self._at_work = (message.sequence,)
                 yield from self._start(message)
             case Verify():
                 yield from self._verify((message,))
@@ -109,16 +115,19 @@ class TargetWorker:
     def work(self) -> Iterator[FromWorker]:
         """Begin an early forward, save one slice of a sequence, or evaluate one chunk of the next prompt."""
         if self._early is not None:
+            self._at_work = (self._early,)
             self._sequences[self._early].begin_early(self._clock())
             self._early = None
             return
         if self._saving:
+            self._at_work = (self._saving[0],)
             yield from self._save(self._saving.pop(0))
             return
         began = self._clock()
         waiting = [id for id, sequence in self._sequences.items() if sequence.prefilling]
         id, found = self._next_prefill(waiting)
         sequence = self._sequences[id] = self._sequences.pop(id)
+        self._at_work = (id,)
         if found is not None:
             sequence.take_over(found)
         before, context = sequence.evaluated, sequence.prefilled
@@ -132,6 +141,24 @@ class TargetWorker:
         else:
             yield self._prefilled(sequence)
         yield from self._features(sequence, context)
+
+    def run_short(self) -> Iterator[Fault]:
+        """Free the sequences at work. They begin again if the prefix cache had memory to spare; otherwise the one with
+        most tokens ends, for which there is too little memory."""
+        lengths = {id: self._length(id) for id in self._at_work}
+        longest = max(lengths, key=lambda id: lengths[id], default=None)
+        self._early = None
+        for id in lengths:
+            self._free(id)
+        spared = self._prefix_sharing.clear()
+        gc.collect()
+        mx.clear_cache()
+        for id, length in lengths.items():
+            if id == longest and (not spared or id in self._begun_again):
+                yield Fault("refused", _too_little(length, len(self._sequences)), id)
+            else:
+                self._begun_again.add(id)
+                yield Fault("lost", "The target ran out of memory and freed some: start the sequence again.", id)
 
     def _next_prefill(self, waiting: Sequence[SequenceId]) -> tuple[SequenceId, Found[TargetKv] | None]:
         """As of `PrefixSharing`. A sequence that tells of its whole prompt takes no other's KV."""
@@ -230,6 +257,7 @@ class TargetWorker:
                 yield from answer
         if not valid:
             return
+        self._at_work = tuple(valid)
         proposals, logits, began = self._forward(valid)
         walks = self._engine.walks(logits, proposals)
         self._pacer.forward(began, [ForwardPart(len(tree.tokens), served.position) for served, tree in proposals])
@@ -300,9 +328,19 @@ class TargetWorker:
 
     def _end(self, id: SequenceId) -> None:
         """The sequence has ended: other sequences may use its KV."""
+        self._begun_again.discard(id)
         sequence = self._remove(id)
         if sequence is not None:
             self._prefix_sharing.end(sequence)
+
+    def _length(self, id: SequenceId) -> int:
+        return len(self._sequences[id].tokens) if id in self._sequences else 0
+
+    def _free(self, id: SequenceId) -> None:
+        """Remove a sequence whose KV nobody can use."""
+        sequence = self._remove(id)
+        if sequence is not None:
+            sequence.kv.close()
 
     def _remove(self, id: SequenceId) -> TargetSequence | None:
         """Remove a sequence. Its checkpoint stays."""
@@ -314,6 +352,15 @@ class TargetWorker:
         if self._rings is not None:
             self._rings.end(id)
         return sequence
+
+
+def _too_little(tokens: int, others: int) -> str:
+    """`tokens`: of the sequence that ends; `others`: live sequences beside it."""
+    beside = f" beside {others} other{'s' if others > 1 else ''}" if others else ""
+    return (
+        f"The target's memory does not suffice for this request, with {tokens:,} tokens so far{beside}: shorten it, or "
+        "start the pipeline with a smaller --context, fewer --concurrent requests or --kv-bits 8."
+    )
 
 
 def _refused(verify: Verify, text: str) -> Fault:

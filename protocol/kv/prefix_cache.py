@@ -98,6 +98,13 @@ class PrefixCache(Generic[Kv]):
         self._entries.move_to_end(name)
         return Found(entry.kv, kept, exclusive=False)
 
+    def clear(self) -> bool:
+        """Evict everything. Returns whether there was anything."""
+        held = list(self._entries)
+        for name in held:
+            self._evict(name)
+        return bool(held)
+
     def _best(self, tokens: Sequence[int]) -> tuple[int, int]:
         """The entry whose KV holds most of the first tokens, and how many; 0 if there is none."""
         ages = {name: age for age, name in enumerate(self._entries)}

@@ -79,6 +79,10 @@ class PrefixSharing(Generic[Kv]):
         else:
             self._close(sequence.kv)
 
+    def clear(self) -> bool:
+        """Free the KV of ended sequences. Returns whether there was any."""
+        return self._cache.clear()
+
     def next_prefill(self, waiting: Sequence[SequenceId]) -> tuple[SequenceId, Found[Kv] | None]:
         """The sequence to prefill next, and the KV that it waited for, if it waited.
 

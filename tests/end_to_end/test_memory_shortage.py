@@ -1,0 +1,70 @@
+"""A target whose memory runs out in the middle of a request ends that one and serves the next. Real processes.
+
+The failure is injected: a processor's allocator never fails where Linux overcommits memory.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator import InputError, Pipeline, SamplingParams
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+from tests.support.processes import mark, members, remains, until
+
+LIMIT = 300
+"""Tokens of a sequence for which the injected allocator has memory."""
+PROGRAM = f"""
+import sys
+
+if "{{module}}" in sys.orig_argv:
+    from protocol.inference.tree_sequence import TreeSequence
+
+    def failing(method):
+        def call(self, tokens, *others):
+            if self.committed + len(tokens) > {LIMIT}:
+                raise RuntimeError("[malloc] Unable to allocate 1073741824 bytes.")
+            return method(self, tokens, *others)
+        return call
+
+    TreeSequence.prefill = failing(TreeSequence.prefill)
+    TreeSequence.evaluate = failing(TreeSequence.evaluate)
+"""
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+SHORT, LONG = "def quicksort(items):", "x = 1\n" * 400
+
+
+@pytest.fixture
+def short_of_memory(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Pipeline]:
+    (tmp_path / "sitecustomize.py").write_text(PROGRAM.format(module=request.param))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    pipeline = Pipeline(str(DEMO_TARGET), str(DEMO_DRAFT), draft_engine="mlx")
+    with pipeline:
+        name = mark(pipeline)
+        yield pipeline
+    until(lambda: not remains(name), seconds=2.0)
+
+
+@pytest.mark.parametrize("short_of_memory", ["target_worker"], indirect=True)
+def test_the_request_ends_with_a_sentence_and_the_next_one_is_served_by_the_same_process(short_of_memory: Pipeline):
+    before = short_of_memory.generate(SHORT, GREEDY).text
+    process = members(mark(short_of_memory))["target_worker"]
+    with pytest.raises(InputError, match="memory does not suffice for this request"):
+        short_of_memory.generate(LONG, GREEDY)
+    with pytest.raises(InputError, match="memory does not suffice for this request"):
+        short_of_memory.generate(SHORT, SamplingParams(temperature=0.0, max_tokens=LIMIT + 50))
+
+    assert short_of_memory.generate(SHORT, GREEDY).text == before
+    assert members(mark(short_of_memory))["target_worker"] == process
+
+
+@pytest.mark.parametrize("short_of_memory", ["draft_worker"], indirect=True)
+def test_without_memory_for_the_draft_the_target_goes_on_alone(short_of_memory: Pipeline):
+    process = members(mark(short_of_memory))["draft_worker"]
+    result = short_of_memory.generate(LONG, GREEDY)
+
+    assert len(result.tokens) == 24
+    assert members(mark(short_of_memory))["draft_worker"] == process
+    assert short_of_memory.generate(SHORT, GREEDY).statistics.draft_busy > 0

@@ -1,0 +1,129 @@
+"""Laws of memory that runs out: the sequence at work begins again or ends, the others go on, tokens stay the same."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from protocol.inference.tree_sequence import TreeSequence
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Fault, FromWorker, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
+from protocol.worker.memory_shortage import SurvivingWorker, is_shortage
+from target_worker.engine import TargetEngine
+from target_worker.worker import TargetWorker
+from tests.support.models.tiny_models import VOCABULARY, tree_model
+
+HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
+ROOT = NodeId(7)
+SHORT, LONG = tuple(range(1, 41)), tuple(token % 60 for token in range(200))
+MLX_ERRORS = (
+    RuntimeError("[malloc] Unable to allocate 1073741824 bytes."),
+    RuntimeError(
+        "[metal::malloc] Attempting to allocate 9 bytes which is greater than the maximum allowed buffer size"
+    ),
+    RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPUCommandBuffer...)"),
+    MemoryError(),
+)
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Exception], None]:
+    """Lets forwards fail whose sequence would have more tokens."""
+
+    def so_many(tokens: int, error: Exception = MLX_ERRORS[0]) -> None:
+        for name in ("prefill", "evaluate"):
+            monkeypatch.setattr(TreeSequence, name, _failing(getattr(TreeSequence, name), tokens, error))
+
+    return so_many
+
+
+def _failing(method: Callable[..., Any], tokens: int, error: Exception) -> Callable[..., Any]:
+    def call(self: TreeSequence, new: tuple[int, ...], *others: Any) -> Any:
+        result = method(self, new, *others)
+        # Behind the call, as an evaluation would: rows are written by then.
+        if self.committed + len(new) > tokens:
+            raise error
+        return result
+
+    return call
+
+
+def _worker(prefix_cache: int = 0) -> SurvivingWorker:
+    return SurvivingWorker(TargetWorker(TargetEngine(tree_model(), 32), lambda: 0.0, HELLO, prefix_cache=prefix_cache))
+
+
+def _start(id: int, tokens: tuple[int, ...]) -> Start:
+    return Start(SequenceId(id), 0, tokens, ROOT, Sampling())
+
+
+def _answers(worker: SurvivingWorker, message: ToWorker) -> list[Any]:
+    def all() -> Iterator[FromWorker]:
+        yield from worker.handle(message)  # type: ignore[misc]
+        while worker.has_work:
+            yield from worker.work()  # type: ignore[misc]
+
+    return list(all())
+
+
+def _next_token(worker: SurvivingWorker, id: int, tokens: tuple[int, ...]) -> int:
+    verify = Verify(SequenceId(id), 0, ROOT, len(tokens) - 1, tokens[-1:], (-1,))
+    (verdict,) = _answers(worker, verify)
+    assert isinstance(verdict, Verdict)
+    return verdict.bonus
+
+
+@pytest.mark.parametrize("error", MLX_ERRORS, ids=str)
+def test_a_prompt_that_is_too_large_ends_with_a_sentence_and_the_next_one_is_served(limit, error: Exception):
+    expected = _worker()
+    _answers(expected, _start(2, SHORT))
+    limit(100, error)
+    worker = _worker()
+
+    (fault,) = _answers(worker, _start(1, LONG))
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.sequence, fault.nodes) == ("refused", 1, None)
+    assert "does not suffice for this request, with 200 tokens so far: shorten it, or start" in fault.text
+    assert isinstance(_answers(worker, _start(2, SHORT))[-1], Prefilled)
+    assert _next_token(worker, 2, SHORT) == _next_token(expected, 2, SHORT)
+
+
+def test_other_sequences_keep_their_kv(limit):
+    worker, undisturbed = _worker(), _worker()
+    for each in (worker, undisturbed):
+        _answers(each, _start(2, SHORT))
+    limit(100)
+    (fault,) = _answers(worker, _start(1, LONG))
+
+    assert "beside 1 other:" in fault.text
+    assert _next_token(worker, 2, SHORT) == _next_token(undisturbed, 2, SHORT)
+
+
+def test_a_sequence_begins_again_once_where_the_prefix_cache_had_memory_to_spare(limit):
+    worker = _worker(prefix_cache=1 << 24)
+    _answers(worker, _start(3, SHORT))
+    list(worker.handle(Stop(SequenceId(3))))
+    limit(100)
+
+    assert [fault.kind for fault in _answers(worker, _start(1, LONG))] == ["lost"]
+    assert [fault.kind for fault in _answers(worker, _start(1, LONG))] == ["refused"]
+
+
+def test_a_verification_that_fails_ends_its_sequence(limit):
+    worker = _worker()
+    _answers(worker, _start(1, LONG))
+    limit(10)
+    verify = Verify(SequenceId(1), 0, ROOT, len(LONG) - 1, LONG[-1:], (-1,))
+    (fault,) = _answers(worker, verify)
+
+    assert (fault.kind, fault.nodes) == ("refused", None)
+    assert not worker.has_work
+
+
+def test_another_error_is_no_shortage(limit):
+    limit(100, RuntimeError("shapes differ"))
+    worker = _worker()
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        _answers(worker, _start(1, LONG))
+    assert all(map(is_shortage, MLX_ERRORS))
