@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import uvicorn
+from starlette.types import ASGIApp
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.http.access.connections import connection_class
@@ -57,8 +58,13 @@ def run(pipeline: Pipeline, folder: Path, settings: ServerSettings, listener: so
 
 def http_server(api: Server, settings: ServerSettings) -> uvicorn.Server:
     """What listens for requests to `api`."""
+    return listener_of(application(api, settings), api.stop, settings)
+
+
+def listener_of(app: ASGIApp, stop: Callable[[], None], settings: ServerSettings) -> uvicorn.Server:
+    """What listens for requests to `app`. `stop` ends all generation when the server ends."""
     config = uvicorn.Config(
-        application(api, settings),
+        app,
         http=connection_class(settings),
         ws="none",
         lifespan="off",
@@ -70,7 +76,7 @@ def http_server(api: Server, settings: ServerSettings) -> uvicorn.Server:
         timeout_keep_alive=settings.connections.idle_seconds,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
-    return _Listener(config, api.stop)
+    return _Listener(config, stop)
 
 
 class _Listener(uvicorn.Server):

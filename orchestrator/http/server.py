@@ -64,7 +64,15 @@ class Backend(StateSource, Watchable, Protocol):
 class Server:
     """Handlers of the routes, and the state that they share."""
 
-    def __init__(self, backend: Backend, codec: TextCodec, template: ChatTemplate, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        codec: TextCodec,
+        template: ChatTemplate,
+        settings: ServerSettings,
+        figures: Metrics | None = None,
+    ) -> None:
+        """`figures`: those of all models, which share the places; None for a server with one model."""
         self._backend = backend
         self.codec = codec
         self._template = template
@@ -72,8 +80,8 @@ class Server:
         self._settings = settings
         self.prompts = ChatPrompts(template)
         self._health = Health(backend)
-        self._limit = AdmissionLimit(settings.most_open)
-        self.figures = Metrics(self._limit)
+        self.figures = figures or Metrics(AdmissionLimit(settings.most_open))
+        self._limit = self.figures.limit
         self._created = int(time.time())
         self._open: set[ChoiceStream] = set()
         facts = {"models": settings.names, "chat": template.own, "defaults": settings.defaults}
