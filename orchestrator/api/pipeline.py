@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -100,6 +101,11 @@ class Pipeline(Client):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Of the target, and of the draft if it has a model of its own."""
+        return tuple(Path(folder) for folder in (self._setup.target, self._setup.draft) if folder)
 
     def start(self) -> PipelineState:
         """Start the processes and wait until models are loaded."""

@@ -66,6 +66,13 @@ def configured_models(context: click.Context, taken: Sequence[str] = ()) -> list
     return models
 
 
+def table_settings(file: Path) -> list[tuple[str, str, Any]]:
+    """Every setting of the tables, as the model's name, a flag and a value. Raises InputError as above."""
+    flags = {option.name: max(option.opts, key=len) for option in _model.params}
+    tables = model_defaults(_model, file)
+    return [(model, flags[name], value) for model, table in tables.items() for name, value in table.items()]
+
+
 def _configured(context: click.Context, name: str, table: Mapping[str, Any], file: Path) -> ConfiguredModel:
     if not name.isprintable() or not name.strip():
         raise InputError(f"The configuration {file} has a model without a name: write [models.NAME].")

@@ -47,6 +47,7 @@ def run(pipeline: Pipeline, folder: Path, settings: ServerSettings, listener: so
 
     thread = PipelineThread(pipeline, on_ready, on_end=lambda: setattr(server, "should_exit", True))
     greet(settings, listener, made)
+    click.echo("Loading models ...")
     thread.start()
     try:
         asyncio.run(_serve(server, listener, backend))
@@ -127,7 +128,6 @@ def greet(settings: ServerSettings, listener: socket.socket, made: bool) -> None
         click.echo(f"API key, until the server ends: {settings.key}")
     if not loopback(host):
         click.echo("Key and texts travel unencrypted beyond this machine: see docs/serving.md.", err=True)
-    click.echo("Loading models ...")
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -21,7 +21,7 @@ from orchestrator.http.chat_prompts import ChatPrompts, RenderedChat
 from orchestrator.http.errors import ApiError, PromptTooLong
 from orchestrator.http.generation import ChoiceStream, OutputSource
 from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, anthropic_cards, model_card
-from orchestrator.http.monitoring.health import Health, StateSource
+from orchestrator.http.monitoring.health import Condition, Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
 from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, Echo
@@ -91,6 +91,10 @@ class Server:
         condition = await self._health.check()
         body = {"status": condition.status, "reason": condition.reason}
         return JSONResponse(body, 200 if condition.status == "ok" else 503)
+
+    async def condition(self) -> Condition:
+        """The pipeline's."""
+        return await self._health.check()
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.figures.text(await self._health.check()), media_type=CONTENT_TYPE)

@@ -7,11 +7,13 @@ from typing import Any
 import click
 
 from orchestrator.cli.idle_sleep import stays_awake
+from orchestrator.cli.model_table import configured_models
 from orchestrator.cli.notices import Notices
 from orchestrator.cli.options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import opened, target_folder
 from orchestrator.cli.sampling_options import server_defaults, server_options
 from orchestrator.cli.server_key import server_key
+from orchestrator.cli.serving_models import serve_models
 from orchestrator.http.settings import ServerSettings
 from orchestrator.machine.downloads.default_target import model_name
 
@@ -38,6 +40,20 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 @server_options
 @click.option("--max-requests", type=click.IntRange(1, 256), default=64, show_default=True, help=_MOST)
 @click.option("--max-body", type=click.IntRange(1, 256), default=8, show_default=True, help="MiB of a request.")
+@click.option(
+    "--keep",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    metavar="MINUTES",
+    help="How long a model without requests stays loaded, if the configuration has several models; 0: for ever.",
+)
+@click.option(
+    "--models-memory",
+    type=click.FloatRange(0, min_open=True),
+    metavar="GIB",
+    help="For all models together, if the configuration has several.  [default: three quarters of this machine's]",
+)
 @click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this machine that clients use.")
 @click.option("--allow-origin", multiple=True, metavar="URL", help="A web page that may ask, from a browser.")
 @pipeline_options
@@ -49,9 +65,14 @@ def serve(**options: Any) -> None:
     launch-pipeline serve --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
     curl http://127.0.0.1:8080/v1/models -H "Authorization: Bearer KEY"
     """
+    models = configured_models(click.get_current_context(), ("model_name", "record"))
+    keep, memory = options.pop("keep"), options.pop("models_memory")
     defaults = server_defaults(options)
     notes = without_effect(options)
     settings, port, made = _settings(options, defaults)
+    if models:
+        serve_models(models, settings, port, made, keep_minutes=keep, memory_gib=memory)
+        return
     folder = target_folder(options["target"], quiet=False)
     settings = dataclasses.replace(settings, names=settings.names or (model_name(folder),))
     # What was fetched for the name is not looked for again; a name of the user's is what notes speak of.

@@ -49,6 +49,9 @@ class ResponsesRoutes:
         before = self._before(question)
         chat, tools = question.chat(before), question.offered
         head = self._head(question, chat)
+        # A stream that waited for its model has begun this response.
+        head["id"] = getattr(request.state, "response_id", head["id"])
+        sent: int = getattr(request.state, "events_sent", 0)
 
         def store(answer: dict[str, Any]) -> None:
             if question.kept:
@@ -61,7 +64,7 @@ class ResponsesRoutes:
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
             warnings = [*tools.warnings, *prompt.warnings]
             told = {**head, "warnings": warnings} if warnings else head
-            return ResponseAnswer(told, content, transcript, store, codec.count, tools.call_item)
+            return ResponseAnswer(told, content, transcript, store, codec.count, tools.call_item, sent)
 
         return await self._server.converse(request, chat, answer)
 
