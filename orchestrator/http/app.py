@@ -16,6 +16,10 @@ from orchestrator.http.anthropic.routes import MessagesRoutes
 from orchestrator.http.errors import ApiError
 from orchestrator.http.model_cards import ANTHROPIC_VERSION
 from orchestrator.http.monitoring.metrics import Counted, Metrics
+from orchestrator.http.no_embeddings import no_embeddings
+from orchestrator.http.ollama.catalogue import CatalogueRoutes
+from orchestrator.http.ollama.routes import OllamaRoutes
+from orchestrator.http.ollama.served import ServedCatalogue
 from orchestrator.http.page import page
 from orchestrator.http.responses.routes import ResponsesRoutes, ResponseStore, StoredResponses
 from orchestrator.http.server import Server
@@ -33,6 +37,8 @@ def application(server: Server, settings: ServerSettings) -> Starlette:
         Route("/v1/pipeline/events", server.live.events),
         *generation_routes(server, settings, store),
         *StoredResponses(store).routes,
+        *CatalogueRoutes(ServedCatalogue(server, settings)).routes,
+        *no_embeddings(),
     ]
     return guarded(routes, settings, server.figures)
 
@@ -44,6 +50,7 @@ def generation_routes(server: Server, settings: ServerSettings, store: ResponseS
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
         *ResponsesRoutes(server, settings, store).routes,
         *MessagesRoutes(server).routes,
+        *OllamaRoutes(server).routes,
     ]
 
 

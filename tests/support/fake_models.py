@@ -56,7 +56,7 @@ class FakeModels:
         loader = _Loader(self, given)
         table = ModelTable(self.entries, room=self.room, keep=60.0, most_waiting=self.most_waiting, pause=30.0)
         host = ModelHost(table, loader)
-        offered = [OfferedModel(entry.name, self.aliases.get(entry.name, ())) for entry in self.entries]
+        offered = [OfferedModel(entry.name, DEMO_TARGET, self.aliases.get(entry.name, ())) for entry in self.entries]
         return host, ModelsServer(host, offered, given, loader.figures, loader.store)
 
     def talk(self, conversation: Callable[[httpx.AsyncClient, ModelHost], Awaitable[T]], **settings: Any) -> T:

@@ -42,7 +42,8 @@ class Released:
 
 @dataclass(frozen=True)
 class KeepChosen:
-    """How long this model stays loaded without a request, from now on; None for ever."""
+    """How long this model stays loaded without a request, until it is unloaded; None for ever. Without effect on a
+    model that is not loaded."""
 
     model: ModelName
     seconds: Seconds | None

@@ -77,6 +77,7 @@ class ModelTable:
         must fit together."""
         self.models = {entry.name: ModelStatus(entry, keep) for entry in entries}
         self._room = room
+        self._keep = keep
         self._most_waiting = most_waiting
         self._pause = pause
         self._waiting: dict[Ticket, ModelName] = {}
@@ -94,7 +95,8 @@ class ModelTable:
             case Released(ticket):
                 self._release(ticket, now)
             case KeepChosen(model, seconds):
-                self.models[model].keep = seconds
+                if self.models[model].phase in (Phase.LOADING, Phase.LOADED):
+                    self.models[model].keep = seconds
             case Loaded(model):
                 status = self.models[model]
                 status.phase, status.failure, status.used_at = Phase.LOADED, "", now
@@ -103,7 +105,7 @@ class ModelTable:
             case Failed(model, reason):
                 return [*self._fail(self.models[model], reason, now), *self._schedule(now)]
             case Unloaded(model):
-                self.models[model].phase = Phase.ABSENT
+                self._forget(self.models[model])
             case Tick():
                 pass
             case _:
@@ -158,10 +160,15 @@ class ModelTable:
 
     def _fail(self, status: ModelStatus, reason: str, now: Seconds) -> Iterator[Command]:
         """Requests that run see the end of their pipeline themselves."""
-        status.phase, status.failure, status.barred_until = Phase.ABSENT, reason, now + self._pause
+        self._forget(status)
+        status.failure, status.barred_until = reason, now + self._pause
         for ticket in [ticket for ticket, model in self._waiting.items() if model == status.entry.name]:
             del self._waiting[ticket]
             yield Refuse(ticket, "failed", reason, self._pause)
+
+    def _forget(self, status: ModelStatus) -> None:
+        """The model is not in memory any more."""
+        status.phase, status.keep = Phase.ABSENT, self._keep
 
     def _schedule(self, now: Seconds) -> list[Command]:
         ahead, behind = self._admissible()

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.core.models.events import ModelName, Seconds
@@ -20,6 +21,12 @@ class Asked(msgspec.Struct):
 
     model: str | None = None
     stream: Any = None
+    name: str | None = None
+    """What older clients of Ollama's call the model."""
+    keep_alive: Any = None
+    """Ollama's."""
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
 
 
 class Dispatch:
@@ -28,7 +35,7 @@ class Dispatch:
     def __init__(
         self,
         host: ModelHost,
-        name_of: Callable[[str | None], ModelName],
+        name_of: Callable[[Asked], ModelName],
         new_form: Callable[[Asked], StreamForm | None],
         patience: Seconds,
     ) -> None:
@@ -44,22 +51,42 @@ class Dispatch:
         request = Request(scope, receive)
         content = await body(request)
         asked = decoded(content, Asked)
-        with self._host.lease(self._name_of(asked.model)) as lease:
+        name = self._name_of(asked)
+        early = self._early(name, asked)
+        if early is not None:
+            await early(scope, receive, send)
+            return
+        with self._host.lease(name) as lease:
             form = self._new_form(asked)
-            patience = None if form is None else self._patience
-            model = await unless_gone(request, lease.model(patience))
+            model = await unless_gone(request, lease.model(None if form is None else self._patience))
             if model is not None:
-                await model.app(dict(scope), _replayed(content, receive), send)
+                await self._pass_on(model, lease, asked, request, content, send)
             elif form is not None:
-                await self._streamed(request, lease, form, content, send)
+                await self._streamed(lease, form, asked, request, content, send)
 
-    async def _streamed(self, request: Request, lease: Lease, form: StreamForm, content: bytes, send: Send) -> None:
+    def _early(self, name: ModelName, asked: Asked) -> Response | None:
+        """The answer to a request that needs no model."""
+        return None
+
+    def _admitted(self, name: ModelName, asked: Asked) -> None:
+        """The model is there for the request."""
+
+    async def _pass_on(
+        self, model: LoadedModel, lease: Lease, asked: Asked, request: Request, content: bytes, send: Send, **state: Any
+    ) -> None:
+        """`state`: what the answer must know of the events before it."""
+        self._admitted(lease.name, asked)
+        known = {**request.scope.get("state", {}), "loading_seconds": lease.progress.seconds, **state}
+        await model.app({**request.scope, "state": known}, _replayed(content, request.receive), send)
+
+    async def _streamed(
+        self, lease: Lease, form: StreamForm, asked: Asked, request: Request, content: bytes, send: Send
+    ) -> None:
         stream = _OpenStream(send, form)
         await stream.open()
         try:
             model = await self._told(request, lease, stream, form)
-            state = {**request.scope.get("state", {}), **form.state}
-            await model.app({**request.scope, "state": state}, _replayed(content, request.receive), stream.send)
+            await self._pass_on(model, lease, asked, request, content, stream.send, **form.state)
         except ApiError as error:
             await stream.fail(error)
         except ClientDisconnect:

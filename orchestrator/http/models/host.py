@@ -103,7 +103,7 @@ class ModelHost:
         return lease
 
     def keep(self, model: ModelName, seconds: Seconds | None) -> None:
-        """How long `model` stays loaded without a request, from now on; None for ever."""
+        """How long a loaded model stays without a request, until it is unloaded; None for ever."""
         self._step(KeepChosen(model, seconds))
 
     def stop(self) -> None:
@@ -120,6 +120,13 @@ class ModelHost:
 
     def loaded(self, name: ModelName) -> LoadedModel | None:
         return self._loaded.get(name)
+
+    def left(self, name: ModelName) -> Seconds | None:
+        """Until the model is unloaded if no request comes; None for never."""
+        status, now = self.status(name), asyncio.get_running_loop().time()
+        if status.entry.pinned or status.keep is None:
+            return None
+        return status.keep if status.running else max(0.0, status.used_at + status.keep - now)
 
     @property
     def latest(self) -> LoadedModel | None:

@@ -14,6 +14,7 @@ import msgspec
 
 from orchestrator.http.errors import ApiError
 from orchestrator.http.models.host import WaitingProgress
+from orchestrator.http.ollama.answer import MEDIA_TYPE, empty_line, line
 from orchestrator.http.renderer import frame
 
 EVENTS = "text/event-stream"
@@ -102,6 +103,22 @@ class QueuedForm:
     def _numbered(self, content: dict[str, Any]) -> bytes:
         self._sent += 1
         return frame({**content, "sequence_number": self._sent - 1}, content["type"])
+
+
+class LineForm:
+    """Ollama's chats and generations: a line without text."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, *, chat: bool) -> None:
+        self.state: dict[str, Any] = {}
+        self._chat = chat
+
+    def waiting(self, progress: WaitingProgress) -> Iterator[bytes]:
+        yield line(empty_line(progress.model, chat=self._chat, loading=asdict(progress)))
+
+    def failed(self, error: ApiError) -> Iterator[bytes]:
+        yield line(error.ollama_body())
 
 
 def message_of(body: bytes) -> str:

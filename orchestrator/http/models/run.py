@@ -53,7 +53,7 @@ def run_models(
     )
     loader = PipelineLoader([pipeline for _, pipeline in models], settings, figures, store)
     host = ModelHost(table, loader)
-    offered = [OfferedModel(entry.name, pipeline.names[1:]) for entry, pipeline in models]
+    offered = [OfferedModel(entry.name, pipeline.target, pipeline.names[1:]) for entry, pipeline in models]
     api = ModelsServer(host, offered, settings, figures, store)
     server = listener_of(api.application(), api.stop, settings)
     greet(settings, listener, made)

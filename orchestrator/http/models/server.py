@@ -1,9 +1,10 @@
 """The routes of a server with several models, beside those that a model answers itself."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,14 +19,20 @@ from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, mod
 from orchestrator.http.models.dispatch import Asked, Dispatch
 from orchestrator.http.models.host import LoadedModel, ModelHost
 from orchestrator.http.models.live_model import LatestModel, LatestModelHealth
-from orchestrator.http.models.progress import ChunkForm, PingForm, QueuedForm, StreamForm
+from orchestrator.http.models.ollama_dispatch import OllamaDispatch
+from orchestrator.http.models.progress import ChunkForm, LineForm, PingForm, QueuedForm, StreamForm
 from orchestrator.http.monitoring.health import Condition
 from orchestrator.http.monitoring.live import Live
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics
+from orchestrator.http.no_embeddings import no_embeddings
+from orchestrator.http.ollama.catalogue import CataloguedModel, CatalogueRoutes
+from orchestrator.http.ollama.names import own_name
+from orchestrator.http.ollama.routes import CHAT, GENERATE
 from orchestrator.http.responses.routes import ResponseStore, StoredResponses
 from orchestrator.http.settings import ServerSettings
 from protocol.messages.client import PipelineState
 
+NewForm: TypeAlias = Callable[[Asked], StreamForm | None]
 _FIRST_EVENT_SECONDS = 1.0
 """After which a stream that waits begins; an answer that begins earlier has an HTTP status of its own."""
 
@@ -35,6 +42,8 @@ class OfferedModel:
     """One model of the table."""
 
     name: ModelName
+    folder: Path
+    """Of the target."""
     aliases: tuple[str, ...] = ()
 
     @property
@@ -73,6 +82,8 @@ class ModelsServer:
             Route("/v1/pipeline/events", self._live.events),
             *self._dispatched(),
             *StoredResponses(self._store).routes,
+            *CatalogueRoutes(self).routes,
+            *no_embeddings(),
         ]
         return guarded(routes, self._settings, self._figures)
 
@@ -116,6 +127,21 @@ class ModelsServer:
             )
         return self._owners[name].name
 
+    def require(self, name: str | None) -> None:
+        """Raises ApiError 404 for an unknown name."""
+        self.name_of(name)
+
+    async def catalogue(self) -> list[CataloguedModel]:
+        return [await self._catalogued(name, model) for name, model in self._owners.items()]
+
+    async def _catalogued(self, name: str, offered: OfferedModel) -> CataloguedModel:
+        table, model = self._host.status(offered.name), self._host.loaded(offered.name)
+        state = None if model is None else await _serving(model)
+        left = self._host.left(offered.name)
+        return CataloguedModel(
+            name, offered.folder, model is not None, state and state.context, table.entry.bytes, left
+        )
+
     async def _card(self, name: str, anthropic: bool) -> dict[str, Any]:
         model = self._host.loaded(self._owners[name].name)
         state = None if model is None else await _serving(model)
@@ -139,28 +165,40 @@ class ModelsServer:
 
     def _dispatched(self) -> list[Route]:
         patience = min(_FIRST_EVENT_SECONDS, self._settings.keep_alive)
+        forms: dict[str, NewForm] = {
+            "/v1/completions": lambda asked: ChunkForm(chat=False) if asked.stream is True else None,
+            "/v1/chat/completions": lambda asked: ChunkForm(chat=True) if asked.stream is True else None,
+            "/v1/responses": lambda asked: QueuedForm() if asked.stream is True else None,
+            "/v1/responses/input_tokens": lambda _: None,
+            "/v1/messages": lambda asked: PingForm() if asked.stream is True else None,
+            "/v1/messages/count_tokens": lambda _: None,
+        }
+        lines: dict[str, NewForm] = {
+            path: lambda asked, chat=path == CHAT: None if asked.stream is False else LineForm(chat=chat)
+            for path in (CHAT, GENERATE)
+        }
 
-        def route(path: str, new_form: "type[StreamForm] | Any") -> Route:
-            dispatch = Dispatch(self._host, self.name_of, new_form, patience)
-            return Route(path, dispatch, methods=["POST"])
+        def named(asked: Asked) -> ModelName:
+            return self.name_of(asked.model)
+
+        def named_by_ollama(asked: Asked) -> ModelName:
+            return self.name_of(own_name(asked.model or asked.name))
 
         return [
-            route("/v1/completions", lambda asked: _if_streamed(asked, ChunkForm(chat=False))),
-            route("/v1/chat/completions", lambda asked: _if_streamed(asked, ChunkForm(chat=True))),
-            route("/v1/responses", lambda asked: _if_streamed(asked, QueuedForm())),
-            route("/v1/responses/input_tokens", _never_streamed),
-            route("/v1/messages", lambda asked: _if_streamed(asked, PingForm())),
-            route("/v1/messages/count_tokens", _never_streamed),
+            *(
+                Route(path, Dispatch(self._host, named, form, patience), methods=["POST"])
+                for path, form in forms.items()
+            ),
+            *(
+                Route(
+                    path,
+                    OllamaDispatch(self._host, named_by_ollama, form, patience, chat=path == CHAT),
+                    methods=["POST"],
+                )
+                for path, form in lines.items()
+            ),
         ]
 
 
 async def _serving(model: LoadedModel) -> PipelineState | None:
     return (await model.server.condition()).serving
-
-
-def _if_streamed(asked: Asked, form: StreamForm) -> StreamForm | None:
-    return form if asked.stream is True else None
-
-
-def _never_streamed(_: Asked) -> None:
-    return None

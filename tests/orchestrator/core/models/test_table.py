@@ -223,6 +223,25 @@ def test_a_model_is_kept_as_long_as_a_request_says():
     assert shell.unloading == [A]
 
 
+def test_what_a_request_said_holds_until_the_model_is_unloaded():
+    shell = Shell(entry(A), keep=60.0)
+    shell.step(KeepChosen(A, 0.0))
+    for seconds in (None, 0.0):
+        ticket = shell.ask(A)
+        if shell.loading:
+            shell.finish_load(A)
+        shell.step(KeepChosen(A, seconds))
+        shell.release(ticket)
+        assert shell.table.deadline is None
+    shell.finish_unload(A)
+
+    shell.ask(A)
+    shell.finish_load(A)
+    shell.release(shell.admitted[-1])
+
+    assert shell.table.deadline == 60
+
+
 def test_a_model_that_can_never_fit_is_refused_with_the_arithmetic():
     shell = Shell(entry(A, 4 << 30, pinned=True), entry(B, 7 << 30), room=10 << 30)
 
