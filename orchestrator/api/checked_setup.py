@@ -11,6 +11,7 @@ import msgspec
 
 from orchestrator.api.caller import caller_level
 from orchestrator.api.ineffective import IneffectiveOption, ineffective
+from orchestrator.api.memory_check import fitted
 from orchestrator.api.old_names import renamed
 from orchestrator.api.validation import out_of_range
 from orchestrator.core.admission import foreign_tokenizer
@@ -78,7 +79,8 @@ def checked_setup(
         auto=choice.auto if STRATEGIES[options.strategy].drafts else None,
         **{**others, "draft_engine": choice.engine},
     )
-    return setup, " ".join(filter(None, (pair.note, note)))
+    setup, memory_note = fitted(setup)
+    return setup, " ".join(filter(None, (pair.note, note, memory_note)))
 
 
 def checked_options(options: Mapping[str, Any]) -> Options:

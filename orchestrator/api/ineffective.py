@@ -74,6 +74,7 @@ _DRAFT = ("draft", "draft_engine", "draft_command", "draft_link", *_SPECULATION)
 _PIPELINE = (
     *_DRAFT,
     *("strategy", "prefill_engine", "prefill", "concurrent", "turn", "arena_memory", "prefix_cache_memory", "kv_bits"),
+    *("context", "memory_check"),
     *("kv_memory", "kept_memory", "target_hosts", "record", "pace", "prefill_step_size"),
 )
 _COMPARISON = (

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -17,6 +16,7 @@ from orchestrator.api.owner import Owner
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.runtime.link_emulation import EmulatedLink
+from orchestrator.runtime.memory_needed import needed
 from orchestrator.runtime.notices import Notice, received
 from orchestrator.runtime.session import Session
 from protocol.contracts.engines import AUTO, DraftEngineName, PrefillEngineName, TargetEngineName
@@ -103,9 +103,10 @@ class Pipeline(Client):
         self.close()
 
     @property
-    def folders(self) -> tuple[Path, ...]:
-        """Of the target, and of the draft if it has a model of its own."""
-        return tuple(Path(folder) for folder in (self._setup.target, self._setup.draft) if folder)
+    def most_memory(self) -> int:
+        """Bytes that its processes on this machine take at most, caches for KV included. Raises InputError for a model
+        that can't be read."""
+        return needed(self._setup).total_bytes
 
     def start(self) -> PipelineState:
         """Start the processes and wait until models are loaded."""

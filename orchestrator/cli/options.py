@@ -19,6 +19,7 @@ from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.machine.profiles.device_profiles import profile_names
 from protocol.contracts.engines import AUTO, NO_DRAFT, PrefillEngineName, TargetEngineName, draft_model, offered_engines
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.messages.base import MAX_CONTEXT
 
 Command: TypeAlias = Callable[..., Any]
 Decorator: TypeAlias = Callable[[Command], Command]
@@ -181,6 +182,10 @@ def _derived(field: msgspec.structs.FieldInfo) -> Decorator:
         choice = click.Choice(list(STRATEGIES))
         return click.option(flag, type=choice, default=field.default, show_default=True, help=f"{words}.")
     plain, meta = _parts(field.type)
+    if field.name == "context":
+        return click.option(
+            flag, type=TokensOrAuto(), metavar="N|auto", help=f"{meta.description}  [default: {field.default}]"
+        )
     if get_origin(plain) is Literal:
         kind: Any = click.Choice(get_args(plain))
         limits = ""
@@ -188,6 +193,17 @@ def _derived(field: msgspec.structs.FieldInfo) -> Decorator:
         kind = plain
         limits = f"; {meta.ge} to {meta.le}"
     return click.option(flag, type=kind, help=f"{meta.description}  [default: {field.default}{limits}]")
+
+
+class TokensOrAuto(click.ParamType[int | str]):
+    """A number of tokens, or auto."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == "auto":
+            return value
+        return click.IntRange(0, MAX_CONTEXT).convert(value, param, ctx)
 
 
 def _parts(annotation: Any) -> tuple[Any, msgspec.Meta]:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from orchestrator.api.pipeline import Pipeline
@@ -11,12 +12,10 @@ from orchestrator.cli.notices import Notices
 from orchestrator.cli.pipelines import opened, target_folder
 from orchestrator.core.models.events import ModelEntry, ModelName
 from orchestrator.http.settings import ServerSettings
-from orchestrator.machine.hardware import memory_bytes
-from orchestrator.machine.pairs.memory_estimate import USABLE, needed
+from orchestrator.machine.hardware import gpu_working_set, memory_bytes
+from orchestrator.machine.memory.budget import GIB, usable
 from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
-
-_GIB = 1 << 30
 
 
 def serve_models(
@@ -36,18 +35,26 @@ def serve_models(
     from orchestrator.http.models.run import ModelMemory, run_models
     from orchestrator.http.run import bound
 
-    room = int(memory_bytes() * USABLE if memory_gib is None else memory_gib * _GIB)
+    room = usable(memory_bytes(), gpu_working_set()) if memory_gib is None else int(memory_gib * GIB)
     memory = ModelMemory(room=room, keep=keep_minutes * 60 or None)
     with bound(settings.hosts[0], port) as listener:
         notices = Notices(at_once=True)
         served: list[tuple[ModelEntry, ModelPipeline]] = []
         for model in models:
-            folder = target_folder(model.options["target"], quiet=False)
-            pipeline = opened(model.options, quiet=False)
-            entry = ModelEntry(ModelName(model.name), needed(pipeline.folders), model.pinned)
+            folder, size = _examined(model)
+            entry = ModelEntry(ModelName(model.name), size, model.pinned)
             served.append((entry, ModelPipeline(model.names, folder, partial(_made, model.options, notices))))
         _require_pinned_fit([entry for entry, _ in served], room)
         run_models(served, memory, settings, listener, made)
+
+
+def _examined(model: ConfiguredModel) -> tuple[Path, int]:
+    """Folder of the target, and bytes that the model takes at most. Raises InputError, which names the model."""
+    try:
+        folder = target_folder(model.options["target"], quiet=False)
+        return folder, opened(model.options, quiet=False).most_memory
+    except InputError as error:
+        raise InputError(f"The model {model.name} can't be served. {error}") from error
 
 
 def _made(options: Mapping[str, Any], notices: Notices, tell: Callable[[str], None]) -> Pipeline:
@@ -60,8 +67,8 @@ def _made(options: Mapping[str, Any], notices: Notices, tell: Callable[[str], No
 def _require_pinned_fit(entries: Sequence[ModelEntry], room: int) -> None:
     pinned = [entry for entry in entries if entry.pinned]
     if sum(entry.bytes for entry in pinned) > room:
-        sizes = ", ".join(f"{entry.name} {entry.bytes / _GIB:.1f}" for entry in pinned)
+        sizes = ", ".join(f"{entry.name} {entry.bytes / GIB:.1f}" for entry in pinned)
         raise InputError(
-            f"The pinned models need more than the {room / _GIB:.1f} GiB for models ({sizes}): pin fewer, or raise "
+            f"The pinned models need more than the {room / GIB:.1f} GiB for models ({sizes}): pin fewer, or raise "
             "--models-memory."
         )

@@ -36,7 +36,7 @@ class Machine:
         self.sequences: dict[SequenceId, Sequence] = {}
         self.stale = 0
         """Messages that were ignored: of an incarnation that is gone, of an old round, of an unknown sequence."""
-        self._workers = WorkerRegistry()
+        self._workers = WorkerRegistry(options.context_limit)
         self.scheduler = Scheduler(self.strategy, options.concurrent, options.turn)
         self._timeouts = ResponseTimeouts(self.sequences, self._workers)
         self.prefills = PrefillRouter(options)

@@ -10,12 +10,15 @@ import msgspec
 from msgspec import Meta
 
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.messages.base import MAX_CONTEXT
 
 StrategyName: TypeAlias = str
 """A name in `policy.strategies.STRATEGIES`."""
 PrefillMode = Literal["auto", "always"]
 Fallback = Literal["neural", "fast", "adaptive"]
 LookupUse = Literal["on", "off"]
+MemoryCheck = Literal["on", "off"]
+Context: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] | Literal["auto"]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,3 +65,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         KvBits,
         Meta(description="Bits of each key and value of the target; 8 or 4 for long contexts: other tokens than 16."),
     ] = UNQUANTIZED
+    context: Annotated[
+        Context,
+        Meta(
+            description="Most tokens of a request, or auto: what this machine's memory has room for. 0: the target's."
+        ),
+    ] = 0
+    """More than 0: the memory for so many tokens of every concurrent request is checked before anything is loaded."""
+    memory_check: Annotated[
+        MemoryCheck, Meta(description="off: start what this machine's memory is estimated to be too small for.")
+    ] = "on"
+
+    @property
+    def context_limit(self) -> int:
+        """Most tokens of a request; 0: the target's own limit."""
+        return 0 if self.context == "auto" else self.context

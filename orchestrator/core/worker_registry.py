@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from orchestrator.core.admission import mismatch
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from protocol.messages.base import Role
@@ -20,7 +22,9 @@ class _Worker:
 class WorkerRegistry:
     """At most one target and one prefill worker, and any number of drafts."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: int = 0) -> None:
+        """`context`: most tokens of a request; 0: what the target allows."""
+        self._context = context
         self.target: Hello | None = None
         """Hello of the target that is up."""
         self.vocabulary = 0
@@ -57,7 +61,8 @@ class WorkerRegistry:
         role = event.hello.role
         if role != "draft":
             self._workers = {key: worker for key, worker in self._workers.items() if key[0] != role}
-        self._workers[role, event.incarnation] = _Worker(event.incarnation, event.hello, event.remote, now)
+        hello = self._limited(event.hello) if role == "target" else event.hello
+        self._workers[role, event.incarnation] = _Worker(event.incarnation, hello, event.remote, now)
         self._note_target()
 
     def remove(self, event: WorkerDown) -> bool:
@@ -79,6 +84,9 @@ class WorkerRegistry:
 
     def incarnation(self, role: Role) -> int:
         return self._of(role)[0].incarnation
+
+    def _limited(self, target: Hello) -> Hello:
+        return replace(target, context=min(target.context, self._context or target.context))
 
     def _note_target(self) -> None:
         self.target = next((worker.hello for worker in self._of("target")), None)

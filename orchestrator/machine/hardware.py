@@ -22,6 +22,7 @@ _OPENBLAS = [
     "/usr/lib/libopenblas.so.0",  # Arch
     "/usr/lib/libopenblas.so",
 ]
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _QUESTION = """
 import json, mlx.core as mx
 info = mx.device_info()
@@ -129,8 +130,13 @@ def has_compiler() -> bool:
 
 
 def memory_bytes() -> int:
-    """Memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Memory of this machine, or what its container may use of it."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(physical, int(_CONTAINER_LIMIT.read_text()))
+    except (OSError, ValueError):
+        # There is no file without a container, and it says `max` without a limit.
+        return physical
 
 
 def chip() -> str:

@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.machine.memory import budget
 from orchestrator.machine.models.checkpoints import cached, weight_bytes
-from orchestrator.machine.pairs.memory_estimate import KV_BYTES, fitting
 from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS, Pair
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from orchestrator.tools.simulate.devices import Devices
@@ -36,12 +36,12 @@ def memory(pair: Pair, on_processor: bool, core_ml: bool = False) -> float:
     Core ML has the weights in fp16, once for every loaded function (coremltools issue 2351). The draft is in MLX too,
     until a trial has shown which of the two is faster.
     """
-    return _weights(pair, on_processor, core_ml) + KV_BYTES
+    return _weights(pair, on_processor, core_ml) + budget.OVERHEAD
 
 
 def fits(pair: Pair, on_processor: bool, available: int, core_ml: bool = False) -> bool:
     """`available`: the machine's memory in bytes."""
-    return fitting(_weights(pair, on_processor, core_ml), available)
+    return budget.fits(_weights(pair, on_processor, core_ml), available)
 
 
 def _weights(pair: Pair, on_processor: bool, core_ml: bool) -> float:

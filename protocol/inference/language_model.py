@@ -17,6 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.contracts.stated_context import stated_positions
 from protocol.errors import InputError
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.layer_cache import FoldingCache, TreePositions
@@ -30,7 +31,6 @@ from protocol.inference.windows import impossible_windows
 from protocol.messages.base import MAX_CONTEXT, Level
 from protocol.messages.features import Outputs
 
-_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "model_max_length", "max_seq_len", "block_size")
 _ROPES = ("rope", "rotary_emb")
 """Names of ropes in mlx-lm's attention."""
 _FORK = tuple(range(12)), (PREFIX, *[0] * 11)
@@ -261,19 +261,8 @@ class PositionedRope(nn.Module):
 
 
 def stated_context(config: Mapping[str, Any]) -> int:
-    """The most positions that a config.json states, by any of the names in use; MAX_CONTEXT if it states none.
-
-    mlx-lm's own arguments leave this out for some architectures, and it may stand with the text model's part.
-    """
-    parts = [config, _fields(config.get("text_config"))]
-    found = [part[name] for part in parts for name in _CONTEXT_NAMES if isinstance(part.get(name), int)]
-    return min([*(number for number in found if number > 1), MAX_CONTEXT])
-
-
-def _fields(part: object) -> Mapping[str, Any]:
-    if isinstance(part, Mapping):
-        return part
-    return vars(part) if hasattr(part, "__dict__") else {}
+    """The most positions that a config.json states; MAX_CONTEXT if it states none, or more."""
+    return min(stated_positions(config) or MAX_CONTEXT, MAX_CONTEXT)
 
 
 def _deviation(logits: mx.array, expected: mx.array) -> float:

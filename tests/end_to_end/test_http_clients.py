@@ -102,7 +102,9 @@ def test_ollama_lists_and_keeps_to_a_schema(serving: Serving):
 def swapping(tmp_path: Path) -> Iterator[Serving]:
     """A server whose two models do not fit beside one another, so that each request here waits for a load."""
     file = tmp_path / "config.toml"
-    file.write_text("[models.one]\npair = 'demo'\n[models.two]\npair = 'demo'\n")
+    file.write_text(
+        "arena-memory = 64\nprefix-cache-memory = 16\n[models.one]\npair = 'demo'\n[models.two]\npair = 'demo'\n"
+    )
     server = Serving("--models-memory", "1.5", settings=file)
     try:
         yield server

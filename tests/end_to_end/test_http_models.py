@@ -23,13 +23,14 @@ def broken(tmp_path: Path) -> Path:
 def test_models_come_and_go_as_requests_name_them(tmp_path: Path, broken: Path, reference: Reference):
     file = tmp_path / "config.toml"
     file.write_text(
-        f"[models.pair]\npair = 'demo'\naliases = ['gpt-4o-mini']\n[models.plain]\ntarget = '{DEMO_TARGET}'\n"
-        f"strategy = 'ar'\n[models.broken]\ntarget = '{broken}'\nstrategy = 'ar'\n"
+        f"arena-memory = 64\nprefix-cache-memory = 16\n[models.pair]\npair = 'demo'\naliases = ['gpt-4o-mini']\n"
+        f"[models.plain]\ntarget = '{DEMO_TARGET}'\nstrategy = 'ar'\n[models.broken]\ntarget = '{broken}'\n"
+        "strategy = 'ar'\n"
     )
     template = ChatTemplate(DEMO_TARGET)
     params = SamplingParams(temperature=0.7, seed=5, max_tokens=12, stop=template.stops)
     expected = reference(template.tokens(ASKED["messages"]), params).text
-    # Each model takes 1 GiB and little more, so only one fits.
+    # Each model takes about 1 GiB, so only one fits.
     server = Serving("--models-memory", "1.5", settings=file)
     try:
         for weights in broken.glob("*.safetensors"):

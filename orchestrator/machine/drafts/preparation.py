@@ -18,10 +18,10 @@ from orchestrator.machine.cache_entries import UnwritableCache
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
 from orchestrator.machine.hardware import installed_version, memory_bytes
+from orchestrator.machine.memory.budget import fits
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.neural_engine.examination import examine
 from orchestrator.machine.neural_engine.judgement import judge
-from orchestrator.machine.pairs.memory_estimate import fitting
 from protocol.contracts.coreml.conversion import Progress
 from protocol.contracts.coreml.neural_engine import record, recorded
 from protocol.errors import InputError, PipelineError
@@ -96,7 +96,7 @@ def _shortage(auto: AutoDraft, folder: Path) -> Declined | None:
     """Both engines hold the draft until the trial is over."""
     models = weight_bytes(Path(auto.target)) + weight_bytes(Path(auto.checkpoint))
     package, available = loaded_bytes(folder), memory_bytes()
-    if fitting(models + package, available):
+    if fits(models + package, available):
         return None
     return Declined(
         f"Core ML would take {package / _GIB:.1f} GiB beside {models / _GIB:.1f} GiB of models, which is too much for "

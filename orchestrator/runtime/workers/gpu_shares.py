@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.machine.drafts.drafter_memory import drafter_bytes
+from orchestrator.machine.memory.weights import loaded_drafter
 from orchestrator.machine.models.checkpoints import weight_bytes
+from orchestrator.runtime.models_held import machines, model_folders, trained_drafter
 from orchestrator.runtime.setup import OrchestratorSetup
-from protocol.contracts.engines import draft_model
 from protocol.messages.base import Role
 
 
@@ -19,21 +18,9 @@ def gpu_shares(weights: Mapping[Role, int]) -> dict[Role, float]:
 
 def weights_on_gpu(setup: OrchestratorSetup) -> dict[Role, int]:
     """Bytes of the weights that MLX would hold for each local worker; no entry for a worker without any."""
-    folders: dict[Role, str] = {}
-    if setup.target_engine == "mlx" and not setup.target_texts:
-        folders["target"] = setup.target
-    drafts = STRATEGIES[setup.options.strategy].drafts
-    trained = drafts and not setup.draft_command and draft_model(setup.draft_engine) == "drafter"
-    if drafts and not setup.draft_command and draft_model(setup.draft_engine) == "checkpoint":
-        folders["draft"] = setup.draft or setup.target
-    elif drafts and setup.auto is not None:
-        # MLX drafts if Core ML fails.
-        folders["draft"] = setup.auto.checkpoint
-    if setup.prefill_engine == "mlx":
-        folders["prefill"] = setup.prefill or setup.target
-    found: dict[Role, int] = {role: weight_bytes(Path(folder)) for role, folder in folders.items()}
-    if trained:
-        found["draft"] = drafter_bytes(Path(setup.draft), Path(setup.target))
-    if "target" in found and setup.target_hosts is not None and not setup.target_hosts.local:
-        found["target"] //= setup.target_hosts.ranks
+    found: dict[Role, int] = {role: weight_bytes(folder) for role, folder in model_folders(setup).items()}
+    if drafter := trained_drafter(setup):
+        found["draft"] = loaded_drafter(drafter, Path(setup.target), on_processor=False)
+    if "target" in found:
+        found["target"] //= machines(setup)
     return found

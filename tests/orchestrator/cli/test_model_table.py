@@ -34,9 +34,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[ConfiguredModel]:
     """What `serve` would offer."""
     models: list[ConfiguredModel] = []
 
-    @click.pass_context
-    def started(context: click.Context, **_: Any) -> None:
-        models.extend(configured_models(context, ("record",)))
+    def started(**_: Any) -> None:
+        models.extend(configured_models(click.get_current_context(), ("record",)))
 
     monkeypatch.setattr(serve, "callback", started)
     return models

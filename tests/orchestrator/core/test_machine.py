@@ -133,6 +133,17 @@ def test_a_prompt_beyond_the_context_is_refused_with_a_sentence():
     assert "context of 400" in refusal.text
 
 
+def test_a_context_that_the_user_chose_ends_requests_before_the_target_s_own():
+    simulation = ready(context=100)
+    simulation.submit(1, max_tokens=500, prompt=(5,) * 60)
+    simulation.submit(2, max_tokens=5, prompt=(5,) * 100)
+    simulation.run()
+    (refusal,) = [command for command in simulation.commands if isinstance(command, Reject)]
+
+    assert simulation.clients[ONE].tokens == simulation.clients[ONE].reference[:40]
+    assert "context of 100" in refusal.text
+
+
 def test_requests_wait_for_a_target_that_still_loads():
     simulation = ScriptedSimulation()
     simulation.submit(1, max_tokens=5)

@@ -96,6 +96,20 @@ def test_why_mlx_can_not_be_had_is_told(monkeypatch: pytest.MonkeyPatch):
 
 def test_facts_of_this_machine_are_plausible():
     assert machine_facts.memory_bytes() > 1 << 28
+
+
+@pytest.mark.parametrize(
+    ("limit", "bytes"), [("1048576\n", 1 << 20), (str(1 << 60), None), ("max\n", None), ("", None)]
+)
+def test_a_container_s_limit_is_its_memory(
+    limit: str, bytes: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(machine_facts, "_CONTAINER_LIMIT", tmp_path / "none")
+    physical = machine_facts.memory_bytes()
+    (tmp_path / "limit").write_text(limit)
+    monkeypatch.setattr(machine_facts, "_CONTAINER_LIMIT", tmp_path / "limit")
+
+    assert machine_facts.memory_bytes() == (bytes or physical)
     assert len(set(machine_facts.usable_cores())) == len(machine_facts.usable_cores()) > 0
     assert machine_facts.chip()
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, draft_for, first_engine
-from orchestrator.machine.drafts.drafter_memory import drafter_bytes
+from orchestrator.machine.memory.weights import loaded_drafter
 from orchestrator.machine.models.checkpoints import resolve, weight_bytes
 from orchestrator.machine.progress import silent
 from protocol.contracts.drafters.description import ENGINES
@@ -142,7 +142,9 @@ def test_an_exit_behind_the_last_layer_is_refused(name: str):
 
 def test_an_exit_takes_the_memory_of_its_layers(tmp_path: Path):
     sizes = [
-        drafter_bytes(write(tmp_path / str(n), ({"model_type": "exit", "layers": n}, {})), DEMO_TARGET)
+        loaded_drafter(
+            write(tmp_path / str(n), ({"model_type": "exit", "layers": n}, {})), DEMO_TARGET, on_processor=False
+        )
         for n in (1, 3, 5)
     ]
 
@@ -154,9 +156,9 @@ def test_a_drafter_takes_its_own_memory_and_that_of_the_target_s_embedding_and_h
     folder = write(tmp_path / "drafter", FORMATS["dflash"]())
     shared = 2 * 2 * VOCABULARY * WIDTH
 
-    assert drafter_bytes(folder, target) == pytest.approx(weight_bytes(folder) + shared, abs=8192)
+    assert loaded_drafter(folder, target, on_processor=False) == pytest.approx(weight_bytes(folder) + shared, abs=8192)
     head = 2 * (2 * WIDTH * WIDTH + 3 * WIDTH + sum(a * (b or 1) for a, b in _sizes()))
-    assert drafter_bytes(target, target) == head + shared
+    assert loaded_drafter(target, target, on_processor=False) == head + shared
 
 
 def _sizes() -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from orchestrator.core.options import Options
-from orchestrator.machine.drafts.drafter_memory import drafter_bytes
+from orchestrator.machine.memory.weights import loaded_drafter
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
@@ -58,7 +58,7 @@ def test_an_exit_of_the_target_counts_with_its_layers_and_is_told_the_target(tmp
     setup = msgspec.structs.replace(PAIR, draft=str(folder), draft_engine="layerskip")
     told = Supervisor(setup, Session(tmp_path), 1, {})._worker_setup("draft")
 
-    assert weights_on_gpu(setup)["draft"] == drafter_bytes(folder, DEMO_TARGET) > 0
+    assert weights_on_gpu(setup)["draft"] == loaded_drafter(folder, DEMO_TARGET, on_processor=False) > 0
     assert (told.model, told.target) == (str(folder), str(DEMO_TARGET))
     assert 0.2 < told.gpu_share < 0.5
 

@@ -1,0 +1,1 @@
+"""The memory that a pipeline needs, and what fits into this machine's. Loads nothing."""

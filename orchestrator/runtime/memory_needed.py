@@ -1,0 +1,99 @@
+"""The memory that a pipeline's processes on this machine need, from its setup. Loads nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.options import Options
+from orchestrator.machine.drafts.converted_draft import is_converted, loaded_bytes
+from orchestrator.machine.hardware import computes_on_processor
+from orchestrator.machine.memory.budget import UNASKED_CONTEXT, Budget, MemorySettings, ModelNeed, PipelineNeeds
+from orchestrator.machine.memory.kv_form import KvForm, attention_heads, kv_form
+from orchestrator.machine.memory.weights import loaded_drafter, loaded_weights
+from orchestrator.runtime.models_held import core_ml_packages, machines, model_folders, trained_drafter
+from orchestrator.runtime.setup import OrchestratorSetup
+from protocol.contracts.drafters.detection import read_drafter
+from protocol.contracts.drafters.target_shape import stated_shape
+from protocol.contracts.engines import NO_DRAFT
+from protocol.contracts.stated_context import stated_positions
+from protocol.errors import InputError
+from protocol.messages.base import MAX_CONTEXT, Role
+
+_NAMES: dict[Role, str] = {"target": "target", "draft": "draft", "prefill": "prefill worker"}
+
+
+def needed(setup: OrchestratorSetup) -> Budget:
+    """What the pipeline needs as it is set up. Raises InputError for a model that can't be read."""
+    needs = pipeline_needs(setup)
+    return needs.budget(memory_settings(setup.options, needs))
+
+
+def memory_settings(options: Options, needs: PipelineNeeds) -> MemorySettings:
+    """Where no context is asked for, that which must fit is small: the target's own may be far more than is used."""
+    asked = min(options.context_limit, needs.context)
+    return MemorySettings(
+        context=asked or min(UNASKED_CONTEXT, needs.context),
+        requests=1 if options.context == 0 else options.concurrent,
+        kv_bits=options.kv_bits,
+        arenas=options.arena_memory << 20,
+        prefix_cache=(options.prefix_cache_memory << 20) if options.arena_memory else 0,
+        chunk=options.prefill_step_size,
+    )
+
+
+def pipeline_needs(setup: OrchestratorSetup) -> PipelineNeeds:
+    """Raises InputError for a model that can't be read."""
+    processor = computes_on_processor()
+    models = [_model(role, folder, processor, setup) for role, folder in model_folders(setup).items()]
+    drafter = trained_drafter(setup)
+    if drafter is not None:
+        models.append(_drafter(drafter, Path(setup.target), processor))
+    workers = 1 + (setup.draft_engine != NO_DRAFT) + (setup.prefill_engine not in ("none", "guest"))
+    return PipelineNeeds(
+        models=tuple(models),
+        context=_context(setup),
+        on_processor=processor,
+        core_ml=sum(loaded_bytes(folder) for folder in core_ml_packages(setup) if is_converted(folder)),
+        rings=drafter is not None,
+        processes=1 + workers,
+    )
+
+
+def _model(role: Role, folder: Path, processor: bool, setup: OrchestratorSetup) -> ModelNeed:
+    config, ranks = _config(folder), machines(setup) if role == "target" else 1
+    form = kv_form(config)
+    return ModelNeed(
+        name=_NAMES[role],
+        weights=loaded_weights(folder, processor) // ranks,
+        kv=None if form is None else form.part(1 / ranks),
+        heads=attention_heads(config) // ranks,
+        quantizes=role != "draft",
+        requests=1 if role == "prefill" else None,
+    )
+
+
+def _drafter(folder: Path, target: Path, processor: bool) -> ModelNeed:
+    """A trained drafter has layers of its target's shape."""
+    drafter, config = read_drafter(folder) or read_drafter(folder, with_own_head=True), _config(target)
+    form, shape = kv_form(config), stated_shape(config)
+    part = 0.0 if drafter is None or shape is None else drafter.layers / shape.layers
+    return ModelNeed(
+        name=_NAMES["draft"],
+        weights=loaded_drafter(folder, target, processor),
+        kv=None if form is None else KvForm(form.full + form.windowed).part(part),
+        heads=attention_heads(config),
+    )
+
+
+def _context(setup: OrchestratorSetup) -> int:
+    return min(stated_positions(_config(Path(setup.target))) or MAX_CONTEXT, MAX_CONTEXT)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{folder}/config.json can't be read: pass the folder of a complete model.") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{folder}/config.json is no object: download the model again.")
+    return config

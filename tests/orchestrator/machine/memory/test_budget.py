@@ -1,0 +1,106 @@
+"""Laws of the budget: each setting changes its own part, and what is advised fits."""
+
+import re
+
+import msgspec
+import pytest
+
+from orchestrator.machine.memory.budget import GIB, MemorySettings, ModelNeed, PipelineNeeds, usable
+from orchestrator.machine.memory.kv_form import KvForm
+from orchestrator.machine.memory.refusal import refusal
+
+TARGET = ModelNeed("target", 4 * GIB, KvForm(full=32 * 1024), heads=32, quantizes=True)
+DRAFT = ModelNeed("draft", GIB, KvForm(full=4 * 1024), heads=8)
+NEEDS = PipelineNeeds(models=(TARGET, DRAFT), context=131_072, on_processor=False)
+ASKED = MemorySettings(context=32_768, requests=4, arenas=2 * GIB, prefix_cache=GIB // 2)
+
+
+def _with(**changes: object) -> MemorySettings:
+    return msgspec.structs.replace(ASKED, **changes)
+
+
+def test_the_total_is_the_sum_of_its_parts():
+    budget = NEEDS.budget(ASKED)
+
+    assert budget.parts["the target's weights"] == 4 * GIB
+    assert budget.parts["the target's KV"] == 4 * 32_768 * 32 * 1024 * 2
+    assert budget.parts["the draft's KV"] == budget.parts["the target's KV"] // 8
+    assert budget.caches == {"arenas": 2 * GIB, "prefix caches": GIB}
+    assert budget.total_bytes == sum(budget.parts.values()) + 3 * GIB
+
+
+@pytest.mark.parametrize(
+    ("change", "part", "factor"),
+    [
+        ({"context": 16_384}, "the target's KV", 0.5),
+        ({"requests": 1}, "the draft's KV", 0.25),
+        ({"kv_bits": 8}, "the target's KV", 0.53125),
+        ({"kv_bits": 8}, "the draft's KV", 1.0),
+    ],
+)
+def test_each_setting_changes_its_part(change: dict[str, object], part: str, factor: float):
+    assert NEEDS.budget(_with(**change)).parts[part] == factor * NEEDS.budget(ASKED).parts[part]
+
+
+def test_a_prefill_worker_holds_one_prompt():
+    worker = ModelNeed("prefill worker", 0, TARGET.kv, quantizes=True, requests=1)
+    budget = msgspec.structs.replace(NEEDS, models=(TARGET, worker)).budget(ASKED)
+
+    assert budget.parts["the prefill worker's KV"] == budget.parts["the target's KV"] // 4
+
+
+def test_a_processor_holds_the_scores_of_a_chunk():
+    budget = msgspec.structs.replace(NEEDS, on_processor=True).budget(ASKED)
+
+    assert budget.parts["buffers of forwards"] == 4 * 512 * 32_768 * (32 + 8)
+
+
+def test_the_largest_context_fits_and_one_token_more_does_not():
+    for gib in (10, 16, 24):
+        largest = NEEDS.largest_context(ASKED, gib * GIB)
+
+        assert NEEDS.budget(_with(context=largest)).required_bytes <= gib * GIB
+        assert NEEDS.budget(_with(context=largest + 1)).required_bytes > gib * GIB
+    assert NEEDS.largest_context(ASKED, 1000 * GIB) == NEEDS.context
+    assert NEEDS.largest_context(ASKED, GIB) == 0
+
+
+def test_what_fits_is_not_refused():
+    enough = NEEDS.budget(ASKED).required_bytes
+
+    assert refusal(NEEDS, ASKED, enough, 64 * GIB) is None
+    assert refusal(NEEDS, ASKED, enough - 1, 64 * GIB) is not None
+
+
+def test_a_refusal_states_the_arithmetic_and_settings_each_of_which_fits():
+    text = refusal(NEEDS, ASKED, 11 * GIB, 20 * GIB)
+
+    assert text is not None
+    assert "needs 16.0 GiB, and may use 11.0 GiB of this machine's 20.0 GiB" in text
+    assert "the target's KV (4 × 32,768 tokens) 8.0 GiB, the target's weights 4.0 GiB" in text
+    assert "--memory-check off" in text
+    context, fewer = (int(re.search(f"--{name} (\\d+)", text)[1]) for name in ("context", "concurrent"))  # type: ignore[index]
+    for remedy in (_with(context=context), _with(requests=fewer)):
+        assert NEEDS.budget(remedy).required_bytes <= 11 * GIB
+    assert NEEDS.budget(_with(requests=fewer + 1)).required_bytes > 11 * GIB
+
+
+def test_a_refusal_advises_fewer_bits_and_no_draft_where_these_suffice():
+    text = refusal(NEEDS, ASKED, 15 * GIB, 20 * GIB)
+
+    assert text is not None
+    assert "; --kv-bits 8;" in text
+    assert "a smaller draft" in text
+
+
+def test_a_target_that_is_too_large_by_itself_is_told_so():
+    text = refusal(NEEDS, ASKED, 2 * GIB, 4 * GIB)
+
+    assert text is not None
+    assert "Choose a smaller target." in text
+    assert "What fits" not in text
+
+
+def test_a_mac_s_working_set_goes_before_the_share_of_memory():
+    assert usable(16 * GIB) == 12 * GIB
+    assert usable(16 * GIB, 11 * GIB) == 11 * GIB

@@ -1,0 +1,76 @@
+"""Laws of the memory of KV: what a config.json states is what sequences take, and never much less."""
+
+import pytest
+
+from orchestrator.machine.memory.kv_form import KvForm, attention_heads, element_bytes, kv_form
+from protocol.contracts.kv_bits import KvBits
+from protocol.inference.language_model import LanguageModel
+from protocol.inference.tree_sequence import TreeSequence
+from tests.support.models import architectures
+from tests.support.paths import DEMO_TARGET
+
+TOKENS = 500
+EXACT = ("llama", "qwen2", "qwen3", "gemma3_text", "gpt_oss", "cohere2", "deepseek_v3", "mixtral", "llama4")
+BOUNDED = ("deepseek_v2", "deepseek_v32", "minicpm3", "gpt2", "longcat_flash", "qwen3_next", "lfm2", "gemma3n")
+
+
+def _held(name: str) -> int:
+    sequence = TreeSequence(architectures.tiny(name))
+    sequence.prefill([token % architectures.SIZES["vocab_size"] for token in range(TOKENS)])
+    return sequence.memory
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_keys_and_values_take_what_the_configuration_states(name: str):
+    form = kv_form(architectures.configuration(name))
+
+    assert form is not None
+    assert form.bytes(TOKENS, 4.0, windows_whole=True) == _held(name)
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_no_architecture_takes_more_than_is_estimated(name: str):
+    form = kv_form(architectures.configuration(name))
+
+    assert form is not None
+    assert 0.95 < form.bytes(TOKENS, 4.0, windows_whole=True) / _held(name) <= 2.1
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_quantized_rows_take_their_bits_and_their_scales(bits: KvBits):
+    model = LanguageModel.load(DEMO_TARGET, kv_bits=bits)
+    form = kv_form({**vars(model.network.args)})
+    sequence = model.sequence()
+    sequence.prefill([token % 100 for token in range(TOKENS)])
+
+    assert form is not None
+    assert form.bytes(TOKENS, element_bytes(bits, on_processor=True)) == pytest.approx(sequence.memory, rel=0.08)
+
+
+def test_a_window_bounds_its_layers_once_their_rows_are_saved():
+    form = KvForm(full=10, windowed=30, window=1024)
+
+    assert form.bytes(8192, 2.0) == 2 * (10 * 8192 + 30 * (1024 + 2048))
+    assert form.bytes(8192, 2.0, windows_whole=True) == 2 * 40 * 8192
+    assert form.bytes(512, 2.0) == 2 * 40 * 512
+
+
+def test_recurrent_layers_take_the_same_at_every_length():
+    config = architectures.configuration("qwen3_next")
+    form = kv_form(config)
+
+    assert form is not None
+    assert form.state > 0
+    assert form.bytes(0, 4.0) == form.state
+
+
+def test_the_text_model_s_part_of_a_configuration_counts():
+    text = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 1}
+
+    assert kv_form({"model_type": "vision", "text_config": text}) == kv_form(text) == KvForm(full=2 * 2 * 16)
+    assert attention_heads({"text_config": text}) == 4
+
+
+def test_a_configuration_without_sizes_gives_no_form():
+    assert kv_form({"model_type": "own"}) is None
+    assert kv_form({"num_hidden_layers": "2", "hidden_size": 64, "num_attention_heads": 4}) is None
