@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.core.models.events import ModelEntry, ModelName
 from orchestrator.http.models.host import ModelHost
+from tests.orchestrator.http.test_rules import SCOPE, receiving
 from tests.support.fake_models import FakeModels
 from tests.support.fake_pipeline import FakePipeline
 
@@ -237,6 +238,30 @@ def test_a_client_that_goes_while_it_waits_frees_its_place_and_a_running_one_its
 
     assert models.talk(ask) == (1, "other")
     assert models.unloads == ["big"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_disconnects_while_its_model_is_loaded_waits_no_more(stream: bool):
+    models = FakeModels()
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def ask() -> int:
+        models.held["big"], gone = asyncio.Event(), asyncio.Event()
+        host, server = models.serve(key=None)
+        receive = receiving({**HI, "stream": stream}, gone)
+        asking = asyncio.create_task(server.application()(dict(SCOPE), receive, send))
+        while not host.waiting or (stream and len(sent) < 2):
+            await asyncio.sleep(0.01)
+        gone.set()
+        await asking
+        server.stop()
+        return host.waiting
+
+    assert asyncio.run(ask()) == 0
+    assert [message["status"] for message in sent if "status" in message] == [200 if stream else 499]
 
 
 def test_a_mistake_in_a_stream_that_waited_is_an_error_in_it():
