@@ -56,7 +56,15 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Failed:
-    """A model could not be loaded, or its pipeline has ended by itself. Its memory is free."""
+    """A model could not be loaded. Its memory is free."""
+
+    model: ModelName
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The pipeline of a loaded model has ended by itself. What is left of it is unloaded."""
 
     model: ModelName
     reason: str
@@ -74,7 +82,7 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Started | Requested | Released | KeepChosen | Loaded | Failed | Unloaded | Tick
+Event: TypeAlias = Started | Requested | Released | KeepChosen | Loaded | Failed | Ended | Unloaded | Tick
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Unload:
-    """End the model's pipeline, then report Unloaded. No request runs in it."""
+    """End the model's pipeline, then report Unloaded. No request runs in it, unless it has ended by itself."""
 
     model: ModelName
 

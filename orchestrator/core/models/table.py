@@ -14,6 +14,7 @@ from typing import assert_never
 from orchestrator.core.models.events import (
     Admit,
     Command,
+    Ended,
     Event,
     Failed,
     KeepChosen,
@@ -104,6 +105,11 @@ class ModelTable:
                 return [*self._admit(waiting, now), *self._schedule(now)]
             case Failed(model, reason):
                 return [*self._fail(self.models[model], reason, now), *self._schedule(now)]
+            case Ended(model, reason):
+                status = self.models[model]
+                refused = [*self._fail(status, reason, now)]
+                status.phase = Phase.UNLOADING
+                return [Unload(model), *refused, *self._schedule(now)]
             case Unloaded(model):
                 self._forget(self.models[model])
             case Tick():
@@ -135,7 +141,7 @@ class ModelTable:
                 "a smaller one, a shorter context or 8-bit KV."
             )
             return Refuse(ticket, "too_large", reason, 0.0)
-        if status.phase is Phase.ABSENT and now < status.barred_until:
+        if status.phase in (Phase.ABSENT, Phase.UNLOADING) and now < status.barred_until:
             return Refuse(ticket, "failed", status.failure, status.barred_until - now)
         if len(self._waiting) >= self._most_waiting and not self._admits(status):
             reason = f"{len(self._waiting)} requests wait for models already: try again in a moment."

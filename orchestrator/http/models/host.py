@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from orchestrator.core.models.events import (
     Admit,
     Command,
+    Ended,
     Event,
     Failed,
     KeepChosen,
@@ -163,7 +164,7 @@ class ModelHost:
                 self._run(self._load(model))
             case Unload(model):
                 del self._loaded[model]
-                self._run(self._unload(model, Unloaded(model)))
+                self._run(self._unload(model))
             case Admit(ticket):
                 lease = self._leases[ticket]
                 lease.admit(self._loaded[lease.name])
@@ -194,12 +195,11 @@ class ModelHost:
         reason = await model.ended
         if self._loaded.get(name) is model:
             log.warning("a model's pipeline has ended", model=name, reason=reason)
-            await self._unload(name, Failed(name, f"The pipeline of the model {name} has ended. {reason}"))
+            self._step(Ended(name, f"The pipeline of the model {name} has ended. {reason}"))
 
-    async def _unload(self, name: ModelName, then: Event) -> None:
+    async def _unload(self, name: ModelName) -> None:
         await self._loader.unload(name)
-        self._loaded.pop(name, None)
-        self._step(then)
+        self._step(Unloaded(name))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

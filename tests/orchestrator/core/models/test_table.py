@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from orchestrator.core.models.events import (
     Admit,
     Command,
+    Ended,
     Event,
     Failed,
     KeepChosen,
@@ -41,6 +42,8 @@ class Shell:
         self.loading: list[ModelName] = []
         self.loaded: list[ModelName] = []
         self.unloading: list[ModelName] = []
+        self.dead: set[ModelName] = set()
+        """Loaded, and their pipelines have ended by themselves."""
         self.open: dict[Ticket, ModelName] = {}
         self.running: dict[Ticket, ModelName] = {}
         self.refused: dict[Ticket, Refuse] = {}
@@ -63,7 +66,8 @@ class Shell:
                 assert model not in (*self.loading, *self.loaded, *self.unloading)
                 self.loading.append(model)
             case Unload(model):
-                assert model not in self.running.values()
+                assert model in self.dead or model not in self.running.values()
+                self.dead.discard(model)
                 self.loaded.remove(model)
                 self.unloading.append(model)
             case Admit(ticket):
@@ -98,14 +102,12 @@ class Shell:
         self.step(Loaded(model))
 
     def fail(self, model: ModelName) -> None:
-        for models in (self.loading, self.loaded):
-            if model in models:
-                models.remove(model)
-        for ticket in [ticket for ticket, name in self.running.items() if name == model]:
-            self.running.pop(ticket)
-            self.open.pop(ticket)
-            self.table.step(Released(ticket), self.now)
+        self.loading.remove(model)
         self.step(Failed(model, "no such file"))
+
+    def end(self, model: ModelName) -> None:
+        self.dead.add(model)
+        self.step(Ended(model, "killed"))
 
     def finish_unload(self, model: ModelName) -> None:
         self.unloading.remove(model)
@@ -280,8 +282,24 @@ def test_a_model_that_fails_refuses_who_waits_and_is_tried_again_after_a_pause()
     assert (shell.loading, shell.admitted) == ([A], [other])
 
 
+def test_a_pipeline_that_ends_by_itself_is_unloaded_and_waits_before_it_is_loaded_again():
+    shell = Shell(entry(A), entry(B))
+    running = shell.ask(A)
+    shell.finish_load(A)
+    shell.end(A)
+    early = shell.ask(A)
+    assert (shell.unloading, shell.refused[early].reason) == ([A], "killed")
+    shell.finish_unload(A)
+    shell.release(running)
+
+    shell.wait(PAUSE)
+    shell.ask(A)
+
+    assert shell.loading == [A]
+
+
 ACTIONS = st.tuples(
-    st.sampled_from(["ask", "ask", "release", "load", "fail", "unload", "wait", "keep"]), st.integers(0, 7)
+    st.sampled_from(["ask", "ask", "release", "load", "fail", "end", "unload", "wait", "keep"]), st.integers(0, 7)
 )
 SIZES = st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=5)
 
@@ -328,9 +346,10 @@ def act(shell: Shell, action: str, number: int) -> None:
             shell.release(list(shell.open)[number % len(shell.open)])
         case "load" if shell.loading:
             shell.finish_load(shell.loading[number % len(shell.loading)])
-        case "fail" if shell.loading + shell.loaded:
-            alive = shell.loading + shell.loaded
-            shell.fail(alive[number % len(alive)])
+        case "fail" if shell.loading:
+            shell.fail(shell.loading[number % len(shell.loading)])
+        case "end" if shell.loaded:
+            shell.end(shell.loaded[number % len(shell.loaded)])
         case "unload" if shell.unloading:
             shell.finish_unload(shell.unloading[number % len(shell.unloading)])
         case "wait":

@@ -199,6 +199,20 @@ def test_a_pipeline_that_ends_by_itself_leaves_the_table():
     assert (said(big), models.unloads) == ("big", ["small"])
 
 
+def test_a_pipeline_that_ends_while_its_model_is_unloaded_changes_nothing():
+    models = FakeModels()
+
+    async def ask(client: httpx.AsyncClient, host: ModelHost) -> list[str]:
+        said_before = said(await client.post(CHAT, json={**HI, "model": "small"}))
+        host.keep(ModelName("small"), 0.0)
+        models.ended["small"].set_result("It was closed.")
+        await asyncio.sleep(0.01)
+        return [said_before, said(await client.post(CHAT, json={**HI, "model": "small"}))]
+
+    assert models.talk(ask) == ["small", "small"]
+    assert (models.loads, models.unloads) == (["small", "small"], ["small"])
+
+
 def test_a_request_that_finds_too_many_waiting_gets_429():
     models = FakeModels(most_waiting=2)
 
