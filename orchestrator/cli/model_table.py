@@ -14,7 +14,8 @@ from orchestrator.cli.precedence import strength
 from protocol.errors import InputError
 
 _CHOOSING = ("target", "draft", "pair")
-"""Options that say which models there are. Each table has its own; given to `serve` itself they replace the tables."""
+"""Options that say which models there are. Each table has its own; given to `serve` itself they replace the tables, as
+an address does."""
 _OF_TABLES = ("aliases", "pinned")
 _OF_FILE = 1
 """Strength of the configuration file, as of `strength`."""
@@ -54,11 +55,11 @@ def configured_models(context: click.Context, taken: Sequence[str] = ()) -> list
     names no target, and for a name that two models have.
     """
     file = context.find_root().meta.get("configuration")
-    if not isinstance(file, Path) or any(strength(context, name) > _OF_FILE for name in _CHOOSING):
+    if not isinstance(file, Path) or any(strength(context, name) > _OF_FILE for name in (*_CHOOSING, "address")):
         return []
     tables = model_defaults(_model, file)
     for name in taken if tables else ():
-        if strength(context, name) > _OF_FILE:
+        if strength(context, name):
             flag = "--" + name.replace("_", "-")
             raise InputError(f"{flag} is for one model, and {file} has several: name one with --target.")
     models = [_configured(context, name, table, file) for name, table in tables.items()]

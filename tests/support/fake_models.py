@@ -96,7 +96,7 @@ class _Loader:
             raise PipelineError(models.failures[name])
         pipeline = models.pipelines.setdefault(name, FakePipeline(pieces=lambda _: [name]))
         settings = replace(self._settings, names=(name, *models.aliases.get(name, ())))
-        server = Server(pipeline, _CODEC, _TEMPLATE, settings, self.figures)
+        server = Server(pipeline, _CODEC, _TEMPLATE, settings, figures=self.figures)
         routes = generation_routes(server, settings, self.store)
         models.ended[name] = asyncio.get_running_loop().create_future()
         return LoadedModel(server, pipeline, answering(routes, settings), models.ended[name])

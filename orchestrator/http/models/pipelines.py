@@ -70,7 +70,7 @@ class PipelineLoader:
         backend.ready = True
         self._running[name] = (pipeline, backend)
         settings = replace(self._settings, names=model.names)
-        server = Server(backend, *parts, settings, self._figures)
+        server = Server(backend, *parts, settings, figures=self._figures)
         routes = generation_routes(server, settings, self._store)
         return LoadedModel(server, backend, answering(routes, settings), ended)
 

@@ -9,7 +9,7 @@ import msgspec
 from orchestrator.api.result import Result
 from orchestrator.core.models.events import Seconds
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import End, OutputEvent, Text
+from orchestrator.http.generation import End, OutputEvent, Reading, Text
 from orchestrator.http.openai.content import AnswerContent
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
@@ -41,9 +41,12 @@ class OllamaAnswer:
         self._loading = loading
         self._warned = {"warnings": warnings} if warnings else {}
 
-    @property
     def idle(self) -> bytes:
         return line(empty_line(self._model, chat=self._chat))
+
+    def reading(self, event: Reading) -> bytes:
+        progress = {"processed": event.tokens, "total": event.total}
+        return line(empty_line(self._model, chat=self._chat, prompt_progress=progress))
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results

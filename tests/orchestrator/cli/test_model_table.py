@@ -77,7 +77,9 @@ def test_a_table_beats_the_rest_of_the_file_and_flags_and_variables_beat_the_tab
     assert strategies == ["ssd", "sd", "ar", "ar", "adaptive", "adaptive"]
 
 
-@pytest.mark.parametrize("arguments", [("--target", "org/other"), ("--pair", "demo")])
+@pytest.mark.parametrize(
+    "arguments", [("--target", "org/other"), ("--pair", "demo"), ("--address", "tcp://127.0.0.1:5570")]
+)
 def test_a_named_model_replaces_the_tables(tmp_path: Path, found: list[ConfiguredModel], arguments: tuple[str, ...]):
     start(tmp_path, TWO, *arguments)
 
@@ -118,6 +120,8 @@ def test_a_value_that_no_option_takes_is_refused_as_the_options_are(tmp_path: Pa
 def test_an_option_for_one_model_is_refused_beside_several(tmp_path: Path, found: list[ConfiguredModel]):
     with pytest.raises(InputError, match="--record is for one model"):
         start(tmp_path, TWO, "--record", str(tmp_path / "log"))
+    with pytest.raises(InputError, match="--record is for one model"):
+        start(tmp_path, f"record = '{tmp_path}/log'\n{TWO}")
 
 
 def test_config_lists_the_tables(tmp_path: Path):

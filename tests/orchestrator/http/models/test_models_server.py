@@ -213,6 +213,18 @@ def test_a_pipeline_that_ends_while_its_model_is_unloaded_changes_nothing():
     assert (models.loads, models.unloads) == (["small", "small"], ["small"])
 
 
+def test_the_figures_are_those_of_all_models():
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> str:
+        for name in ("big", "small", "other"):
+            await client.post(CHAT, json={**HI, "model": name})
+        return (await client.get("/metrics")).text
+
+    told = FakeModels().talk(ask)
+
+    assert 'launch_pipeline_generations_total{reason="stop"} 3.0' in told
+    assert 'launch_pipeline_http_requests_total{route="/v1/chat/completions",status="200"} 3.0' in told
+
+
 def test_a_request_that_finds_too_many_waiting_gets_429():
     models = FakeModels(most_waiting=2)
 

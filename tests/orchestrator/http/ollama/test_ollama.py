@@ -10,8 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.http.errors import ApiError
+from orchestrator.http.generation import Reading
+from orchestrator.http.ollama.answer import OllamaAnswer
 from orchestrator.http.ollama.messages import chat_messages
 from orchestrator.http.ollama.names import keep_seconds, own_name
+from orchestrator.http.openai.content import AnswerContent
+from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError
 from tests.orchestrator.http.test_responses import SCHEMA, saying
@@ -224,6 +228,15 @@ def test_think_turns_thinking_off(thinker: ChatTemplate):
 
     prompts = [thinker.codec.decode(prompt) for prompt, _ in pipeline.asked]
     assert prompts[1] == prompts[0] + "<think>\n\n</think>\n\n"
+
+
+def test_a_prompt_that_is_read_for_long_is_told_in_lines_without_text():
+    answer = OllamaAnswer("demo", AnswerContent(MarkedParser(), calls=False), chat=True)
+
+    told = json.loads(answer.reading(Reading(0, 512, 2048)))
+
+    assert (told["prompt_progress"], text(told)) == ({"processed": 512, "total": 2048}, "")
+    assert json.loads(answer.idle())["done"] is False
 
 
 def test_a_failure_is_an_error_and_in_a_stream_a_line():
