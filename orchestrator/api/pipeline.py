@@ -16,6 +16,7 @@ from orchestrator.api.owner import Owner
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.runtime.link_emulation import EmulatedLink
+from orchestrator.runtime.memory_needed import needed
 from orchestrator.runtime.notices import Notice, received
 from orchestrator.runtime.session import Session
 from protocol.contracts.engines import AUTO, DraftEngineName, PrefillEngineName, TargetEngineName
@@ -100,6 +101,12 @@ class Pipeline(Client):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def most_memory(self) -> int:
+        """Bytes that its processes on this machine take at most, caches for KV included. Raises InputError for a model
+        that can't be read."""
+        return needed(self._setup).total_bytes
 
     def start(self) -> PipelineState:
         """Start the processes and wait until models are loaded."""

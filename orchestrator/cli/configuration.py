@@ -16,6 +16,8 @@ from protocol.paths import SEGMENTS_VARIABLE
 
 _PREFIX = "LAUNCH_PIPELINE"
 _NEVER = ("help", "version", "config")
+_MODELS = "models"
+"""The tables of models that `serve` offers; no command."""
 OptionDefaults = dict[str, Any]
 
 
@@ -45,13 +47,19 @@ def read_environment(group: click.Group) -> None:
 
 def default_map(group: click.Group, file: Path) -> OptionDefaults:
     """The file in the form of click's default map. Raises InputError for an unreadable file and an unknown option."""
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"The configuration {file} can't be read ({error.strerror}): check the path.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"The configuration {file} is no TOML: {error}.") from error
+    content = {key: value for key, value in _content(file).items() if key != _MODELS}
     return _group_map(group, content, {}, f"The configuration {file}")
+
+
+def model_defaults(command: click.Command, file: Path) -> dict[str, OptionDefaults]:
+    """The file's tables [models.NAME] in their order, each as a default map of `command`. Raises InputError for an
+    unknown option and one of another type."""
+    tables, where = _content(file).get(_MODELS, {}), f"The configuration {file}"
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise InputError(f"{where} gives models no tables: write one for each model, [models.NAME].")
+    return {
+        name: _command_map(command, table, {}, where, f"{where}, [models.{name}]") for name, table in tables.items()
+    }
 
 
 def secret(option: click.Option, value: Any) -> bool:
@@ -75,6 +83,15 @@ def unread_variables(group: click.Group) -> list[str]:
     read = {name for _, command in commands(group) for option in command.params for name in _variables(option)}
     read |= {f"{_PREFIX}_CONFIG", VARIABLE, SEGMENTS_VARIABLE}
     return sorted(name for name in os.environ if name.startswith(f"{_PREFIX}_") and name not in read)
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"The configuration {file} can't be read ({error.strerror}): check the path.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"The configuration {file} is no TOML: {error}.") from error
 
 
 def _group_map(group: click.Group, content: Mapping[str, Any], inherited: OptionDefaults, where: str) -> OptionDefaults:

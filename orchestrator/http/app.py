@@ -1,6 +1,6 @@
 """The server as an ASGI application: routes, middlewares, error handlers."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,31 +15,52 @@ from orchestrator.http.access.middleware import MESSAGES, FramingGate, HostGate,
 from orchestrator.http.anthropic.routes import MessagesRoutes
 from orchestrator.http.errors import ApiError, internal_error
 from orchestrator.http.model_cards import ANTHROPIC_VERSION
-from orchestrator.http.monitoring.metrics import Counted
+from orchestrator.http.monitoring.metrics import Counted, Metrics
+from orchestrator.http.no_embeddings import no_embeddings
+from orchestrator.http.ollama.catalogue import CatalogueRoutes
+from orchestrator.http.ollama.routes import OllamaRoutes
+from orchestrator.http.ollama.served import ServedCatalogue
 from orchestrator.http.page import page
-from orchestrator.http.responses.routes import ResponsesRoutes
+from orchestrator.http.responses.routes import ResponsesRoutes, ResponseStore, StoredResponses
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
 
 
 def application(server: Server, settings: ServerSettings) -> Starlette:
-    """All routes, behind the checks of host and key."""
+    """All routes of a server with one model, behind the checks of host and key."""
+    store = ResponseStore()
     routes = [
-        Route("/", page),
         Route("/health", server.health),
         Route("/metrics", server.metrics),
         Route("/v1/models", server.models),
         Route("/v1/models/{name:path}", server.model),
         Route("/v1/pipeline/events", server.live.events),
         Route("/v1/pipeline/invitation", server.invitations.create, methods=["POST"]),
+        *generation_routes(server, settings, store),
+        *StoredResponses(store).routes,
+        *CatalogueRoutes(ServedCatalogue(server, settings)).routes,
+        *no_embeddings(),
+    ]
+    return guarded(routes, settings, server.figures)
+
+
+def generation_routes(server: Server, settings: ServerSettings, store: ResponseStore) -> list[Route]:
+    """The routes that a model answers."""
+    return [
         Route("/v1/completions", server.complete, methods=["POST"]),
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
-        *ResponsesRoutes(server, settings).routes,
+        *ResponsesRoutes(server, settings, store).routes,
         *MessagesRoutes(server).routes,
+        *OllamaRoutes(server).routes,
     ]
+
+
+def guarded(routes: Sequence[Route], settings: ServerSettings, figures: Metrics) -> Starlette:
+    """The page and `routes`, behind the checks of host and key."""
+    routes = [Route("/", page), *routes]
     paths = frozenset(route.path for route in routes)
     middleware = [
-        Middleware(Counted, metrics=server.figures, routes=paths),
+        Middleware(Counted, metrics=figures, routes=paths),
         Middleware(FramingGate),
         Middleware(HostGate, names=settings.hosts),
         Middleware(KeyGate, key=settings.key, most_bytes=settings.most_bytes, origins=settings.origins),
@@ -54,6 +75,11 @@ def application(server: Server, settings: ServerSettings) -> Starlette:
             allow_private_network=True,
         )
         middleware.insert(-1, cors)
+    return answering(routes, settings, middleware)
+
+
+def answering(routes: Sequence[Route], settings: ServerSettings, middleware: Sequence[Middleware] = ()) -> Starlette:
+    """`routes`, whose errors are answered in the form of their API."""
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=_HANDLERS)
     app.state.body_seconds = settings.connections.body_seconds
     return app

@@ -1,4 +1,4 @@
-"""Errors in the forms of OpenAI's and Anthropic's APIs. Pure."""
+"""Errors in the forms of OpenAI's, Anthropic's and Ollama's APIs. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -45,6 +45,9 @@ class ApiError(Exception):
     def anthropic_body(self) -> dict[str, Any]:
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": str(self)}}
+
+    def ollama_body(self) -> dict[str, Any]:
+        return {"error": str(self)}
 
 
 def internal_error() -> ApiError:

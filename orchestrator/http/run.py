@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import uvicorn
+from starlette.types import ASGIApp
 
 from orchestrator.http.access.connections import connection_class
 from orchestrator.http.access.log_limit import LogLimit
@@ -57,6 +58,7 @@ def run(
 
     thread = PipelineThread(pipeline, on_ready, on_end=lambda: setattr(server, "should_exit", True))
     greet(settings, listener, made)
+    click.echo("Loading models ...")
     thread.start()
     try:
         asyncio.run(_serve(server, listener, backend))
@@ -68,8 +70,13 @@ def run(
 
 def http_server(api: Server, settings: ServerSettings) -> uvicorn.Server:
     """What listens for requests to `api`."""
+    return listener_of(application(api, settings), api.stop, settings)
+
+
+def listener_of(app: ASGIApp, stop: Callable[[], None], settings: ServerSettings) -> uvicorn.Server:
+    """What listens for requests to `app`. `stop` ends all generation when the server ends."""
     config = uvicorn.Config(
-        application(api, settings),
+        app,
         http=connection_class(settings),
         ws="none",
         lifespan="off",
@@ -81,7 +88,7 @@ def http_server(api: Server, settings: ServerSettings) -> uvicorn.Server:
         timeout_keep_alive=settings.connections.idle_seconds,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
-    return _Listener(config, api.stop)
+    return _Listener(config, stop)
 
 
 class _Listener(uvicorn.Server):
@@ -132,7 +139,6 @@ def greet(settings: ServerSettings, listener: socket.socket, made: bool) -> None
         click.echo(f"API key, until the server ends: {settings.key}")
     if not loopback(host):
         click.echo("Key and texts travel unencrypted beyond this machine: see docs/serving.md.", err=True)
-    click.echo("Loading models ...")
 
 
 def bound(host: str, port: int) -> socket.socket:

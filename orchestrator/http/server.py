@@ -22,7 +22,7 @@ from orchestrator.http.errors import ApiError, PromptTooLong
 from orchestrator.http.generation import ChoiceStream, OutputSource
 from orchestrator.http.invitations import Invitations
 from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, anthropic_cards, model_card
-from orchestrator.http.monitoring.health import Health, StateSource
+from orchestrator.http.monitoring.health import Condition, Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
 from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, Echo
@@ -73,8 +73,10 @@ class Server:
         template: ChatTemplate,
         settings: ServerSettings,
         invite: Callable[[], Invitation] | None = None,
+        figures: Metrics | None = None,
     ) -> None:
-        """`invite` makes a join line; None if no other machine can join the pipeline."""
+        """`invite` makes a join line; None if no other machine can join the pipeline. `figures`: those of all models,
+        which share the places; None for a server with one model."""
         self._backend = backend
         self.codec = codec
         self._template = template
@@ -82,8 +84,8 @@ class Server:
         self._settings = settings
         self.prompts = ChatPrompts(template)
         self._health = Health(backend)
-        self._limit = AdmissionLimit(settings.most_open)
-        self.figures = Metrics(self._limit)
+        self.figures = figures or Metrics(AdmissionLimit(settings.most_open))
+        self._limit = self.figures.limit
         self._created = int(time.time())
         self._open: set[ChoiceStream] = set()
         self.invitations = Invitations(invite, settings.key)
@@ -99,6 +101,10 @@ class Server:
         condition = await self._health.check()
         body = {"status": condition.status, "reason": condition.reason}
         return JSONResponse(body, 200 if condition.status == "ok" else 503)
+
+    async def condition(self) -> Condition:
+        """The pipeline's."""
+        return await self._health.check()
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.figures.text(await self._health.check()), media_type=CONTENT_TYPE)

@@ -35,6 +35,7 @@ class TextCodec:
     """The tokenizer of one model folder."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._tokenizer = _load(folder)
         self.eos = _eos_ids(folder, self._tokenizer)
         """Ids of the tokens that end a text."""

@@ -69,6 +69,76 @@ def test_openai(serving: Serving, said: str, reference: Reference):
     assert plain.choices[0].text == reference(PROMPT, SamplingParams(**SAMPLING)).text
 
 
+def test_ollama(serving: Serving, said: str, reference: Reference):
+    ollama = pytest.importorskip("ollama")
+    client = ollama.Client(host=serving.url, headers={"authorization": f"Bearer {KEY}"})
+    options = {"temperature": 0.7, "seed": 5, "num_predict": 16}
+
+    chat = client.chat("demo", messages=MESSAGES, options=options)
+    parts = list(client.chat("demo:latest", messages=MESSAGES, options=options, stream=True))
+    raw = client.generate("demo", PROMPT, raw=True, options=options)
+
+    assert chat.message.content == "".join(part.message.content for part in parts) == said
+    assert (chat.eval_count, chat.done_reason) == (parts[-1].eval_count, parts[-1].done_reason)
+    assert chat.total_duration >= chat.eval_duration > 0
+    assert raw.response == reference(PROMPT, SamplingParams(**SAMPLING)).text
+
+
+def test_ollama_lists_and_keeps_to_a_schema(serving: Serving):
+    ollama = pytest.importorskip("ollama")
+    client = ollama.Client(host=serving.url, headers={"authorization": f"Bearer {KEY}"})
+
+    assert [model.model for model in client.list().models] == [model.model for model in client.ps().models] == ["demo"]
+    assert "completion" in client.show("demo").capabilities
+    form = client.chat("demo", messages=MESSAGES, format=SCHEMA, options={"seed": 3, "num_predict": 64})
+    assert isinstance(json.loads(form.message.content)["sure"], bool)
+    with pytest.raises(ollama.ResponseError, match="no such model"):
+        client.chat("llama3", messages=MESSAGES)
+    with pytest.raises(ollama.ResponseError, match="no embedding model"):
+        client.embed("demo", "a")
+
+
+@pytest.fixture
+def swapping(tmp_path: Path) -> Iterator[Serving]:
+    """A server whose two models do not fit beside one another, so that each request here waits for a load."""
+    file = tmp_path / "config.toml"
+    file.write_text(
+        "arena-memory = 64\nprefix-cache-memory = 16\n[models.one]\npair = 'demo'\n[models.two]\npair = 'demo'\n"
+    )
+    server = Serving("--models-memory", "1.5", settings=file)
+    try:
+        yield server
+        server.command.interrupt()
+    finally:
+        server.client.close()
+        server.command.end()
+
+
+def test_clients_read_on_while_their_model_is_loaded(swapping: Serving, said: str):
+    openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")
+    ollama = pytest.importorskip("ollama")
+    client = openai.OpenAI(base_url=f"{swapping.url}/v1", api_key=KEY, max_retries=0)
+    asked: dict[str, Any] = {"extra_body": {"seed": 5}, "temperature": 0.7}
+
+    with client.chat.completions.stream(model="one", messages=MESSAGES, max_tokens=16, **asked) as chat:
+        chat.until_done()
+    (choice,) = chat.current_completion_snapshot.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", said)
+    with client.responses.stream(model="two", input="import", max_output_tokens=16, **asked) as response:
+        told = list(response)
+    assert [event.type for event in told[:2]] == ["response.created", "response.queued"]
+    assert told[-1].response.output_text == said
+    claude = anthropic.Anthropic(base_url=swapping.url, api_key=KEY, max_retries=0)
+    body = {"seed": 5, "temperature": 0.7}
+    with claude.messages.stream(model="one", messages=MESSAGES, max_tokens=16, extra_body=body) as message:
+        assert message.get_final_text() == said
+    host = ollama.Client(host=swapping.url, headers={"authorization": f"Bearer {KEY}"})
+    options = {"temperature": 0.7, "seed": 5, "num_predict": 16}
+    parts = list(host.chat("two", messages=MESSAGES, options=options, stream=True))
+    assert "".join(part.message.content for part in parts) == said
+    assert parts[-1].load_duration > 0
+
+
 def test_openai_parses_what_kept_to_a_schema_and_reads_its_probabilities(serving: Serving):
     openai, pydantic = pytest.importorskip("openai"), pytest.importorskip("pydantic")
     client = openai.OpenAI(base_url=f"{serving.url}/v1", api_key=KEY, max_retries=0)
@@ -208,7 +278,7 @@ def test_anthropic_reads_our_errors(serving: Serving):
         client.with_options(api_key="wrong").messages.create(**asked)
     with pytest.raises(anthropic.NotFoundError, match="no such model"):
         client.messages.create(**{**asked, "model": "other"})
-    with pytest.raises(anthropic.BadRequestError, match="can't be read there"):
+    with pytest.raises(anthropic.BadRequestError, match="not supported there"):
         client.messages.create(
             **{**asked, "messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url"}}]}]}
         )

@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,8 +34,10 @@ SECONDS = 100.0
 class Serving:
     """A running `launch-pipeline serve`, and what a client asks it."""
 
-    def __init__(self, *arguments: str) -> None:
-        self.command = Command("serve", "--port", "0", "--api-key", KEY, *arguments)
+    def __init__(self, *arguments: str, settings: Path | None = None) -> None:
+        """`settings`: a configuration file."""
+        configured = () if settings is None else ("--config", str(settings))
+        self.command = Command(*configured, "serve", "--port", "0", "--api-key", KEY, *arguments)
         self.url = self.command.stdout.readline().split()[-1].removesuffix("/v1")
         headers = {"authorization": f"Bearer {KEY}"}
         self.client = httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from orchestrator.api.sampling.presets import PRESETS
 from orchestrator.cli.configuration import commands, options, origin, secret, unread_variables
+from orchestrator.cli.model_table import table_settings
 from orchestrator.cli.precedence import yields
 from protocol.errors import InputError
 from protocol.paths import config_file
@@ -49,6 +50,9 @@ def config(context: click.Context, words: tuple[str, ...], as_json: bool) -> Non
     rows = [row for path, command in chosen.items() for row in _rows(root, path, command)]
     shown = [row for row in rows if words or row.origin != "default"]
     file, extra = root.meta.get("configuration"), unread_variables(root.command)
+    if file is not None and words in ((), ("serve",)):
+        tables = table_settings(file)
+        shown += [SettingRow(f"models.{model}", flag, _plain(value), str(file)) for model, flag, value in tables]
     if as_json:
         click.echo(
             json.dumps({"file": file and str(file), "settings": [asdict(row) for row in shown], "unheard": extra})

@@ -9,15 +9,18 @@ import click
 
 from orchestrator.api.client import Client
 from orchestrator.cli.idle_sleep import stays_awake
+from orchestrator.cli.model_table import configured_models
 from orchestrator.cli.notices import Notices
 from orchestrator.cli.options import address_option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import opened, print_notes, target_folder, tokenizer_folder
 from orchestrator.cli.remote_workers import announcement, invited, listening_options
 from orchestrator.cli.sampling_options import server_defaults, server_options
 from orchestrator.cli.server_key import server_key
+from orchestrator.cli.serving_models import serve_models
 from orchestrator.http.settings import ServerSettings
 from orchestrator.machine.downloads.default_target import model_name
 
+_OF_ONE_MODEL = ("model_name", "record", "listen", "announce", "target_engine")
 _MOST = "Texts generated at once; a request beyond that is answered with status 429."
 
 
@@ -41,6 +44,20 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 @server_options
 @click.option("--max-requests", type=click.IntRange(1, 256), default=64, show_default=True, help=_MOST)
 @click.option("--max-body", type=click.IntRange(1, 256), default=8, show_default=True, help="MiB of a request.")
+@click.option(
+    "--keep",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    metavar="MINUTES",
+    help="How long a model without requests stays loaded, if the configuration has several models; 0: for ever.",
+)
+@click.option(
+    "--models-memory",
+    type=click.FloatRange(0, min_open=True),
+    metavar="GIB",
+    help="For all models together, if the configuration has several.  [default: three quarters of this machine's]",
+)
 @click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this machine that clients use.")
 @click.option("--allow-origin", multiple=True, metavar="URL", help="A web page that may ask, from a browser.")
 @address_option
@@ -48,16 +65,21 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 @pipeline_options
 @stays_awake
 def serve(**options: Any) -> None:
-    """Serve the pipeline to programs that speak OpenAI's or Anthropic's API: editors, agents, chat pages.
+    """Serve the pipeline to programs that speak OpenAI's, Anthropic's or Ollama's API: editors, agents, chat pages.
 
     \b
     launch-pipeline serve --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
     launch-pipeline serve --listen 0.0.0.0:5571 --draft-engine none      the draft comes from another machine
     launch-pipeline serve --address tcp://127.0.0.1:5570                 a pipeline that runs already
     """
+    models = configured_models(click.get_current_context(), _OF_ONE_MODEL)
+    keep, memory = options.pop("keep"), options.pop("models_memory")
     defaults = server_defaults(options)
     notes = without_effect(options)
     settings, port, made = _settings(options, defaults)
+    if models:
+        serve_models(models, settings, port, made, keep_minutes=keep, memory_gib=memory)
+        return
     address, announced = options.pop("address"), announcement(options)
     client = None if address is None else Client(address)
     target = options["target"]

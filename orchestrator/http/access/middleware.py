@@ -18,11 +18,16 @@ OPEN = frozenset({"/health", "/"})
 """Routes that need no key: the health, and the page, which asks the user for the key."""
 MESSAGES = "/v1/messages"
 """Prefix of Anthropic's routes, whose errors have another form."""
+OLLAMA = "/api/"
+"""Prefix of Ollama's routes, whose errors have a third form."""
 
 
 def refusal(error: ApiError, path: str) -> JSONResponse:
     """The response to an error, in the form of the API that `path` belongs to."""
-    body = error.anthropic_body() if path.startswith(MESSAGES) else error.openai_body()
+    if path.startswith(MESSAGES):
+        body = error.anthropic_body()
+    else:
+        body = error.ollama_body() if path.startswith(OLLAMA) else error.openai_body()
     return JSONResponse(body, error.status, error.headers)
 
 

@@ -18,6 +18,7 @@ _STATUSES = ("ok", "loading", "degraded", "failed")
 
 class Metrics:
     def __init__(self, limit: AdmissionLimit) -> None:
+        self.limit = limit
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "launch_pipeline_http_requests", "Answers by route and status", ["route", "status"], registry=registry

@@ -36,9 +36,11 @@ class ResponseAnswer:
         store: Callable[[dict[str, Any]], None],
         count: Callable[[str], int],
         call_item: Callable[[int, Mapping[str, Any]], ToolCallItem | CustomToolCallItem] = ToolCallItem,
+        sent: int = 0,
     ) -> None:
         """`head`: the fields that are known before generation. `store` gets the finished response. `count`: number of
-        tokens of a text. `call_item`: makes the item of a call from its index and its form in chat responses."""
+        tokens of a text. `call_item`: makes the item of a call from its index and its form in chat responses. `sent`:
+        events of this response that the client has already, `response.created` among them."""
         self._head = head
         self._content = content
         self._transcript = transcript
@@ -48,7 +50,7 @@ class ResponseAnswer:
         self._open: MessageItem | ReasoningItem | None = None
         """The last item, while text may be added to it."""
         self._items: list[MessageItem | ReasoningItem | ToolCallItem | CustomToolCallItem] = []
-        self._sent = 0
+        self._sent = sent
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
@@ -60,7 +62,8 @@ class ResponseAnswer:
         return self._finished(result)
 
     def opening(self) -> Iterator[bytes]:
-        for kind in ("response.created", "response.in_progress"):
+        kinds = ("response.in_progress",) if self._sent else ("response.created", "response.in_progress")
+        for kind in kinds:
             yield self._numbered({"type": kind, "response": self._object("in_progress")})
 
     def idle(self) -> bytes:

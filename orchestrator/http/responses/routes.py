@@ -30,18 +30,18 @@ _STORE_BYTES = 64 << 20
 
 
 class ResponsesRoutes:
-    def __init__(self, server: Server, settings: ServerSettings) -> None:
+    """The routes that need a model."""
+
+    def __init__(self, server: Server, settings: ServerSettings, store: "ResponseStore") -> None:
         self._server = server
         self._settings = settings
-        self._store = ResponseStore(_STORE_BYTES)
+        self._store = store
 
     @property
     def routes(self) -> list[Route]:
         return [
             Route(_PATH, self.create, methods=["POST"]),
             Route(_PATH + "/input_tokens", self.count, methods=["POST"]),
-            Route(_PATH + "/{id}", self.stored, methods=["GET", "DELETE"]),
-            Route(_PATH + "/{id}/input_items", self.input_items, methods=["GET"]),
         ]
 
     async def create(self, request: Request) -> Response:
@@ -49,6 +49,9 @@ class ResponsesRoutes:
         before = self._before(question)
         chat, tools = question.chat(before), question.offered
         head = self._head(question, chat)
+        # A stream that waited for its model has begun this response.
+        head["id"] = getattr(request.state, "response_id", head["id"])
+        sent: int = getattr(request.state, "events_sent", 0)
 
         def store(answer: dict[str, Any]) -> None:
             if question.kept:
@@ -61,7 +64,7 @@ class ResponsesRoutes:
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
             warnings = [*tools.warnings, *prompt.warnings]
             told = {**head, "warnings": warnings} if warnings else head
-            return ResponseAnswer(told, content, transcript, store, codec.count, tools.call_item)
+            return ResponseAnswer(told, content, transcript, store, codec.count, tools.call_item, sent)
 
         return await self._server.converse(request, chat, answer)
 
@@ -71,17 +74,6 @@ class ResponsesRoutes:
         self._server.model_name(chat.model)
         tokens = await self._server.chat_tokens(chat)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
-
-    async def stored(self, request: Request) -> Response:
-        """Return a stored response, or delete it."""
-        id = request.path_params["id"]
-        if request.method != "DELETE":
-            return JSONResponse(self._store.get(id).answer)
-        self._store.delete(id)
-        return JSONResponse({"id": id, "object": "response", "deleted": True})
-
-    async def input_items(self, request: Request) -> Response:
-        return JSONResponse(page(self._store.get(request.path_params["id"]).input, request.query_params))
 
     def _before(self, question: Question) -> Items:
         id = question.previous_response_id
@@ -113,6 +105,31 @@ class ResponsesRoutes:
         }
 
 
+class StoredResponses:
+    """The routes of responses that were given before, by any model."""
+
+    def __init__(self, store: "ResponseStore") -> None:
+        self._store = store
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route(_PATH + "/{id}", self.stored, methods=["GET", "DELETE"]),
+            Route(_PATH + "/{id}/input_items", self.input_items, methods=["GET"]),
+        ]
+
+    async def stored(self, request: Request) -> Response:
+        """Return a stored response, or delete it."""
+        id = request.path_params["id"]
+        if request.method != "DELETE":
+            return JSONResponse(self._store.get(id).answer)
+        self._store.delete(id)
+        return JSONResponse({"id": id, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request) -> Response:
+        return JSONResponse(page(self._store.get(request.path_params["id"]).input, request.query_params))
+
+
 class StoredTurn(msgspec.Struct):
     """One response, and all items of its conversation, its own output included."""
 
@@ -128,7 +145,7 @@ class StoredTurn(msgspec.Struct):
 class ResponseStore:
     """Holds the responses that fit into `most_bytes`; the least recently used ones are dropped. Pure."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int = _STORE_BYTES) -> None:
         self._most_bytes = most_bytes
         self._turns: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0

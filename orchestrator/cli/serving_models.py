@@ -1,0 +1,74 @@
+"""`serve` with the models of the configuration file: their memory is checked, then the server runs until Ctrl-C."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.cli.model_table import ConfiguredModel
+from orchestrator.cli.notices import Notices
+from orchestrator.cli.pipelines import opened, target_folder
+from orchestrator.core.models.events import ModelEntry, ModelName
+from orchestrator.http.settings import ServerSettings
+from orchestrator.machine.hardware import gpu_working_set, memory_bytes
+from orchestrator.machine.memory.budget import GIB, usable
+from protocol.contracts.coreml.conversion import Progress
+from protocol.errors import InputError
+
+
+def serve_models(
+    models: Sequence[ConfiguredModel],
+    settings: ServerSettings,
+    port: int,
+    made: bool,
+    *,
+    keep_minutes: float,
+    memory_gib: float | None,
+) -> None:
+    """`keep_minutes`: how long a model without requests stays loaded, 0 for ever. `memory_gib`: for all models, None
+    for a share of this machine's. Models may be fetched. Raises InputError for one that can't be had."""
+    settings = dataclasses.replace(settings, names=tuple(name for model in models for name in model.names))
+    # The libraries of the server take a while, which other commands need not wait for.
+    from orchestrator.http.models.pipelines import ModelPipeline
+    from orchestrator.http.models.run import ModelMemory, run_models
+    from orchestrator.http.run import bound
+
+    room = usable(memory_bytes(), gpu_working_set()) if memory_gib is None else int(memory_gib * GIB)
+    memory = ModelMemory(room=room, keep=keep_minutes * 60 or None)
+    with bound(settings.hosts[0], port) as listener:
+        notices = Notices(at_once=True)
+        served: list[tuple[ModelEntry, ModelPipeline]] = []
+        for model in models:
+            folder, size = _examined(model)
+            entry = ModelEntry(ModelName(model.name), size, model.pinned)
+            served.append((entry, ModelPipeline(model.names, folder, partial(_made, model.options, notices))))
+        _require_pinned_fit([entry for entry, _ in served], room)
+        run_models(served, memory, settings, listener, made)
+
+
+def _examined(model: ConfiguredModel) -> tuple[Path, int]:
+    """Folder of the target, and bytes that the model takes at most. Raises InputError, which names the model."""
+    try:
+        folder = target_folder(model.options["target"], quiet=False)
+        return folder, opened(model.options, quiet=False).most_memory
+    except InputError as error:
+        raise InputError(f"The model {model.name} can't be served. {error}") from error
+
+
+def _made(options: Mapping[str, Any], notices: Notices, tell: Callable[[str], None]) -> Pipeline:
+    def on_progress(progress: Progress) -> None:
+        tell(f"{progress.stage}, {progress.done} of {progress.total}")
+
+    return Pipeline(on_progress=on_progress, on_notice=notices, **options)
+
+
+def _require_pinned_fit(entries: Sequence[ModelEntry], room: int) -> None:
+    pinned = [entry for entry in entries if entry.pinned]
+    if sum(entry.bytes for entry in pinned) > room:
+        sizes = ", ".join(f"{entry.name} {entry.bytes / GIB:.1f}" for entry in pinned)
+        raise InputError(
+            f"The pinned models need more than the {room / GIB:.1f} GiB for models ({sizes}): pin fewer, or raise "
+            "--models-memory."
+        )

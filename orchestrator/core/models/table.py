@@ -1,0 +1,263 @@
+"""Decides which models are in memory: loads one on request, unloads one that is idle or whose memory another needs.
+
+Requests for a model that is not loaded wait. Models are loaded in the order of their first waiting request. If the next
+one lacks memory, models are unloaded for it, least recently used and idle ones first; if only models with running
+requests are left, the chosen ones admit no further requests, which then wait behind that model. So no request starves.
+A model that was loaded admits all requests that wait for it then, before it can be unloaded for another one.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import assert_never
+
+from orchestrator.core.models.events import (
+    Admit,
+    Command,
+    Ended,
+    Event,
+    Failed,
+    KeepChosen,
+    Load,
+    Loaded,
+    ModelEntry,
+    ModelName,
+    Refuse,
+    Released,
+    Requested,
+    Seconds,
+    Started,
+    Tick,
+    Ticket,
+    Unload,
+    Unloaded,
+)
+
+FULL_RETRY_SECONDS = 5.0
+"""When a request that found too many others waiting may come again."""
+
+
+class Phase(Enum):
+    ABSENT = "absent"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"
+
+
+@dataclass
+class ModelStatus:
+    """One model as it is now."""
+
+    entry: ModelEntry
+    keep: Seconds | None
+    phase: Phase = Phase.ABSENT
+    running: set[Ticket] = field(default_factory=set)
+    used_at: Seconds = 0.0
+    """When a request was last admitted or released, or when the model was loaded."""
+    failure: str = ""
+    """Why it was last not loaded, or ended; empty since it was loaded."""
+    barred_until: Seconds = 0.0
+    """After a failure: when it may be loaded again."""
+
+    @property
+    def idle_until(self) -> Seconds | None:
+        """When a loaded model is unloaded if no request comes; None for never."""
+        if self.phase is not Phase.LOADED or self.running or self.entry.pinned or self.keep is None:
+            return None
+        return self.used_at + self.keep
+
+
+class ModelTable:
+    """The state of all models. `step` takes one event and returns what the shell must now do."""
+
+    def __init__(
+        self, entries: Sequence[ModelEntry], *, room: int, keep: Seconds | None, most_waiting: int, pause: Seconds
+    ) -> None:
+        """`room`: bytes for all models together. `keep`: how long a model without requests stays loaded, None for
+        ever. `pause`: after a failure, seconds until the model is loaded again. `entries` has the pinned models, which
+        must fit together."""
+        self.models = {entry.name: ModelStatus(entry, keep) for entry in entries}
+        self._room = room
+        self._keep = keep
+        self._most_waiting = most_waiting
+        self._pause = pause
+        self._waiting: dict[Ticket, ModelName] = {}
+        """In the order of arrival."""
+
+    def step(self, event: Event, now: Seconds) -> list[Command]:
+        match event:
+            case Started():
+                return [*self._load_pinned(), *self._schedule(now)]
+            case Requested(ticket, model):
+                refusal = self._refusal(ticket, self.models[model], now)
+                if refusal is not None:
+                    return [refusal]
+                self._waiting[ticket] = model
+            case Released(ticket):
+                self._release(ticket, now)
+            case KeepChosen(model, seconds):
+                if self.models[model].phase in (Phase.LOADING, Phase.LOADED):
+                    self.models[model].keep = seconds
+            case Loaded(model):
+                status = self.models[model]
+                status.phase, status.failure, status.used_at = Phase.LOADED, "", now
+                waiting = [ticket for ticket, name in self._waiting.items() if name == model]
+                return [*self._admit(waiting, now), *self._schedule(now)]
+            case Failed(model, reason):
+                return [*self._fail(self.models[model], reason, now), *self._schedule(now)]
+            case Ended(model, reason):
+                status = self.models[model]
+                refused = [*self._fail(status, reason, now)]
+                status.phase = Phase.UNLOADING
+                return [Unload(model), *refused, *self._schedule(now)]
+            case Unloaded(model):
+                self._forget(self.models[model])
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        return self._schedule(now)
+
+    @property
+    def deadline(self) -> Seconds | None:
+        """When the next Tick is due; None without one."""
+        return min((until for status in self.models.values() if (until := status.idle_until) is not None), default=None)
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting requests."""
+        return len(self._waiting)
+
+    def _load_pinned(self) -> Iterator[Command]:
+        for status in self.models.values():
+            if status.entry.pinned and status.phase is Phase.ABSENT:
+                yield self._load(status)
+
+    def _refusal(self, ticket: Ticket, status: ModelStatus, now: Seconds) -> Refuse | None:
+        entry, most = status.entry, self._most(status)
+        if status.phase is Phase.ABSENT and entry.bytes > most:
+            reason = (
+                f"The model {entry.name} needs {_gib(entry.bytes)}, and {_gib(max(most, 0))} are left for it: choose "
+                "a smaller one, a shorter context or 8-bit KV."
+            )
+            return Refuse(ticket, "too_large", reason, 0.0)
+        if status.phase in (Phase.ABSENT, Phase.UNLOADING) and now < status.barred_until:
+            return Refuse(ticket, "failed", status.failure, status.barred_until - now)
+        if len(self._waiting) >= self._most_waiting and not self._admits(status):
+            reason = f"{len(self._waiting)} requests wait for models already: try again in a moment."
+            return Refuse(ticket, "full", reason, FULL_RETRY_SECONDS)
+        return None
+
+    def _most(self, status: ModelStatus) -> int:
+        """Bytes that this model can have at most, beside pinned ones."""
+        others = (other.entry for other in self.models.values() if other is not status)
+        return self._room - sum(entry.bytes for entry in others if entry.pinned)
+
+    def _admits(self, status: ModelStatus) -> bool:
+        """Whether a request for a loaded model needs not wait."""
+        return status.phase is Phase.LOADED and status.entry.name not in self._victims()
+
+    def _release(self, ticket: Ticket, now: Seconds) -> None:
+        self._waiting.pop(ticket, None)
+        for status in self.models.values():
+            if ticket in status.running:
+                status.running.remove(ticket)
+                status.used_at = now
+
+    def _fail(self, status: ModelStatus, reason: str, now: Seconds) -> Iterator[Command]:
+        """Requests that run see the end of their pipeline themselves."""
+        self._forget(status)
+        status.failure, status.barred_until = reason, now + self._pause
+        for ticket in [ticket for ticket, model in self._waiting.items() if model == status.entry.name]:
+            del self._waiting[ticket]
+            yield Refuse(ticket, "failed", reason, self._pause)
+
+    def _forget(self, status: ModelStatus) -> None:
+        """The model is not in memory any more."""
+        status.phase, status.keep = Phase.ABSENT, self._keep
+
+    def _schedule(self, now: Seconds) -> list[Command]:
+        ahead, behind = self._admissible()
+        commands: list[Command] = [*self._admit(ahead, now)]
+        victims = self._victims()
+        commands += [self._unload(self.models[name]) for name in victims if not self.models[name].running]
+        commands += self._admit((ticket for ticket in behind if self._waiting[ticket] not in victims), now)
+        commands += self._load_waiting()
+        return [*commands, *self._unload_idle(now)]
+
+    def _admissible(self) -> tuple[list[Ticket], list[Ticket]]:
+        """Requests that wait for models that are loaded: ahead of the head's first one, and behind it."""
+        head = self._head()
+        ahead: list[Ticket] = []
+        behind: list[Ticket] = []
+        found = ahead
+        for ticket, model in self._waiting.items():
+            status = self.models[model]
+            if status is head:
+                found = behind
+            elif status.phase is Phase.LOADED:
+                found.append(ticket)
+        return ahead, behind
+
+    def _admit(self, tickets: Iterable[Ticket], now: Seconds) -> Iterator[Command]:
+        for ticket in tickets:
+            status = self.models[self._waiting.pop(ticket)]
+            status.running.add(ticket)
+            status.used_at = now
+            yield Admit(ticket)
+
+    def _load_waiting(self) -> Iterator[Command]:
+        """In order: a later model does not take the memory that an earlier one waits for."""
+        for model in dict.fromkeys(self._waiting.values()):
+            status = self.models[model]
+            if status.phase is Phase.ABSENT:
+                if status.entry.bytes > self._free:
+                    return
+                yield self._load(status)
+
+    def _unload_idle(self, now: Seconds) -> Iterator[Command]:
+        for status in self.models.values():
+            until = status.idle_until
+            if until is not None and now >= until:
+                yield self._unload(status)
+
+    def _head(self) -> ModelStatus | None:
+        """The first waiting model that is not in memory."""
+        models = (self.models[model] for model in self._waiting.values())
+        return next((status for status in models if status.phase in (Phase.ABSENT, Phase.UNLOADING)), None)
+
+    def _victims(self) -> list[ModelName]:
+        """Loaded models that must go so that the head fits, beside those that are going already."""
+        head = self._head()
+        if head is None:
+            return []
+        free = self._free + sum(self._bytes(Phase.UNLOADING))
+        chosen: list[ModelName] = []
+        loaded = [each for each in self.models.values() if each.phase is Phase.LOADED and not each.entry.pinned]
+        for status in sorted(loaded, key=lambda each: (bool(each.running), each.used_at)):
+            if free >= head.entry.bytes:
+                break
+            free += status.entry.bytes
+            chosen.append(status.entry.name)
+        return chosen
+
+    def _load(self, status: ModelStatus) -> Load:
+        assert status.entry.bytes <= self._free
+        status.phase = Phase.LOADING
+        return Load(status.entry.name)
+
+    def _unload(self, status: ModelStatus) -> Unload:
+        assert not status.running
+        status.phase = Phase.UNLOADING
+        return Unload(status.entry.name)
+
+    @property
+    def _free(self) -> int:
+        return self._room - sum(self._bytes(Phase.LOADING, Phase.LOADED, Phase.UNLOADING))
+
+    def _bytes(self, *phases: Phase) -> Iterator[int]:
+        return (status.entry.bytes for status in self.models.values() if status.phase in phases)
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB"

@@ -1,0 +1,255 @@
+"""Does what the table of models decides: loads and unloads models, and lets the requests for them go on."""
+
+import asyncio
+import itertools
+import math
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, Self
+
+import structlog
+from starlette.types import ASGIApp
+
+from orchestrator.core.models.events import (
+    Admit,
+    Command,
+    Ended,
+    Event,
+    Failed,
+    KeepChosen,
+    Load,
+    Loaded,
+    ModelName,
+    Refuse,
+    Released,
+    Requested,
+    Seconds,
+    Started,
+    Tick,
+    Ticket,
+    Unload,
+    Unloaded,
+)
+from orchestrator.core.models.table import ModelStatus, ModelTable, Phase
+from orchestrator.http.errors import ApiError
+from orchestrator.http.server import Backend, Server
+from protocol.errors import PipelineError
+
+log = structlog.get_logger()
+_WORDS = {
+    Phase.ABSENT: "waiting for memory",
+    Phase.LOADING: "loading",
+    Phase.LOADED: "waiting for a place",
+    Phase.UNLOADING: "waiting for memory",
+}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """One model in memory."""
+
+    server: Server
+    backend: Backend
+    app: ASGIApp
+    """Answers the model's requests."""
+    ended: "asyncio.Future[str]"
+    """Why its pipeline has ended, as soon as it has."""
+
+
+class Loader(Protocol):
+    """Starts and ends the pipelines of models."""
+
+    async def load(self, name: ModelName, tell: Callable[[str], None]) -> LoadedModel:
+        """`tell` gets the step that begins. Raises PipelineError."""
+        ...
+
+    async def unload(self, name: ModelName) -> None:
+        """Returns when the model's memory is free."""
+        ...
+
+
+@dataclass(frozen=True)
+class WaitingProgress:
+    """What a request waits for."""
+
+    model: ModelName
+    status: str
+    seconds: float
+    """Since the request came."""
+
+
+class ModelHost:
+    """Runs in one event loop. `start` and all requests are in it."""
+
+    def __init__(self, table: ModelTable, loader: Loader) -> None:
+        self._table = table
+        self._loader = loader
+        self._loaded: dict[ModelName, LoadedModel] = {}
+        self._steps: dict[ModelName, str] = {}
+        self._leases: dict[Ticket, Lease] = {}
+        self._tickets = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Load the pinned models."""
+        self._step(Started())
+
+    def lease(self, model: ModelName) -> "Lease":
+        """A context in which the model stays in memory from the request's admission on."""
+        ticket = Ticket(next(self._tickets))
+        lease = self._leases[ticket] = Lease(self, model, ticket)
+        self._step(Requested(ticket, model))
+        return lease
+
+    def keep(self, model: ModelName, seconds: Seconds | None) -> None:
+        """How long a loaded model stays without a request, until it is unloaded; None for ever."""
+        self._step(KeepChosen(model, seconds))
+
+    def stop(self) -> None:
+        """End all generation, and all waiting: the server ends."""
+        for model in self._loaded.values():
+            model.server.stop()
+        for lease in self._leases.values():
+            lease.refuse(ApiError(503, "The server was stopped during this request: send it again later."))
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def status(self, name: ModelName) -> ModelStatus:
+        return self._table.models[name]
+
+    def loaded(self, name: ModelName) -> LoadedModel | None:
+        return self._loaded.get(name)
+
+    def left(self, name: ModelName) -> Seconds | None:
+        """Until the model is unloaded if no request comes; None for never."""
+        status, now = self.status(name), asyncio.get_running_loop().time()
+        if status.entry.pinned or status.keep is None:
+            return None
+        return status.keep if status.running else max(0.0, status.used_at + status.keep - now)
+
+    @property
+    def latest(self) -> LoadedModel | None:
+        """The model in memory that was used last."""
+        names = sorted(self._loaded, key=lambda name: self.status(name).used_at)
+        return self._loaded[names[-1]] if names else None
+
+    @property
+    def waiting(self) -> int:
+        return self._table.waiting
+
+    def doing(self, name: ModelName) -> str:
+        """What a request for this model waits for."""
+        status = self.status(name)
+        step = self._steps.get(name) if status.phase is Phase.LOADING else None
+        return step or _WORDS[status.phase]
+
+    def release(self, ticket: Ticket) -> None:
+        if self._leases.pop(ticket, None) is not None:
+            self._step(Released(ticket))
+
+    def _step(self, event: Event) -> None:
+        loop = asyncio.get_running_loop()
+        for command in self._table.step(event, loop.time()):
+            self._perform(command)
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self._table.deadline
+        self._timer = None if deadline is None else loop.call_at(deadline, self._step, Tick())
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Load(model):
+                self._run(self._load(model))
+            case Unload(model):
+                del self._loaded[model]
+                self._run(self._unload(model))
+            case Admit(ticket):
+                lease = self._leases[ticket]
+                lease.admit(self._loaded[lease.name])
+            case Refuse(ticket):
+                self._leases.pop(ticket).refuse(_refusal(command))
+
+    async def _load(self, name: ModelName) -> None:
+        try:
+            model = await self._loader.load(name, partial(self._steps.__setitem__, name))
+        except PipelineError as error:
+            self._failed(name, str(error))
+        except Exception:
+            log.exception("a model could not be loaded", model=name)
+            self._failed(name, "The server failed at it: its log has the cause.")
+        else:
+            self._loaded[name] = model
+            self._step(Loaded(name))
+            self._run(self._watch(name, model))
+        finally:
+            self._steps.pop(name, None)
+
+    def _failed(self, name: ModelName, reason: str) -> None:
+        log.warning("a model could not be loaded", model=name, reason=reason)
+        self._step(Failed(name, f"The model {name} can't be loaded. {reason}"))
+
+    async def _watch(self, name: ModelName, model: LoadedModel) -> None:
+        """Takes a model whose pipeline ends by itself out of the table."""
+        reason = await model.ended
+        if self._loaded.get(name) is model:
+            log.warning("a model's pipeline has ended", model=name, reason=reason)
+            self._step(Ended(name, f"The pipeline of the model {name} has ended. {reason}"))
+
+    async def _unload(self, name: ModelName) -> None:
+        await self._loader.unload(name)
+        self._step(Unloaded(name))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Lease:
+    """One request's claim on a model. A context: its end releases the model."""
+
+    def __init__(self, host: ModelHost, name: ModelName, ticket: Ticket) -> None:
+        self.name = name
+        self._host = host
+        self._ticket = ticket
+        self._admitted: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
+        self._began = asyncio.get_running_loop().time()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admitted.cancel()
+        self._host.release(self._ticket)
+
+    async def model(self, patience: Seconds | None = None) -> LoadedModel | None:
+        """The model as soon as the request may use it; None if that is not within `patience`.
+
+        Raises ApiError: 429 if too many requests wait, 503 if the model can't be loaded or never fits.
+        """
+        await asyncio.wait({self._admitted}, timeout=patience)
+        return self._admitted.result() if self._admitted.done() else None
+
+    @property
+    def progress(self) -> WaitingProgress:
+        seconds = asyncio.get_running_loop().time() - self._began
+        return WaitingProgress(self.name, self._host.doing(self.name), round(seconds, 1))
+
+    def admit(self, model: LoadedModel) -> None:
+        if not self._admitted.done():
+            self._admitted.set_result(model)
+
+    def refuse(self, error: ApiError) -> None:
+        if not self._admitted.done():
+            self._admitted.set_exception(error)
+            # A client that has gone does not ask for it.
+            self._admitted.exception()
+
+
+def _refusal(refuse: Refuse) -> ApiError:
+    headers = {"retry-after": str(max(1, math.ceil(refuse.retry)))} if refuse.retry else None
+    if refuse.cause == "full":
+        return ApiError(429, refuse.reason, code="queue_full", headers=headers)
+    return ApiError(503, refuse.reason, code=f"model_{refuse.cause}", headers=headers)

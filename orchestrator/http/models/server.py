@@ -1,0 +1,204 @@
+"""The routes of a server with several models, beside those that a model answers itself."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from orchestrator.core.models.events import ModelName
+from orchestrator.core.models.table import Phase
+from orchestrator.http.app import guarded
+from orchestrator.http.errors import ApiError
+from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, model_card
+from orchestrator.http.models.dispatch import Asked, Dispatch
+from orchestrator.http.models.host import LoadedModel, ModelHost
+from orchestrator.http.models.live_model import LatestModel, LatestModelHealth
+from orchestrator.http.models.ollama_dispatch import OllamaDispatch
+from orchestrator.http.models.progress import ChunkForm, LineForm, PingForm, QueuedForm, StreamForm
+from orchestrator.http.monitoring.health import Condition
+from orchestrator.http.monitoring.live import Live
+from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics
+from orchestrator.http.no_embeddings import no_embeddings
+from orchestrator.http.ollama.catalogue import CataloguedModel, CatalogueRoutes
+from orchestrator.http.ollama.names import own_name
+from orchestrator.http.ollama.routes import CHAT, GENERATE
+from orchestrator.http.responses.routes import ResponseStore, StoredResponses
+from orchestrator.http.settings import ServerSettings
+from protocol.messages.client import PipelineState
+
+NewForm: TypeAlias = Callable[[Asked], StreamForm | None]
+_FIRST_EVENT_SECONDS = 1.0
+"""After which a stream that waits begins; an answer that begins earlier has an HTTP status of its own."""
+
+
+@dataclass(frozen=True)
+class OfferedModel:
+    """One model of the table."""
+
+    name: ModelName
+    folder: Path
+    """Of the target."""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+
+class ModelsServer:
+    """Handlers of the routes that are no model's own."""
+
+    def __init__(
+        self,
+        host: ModelHost,
+        models: Sequence[OfferedModel],
+        settings: ServerSettings,
+        figures: Metrics,
+        store: ResponseStore,
+    ) -> None:
+        """`models`: the first is the default. `figures` and `store` are those of all models."""
+        self._host = host
+        self._models = models
+        self._settings = settings
+        self._figures = figures
+        self._store = store
+        self._created = int(time.time())
+        self._owners: Mapping[str, OfferedModel] = {name: model for model in models for name in model.names}
+        facts = {"models": list(self._owners), "chat": True, "defaults": settings.defaults}
+        self._live = Live(LatestModel(host), LatestModelHealth(host), facts)
+
+    def application(self) -> Starlette:
+        routes = [
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/v1/pipeline/events", self._live.events),
+            *self._dispatched(),
+            *StoredResponses(self._store).routes,
+            *CatalogueRoutes(self).routes,
+            *no_embeddings(),
+        ]
+        return guarded(routes, self._settings, self._figures)
+
+    def stop(self) -> None:
+        """End all generation: the server ends."""
+        self._live.stop()
+        self._host.stop()
+
+    async def health(self, request: Request) -> Response:
+        told = {model.name: await self._told(model.name) for model in self._models}
+        failing = next((each for each in told.values() if each["status"] in ("failed", "degraded")), None)
+        status, reason = ("ok", "") if failing is None else ("degraded", failing["reason"])
+        body = {"status": status, "reason": reason, "waiting": self._host.waiting, "models": told}
+        return JSONResponse(body, 200 if status == "ok" else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        told = [await self._told(model.name) for model in self._models]
+        failing = any(each["status"] in ("failed", "degraded") for each in told)
+        return Response(self._figures.text(Condition("degraded" if failing else "ok")), media_type=CONTENT_TYPE)
+
+    async def models(self, request: Request) -> Response:
+        cards = [await self._card(name, ANTHROPIC_VERSION in request.headers) for name in self._owners]
+        if ANTHROPIC_VERSION in request.headers:
+            ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+            return JSONResponse({"data": cards, "has_more": False, **ends})
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self.name_of(name)
+        return JSONResponse(await self._card(name, ANTHROPIC_VERSION in request.headers))
+
+    def name_of(self, name: str | None) -> ModelName:
+        """The model that a request names, or the default. Raises ApiError 404: a name is never a path or a download."""
+        if name is None:
+            return self._models[0].name
+        if name not in self._owners:
+            known = ", ".join(self._owners)
+            raise ApiError(
+                404, f"This server has no such model: ask for {known}.", code="model_not_found", param="model"
+            )
+        return self._owners[name].name
+
+    def require(self, name: str | None) -> None:
+        """Raises ApiError 404 for an unknown name."""
+        self.name_of(name)
+
+    async def catalogue(self) -> list[CataloguedModel]:
+        return [await self._catalogued(name, model) for name, model in self._owners.items()]
+
+    async def _catalogued(self, name: str, offered: OfferedModel) -> CataloguedModel:
+        table, model = self._host.status(offered.name), self._host.loaded(offered.name)
+        state = None if model is None else await _serving(model)
+        left = self._host.left(offered.name)
+        return CataloguedModel(
+            name, offered.folder, model is not None, state and state.context, table.entry.bytes, left
+        )
+
+    async def _card(self, name: str, anthropic: bool) -> dict[str, Any]:
+        model = self._host.loaded(self._owners[name].name)
+        state = None if model is None else await _serving(model)
+        if anthropic:
+            card = anthropic_card(name, self._created, state and state.context)
+        else:
+            card = model_card(name, self._created, state and state.level)
+        return {**card, "loaded": model is not None}
+
+    async def _told(self, name: ModelName) -> dict[str, Any]:
+        """One model's state for /health."""
+        table, model = self._host.status(name), self._host.loaded(name)
+        if model is not None:
+            condition = await model.server.condition()
+            status, reason = condition.status, condition.reason
+        elif table.phase is Phase.ABSENT:
+            status, reason = ("failed", table.failure) if table.failure else ("unloaded", "")
+        else:
+            status, reason = table.phase.value, self._host.doing(name)
+        return {"status": status, "reason": reason, "running": len(table.running), "bytes": table.entry.bytes}
+
+    def _dispatched(self) -> list[Route]:
+        patience = min(_FIRST_EVENT_SECONDS, self._settings.keep_alive)
+        forms: dict[str, NewForm] = {
+            "/v1/completions": lambda asked: ChunkForm(chat=False) if asked.stream is True else None,
+            "/v1/chat/completions": lambda asked: ChunkForm(chat=True) if asked.stream is True else None,
+            "/v1/responses": lambda asked: QueuedForm() if asked.stream is True else None,
+            "/v1/responses/input_tokens": lambda _: None,
+            "/v1/messages": lambda asked: PingForm() if asked.stream is True else None,
+            "/v1/messages/count_tokens": lambda _: None,
+        }
+        lines: dict[str, NewForm] = {
+            path: lambda asked, chat=path == CHAT: None if asked.stream is False else LineForm(chat=chat)
+            for path in (CHAT, GENERATE)
+        }
+
+        def named(asked: Asked) -> ModelName:
+            return self.name_of(asked.model)
+
+        def named_by_ollama(asked: Asked) -> ModelName:
+            return self.name_of(own_name(asked.model or asked.name))
+
+        return [
+            *(
+                Route(path, Dispatch(self._host, named, form, patience), methods=["POST"])
+                for path, form in forms.items()
+            ),
+            *(
+                Route(
+                    path,
+                    OllamaDispatch(self._host, named_by_ollama, form, patience, chat=path == CHAT),
+                    methods=["POST"],
+                )
+                for path, form in lines.items()
+            ),
+        ]
+
+
+async def _serving(model: LoadedModel) -> PipelineState | None:
+    return (await model.server.condition()).serving

@@ -1,0 +1,1 @@
+"""Ollama's API, translated to chat requests: streams of JSON lines, options, durations in nanoseconds."""

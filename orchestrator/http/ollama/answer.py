@@ -1,0 +1,113 @@
+"""The answers of /api/chat and /api/generate: one object, or lines that build it up. Pure but for the time of day."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from orchestrator.api.result import Result
+from orchestrator.core.models.events import Seconds
+from orchestrator.http.errors import ApiError
+from orchestrator.http.generation import End, OutputEvent, Reading, Text
+from orchestrator.http.openai.content import AnswerContent
+from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
+
+MEDIA_TYPE = "application/x-ndjson"
+_NANOSECONDS = 1_000_000_000
+
+
+def line(content: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(content) + b"\n"
+
+
+def empty_line(model: str, *, chat: bool, **more: Any) -> dict[str, Any]:
+    """An object without text, which clients add to the others."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    text: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
+    return {"model": model, "created_at": now, **text, "done": False, **more}
+
+
+class OllamaAnswer:
+    """Renders the response to one request."""
+
+    def __init__(
+        self, model: str, content: AnswerContent, *, chat: bool, loading: Seconds = 0.0, warnings: Sequence[str] = ()
+    ) -> None:
+        """`loading`: how long the request waited for its model. `warnings`: what of it the model does not read."""
+        self._model = model
+        self._content = content
+        self._chat = chat
+        self._loading = loading
+        self._warned = {"warnings": warnings} if warnings else {}
+
+    def idle(self) -> bytes:
+        return line(empty_line(self._model, chat=self._chat))
+
+    def reading(self, event: Reading) -> bytes:
+        progress = {"processed": event.tokens, "total": event.total}
+        return line(empty_line(self._model, chat=self._chat, prompt_progress=progress))
+
+    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
+        (result,) = results
+        parts = [part for event in (Text(0, result.text), End(0, result)) for part in self._content.parse(event)]
+        texts = {kind: "".join(part.text for part in parts if isinstance(part, kind)) for kind in (Spoken, Reasoning)}
+        calls = [_call(part) for part in parts if isinstance(part, Call)]
+        return {**self._piece(texts[Spoken], texts[Reasoning], calls), **self._end(result)}
+
+    def opening(self) -> Iterator[bytes]:
+        if self._warned:
+            yield line(empty_line(self._model, chat=self._chat, **self._warned))
+
+    def render(self, event: OutputEvent) -> Iterator[bytes]:
+        for part in self._content.parse(event):
+            yield line(self._of_part(part))
+
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        return [line(error.ollama_body())]
+
+    def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
+        (result,) = results
+        return [line({**self._piece(""), **self._end(result)})]
+
+    def _of_part(self, part: Part) -> dict[str, Any]:
+        match part:
+            case Reasoning(text):
+                return self._piece("", text)
+            case Spoken(text):
+                return self._piece(text)
+            case Call():
+                return self._piece("", calls=[_call(part)])
+
+    def _piece(self, text: str, thinking: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        found = empty_line(self._model, chat=self._chat)
+        place, name = (found["message"], "content") if self._chat else (found, "response")
+        place[name] = text
+        if thinking:
+            place["thinking"] = thinking
+        if calls:
+            place["tool_calls"] = calls
+        return found
+
+    def _end(self, result: Result) -> dict[str, Any]:
+        figures = result.statistics
+        rate = figures.tokens_per_second
+        return {
+            "done": True,
+            "done_reason": result.finish_reason,
+            "total_duration": _nanoseconds(self._loading + figures.elapsed),
+            "load_duration": _nanoseconds(self._loading),
+            "prompt_eval_count": figures.prompt_tokens,
+            "prompt_eval_duration": _nanoseconds(figures.prefill_seconds),
+            "eval_count": figures.generated_tokens,
+            "eval_duration": _nanoseconds(figures.generated_tokens / rate if rate else 0.0),
+            **self._warned,
+        }
+
+
+def _call(part: Call) -> dict[str, Any]:
+    return {"function": {"name": part.name, "arguments": msgspec.json.decode(part.arguments)}}
+
+
+def _nanoseconds(seconds: Seconds) -> int:
+    return round(seconds * _NANOSECONDS)

@@ -1,0 +1,20 @@
+"""The catalogue of a server with one model, under each of its names."""
+
+from orchestrator.http.ollama.catalogue import CataloguedModel
+from orchestrator.http.server import Server
+from orchestrator.http.settings import ServerSettings
+
+
+class ServedCatalogue:
+    def __init__(self, server: Server, settings: ServerSettings) -> None:
+        self._server = server
+        self._settings = settings
+
+    async def catalogue(self) -> list[CataloguedModel]:
+        state = (await self._server.condition()).serving
+        folder, context = self._server.codec.folder, state and state.context
+        return [CataloguedModel(name, folder, state is not None, context) for name in self._settings.names]
+
+    def require(self, name: str | None) -> None:
+        """Raises ApiError 404 for an unknown name."""
+        self._server.model_name(name)

@@ -1,0 +1,339 @@
+"""Laws of a server with several models: the named one answers, waiting is told, one that fails does not stop others."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.core.models.events import ModelEntry, ModelName
+from orchestrator.http.models.host import ModelHost
+from tests.orchestrator.http.test_rules import SCOPE, receiving
+from tests.support.fake_models import FakeModels
+from tests.support.fake_pipeline import FakePipeline
+
+CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
+HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: HI,
+    COMPLETIONS: {"prompt": "Hi"},
+    MESSAGES: {**HI, "max_tokens": 9},
+    RESPONSES: {"input": "Hi"},
+}
+
+
+def events(response: httpx.Response) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def said(response: httpx.Response) -> str:
+    return response.json()["choices"][0]["message"]["content"]
+
+
+def test_the_named_model_answers_and_the_first_one_is_the_default():
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[httpx.Response]:
+        names: list[dict[str, Any]] = [{"model": "small"}, {"model": "gpt-4o-mini"}, {}]
+        return [await client.post(CHAT, json={**HI, **name}) for name in names]
+
+    models = FakeModels()
+    answers = models.talk(ask)
+
+    assert [said(answer) for answer in answers] == ["small", "small", "big"]
+    assert answers[1].json()["model"] == "gpt-4o-mini"
+    assert models.loads == ["small", "big"]
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_every_api_reaches_its_model(path: str):
+    models = FakeModels()
+
+    answer = models.talk(lambda client, _: client.post(path, json={**ASKED[path], "model": "other"}))
+
+    assert (answer.status_code, models.loads) == (200, ["other"])
+    assert '"other"' in answer.text
+
+
+def test_an_unknown_name_is_refused_and_loads_nothing():
+    models = FakeModels()
+
+    answer = models.talk(lambda client, _: client.post(CHAT, json={**HI, "model": "/etc"}))
+
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+    assert "big, other, small, gpt-4o-mini" in answer.json()["error"]["message"]
+    assert models.loads == []
+
+
+def test_the_lists_of_both_apis_say_what_is_loaded():
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[Any]:
+        await client.post(CHAT, json={**HI, "model": "small"})
+        anthropic = {"anthropic-version": "2023-06-01"}
+        lists = [(await client.get("/v1/models", headers=headers)).json() for headers in ({}, anthropic)]
+        return [*lists, (await client.get("/v1/models/small")).json(), (await client.get("/v1/models/no")).status_code]
+
+    openai, anthropic, card, unknown = FakeModels().talk(ask)
+
+    names = ["big", "other", "small", "gpt-4o-mini"]
+    assert [(each["id"], each["loaded"]) for each in openai["data"]] == list(
+        zip(names, [False, False, True, True], strict=True)
+    )
+    assert [each["id"] for each in anthropic["data"]] == names
+    assert [each["max_input_tokens"] for each in anthropic["data"]] == [None, None, 256, 256]
+    assert (card["level"], card["loaded"], unknown) == ("tree", True, 404)
+
+
+def test_a_model_makes_room_for_another_when_its_requests_have_ended():
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[str]:
+        return [said(await client.post(CHAT, json={**HI, "model": name})) for name in ("big", "small", "other")]
+
+    models = FakeModels()
+
+    assert models.talk(ask) == ["big", "small", "other"]
+    assert (models.loads, models.unloads) == (["big", "small", "other"], ["big"])
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_stream_that_waits_tells_why_and_then_has_its_answer(path: str):
+    models = FakeModels()
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
+        models.held["big"] = asyncio.Event()
+        asking = asyncio.create_task(client.post(path, json={**ASKED[path], "stream": True}))
+        await asyncio.sleep(0.1)
+        models.held["big"].set()
+        return await asking
+
+    waited = events(models.talk(ask))
+    plain = events(FakeModels().talk(lambda client, _: client.post(path, json={**ASKED[path], "stream": True})))
+
+    loading = [event for event in waited if "loading" in event]
+    assert loading[0]["loading"]["model"] == "big"
+    assert loading[0]["loading"]["status"] == "reading weights"
+    assert [shape(event) for event in waited if "loading" not in event] == [shape(event) for event in plain]
+
+
+def shape(event: Any) -> Any:
+    """Without what differs between two answers."""
+    return event.get("type") or event["choices"]
+
+
+def test_a_response_that_waited_keeps_its_id_and_its_numbers():
+    models = FakeModels()
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> tuple[httpx.Response, httpx.Response]:
+        models.held["big"] = asyncio.Event()
+        asking = asyncio.create_task(client.post(RESPONSES, json={"input": "Hi", "stream": True}))
+        await asyncio.sleep(0.1)
+        models.held["big"].set()
+        answer = await asking
+        return answer, await client.get(f"{RESPONSES}/{events(answer)[-1]['response']['id']}")
+
+    answer, stored = models.talk(ask)
+    told = events(answer)
+
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert [event["type"] for event in told[:2]] == ["response.created", "response.queued"]
+    assert len({event["response"]["id"] for event in told if "response" in event}) == 1
+    assert stored.json()["output"] == told[-1]["response"]["output"]
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_model_that_can_not_be_loaded_is_an_error_with_the_reason(path: str, late: bool):
+    models = FakeModels(failures={"big": "There is no such folder."})
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
+        models.held["big"] = asyncio.Event()
+        asking = asyncio.create_task(client.post(path, json={**ASKED[path], "stream": late}))
+        await asyncio.sleep(0.1)
+        models.held["big"].set()
+        return await asking
+
+    answer = models.talk(ask)
+
+    assert "The model big can't be loaded. There is no such folder." in answer.text
+    assert answer.status_code == (200 if late else 503)
+    if not late:
+        assert answer.headers["retry-after"] == "30"
+
+
+def test_the_others_go_on_when_one_fails_and_health_names_it():
+    models = FakeModels(failures={"big": "There is no such folder."})
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[httpx.Response]:
+        answers = [await client.post(CHAT, json={**HI, "model": name}) for name in ("big", "big", "small")]
+        return [*answers, await client.get("/health"), await client.get("/metrics")]
+
+    first, second, small, health, metrics = models.talk(ask)
+
+    assert (first.status_code, second.status_code, said(small)) == (503, 503, "small")
+    assert models.loads == ["big", "small"]
+    told = health.json()
+    assert (health.status_code, told["status"]) == (503, "degraded")
+    assert {name: each["status"] for name, each in told["models"].items()} == {
+        "big": "failed",
+        "other": "unloaded",
+        "small": "ok",
+    }
+    assert "no such folder" in told["models"]["big"]["reason"]
+    assert 'launch_pipeline_status{status="degraded"} 1.0' in metrics.text
+
+
+def test_a_pipeline_that_ends_by_itself_leaves_the_table():
+    models = FakeModels()
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[Any]:
+        await client.post(CHAT, json={**HI, "model": "small"})
+        models.ended["small"].set_result("The target was killed.")
+        await asyncio.sleep(0.01)
+        return [(await client.get("/health")).json()["models"]["small"], await client.post(CHAT, json=HI)]
+
+    small, big = models.talk(ask)
+
+    assert (small["status"], small["reason"]) == (
+        "failed",
+        "The pipeline of the model small has ended. The target was killed.",
+    )
+    assert (said(big), models.unloads) == ("big", ["small"])
+
+
+def test_a_pipeline_that_ends_while_its_model_is_unloaded_changes_nothing():
+    models = FakeModels()
+
+    async def ask(client: httpx.AsyncClient, host: ModelHost) -> list[str]:
+        said_before = said(await client.post(CHAT, json={**HI, "model": "small"}))
+        host.keep(ModelName("small"), 0.0)
+        models.ended["small"].set_result("It was closed.")
+        await asyncio.sleep(0.01)
+        return [said_before, said(await client.post(CHAT, json={**HI, "model": "small"}))]
+
+    assert models.talk(ask) == ["small", "small"]
+    assert (models.loads, models.unloads) == (["small", "small"], ["small"])
+
+
+def test_the_figures_are_those_of_all_models():
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> str:
+        for name in ("big", "small", "other"):
+            await client.post(CHAT, json={**HI, "model": name})
+        return (await client.get("/metrics")).text
+
+    told = FakeModels().talk(ask)
+
+    assert 'launch_pipeline_generations_total{reason="stop"} 3.0' in told
+    assert 'launch_pipeline_http_requests_total{route="/v1/chat/completions",status="200"} 3.0' in told
+
+
+def test_a_request_that_finds_too_many_waiting_gets_429():
+    models = FakeModels(most_waiting=2)
+
+    async def ask(client: httpx.AsyncClient, host: ModelHost) -> tuple[httpx.Response, int, dict[str, Any]]:
+        models.held["big"] = asyncio.Event()
+        waiting = [asyncio.create_task(client.post(CHAT, json=HI)) for _ in range(2)]
+        while host.waiting < 2:
+            await asyncio.sleep(0.01)
+        refused, health = await client.post(CHAT, json=HI), (await client.get("/health")).json()
+        models.held["big"].set()
+        return refused, sum([(await each).status_code == 200 for each in waiting]), health
+
+    refused, served, health = models.talk(ask)
+
+    assert (refused.status_code, refused.headers["retry-after"], served) == (429, "5", 2)
+    assert (health["waiting"], health["models"]["big"]["status"]) == (2, "loading")
+
+
+def test_a_client_that_goes_while_it_waits_frees_its_place_and_a_running_one_its_model():
+    models = FakeModels(pipelines={"big": FakePipeline(pieces=lambda _: ["a", None])})
+
+    async def ask(client: httpx.AsyncClient, host: ModelHost) -> tuple[int, str]:
+        running = asyncio.create_task(client.post(CHAT, json={**HI, "stream": True}))
+        await models_stuck()
+        waiting = asyncio.create_task(client.post(CHAT, json={**HI, "model": "other", "stream": True}))
+        while not host.waiting:
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        while host.waiting:
+            await asyncio.sleep(0.01)
+        left = len(host.status(ModelName("big")).running)
+        running.cancel()
+        return left, said(await client.post(CHAT, json={**HI, "model": "other"}))
+
+    async def models_stuck() -> None:
+        await models.pipelines["big"].stuck.wait()
+
+    assert models.talk(ask) == (1, "other")
+    assert models.unloads == ["big"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_disconnects_while_its_model_is_loaded_waits_no_more(stream: bool):
+    models = FakeModels()
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def ask() -> int:
+        models.held["big"], gone = asyncio.Event(), asyncio.Event()
+        host, server = models.serve(key=None)
+        receive = receiving({**HI, "stream": stream}, gone)
+        asking = asyncio.create_task(server.application()(dict(SCOPE), receive, send))
+        while not host.waiting or (stream and len(sent) < 2):
+            await asyncio.sleep(0.01)
+        gone.set()
+        await asking
+        server.stop()
+        return host.waiting
+
+    assert asyncio.run(ask()) == 0
+    assert [message["status"] for message in sent if "status" in message] == [200 if stream else 499]
+
+
+def test_a_mistake_in_a_stream_that_waited_is_an_error_in_it():
+    models = FakeModels()
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
+        models.held["big"] = asyncio.Event()
+        long = {"messages": [{"role": "user", "content": "word " * 400}], "stream": True}
+        asking = asyncio.create_task(client.post(CHAT, json=long))
+        await asyncio.sleep(0.1)
+        models.held["big"].set()
+        return await asking
+
+    answer = models.talk(ask)
+
+    assert answer.status_code == 200
+    assert "maximum context length" in events(answer)[-1]["error"]["message"]
+
+
+def test_a_pinned_model_is_loaded_at_the_start():
+    models = FakeModels(entries=(ModelEntry(ModelName("big"), 6), ModelEntry(ModelName("small"), 4, pinned=True)))
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> Any:
+        await asyncio.sleep(0.01)
+        return (await client.get("/health")).json()["models"]["small"]["status"]
+
+    assert (models.talk(ask), models.loads) == ("ok", ["small"])
+
+
+def test_a_body_that_is_no_json_is_refused_before_anything_is_loaded():
+    models = FakeModels()
+
+    answer = models.talk(
+        lambda client, _: client.post(CHAT, content=b"{", headers={"content-type": "application/json"})
+    )
+
+    assert (answer.status_code, models.loads) == (400, [])
+
+
+def test_the_page_follows_the_model_that_was_used_last():
+    models = FakeModels()
+
+    async def ask(client: httpx.AsyncClient, host: ModelHost) -> Any:
+        assert host.latest is None
+        await client.post(CHAT, json={**HI, "model": "small"})
+        await client.post(CHAT, json={**HI, "model": "big"})
+        return host.latest is host.loaded(ModelName("big"))
+
+    assert models.talk(ask)

@@ -1,0 +1,315 @@
+"""Laws of Ollama's API: a request is the chat it stands for, lines add up to the object, errors have its shape."""
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.http.errors import ApiError
+from orchestrator.http.generation import Reading
+from orchestrator.http.ollama.answer import OllamaAnswer
+from orchestrator.http.ollama.messages import chat_messages
+from orchestrator.http.ollama.names import keep_seconds, own_name
+from orchestrator.http.openai.content import AnswerContent
+from orchestrator.text.answer.answer_format import MarkedParser
+from orchestrator.text.chat_template import ChatTemplate
+from protocol.errors import PipelineError
+from tests.orchestrator.http.test_responses import SCHEMA, saying
+from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, get, post
+from tests.orchestrator.http.test_thinking import QWEN, model
+from tests.orchestrator.http.test_tool_calls import SAID, hermes
+from tests.support.fake_pipeline import FakePipeline
+
+__all__ = ["hermes"]
+
+CHATS, GENERATE = "/api/chat", "/api/generate"
+TURNS: list[Any] = [{"role": "user", "content": "Hi"}]
+HI: dict[str, Any] = {"model": "demo", "messages": TURNS}
+ASKED: dict[str, Any] = {CHATS: HI, GENERATE: {"model": "demo", "prompt": "Hi"}}
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+OPTIONS = {
+    "temperature": 0.5,
+    "top_k": 5,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "seed": 7,
+    "stop": ["x"],
+    "frequency_penalty": 0.5,
+    "presence_penalty": 0.25,
+}
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    return model(tmp_path_factory.mktemp("thinker"), QWEN)
+
+
+def lines(response: httpx.Response) -> list[Any]:
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def text(part: Any) -> str:
+    return part["message"]["content"] if "message" in part else part["response"]
+
+
+# What is asked -----------------------------------------------------------------------------------
+
+
+def test_a_chat_is_the_chat_it_stands_for():
+    pipeline = FakePipeline()
+
+    post(CHATS, {**HI, "options": {**OPTIONS, "num_predict": 9, "repeat_penalty": 1.1, "num_ctx": 4096}}, pipeline)
+    post(CHAT, {"messages": TURNS, "max_tokens": 9, "repetition_penalty": 1.1, **OPTIONS}, pipeline)
+
+    (prompt, params), (expected, chat) = pipeline.asked
+    assert (list(prompt), params) == (list(expected), chat)
+
+
+def test_a_prompt_is_a_user_s_message_and_a_raw_one_is_continued():
+    pipeline = FakePipeline()
+
+    post(GENERATE, {"prompt": "Hi", "system": "Be brief.", "options": {"seed": 7}}, pipeline)
+    post(CHAT, {"messages": [{"role": "system", "content": "Be brief."}, *TURNS], "seed": 7}, pipeline)
+    post(GENERATE, {"prompt": "Hi", "raw": True, "options": {"seed": 7}}, pipeline)
+    post(COMPLETIONS, {"prompt": "Hi", "seed": 7, "max_tokens": 10_000}, pipeline)
+
+    assert pipeline.asked[0] == pipeline.asked[1]
+    assert [list(prompt) for prompt, _ in pipeline.asked[2:]] == [list(pipeline.asked[3][0])] * 2
+    assert pipeline.asked[2][1] == pipeline.asked[3][1]
+
+
+@pytest.mark.parametrize("asked", [{"num_predict": -1}, {"num_predict": -2}, {"seed": -1}, {"mirostat": 1}, {}])
+def test_an_option_that_says_nothing_here_changes_nothing(asked: dict[str, Any]):
+    pipeline = FakePipeline()
+
+    post(CHATS, {**HI, "options": {"seed": 7, **asked}}, pipeline)
+
+    ((_, params),) = pipeline.asked
+    assert params.seed == (None if asked.get("seed") == -1 else 7)
+    assert params.max_tokens is not None
+    assert params.max_tokens > 200
+
+
+@pytest.mark.parametrize(
+    ("form", "in_chats"),
+    [
+        ("json", {"type": "json_object"}),
+        (
+            SCHEMA["schema"],
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA["schema"], "strict": True}},
+        ),
+        ("", None),
+    ],
+)
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_format_is_enforced(form: Any, in_chats: Any, raw: bool):
+    pipeline = FakePipeline()
+
+    post(GENERATE, {"prompt": "Hi", "format": form, "raw": raw, "options": {"seed": 1}}, pipeline)
+    post(CHAT, {"messages": TURNS, "response_format": in_chats, "seed": 1}, pipeline)
+
+    assert pipeline.asked[0][1].grammar == pipeline.asked[1][1].grammar
+
+
+def test_earlier_calls_and_results_are_those_of_a_chat():
+    calls = [{"function": {"name": name, "arguments": {"a": 1}}} for name in ("add", "find", "add")]
+    results = [{"role": "tool", "tool_name": name, "content": name} for name in ("find", "add", "add", "other")]
+
+    said, *answers = chat_messages([{"role": "assistant", "thinking": "Hm.", "tool_calls": calls}, *results])
+
+    ids = [call["id"] for call in said["tool_calls"]]
+    assert (len({*ids}), said["content"], said["reasoning_content"]) == (3, "", "Hm.")
+    assert said["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+    assert [answer.get("tool_call_id") for answer in answers] == [ids[1], ids[0], ids[2], None]
+    assert [answer["name"] for answer in answers] == ["find", "add", "add", "other"]
+
+
+def test_a_result_without_a_name_answers_the_first_open_call():
+    call = {"function": {"name": "add"}}
+
+    *_, answer = chat_messages([{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "2"}])
+
+    assert (answer["name"], answer["tool_call_id"]) == ("add", "call00000")
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "word"),
+    [
+        (CHATS, {"options": {"temperature": "hot"}}, "temperature"),
+        (CHATS, {"options": {"temperature": -1}}, "temperature"),
+        (CHATS, {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "images"),
+        (CHATS, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "function with a name"),
+        (CHATS, {"messages": [{"role": "assistant", "tool_calls": 3}]}, "no list"),
+        (CHATS, {"format": "yaml"}, "schema"),
+        (CHATS, {"keep_alive": "soon"}, "5m"),
+        (CHATS, {"tools": TOOLS}, "tool"),
+        (CHATS, {"think": True}, "writes no thinking"),
+        (CHATS, {"logprobs": True}, "logprobs"),
+        (GENERATE, {"suffix": "a"}, "suffix"),
+        (GENERATE, {"template": "{{ .Prompt }}"}, "template"),
+    ],
+)
+def test_what_can_not_be_done_is_refused_in_ollama_s_shape(path: str, change: dict[str, Any], word: str):
+    pipeline = FakePipeline()
+
+    answer = post(path, {**ASKED[path], **change}, pipeline)
+
+    assert (answer.status_code, pipeline.asked) == (400, [])
+    assert word in answer.json()["error"]
+
+
+def test_an_unknown_model_is_refused_and_the_tag_latest_is_none():
+    assert post(CHATS, {**HI, "model": "llama3"}).status_code == 404
+    assert post(CHATS, {**HI, "model": "demo:latest", "stream": False}).json()["model"] == "demo"
+    assert (own_name("a:latest"), own_name("a:3b"), own_name("")) == ("a", "a:3b", None)
+
+
+# What is answered --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHATS, GENERATE])
+def test_lines_add_up_to_the_object(path: str):
+    told = lines(post(path, ASKED[path]))
+    whole = post(path, {**ASKED[path], "stream": False}).json()
+
+    assert [part["done"] for part in told] == [False] * (len(told) - 1) + [True]
+    assert "".join(map(text, told)) == text(whole) == "Hello"
+    times = ("created_at", "message", "response")
+    assert {name: value for name, value in told[-1].items() if name not in times} == {
+        name: value for name, value in whole.items() if name not in times
+    }
+
+
+def test_the_last_line_has_counts_and_durations_in_nanoseconds():
+    last = lines(post(CHATS, HI))[-1]
+
+    assert (last["model"], last["done_reason"]) == ("demo", "stop")
+    assert (last["eval_count"], last["eval_duration"]) == (5, 500_000_000)
+    assert (last["total_duration"], last["load_duration"]) == (500_000_000, 0)
+    assert last["prompt_eval_count"] > 0
+
+
+def test_an_answer_that_was_cut_off_says_so():
+    assert lines(post(CHATS, HI, saying(["a"], "length")))[-1]["done_reason"] == "length"
+
+
+def test_calls_are_objects_and_no_text(hermes: ChatTemplate):
+    asked = {**HI, "tools": TOOLS}
+
+    told = lines(post(CHATS, asked, saying([*SAID]), template=hermes))
+    whole = post(CHATS, {**asked, "stream": False}, saying([SAID]), template=hermes).json()
+
+    expected = [{"function": {"name": "add", "arguments": {"a": number, "b": [2]}}} for number in (1, 3)]
+    assert [call for part in told for call in part["message"].get("tool_calls", [])] == expected
+    assert whole["message"]["tool_calls"] == expected
+    assert "".join(map(text, told)) == text(whole) == "Let me see."
+
+
+def test_thinking_is_told_from_the_answer(thinker: ChatTemplate):
+    said = "<think>\nHm.\n</think>\n\nYes."
+
+    told = lines(post(CHATS, {**HI, "think": True}, saying([*said]), template=thinker))
+    whole = post(GENERATE, {**ASKED[GENERATE], "stream": False}, saying([said]), template=thinker).json()
+
+    assert "".join(part["message"].get("thinking", "") for part in told) == whole["thinking"] == "Hm."
+    assert "".join(map(text, told)) == whole["response"] == "Yes."
+
+
+def test_think_turns_thinking_off(thinker: ChatTemplate):
+    pipeline = FakePipeline()
+
+    for think in (True, False):
+        post(CHATS, {**HI, "think": think}, pipeline, template=thinker)
+
+    prompts = [thinker.codec.decode(prompt) for prompt, _ in pipeline.asked]
+    assert prompts[1] == prompts[0] + "<think>\n\n</think>\n\n"
+
+
+def test_a_prompt_that_is_read_for_long_is_told_in_lines_without_text():
+    answer = OllamaAnswer("demo", AnswerContent(MarkedParser(), calls=False), chat=True)
+
+    told = json.loads(answer.reading(Reading(0, 512, 2048)))
+
+    assert (told["prompt_progress"], text(told)) == ({"processed": 512, "total": 2048}, "")
+    assert json.loads(answer.idle())["done"] is False
+
+
+def test_a_failure_is_an_error_and_in_a_stream_a_line():
+    early = post(CHATS, HI, FakePipeline(lambda _: [PipelineError("The target is gone.")]))
+    late = post(CHATS, HI, FakePipeline(lambda _: ["a", PipelineError("The target is gone.")]))
+
+    assert (early.status_code, early.json()) == (503, {"error": "The target is gone."})
+    assert lines(late)[-1] == {"error": "The target is gone."}
+
+
+@pytest.mark.parametrize(("keep", "reason"), [(None, "load"), ("5m", "load"), (0, "unload"), ("0s", "unload")])
+@pytest.mark.parametrize("path", [CHATS, GENERATE])
+def test_a_request_without_a_prompt_only_loads_or_unloads(path: str, keep: Any, reason: str):
+    pipeline = FakePipeline()
+
+    answer = post(path, {"model": "demo", "keep_alive": keep}, pipeline)
+
+    assert (answer.json()["done"], answer.json()["done_reason"], pipeline.asked) == (True, reason, [])
+
+
+# Models ------------------------------------------------------------------------------------------
+
+
+def test_the_list_of_models_names_them_and_their_sizes():
+    tags, running = get("/api/tags").json()["models"], get("/api/ps").json()["models"]
+
+    assert [model["name"] for model in tags] == [model["model"] for model in running] == ["demo"]
+    assert tags[0]["size"] == running[0]["size"] > 1 << 20
+    assert (tags[0]["details"]["format"], tags[0]["details"]["family"]) == ("safetensors", "llama")
+    assert running[0]["context_length"] == 256
+    assert running[0]["expires_at"] > tags[0]["modified_at"]
+
+
+def test_nothing_runs_while_the_models_are_loaded():
+    assert get("/api/ps", FakePipeline(condition=None)).json() == {"models": []}
+
+
+@pytest.mark.parametrize("name", [{"model": "demo"}, {"name": "demo:latest"}, {}])
+def test_show_tells_what_a_model_can(name: dict[str, str], thinker: ChatTemplate):
+    told = post("/api/show", name, template=thinker).json()
+
+    assert told["capabilities"] == ["completion", "tools", "thinking"]
+    assert told["model_info"]["general.architecture"] == told["details"]["family"] == "llama"
+    assert told["model_info"]["llama.context_length"] == 256
+    assert post("/api/show", {"model": "llama3"}).status_code == 404
+
+
+def test_the_version_is_that_of_this_program():
+    assert get("/api/version").json()["version"][0].isdigit()
+
+
+@pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings", "/v1/embeddings"])
+def test_embeddings_are_refused_with_a_reason(path: str):
+    answer = post(path, {"model": "demo", "input": "a"})
+
+    error = answer.json()["error"]
+    assert answer.status_code == 501
+    assert "no embedding model" in (error if path.startswith("/api") else error["message"])
+
+
+# How long a model stays --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(300, 300.0), (0, 0.0), (-1, None), ("5m", 300.0), ("1h30m", 5400.0), ("-1", None), ("-1m", None), ("1.5s", 1.5)],
+)
+def test_a_time_is_seconds_or_a_duration(given: Any, seconds: float | None):
+    assert keep_seconds(given) == seconds
+
+
+@given(st.one_of(st.text(max_size=8), st.booleans(), st.lists(st.integers(), max_size=2)))
+def test_no_other_time_gets_through(given: Any):
+    with suppress(ApiError):
+        found = keep_seconds(given)
+        assert found is None or found >= 0

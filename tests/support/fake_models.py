@@ -1,0 +1,105 @@
+"""Models with scripted output behind one server, whose loads end when the test says so."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import httpx
+
+from orchestrator.core.models.events import ModelEntry, ModelName
+from orchestrator.core.models.table import ModelTable
+from orchestrator.http.access.admission_limit import AdmissionLimit
+from orchestrator.http.app import answering, generation_routes
+from orchestrator.http.models.host import LoadedModel, ModelHost
+from orchestrator.http.models.server import ModelsServer, OfferedModel
+from orchestrator.http.monitoring.metrics import Metrics
+from orchestrator.http.responses.routes import ResponseStore
+from orchestrator.http.server import Server
+from orchestrator.http.settings import ServerSettings
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+from protocol.errors import PipelineError
+from tests.support.fake_pipeline import FakePipeline
+from tests.support.paths import DEMO_TARGET
+
+T = TypeVar("T")
+KEY = "a-key-of-tests"
+_CODEC = TextCodec(DEMO_TARGET)
+_TEMPLATE = ChatTemplate(DEMO_TARGET, _CODEC)
+_SECONDS = 20.0
+
+
+@dataclass
+class FakeModels:
+    """Each model says its own name. `big` and `other` do not fit beside one another."""
+
+    entries: Sequence[ModelEntry] = (
+        ModelEntry(ModelName("big"), 6),
+        ModelEntry(ModelName("other"), 6),
+        ModelEntry(ModelName("small"), 4),
+    )
+    aliases: dict[str, tuple[str, ...]] = field(default_factory=lambda: {"small": ("gpt-4o-mini",)})
+    room: int = 10
+    most_waiting: int = 4
+    failures: dict[str, str] = field(default_factory=dict)
+    """Why a model can't be loaded."""
+    held: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Loads that last until their event is set."""
+    pipelines: dict[str, FakePipeline] = field(default_factory=dict)
+    ended: dict[str, "asyncio.Future[str]"] = field(default_factory=dict)
+    loads: list[str] = field(default_factory=list)
+    unloads: list[str] = field(default_factory=list)
+
+    def serve(self, **settings: Any) -> tuple[ModelHost, ModelsServer]:
+        given = ServerSettings(**{"names": (), "key": KEY, "keep_alive": 0.02, **settings})
+        loader = _Loader(self, given)
+        table = ModelTable(self.entries, room=self.room, keep=60.0, most_waiting=self.most_waiting, pause=30.0)
+        host = ModelHost(table, loader)
+        offered = [OfferedModel(entry.name, DEMO_TARGET, self.aliases.get(entry.name, ())) for entry in self.entries]
+        return host, ModelsServer(host, offered, given, loader.figures, loader.store)
+
+    def talk(self, conversation: Callable[[httpx.AsyncClient, ModelHost], Awaitable[T]], **settings: Any) -> T:
+        """Send requests to a server in this process."""
+
+        async def held() -> T:
+            host, server = self.serve(**settings)
+            host.start()
+            transport = httpx.ASGITransport(app=server.application(), raise_app_exceptions=False)
+            headers = {"authorization": f"Bearer {KEY}"}
+            async with (
+                asyncio.timeout(_SECONDS),
+                httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client,
+            ):
+                try:
+                    return await conversation(client, host)
+                finally:
+                    server.stop()
+
+        return asyncio.run(held())
+
+
+class _Loader:
+    def __init__(self, models: FakeModels, settings: ServerSettings) -> None:
+        self._models = models
+        self._settings = settings
+        self.figures = Metrics(AdmissionLimit(settings.most_open))
+        self.store = ResponseStore()
+
+    async def load(self, name: ModelName, tell: Callable[[str], None]) -> LoadedModel:
+        models = self._models
+        models.loads.append(name)
+        tell("reading weights")
+        if name in models.held:
+            await models.held[name].wait()
+        if name in models.failures:
+            raise PipelineError(models.failures[name])
+        pipeline = models.pipelines.setdefault(name, FakePipeline(pieces=lambda _: [name]))
+        settings = replace(self._settings, names=(name, *models.aliases.get(name, ())))
+        server = Server(pipeline, _CODEC, _TEMPLATE, settings, figures=self.figures)
+        routes = generation_routes(server, settings, self.store)
+        models.ended[name] = asyncio.get_running_loop().create_future()
+        return LoadedModel(server, pipeline, answering(routes, settings), models.ended[name])
+
+    async def unload(self, name: ModelName) -> None:
+        self._models.unloads.append(name)
