@@ -62,3 +62,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         KvBits,
         Meta(description="Bits of each key and value of the target; 8 or 4 for long contexts: other tokens than 16."),
     ] = UNQUANTIZED
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether workers keep KV of ended requests."""
+        return bool(self.arena_memory and self.prefix_cache_memory)
