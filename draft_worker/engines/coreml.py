@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 from draft_worker.candidates.selector import CandidateSelector
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.evaluation import Evaluation, chain
 from draft_worker.coreml.runtime.backends.runtimes import open_runtime
 from draft_worker.coreml.runtime.cache_pool import CachePool, exchange_of
 from draft_worker.coreml.runtime.forward import PackageForward
@@ -18,6 +17,7 @@ from draft_worker.coreml.runtime.joint_memory import JointMemory, JointPart
 from draft_worker.coreml.runtime.memory import DeviceMemory, KvMemory
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.drafter_package import drafter_engine
+from draft_worker.package_evaluation import Evaluation, chain
 from protocol.contracts.coreml.examination import RuntimeName
 from protocol.contracts.engines import EngineDeclaration
 from protocol.inference.processor import compute_on_processor
@@ -98,7 +98,7 @@ class CoreMlEngine(Engine):
             return False
         return self._joint_memory.fits([(sequence.host, rows) for sequence, rows in parts])
 
-    def evaluate_together(self, parts: Sequence[tuple["CoreMlSequence", Batch]]) -> list[list[Candidates]]:
+    def evaluate_together(self, parts: Sequence[tuple[EngineSequence, Batch]]) -> list[list[Candidates]]:
         hosted = [(sequence, batch) for sequence, batch in parts if isinstance(sequence, HostCachedSequence)]
         together = [(sequence, len(batch.committed) + len(batch.tokens)) for sequence, batch in hosted]
         if len(hosted) < 2 or not self.joins(together):

@@ -162,7 +162,7 @@ def test_one_growth_step_of_the_worker_grows_as_many_trees_as_a_call_takes(short
     for number in range(1, 6):
         tokens = tuple(range(number, number + 4))
         list(worker.handle(Start(SequenceId(number), 0, tokens, NodeId(number), GREEDY, BestFirst(4, 4))))
-    steps: list[tuple[int, list[int]]] = []
+    steps: list[tuple[int, list[SequenceId]]] = []
     for _ in range(6):
         made = runtime.calls
         grown = [reply.sequence for reply in worker.work() if isinstance(reply, Grow)]
