@@ -13,7 +13,8 @@ from draft_worker.coreml.runtime.backends.runtimes import open_runtime
 from draft_worker.coreml.runtime.cache_pool import CachePool, exchange_of
 from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
-from draft_worker.coreml.runtime.joint_memory import JointMemory, JointPart
+from draft_worker.coreml.runtime.joint_call import SequenceRows, SharedCall
+from draft_worker.coreml.runtime.joint_memory import JointMemory
 from draft_worker.coreml.runtime.memory import DeviceMemory, KvMemory
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.drafter_package import drafter_engine
@@ -96,7 +97,7 @@ class CoreMlEngine(Engine):
     def joins(self, parts: Sequence[tuple["HostCachedSequence", int]]) -> bool:
         if not self.joint or sum(rows for _, rows in parts) > self._forward.widest:
             return False
-        return self._joint_memory.fits([(sequence.host, rows) for sequence, rows in parts])
+        return self._joint_memory.fits([(each.host, each.host.slots.taken + rows) for each, rows in parts])
 
     def evaluate_together(self, parts: Sequence[tuple[EngineSequence, Batch]]) -> list[list[Candidates]]:
         hosted = [(sequence, batch) for sequence, batch in parts if isinstance(sequence, HostCachedSequence)]
@@ -105,7 +106,8 @@ class CoreMlEngine(Engine):
             return super().evaluate_together(parts)
         evaluations = [sequence.evaluation(batch) for sequence, batch in hosted]
         rows = [sequence.placed(each) for (sequence, _), each in zip(hosted, evaluations, strict=True)]
-        call = self._joint_memory.call([JointPart(each.host, own) for (each, _), own in zip(hosted, rows, strict=True)])
+        parts_of = [SequenceRows(sequence.host, own) for (sequence, _), own in zip(hosted, rows, strict=True)]
+        call = SharedCall(self._joint_memory, parts_of)
         for each, own in zip(evaluations, rows, strict=True):
             each.begin(own)
         logits, first = self._forward.run(call, call.numbers), 0

@@ -10,7 +10,8 @@ import pytest
 
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
-from draft_worker.coreml.runtime.joint_memory import _IDLE_CALLS, JointMemory, JointPart
+from draft_worker.coreml.runtime.joint_call import SequenceRows
+from draft_worker.coreml.runtime.joint_memory import _IDLE_CALLS, JointMemory
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.engine import Batch
@@ -145,15 +146,22 @@ def memory(converted: Converted, tokens: int) -> HostMemory:
 def test_a_sequence_that_was_in_no_recent_call_gives_up_its_slots(short: Converted):
     joint = JointMemory(short.package)
     gone, first, second, late = (memory(short, tokens) for tokens in (40, 20, 20, 50))
-    joint.call([JointPart(each, each.slots.add([1], [PREFIX], 1)) for each in (gone, first)])
 
+    def fits(*memories: HostMemory) -> bool:
+        return joint.fits([(each, each.slots.taken) for each in memories])
+
+    def call(*memories: HostMemory) -> None:
+        joint.call([SequenceRows(each, []).joint for each in memories])
+
+    call(gone, first)
     for _ in range(_IDLE_CALLS):
-        assert not joint.fits([(first, 1), (late, 1)])
-        joint.call([JointPart(each, []) for each in (first, second)])
+        assert not fits(first, late)
+        call(first, second)
 
-    assert joint.fits([(first, 1), (late, 1)])
-    joint.call([JointPart(each, []) for each in (first, late)])
-    assert joint.fits([(second, 1), (late, 1)])
+    assert fits(first, late)
+    call(first, late)
+    assert fits(second, late)
+    assert not fits(gone, late)
 
 
 def test_one_growth_step_of_the_worker_grows_as_many_trees_as_a_call_takes(short: Converted):
