@@ -106,8 +106,8 @@ class CoreMlEngine(Engine):
             return super().evaluate_together(parts)
         evaluations = [sequence.evaluation(batch) for sequence, batch in hosted]
         rows = [sequence.placed(each) for (sequence, _), each in zip(hosted, evaluations, strict=True)]
-        parts_of = [SequenceRows(sequence.host, own) for (sequence, _), own in zip(hosted, rows, strict=True)]
-        call = SharedCall(self._joint_memory, parts_of)
+        joined = [SequenceRows(sequence.host, own) for (sequence, _), own in zip(hosted, rows, strict=True)]
+        call = SharedCall(self._joint_memory, joined)
         for each, own in zip(evaluations, rows, strict=True):
             each.begin(own)
         logits, first = self._forward.run(call, call.numbers), 0

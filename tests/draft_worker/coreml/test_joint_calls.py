@@ -130,6 +130,16 @@ def test_sequences_share_a_call_as_far_as_its_rows_and_slots_suffice(
     assert runtime.calls == made + calls
 
 
+def test_numbers_that_are_none_stay_with_the_sequence_that_has_them(short: Converted):
+    joint, _ = engine(short)
+    (spoilt,), (first,), (alone,) = filled(joint, 20), filled(joint, 30), filled(joint, 30)
+    spoilt.host.kv[:, :, 3] = np.nan
+
+    _, found = joint.evaluate_together([(spoilt, batch(2)), (first, batch(2))])
+
+    assert_equal(found, alone.evaluate(batch(2)))
+
+
 def test_a_state_of_the_runtime_belongs_to_one_sequence(tmp_path: Path):
     joint, _ = engine(convert(tiny("qwen2"), tmp_path / "model", cache="state"))
 
