@@ -19,6 +19,7 @@ from protocol.messages.worker import (
     FromWorker,
     Hello,
     Prefilled,
+    Prefilling,
     PromptLikelihoods,
     Start,
     Stop,
@@ -126,7 +127,9 @@ class TargetWorker:
         sequence.seconds += self._clock() - began
         if sequence.told:
             yield from self._prompt_likelihoods(sequence, before)
-        if not sequence.prefilling:
+        if sequence.prefilling:
+            yield Prefilling(id, sequence.round, sequence.prefilled)
+        else:
             yield self._prefilled(sequence)
         yield from self._features(sequence, context)
 
@@ -184,10 +187,17 @@ class TargetWorker:
 
     def _start(self, start: Start) -> Iterator[FromWorker]:
         earlier = self._sequences.get(start.sequence)
-        if earlier is not None and earlier.start == start and earlier.round == start.round:
-            if not earlier.prefilling:
-                yield self._prefilled(earlier)
+        telling = start.sampling.prompt_logprobs
+        repeated = earlier is not None and earlier.start == start and earlier.round == start.round
+        if earlier is not None and repeated and earlier.prefilling:
             return
+        if earlier is not None and repeated and not telling:
+            yield self._prefilled(earlier)
+            return
+        if telling:
+            # What was told of the prompt may be lost, so all of it is evaluated again.
+            self._end(start.sequence)
+            earlier = None
         self._remove(start.sequence)
         if refusal := self._engine.refusal(start):
             yield Fault("refused", refusal, start.sequence)
@@ -199,7 +209,7 @@ class TargetWorker:
             return
         began = self._clock()
         if earlier is None:
-            found = None if start.sampling.prompt_logprobs else self._prefix_sharing.find(start.tokens[:-1])
+            found = None if telling else self._prefix_sharing.find(start.tokens[:-1])
             sequence = self._engine.open(start, processors, found)
         else:
             sequence = self._engine.reopen(earlier, start, processors)

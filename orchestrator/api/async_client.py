@@ -8,7 +8,7 @@ import zmq.asyncio
 from orchestrator.api.batch import Batch
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.client import ANSWER_SECONDS, SILENCE_SECONDS, STAMP, NoPipeline
-from orchestrator.api.result import Chosen, OutputCollector, Result
+from orchestrator.api.result import Chosen, OnReading, OutputCollector, Result
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts, is_batch, one_submit, submits
 from orchestrator.text.chat_template import ChatMessage
@@ -129,6 +129,11 @@ class AsyncStream:
     def chosen(self) -> Sequence[Chosen]:
         """Tokens so far with their likelihoods, if they were asked for."""
         return self._reply.chosen
+
+    def watch_reading(self, on_reading: OnReading) -> None:
+        """Call `on_reading` with the tokens of the prompt that were read, and all of them, while it is read: not for
+        short prompts, and at most four times a second."""
+        self._reply.on_reading = on_reading
 
     async def __aiter__(self) -> AsyncIterator[str]:
         await self._socket.send(encode(self._submit, STAMP))

@@ -89,7 +89,7 @@ _COMPARISON = (
 """What only the bench's comparison with mlx-lm uses."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _DRAWS = ("draft_temperature", "draft_top_p")
-_ASKS = _all(_is("command", "generate", "chat"), _set("address"))
+_ASKS = _all(_is("command", "generate", "chat", "serve"), _set("address"))
 """The command asks a pipeline that runs already."""
 _replaying = _all(_bench("compare"), _is("replay", True), _set("pace"))
 """Recorded texts stand in for the bench's target."""
@@ -104,6 +104,11 @@ RULES: tuple[Rule, ...] = (
     Rule(_PIPELINE, _ASKS, "the pipeline that is asked runs already, with options of its own"),
     Rule(
         ("target", "pair"), _all(_ASKS, _is("command", "generate")), "the pipeline that is asked has its target already"
+    ),
+    Rule(
+        ("pair", "target_engine", "listen", "announce"),
+        _all(_ASKS, _is("command", "serve")),
+        "the pipeline that is asked has its workers already",
     ),
     Rule(("pair",), lambda values: {"target", "draft"} <= values.get("flags", set()), "both models are named"),
     Rule(

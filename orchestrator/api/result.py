@@ -1,5 +1,6 @@
 """What a client makes of the orchestrator's answers to one request. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
@@ -7,7 +8,7 @@ import msgspec
 
 from orchestrator.api.summary import figures, speed
 from protocol.errors import blaming
-from protocol.messages.client import Done, Output, Refused, Statistics, ToClient
+from protocol.messages.client import Done, Output, Reading, Refused, Statistics, ToClient
 from protocol.messages.sampling import Likelihood
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
@@ -42,7 +43,7 @@ class Result:
     @overload
     def __getitem__(self, field: Literal["stop"]) -> str | None: ...
     @overload
-    def __getitem__(self, field: Literal["likelihoods"]) -> tuple[Likelihood, ...]: ...
+    def __getitem__(self, field: Literal["likelihoods", "prompt_likelihoods"]) -> tuple[Likelihood, ...]: ...
     def __getitem__(self, field: str) -> object:
         """A field by its name. Raises KeyError, which lists the fields, for any other name."""
         if field not in self.__dataclass_fields__:
@@ -57,7 +58,8 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `generate --json` prints."""
-        asked = {"logprobs": msgspec.to_builtins(self.likelihoods)} if self.likelihoods else {}
+        likelihoods = {"logprobs": self.likelihoods, "prompt_logprobs": self.prompt_likelihoods}
+        asked = {name: msgspec.to_builtins(told) for name, told in likelihoods.items() if told}
         return {
             "text": self.text,
             "tokens": list(self.tokens),
@@ -75,6 +77,14 @@ class Chosen(NamedTuple):
     likelihood: Likelihood
 
 
+OnReading: TypeAlias = Callable[[int, int], None]
+"""Is called while the target reads a prompt: tokens that it has read, and tokens of the prompt."""
+
+
+def _unwatched(tokens: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
 class OutputCollector:
     """Collects one request's pieces; `result` is there when the last one was fed."""
 
@@ -88,6 +98,7 @@ class OutputCollector:
         self.chosen: list[Chosen] = []
         """Tokens so far with their likelihoods, if they were asked for."""
         self._prompt: list[Likelihood] = []
+        self.on_reading: OnReading = _unwatched
 
     @property
     def tokens(self) -> int:
@@ -110,6 +121,8 @@ class OutputCollector:
                 if message.hit is not None:
                     self._hits.append(message.hit)
                 return message.text
+            case Reading() if message.request == self._request:
+                self.on_reading(message.tokens, message.total)
             case Done() if message.request == self._request:
                 self.result = Result(
                     "".join(self._texts),

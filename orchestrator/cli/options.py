@@ -17,7 +17,7 @@ from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.machine.profiles.device_profiles import profile_names
-from protocol.contracts.engines import AUTO, NO_DRAFT, PrefillEngineName, TargetEngineName, draft_model, offered_engines
+from protocol.contracts.engines import AUTO, NO_DRAFT, PrefillEngineName, draft_model, offered_engines
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 
 Command: TypeAlias = Callable[..., Any]
@@ -45,14 +45,6 @@ target_hosts_option = click.option(
     metavar="FILE",
     help="Divide the target among the hosts in this file; the others run `launch-pipeline target-rank`.",
 )
-target_engine_option = click.option(
-    "--target-engine",
-    type=click.Choice(get_args(TargetEngineName)),
-    default="mlx",
-    show_default=True,
-    help="none: wait for a target of another machine; --target then gives the tokenizer.",
-)
-
 kv_bits_option = click.option(
     "--kv-bits",
     type=click.Choice(get_args(KvBits)),

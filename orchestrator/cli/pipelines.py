@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.notices import Notices
@@ -16,6 +17,7 @@ from orchestrator.machine.downloads.default_target import default_target
 from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.models.levels import level_note
 from orchestrator.runtime.notices import Notice
+from protocol.errors import InputError
 
 
 class Starting:
@@ -68,6 +70,18 @@ def target_folder(name: str | None, *, quiet: bool) -> Path:
         default = default_target(bar)
     print_notes([default.note])
     return default.folder
+
+
+def tokenizer_folder(client: Client, target: str | None) -> Path:
+    """The folder of tokenizer and chat template: that of `target`, or without one the running pipeline's."""
+    if target is not None:
+        return resolve(target, "target")
+    folder = Path(client.state().target)
+    if not folder.is_dir():
+        raise InputError(
+            f"That pipeline's target ({folder}) is not on this machine: add --target MODEL for its tokenizer."
+        )
+    return folder
 
 
 def print_notes(sentences: Sequence[str]) -> None:

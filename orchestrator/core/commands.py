@@ -34,6 +34,16 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
+class TellReading:
+    """Tell the client how far the target has read its prompt."""
+
+    sequence: SequenceId
+    tokens: int
+    """Tokens that have KV."""
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The request is complete."""
 
@@ -88,4 +98,4 @@ class TrialDecided:
     the target would have accepted of its trees."""
 
 
-Command: TypeAlias = SendMessage | Emit | Finish | Reject | Replace | Dismiss | Release | TrialDecided
+Command: TypeAlias = SendMessage | Emit | TellReading | Finish | Reject | Replace | Dismiss | Release | TrialDecided

@@ -7,7 +7,7 @@ guarantees that a request's tokens are the target's own, whatever workers do.
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from orchestrator.core.commands import Command, Dismiss, Emit, SendMessage
+from orchestrator.core.commands import Command, Dismiss, Emit, SendMessage, TellReading
 from orchestrator.core.drafts.election import MAX_DRAFTS
 from orchestrator.core.drafts.feature_relay import FeatureRelay
 from orchestrator.core.drafts.pool import DraftPool
@@ -24,7 +24,17 @@ from orchestrator.core.worker_registry import WorkerRegistry
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.features import Features
 from protocol.messages.kv import KvOffer
-from protocol.messages.worker import Fault, Forest, Grow, Hello, Prefilled, PromptLikelihoods, Verdict, Verify
+from protocol.messages.worker import (
+    Fault,
+    Forest,
+    Grow,
+    Hello,
+    Prefilled,
+    Prefilling,
+    PromptLikelihoods,
+    Verdict,
+    Verify,
+)
 
 
 class Machine:
@@ -146,6 +156,8 @@ class Machine:
         match event.role, event.message:
             case "target", Verdict() as verdict:
                 return self._on_verdict(verdict, now)
+            case "target", Prefilling() as prefilling:
+                return self._on_prefilling(prefilling, now)
             case "target", PromptLikelihoods() as told:
                 return self._on_prompt_likelihoods(told)
             case "target", Prefilled() as prefilled:
@@ -174,6 +186,16 @@ class Machine:
         commands = self.prefills.add_arena(role, sequence, offer, now)
         # A draft that shares the target's KV may have waited for it.
         return commands if sequence is None else [*commands, *self.drafts.begin(sequence, now)]
+
+    def _on_prefilling(self, message: Prefilling, now: float) -> list[Command]:
+        sequence = self.sequences.get(message.sequence)
+        if sequence is None or sequence.phase is not Phase.PREFILLING or message.round != sequence.round:
+            return self._drop()
+        if message.tokens > sequence.position:
+            return self._drop()
+        if not sequence.reading_is_due(now):
+            return []
+        return [TellReading(sequence.id, message.tokens, sequence.position)]
 
     def _on_prompt_likelihoods(self, message: PromptLikelihoods) -> list[Command]:
         sequence = self.sequences.get(message.sequence)

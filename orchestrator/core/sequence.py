@@ -17,6 +17,8 @@ from protocol.messages.worker import Hello, Verdict, Verify
 from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.speculation.token_tree import Node, TokenTree, end_of_path, flatten, node_id
 
+_READING_SECONDS = 0.25
+"""Between two reports of how far a prompt has been read."""
 _SUFFIX = 8
 """Tokens of context handed to prompt lookup; its longest n-gram is shorter."""
 _FIRST_ROOT = NodeId(0)
@@ -58,6 +60,7 @@ class Sequence:
         """So did this one, whether or not they were dropped."""
         self.level: Level = "tree"
         """What the target verifies."""
+        self._reading_due = now
         self.untold = len(request.tokens) - 1 if request.sampling.prompt_logprobs else 0
         """Tokens of the prompt whose likelihoods the client waits for."""
         self._max_tokens = request.max_tokens
@@ -134,6 +137,13 @@ class Sequence:
         new = likelihoods[told - first :][: self.untold]
         self.untold -= len(new)
         return new
+
+    def reading_is_due(self, now: float) -> bool:
+        """Whether the client is told again how far its prompt has been read."""
+        due = now >= self._reading_due
+        if due:
+            self._reading_due = now + _READING_SECONDS
+        return due
 
     def prefilled(self, now: float) -> None:
         """The target holds the KV before the root."""

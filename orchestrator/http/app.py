@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from orchestrator.http.access.middleware import MESSAGES, FramingGate, HostGate, KeyGate, refusal
 from orchestrator.http.anthropic.routes import MessagesRoutes
-from orchestrator.http.errors import ApiError
+from orchestrator.http.errors import ApiError, internal_error
 from orchestrator.http.model_cards import ANTHROPIC_VERSION
 from orchestrator.http.monitoring.metrics import Counted
 from orchestrator.http.page import page
@@ -31,6 +31,7 @@ def application(server: Server, settings: ServerSettings) -> Starlette:
         Route("/v1/models", server.models),
         Route("/v1/models/{name:path}", server.model),
         Route("/v1/pipeline/events", server.live.events),
+        Route("/v1/pipeline/invitation", server.invitations.create, methods=["POST"]),
         Route("/v1/completions", server.complete, methods=["POST"]),
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
         *ResponsesRoutes(server, settings).routes,
@@ -75,7 +76,7 @@ async def _on_disconnect(*_: object) -> Response:
 
 
 async def _on_failure(request: Request, _: Exception) -> Response:
-    return refusal(ApiError(500, "The server failed at this request: its log has the cause."), request.url.path)
+    return refusal(internal_error(), request.url.path)
 
 
 _HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {

@@ -1,22 +1,71 @@
-"""The server's own pipeline: its client, and the thread that starts it while the server already answers."""
+"""The pipeline behind the server: its client, and the thread that waits for it while the server already answers."""
 
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cached_property
+from typing import Protocol
 
 from orchestrator.api.async_client import AsyncClient, AsyncStream
-from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.client import Client
 from orchestrator.api.sampling.sampling_params import SamplingParams
-from protocol.errors import PipelineError
+from protocol.errors import PipelineError, blaming
 from protocol.messages.base import SequenceId
 from protocol.messages.client import PipelineState
 from protocol.messages.telemetry import TelemetryFrame
+
+_CHECK_SECONDS = 2.0
+"""Between two questions whether another program's pipeline still runs."""
+
+
+class ServedPipeline(Protocol):
+    """A pipeline of this program, or of another one."""
+
+    @property
+    def address(self) -> str: ...
+    def start(self) -> PipelineState:
+        """Wait until it is ready. Raises PipelineError if it fails."""
+        ...
+
+    def wait(self) -> None:
+        """Until it ends; raises PipelineError saying why."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class RunningPipeline:
+    """A pipeline of another program, which `close` leaves as it is."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._left = threading.Event()
+
+    @property
+    def address(self) -> str:
+        return self._client.address
+
+    def start(self) -> PipelineState:
+        while True:
+            state = self._client.state()
+            if state.failure is not None:
+                raise blaming(state.blame, state.failure)
+            if state.ready or self._left.wait(_CHECK_SECONDS):
+                return state
+
+    def wait(self) -> None:
+        while not self._left.wait(_CHECK_SECONDS):
+            state = self._client.state()
+            if state.failure is not None:
+                raise blaming(state.blame, state.failure)
+
+    def close(self) -> None:
+        self._left.set()
 
 
 class PipelineBackend:
     """The client of `pipeline`. Only `state` may be called before the pipeline is `ready`."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: ServedPipeline) -> None:
         self._pipeline = pipeline
         self.ready = False
         """The pipeline has started: from now on silence is a failure."""
@@ -43,7 +92,7 @@ class PipelineThread(threading.Thread):
     """Starts a pipeline and waits for its end."""
 
     def __init__(
-        self, pipeline: Pipeline, on_ready: Callable[[PipelineState], None], on_end: Callable[[], None]
+        self, pipeline: ServedPipeline, on_ready: Callable[[PipelineState], None], on_end: Callable[[], None]
     ) -> None:
         super().__init__(daemon=True)
         self._pipeline = pipeline

@@ -47,6 +47,11 @@ class ApiError(Exception):
         return {"type": "error", "error": {"type": kind, "message": str(self)}}
 
 
+def internal_error() -> ApiError:
+    """What a client is told of an error that nobody foresaw; the caller logs its cause."""
+    return ApiError(500, "The server failed at this request: its log has the cause.")
+
+
 class PromptTooLong(ApiError):
     """The prompt leaves no room for an answer. Clients of both APIs read the numbers of their form."""
 

@@ -7,8 +7,8 @@ from typing import Protocol, TypeAlias
 
 import structlog
 
-from orchestrator.api.result import Chosen, Result
-from orchestrator.http.errors import ApiError, of_pipeline
+from orchestrator.api.result import Chosen, OnReading, Result
+from orchestrator.http.errors import ApiError, internal_error, of_pipeline
 from protocol.errors import PipelineError
 
 log = structlog.get_logger()
@@ -24,7 +24,21 @@ class OutputSource(Protocol):
         """Tokens so far with their log-probabilities, if the request asks for them."""
         ...
 
+    def watch_reading(self, on_reading: OnReading) -> None:
+        """As of `AsyncStream`."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[str]: ...
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The target reads the prompt of a choice."""
+
+    index: int
+    tokens: int
+    """That were read."""
+    total: int
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,7 @@ class End:
 
 
 OutputEvent: TypeAlias = Text | End
+StreamEvent: TypeAlias = Reading | OutputEvent
 
 
 class ChoiceStream:
@@ -49,7 +64,7 @@ class ChoiceStream:
 
     def __init__(self, choices: Sequence[OutputSource], on_end: Callable[[], None]) -> None:
         """`on_end` is called when all choices have ended, whether their events were read or not."""
-        self._events: asyncio.Queue[OutputEvent | ApiError] = asyncio.Queue()
+        self._events: asyncio.Queue[StreamEvent | ApiError] = asyncio.Queue()
         self._on_end = on_end
         self._results: list[Result | None] = [None] * len(choices)
         self._tasks = [asyncio.create_task(self._read(index, pieces)) for index, pieces in enumerate(choices)]
@@ -62,7 +77,7 @@ class ChoiceStream:
         found = [result for result in self._results if result is not None]
         return found if len(found) == len(self._results) else None
 
-    async def next(self, patience: float | None = None) -> OutputEvent | None:
+    async def next(self, patience: float | None = None) -> StreamEvent | None:
         """The next event; None if there is none within `patience` seconds. Raises ApiError if a choice failed."""
         try:
             async with asyncio.timeout(patience):
@@ -95,6 +110,7 @@ class ChoiceStream:
             self._on_end()
 
     async def _read(self, index: int, pieces: OutputSource) -> None:
+        pieces.watch_reading(lambda tokens, total: self._events.put_nowait(Reading(index, tokens, total)))
         try:
             sent = 0
             async for piece in pieces:
@@ -110,5 +126,5 @@ class ChoiceStream:
             self._events.put_nowait(of_pipeline(error))
         except Exception:
             log.exception("a generation failed")
-            self._events.put_nowait(ApiError(500, "The server failed at this request: its log has the cause."))
+            self._events.put_nowait(internal_error())
             raise

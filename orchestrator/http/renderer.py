@@ -7,7 +7,7 @@ import msgspec
 
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import OutputEvent
+from orchestrator.http.generation import OutputEvent, Reading
 
 COMMENT = b": keep-alive\n\n"
 """A server-sent event that clients skip."""
@@ -16,9 +16,12 @@ COMMENT = b": keep-alive\n\n"
 class Renderer(Protocol):
     """Renders one response of one API: as one object, or as server-sent events."""
 
-    @property
     def idle(self) -> bytes:
         """The event that keeps a stream alive while nothing is generated."""
+        ...
+
+    def reading(self, event: Reading) -> bytes:
+        """An event while the prompt is read, which clients take for a sign of life."""
         ...
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]: ...

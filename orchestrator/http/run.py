@@ -1,4 +1,4 @@
-"""Runs the HTTP server together with its own pipeline."""
+"""Runs the HTTP server together with its pipeline."""
 
 import asyncio
 import logging
@@ -9,11 +9,10 @@ from pathlib import Path
 import click
 import uvicorn
 
-from orchestrator.api.pipeline import Pipeline
 from orchestrator.http.access.connections import connection_class
 from orchestrator.http.access.log_limit import LogLimit
 from orchestrator.http.app import application
-from orchestrator.http.backend import PipelineBackend, PipelineThread
+from orchestrator.http.backend import PipelineBackend, PipelineThread, ServedPipeline
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings, loopback
 from orchestrator.machine.models.levels import level_note
@@ -23,6 +22,7 @@ from protocol.descriptors import raise_descriptor_limit
 from protocol.errors import InputError
 from protocol.messages.base import Level
 from protocol.messages.client import PipelineState
+from protocol.messages.remote import Invitation
 from protocol.transport.ports import require_unused
 
 _GRACE_SECONDS = 2
@@ -33,16 +33,27 @@ _ACCEPTED = 16
 """Connections accepted in one go: far fewer than the strangers' share, so that each is read before others end it."""
 
 
-def run(pipeline: Pipeline, folder: Path, settings: ServerSettings, listener: socket.socket, made: bool) -> None:
+def run(
+    pipeline: ServedPipeline,
+    folder: Path,
+    settings: ServerSettings,
+    listener: socket.socket,
+    made: bool,
+    invite: Callable[[], Invitation] | None = None,
+    when_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve `pipeline` until it or the server ends. `folder`: of tokenizer and chat template. `made`: see `greet`.
+    `invite`: see `Server`. `when_ready` is called once the models are loaded."""
     raise_descriptor_limit()
     codec = TextCodec(folder)
     backend = PipelineBackend(pipeline)
-    api = Server(backend, codec, ChatTemplate(folder, codec), settings)
+    api = Server(backend, codec, ChatTemplate(folder, codec), settings, invite)
     server = http_server(api, settings)
 
     def on_ready(state: PipelineState) -> None:
         backend.ready = True
         click.echo(ready_line(state.level))
+        when_ready()
 
     thread = PipelineThread(pipeline, on_ready, on_end=lambda: setattr(server, "should_exit", True))
     greet(settings, listener, made)

@@ -20,6 +20,7 @@ from orchestrator.http.access.disconnects import body, unless_gone
 from orchestrator.http.chat_prompts import ChatPrompts, RenderedChat
 from orchestrator.http.errors import ApiError, PromptTooLong
 from orchestrator.http.generation import ChoiceStream, OutputSource
+from orchestrator.http.invitations import Invitations
 from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, anthropic_cards, model_card
 from orchestrator.http.monitoring.health import Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
@@ -35,6 +36,7 @@ from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
+from protocol.messages.remote import Invitation
 from protocol.messages.sampling import Grammar
 from protocol.sampling.grammar import require_enforceable
 
@@ -64,7 +66,15 @@ class Backend(StateSource, Watchable, Protocol):
 class Server:
     """Handlers of the routes, and the state that they share."""
 
-    def __init__(self, backend: Backend, codec: TextCodec, template: ChatTemplate, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        codec: TextCodec,
+        template: ChatTemplate,
+        settings: ServerSettings,
+        invite: Callable[[], Invitation] | None = None,
+    ) -> None:
+        """`invite` makes a join line; None if no other machine can join the pipeline."""
         self._backend = backend
         self.codec = codec
         self._template = template
@@ -76,7 +86,13 @@ class Server:
         self.figures = Metrics(self._limit)
         self._created = int(time.time())
         self._open: set[ChoiceStream] = set()
-        facts = {"models": settings.names, "chat": template.own, "defaults": settings.defaults}
+        self.invitations = Invitations(invite, settings.key)
+        facts = {
+            "models": settings.names,
+            "chat": template.own,
+            "defaults": settings.defaults,
+            "joins": self.invitations.offered,
+        }
         self.live = Live(backend, self._health, facts)
 
     async def health(self, request: Request) -> Response:
@@ -192,7 +208,9 @@ class Server:
             self._open.add(generation)
             stack.callback(self._end, generation)
             if not question.stream:
-                return JSONResponse(renderer.whole(await unless_gone(request, generation.collect())))
+                results = await unless_gone(request, generation.collect())
+                # The log-probabilities of a long prompt take time too.
+                return JSONResponse(await asyncio.to_thread(renderer.whole, results))
             patience = self._settings.keep_alive
             # An error before the first event still gets its own HTTP status.
             first = await unless_gone(request, generation.next(patience))

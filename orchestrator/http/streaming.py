@@ -2,12 +2,15 @@
 
 from collections.abc import AsyncIterator, Callable
 
+import structlog
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceStream, OutputEvent
+from orchestrator.http.errors import ApiError, internal_error
+from orchestrator.http.generation import ChoiceStream, Reading, StreamEvent
 from orchestrator.http.renderer import Renderer
+
+log = structlog.get_logger()
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -27,29 +30,35 @@ class EventStream(StreamingResponse):
 
 
 async def frames(
-    generation: ChoiceStream, renderer: Renderer, first: OutputEvent | None, patience: float, close: Callable[[], None]
+    generation: ChoiceStream, renderer: Renderer, first: StreamEvent | None, patience: float, close: Callable[[], None]
 ) -> AsyncIterator[bytes]:
     """`first`: the event before the stream was opened; None if there was none within `patience` seconds.
 
     `close` is called before the last frames: a client that has read the end finds its place free.
     """
-    for each in renderer.opening():
-        yield each
     event = first
     try:
+        for each in renderer.opening():
+            yield each
         while True:
             if event is None:
-                yield renderer.idle
+                yield renderer.idle()
+            elif isinstance(event, Reading):
+                yield renderer.reading(event)
             else:
                 for each in renderer.render(event):
                     yield each
             if generation.results is not None:
                 break
             event = await generation.next(patience)
+        close()
+        for each in renderer.ending(generation.results):
+            yield each
     except ApiError as error:
         for each in renderer.failed(error):
             yield each
-        return
-    close()
-    for each in renderer.ending(generation.results):
-        yield each
+    except Exception:
+        # The status has been sent, so only an event can tell.
+        log.exception("a stream failed")
+        for each in renderer.failed(internal_error()):
+            yield each

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import zmq
 from msgspec.structs import replace
 
-from orchestrator.core.commands import Emit, Finish
+from orchestrator.core.commands import Emit, Finish, TellReading
 from orchestrator.core.events import Ended, Submitted
 from orchestrator.core.telemetry.subscribers import Subscribers
 from orchestrator.runtime.request_state import RequestState, to_request
@@ -18,7 +18,7 @@ from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError, blame_of, blaming
 from protocol.messages.base import SequenceId
-from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit
+from protocol.messages.client import Cancel, Inquire, PipelineState, Reading, Refused, Submit
 from protocol.messages.telemetry import FromClientOrSubscriber, Watch
 from protocol.transport.codec import Stamp
 from protocol.transport.hub import Arrival, Hub
@@ -93,6 +93,10 @@ class ClientFrontend:
         if state.stopped:
             return Ended(command.sequence, "stop", surplus=len(command.tokens) - len(output.tokens))
         return None
+
+    def tell_reading(self, command: TellReading) -> None:
+        state = self._requests[command.sequence]
+        self._hub.send(state.peer, Reading(state.request, command.tokens, command.total), state.stamp)
 
     def finish(self, command: Finish) -> None:
         state = self._requests.pop(command.sequence)

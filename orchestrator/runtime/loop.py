@@ -21,6 +21,7 @@ from orchestrator.core.commands import (
     Release,
     Replace,
     SendMessage,
+    TellReading,
     TrialDecided,
 )
 from orchestrator.core.events import Event, Submitted, Tick, WorkerDown, WorkerUp
@@ -158,6 +159,8 @@ class Orchestrator:
                 ended = self._clients.emit(emit)
                 if ended is not None:
                     self._step(ended)
+            case TellReading():
+                self._clients.tell_reading(command)
             case Finish():
                 self._clients.finish(command)
             case Reject(sequence, text):

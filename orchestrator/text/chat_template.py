@@ -136,9 +136,9 @@ class ChatTemplate:
             ) from error
 
 
-def _rendered(template: Template, **known: Any) -> str:
+def _rendered(template: Template, /, **known: Any) -> str:
     try:
-        return template.render(**known)
+        return template.render(known)
     # A faulty template raises Python's own errors in Jinja.
     except (
         TemplateError,
@@ -206,7 +206,7 @@ def _refuse(words: object) -> None:
 def _flat(message: ChatMessage) -> dict[str, Any]:
     """The message with its text parts joined. Raises InputError for content that is not text."""
     role, content = message.get("role"), message.get("content")
-    if role not in _NAMES:
+    if not isinstance(role, str) or role not in _NAMES:
         raise InputError(f"A message's role is {role!r} and must be one of {', '.join(_NAMES)}.")
     if isinstance(content, Sequence) and not isinstance(content, str):
         parts = [part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None for part in content]

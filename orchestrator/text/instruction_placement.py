@@ -4,6 +4,7 @@ Instructions are messages of the roles system and developer. Templates drop or r
 could be read from their source, so a copy of the conversation with a marker for each content is rendered first.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -48,7 +49,11 @@ def place_instructions(messages: Messages, render: Callable[[Messages], str]) ->
 def _left_out(messages: Messages, text: str) -> tuple[str, ...]:
     """`text`: of the marked messages."""
     spoken = [(place, message["role"]) for place, message in enumerate(messages) if message["content"]]
-    return tuple(role for place, role in spoken if _mark(place) not in text)
+    rendered = set(_MARK.findall(text))
+    return tuple(role for place, role in spoken if _mark(place) not in rendered)
+
+
+_MARK = re.compile(r"content-\d+-of-messages")
 
 
 def _mark(place: int) -> str:

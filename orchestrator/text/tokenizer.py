@@ -1,5 +1,6 @@
 """Text to token ids and back, a few tokens at a time. Knows the tokenizer's files, and no model."""
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -93,6 +94,16 @@ class TextCodec:
         if byte := _BYTE_TOKEN.fullmatch(written):
             return bytes.fromhex(byte[1])
         return written.replace(_SPACE, " ").encode()
+
+    def lengths(self, tokens: Iterable[int]) -> list[int]:
+        """Characters of text that are complete with each token. They sum up to the length of `decode`, but for a
+        character that is incomplete at the end."""
+        if not self._byte_level:
+            stream = self.stream()
+            return [len(stream.push([token])) for token in tokens]
+        # A stream decodes bytes that are no character again with each further token.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return [len(decoder.decode(b"" if token in self._silent else self.spelt(token))) for token in tokens]
 
     @cached_property
     def _reach(self) -> TokenReach | None:

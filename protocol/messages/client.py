@@ -59,6 +59,15 @@ class PipelineState(Message, frozen=True):
     """What the target verifies in one forward."""
 
 
+class Reading(Message, frozen=True):
+    """The target reads the prompt of a request, at most four times a second."""
+
+    request: ShortText
+    tokens: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]
+    """Tokens of it that have KV."""
+    total: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]
+
+
 class Output(Message, frozen=True):
     """New tokens and their text. The text of a token may be incomplete; its rest follows in a later Output."""
 
@@ -137,4 +146,4 @@ class Refused(Message, frozen=True):
 
 
 FromClient: TypeAlias = Submit | Cancel | Inquire
-ToClient: TypeAlias = PipelineState | Output | Done | Refused
+ToClient: TypeAlias = PipelineState | Reading | Output | Done | Refused

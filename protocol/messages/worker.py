@@ -113,6 +113,15 @@ class Prefilled(Message, frozen=True):
     paced: Paced | None = None
 
 
+class Prefilling(Message, frozen=True):
+    """The target has read a part of the committed tokens before the root of `round`."""
+
+    sequence: WireSequence
+    round: Round
+    tokens: Count
+    """Tokens that have KV now."""
+
+
 class PromptLikelihoods(Message, frozen=True):
     """How probable the target found tokens of the prompt, if the sampling asks for it. Sent before the Prefilled, in
     the prompt's order."""
@@ -284,7 +293,9 @@ class Shutdown(Message, frozen=True):
     """End the worker process."""
 
 
-FromWorker: TypeAlias = Hello | PromptLikelihoods | Prefilled | KvOffer | Grow | Verdict | Features | Fault | Pong
+FromWorker: TypeAlias = (
+    Hello | Prefilling | PromptLikelihoods | Prefilled | KvOffer | Grow | Verdict | Features | Fault | Pong
+)
 ToWorker: TypeAlias = (
     Start | Prefill | Reroot | Extend | Features | Verify | Forest | Tap | KvRelease | Stop | Ping | Shutdown
 )

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.api.result import Chosen, Result
+from orchestrator.api.result import Chosen, OnReading, Result
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from protocol.errors import PipelineError
 from protocol.messages.base import SequenceId
@@ -54,10 +54,16 @@ class FakeStream:
         self._params = params
         self.result: Result | None = None
         self.chosen: list[Chosen] = []
+        self._on_reading: OnReading = lambda *_: None
+
+    def watch_reading(self, on_reading: OnReading) -> None:
+        self._on_reading = on_reading
 
     async def __aiter__(self) -> AsyncIterator[str]:
         self._pipeline.running += 1
         try:
+            for tokens in self._pipeline.read:
+                self._on_reading(tokens, len(self._prompt))
             for piece in self._pipeline.pieces(self._params):
                 if piece is None:
                     self._pipeline.stuck.set()
@@ -84,6 +90,8 @@ class FakePipeline:
     """Why every generation ends, and by which stop string."""
     result: Result | None = None
     """Of every generation, in place of one that is made from the pieces."""
+    read: Sequence[int] = ()
+    """Tokens of each prompt of which is told that they are read."""
     running: int = 0
     stuck: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)

@@ -92,6 +92,14 @@ def test_the_whole_prompt_is_told_whatever_kv_there_is():
     assert again.adopted == len(PROMPT) - 1
 
 
+def test_a_repeated_start_is_told_again():
+    worker = target(7)
+    first = told(answers(worker, asked()))
+
+    assert told(answers(worker, asked())) == first
+    assert chosen(told(answers(worker, asked(PROMPT[:20])))) == pytest.approx(expected(PROMPT[:20]), abs=1e-3)
+
+
 def test_sequences_that_wait_for_the_same_prompt_are_each_told_it():
     worker = target(16)
     replies: list[FromWorker] = []

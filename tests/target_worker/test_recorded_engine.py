@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from protocol.errors import PipelineError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Fault, Hello, Prefilled, Start, Verdict, Verify
+from protocol.messages.worker import Fault, Hello, Prefilled, Prefilling, Start, Verdict, Verify
 from protocol.speculation.token_tree import node_id
 from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
 from target_worker.engine import TargetEngine
@@ -49,7 +49,7 @@ class _Target:
         replies = list(self._worker.handle(message))
         while self._worker.has_work:
             replies += self._worker.work()
-        (reply,) = replies
+        (reply,) = (reply for reply in replies if not isinstance(reply, Prefilling))
         return reply
 
 

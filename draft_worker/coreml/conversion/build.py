@@ -3,8 +3,8 @@
 import importlib.metadata
 import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -58,7 +58,10 @@ def write(
     _require_replaceable(destination)
     # Written to a sibling folder and renamed when complete: an interrupted conversion leaves no partial model.
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as temporary:
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as temporary,
+        _temporary_files_in(temporary),
+    ):
         unfinished = Path(temporary) / destination.name
         unfinished.mkdir()
         _fill(unfinished, model, package, report, tokenizer_folder or model.folder)
@@ -67,6 +70,16 @@ def write(
             shutil.rmtree(destination)
         unfinished.rename(destination)
     return package
+
+
+@contextmanager
+def _temporary_files_in(folder: str) -> Iterator[None]:
+    """coremltools writes each package to a temporary folder first, and removes that only when its process exits."""
+    before, tempfile.tempdir = tempfile.tempdir, folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def describe(model: Convertible, choices: Choices, tokenizer: str = "") -> Package:

@@ -89,6 +89,7 @@ def _turn(screen: "Screen", conversation: ChatConversation, answerer: Answerer, 
 def _read(stream: Stream, show: Show) -> StreamedAnswer:
     pieces: list[str] = []
     first = None
+    stream.watch_reading(lambda tokens, total: show("", f"reading: {tokens:,} of {total:,} tokens"))
     try:
         for piece in stream:
             now = time.monotonic()

@@ -11,9 +11,8 @@ from orchestrator.api.client import Client
 from orchestrator.cli.chat.conversation import ChatConversation
 from orchestrator.cli.chat.session import Answerer, converse
 from orchestrator.cli.options import address_option, pipeline_options, without_effect
-from orchestrator.cli.pipelines import print_notes, started
+from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
 from orchestrator.cli.sampling_options import sampling, sampling_options
-from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.runtime.request_state import require_compatible
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.contracts.engines import NO_DRAFT
@@ -55,24 +54,12 @@ def chat(system: str, no_history: bool, address: str | None, **options: Any) -> 
         else:
             print_notes(notes)
             client = Client(address)
-        template = ChatTemplate(_folder(client, options["target"]))
+        template = ChatTemplate(tokenizer_folder(client, options["target"]))
         if shown.lasting:
             shown.note(_welcome(template))
         # Ctrl-C is one of the ways to end a chat.
         with suppress(KeyboardInterrupt) if shown.lasting else ExitStack():
             converse(shown, conversation, Answerer(client, template))
-
-
-def _folder(client: Client, target: str | None) -> Path:
-    """The folder of tokenizer and chat template: that of `target`, or without one the running pipeline's."""
-    if target is not None:
-        return resolve(target, "target")
-    folder = Path(client.state().target)
-    if not folder.is_dir():
-        raise InputError(
-            f"That pipeline's target ({folder}) is not on this machine: add --target MODEL for its tokenizer."
-        )
-    return folder
 
 
 def _welcome(template: ChatTemplate) -> str:

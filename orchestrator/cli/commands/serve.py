@@ -1,15 +1,18 @@
 """`launch-pipeline serve`: options to the HTTP server and its pipeline, until Ctrl-C."""
 
 import dataclasses
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
+from orchestrator.api.client import Client
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.notices import Notices
-from orchestrator.cli.options import pipeline_options, without_effect
-from orchestrator.cli.pipelines import opened, target_folder
+from orchestrator.cli.options import address_option, pipeline_options, without_effect
+from orchestrator.cli.pipelines import opened, print_notes, target_folder, tokenizer_folder
+from orchestrator.cli.remote_workers import announcement, invited, listening_options
 from orchestrator.cli.sampling_options import server_defaults, server_options
 from orchestrator.cli.server_key import server_key
 from orchestrator.http.settings import ServerSettings
@@ -40,6 +43,8 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 @click.option("--max-body", type=click.IntRange(1, 256), default=8, show_default=True, help="MiB of a request.")
 @click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this machine that clients use.")
 @click.option("--allow-origin", multiple=True, metavar="URL", help="A web page that may ask, from a browser.")
+@address_option
+@listening_options
 @pipeline_options
 @stays_awake
 def serve(**options: Any) -> None:
@@ -47,21 +52,38 @@ def serve(**options: Any) -> None:
 
     \b
     launch-pipeline serve --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
-    curl http://127.0.0.1:8080/v1/models -H "Authorization: Bearer KEY"
+    launch-pipeline serve --listen 0.0.0.0:5571 --draft-engine none      the draft comes from another machine
+    launch-pipeline serve --address tcp://127.0.0.1:5570                 a pipeline that runs already
     """
     defaults = server_defaults(options)
     notes = without_effect(options)
     settings, port, made = _settings(options, defaults)
-    folder = target_folder(options["target"], quiet=False)
+    address, announced = options.pop("address"), announcement(options)
+    client = None if address is None else Client(address)
+    target = options["target"]
+    folder = target_folder(target, quiet=False) if client is None else tokenizer_folder(client, target)
     settings = dataclasses.replace(settings, names=settings.names or (model_name(folder),))
     # What was fetched for the name is not looked for again; a name of the user's is what notes speak of.
-    options["target"] = options["target"] or str(folder)
+    options["target"] = target or str(folder)
     # The libraries of the server take a while, which other commands need not wait for.
+    from orchestrator.http.backend import RunningPipeline
     from orchestrator.http.run import bound, run
 
     with bound(settings.hosts[0], port) as listener:
-        notices = Notices(at_once=True)
-        run(opened(options, notes, quiet=False, on_notice=notices), folder, settings, listener, made)
+        if client is not None:
+            print_notes(notes)
+            run(RunningPipeline(client), folder, settings, listener, made)
+            return
+        pipeline = opened(options, notes, quiet=False, on_notice=Notices(at_once=True))
+        if options["listen"] is None:
+            run(pipeline, folder, settings, listener, made)
+            return
+        with ExitStack() as stack:
+
+            def when_ready() -> None:
+                stack.enter_context(invited(pipeline.owner, announced, err=True))
+
+            run(pipeline, folder, settings, listener, made, lambda: pipeline.owner.invite(), when_ready)
 
 
 def _settings(options: dict[str, Any], defaults: dict[str, Any]) -> tuple[ServerSettings, int, bool]:

@@ -1,5 +1,6 @@
 """`launch-pipeline start`, `serve-workers` and `workers`: a pipeline that keeps running, and its workers."""
 
+import functools
 import json
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -12,29 +13,21 @@ from rich.text import Text
 
 from orchestrator.api.owner import Owner, listening_pipelines, the_pipeline
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.options import pipeline_options, target_engine_option, without_effect
+from orchestrator.cli.options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import started
+from orchestrator.cli.remote_workers import announcement, invited, listening_options
 from orchestrator.cli.report import print_whole
-from orchestrator.machine.known_servers import KnownServer
-from orchestrator.tools.attach.discovery import announced
-from protocol.errors import InputError
-from protocol.messages.remote import Invitation, WorkerEntry
-from protocol.security.addresses import Endpoint
-from protocol.security.keys import JoinLine
+from protocol.messages.remote import WorkerEntry
 
-_HOST_PORT = "Let workers of other machines in at HOST:PORT; port 0 picks one."
 _address_option = click.option(
     "--address", default="tcp://127.0.0.1:5570", show_default=True, help="Where clients connect, on this machine."
 )
-_announce_option = click.option("--announce", metavar="NAME", help="Be found under this name on the local network.")
 _PID = click.option("--pid", type=int, help="Which pipeline, if several run: its process id.")
 
 
 @click.command()
 @_address_option
-@click.option("--listen", metavar="HOST:PORT", help=_HOST_PORT)
-@target_engine_option
-@_announce_option
+@listening_options
 @pipeline_options
 @stays_awake
 def start(**options: Any) -> None:
@@ -49,9 +42,7 @@ def start(**options: Any) -> None:
 
 @click.command("serve-workers")
 @_address_option
-@click.option("--listen", metavar="HOST:PORT", required=True, help=_HOST_PORT)
-@target_engine_option
-@_announce_option
+@functools.partial(listening_options, required=True)
 @pipeline_options
 @stays_awake
 def serve_workers(**options: Any) -> None:
@@ -118,29 +109,14 @@ def revoke(name: str, pid: int | None) -> None:
 
 
 def _keep_running(options: dict[str, Any]) -> None:
-    announce, listens = options.pop("announce"), options["listen"] is not None
-    if announce and not listens:
-        raise InputError("--announce says where workers may come: add --listen HOST:PORT.")
+    name, listens = announcement(options), options["listen"] is not None
     with started(options, without_effect(options), quiet=False, at_once=True) as pipeline, ExitStack() as stack:
         # The address ends its line, so that it can be copied as it is.
         click.echo(f"Ready at {pipeline.address}")
         click.echo(f"Ctrl-C ends it. In Python: orchestrator.Client({pipeline.address!r})")
         if listens:
-            invitation = pipeline.owner.invite()
-            click.echo(_welcome(invitation))
-            line = JoinLine.parse(invitation.line)
-            if announce:
-                stack.enter_context(announced(announce, KnownServer(Endpoint(line.host, line.port), line.server)))
+            stack.enter_context(invited(pipeline.owner, name))
         pipeline.wait()
-
-
-def _welcome(invitation: Invitation) -> str:
-    """How workers of other machines join, for the owner of a new pipeline."""
-    return (
-        f"On the other machine, within {invitation.seconds / 60:.0f} minutes:\n\n"
-        f"  launch-pipeline attach draft {invitation.line}\n\n"
-        "Another line: launch-pipeline workers invite\nWho is there: launch-pipeline workers list"
-    )
 
 
 def _row(process: int, entry: WorkerEntry) -> dict[str, Any]:

@@ -96,6 +96,12 @@ def train_draft(
     if as_json:
         click.echo(msgspec.json.encode(finished).decode())
         return
+    _print_outcome(finished)
+    following = f'Next: launch-pipeline generate "Why is the sky blue?" --target {target} --draft {out}'
+    Console().print(following, highlight=False, soft_wrap=True)
+
+
+def _print_outcome(finished: TrainingFinished) -> None:
     console = Console()
     console.print(acceptance_table(finished.held_out))
     console.print(
@@ -104,8 +110,6 @@ def train_draft(
         f"{finished.tokens / 1e6:.2f} M tokens in {finished.seconds / 60:.0f} minutes.",
         highlight=False,
     )
-    following = f'Next: launch-pipeline generate "Why is the sky blue?" --target {target} --draft {out}'
-    console.print(following, highlight=False, soft_wrap=True)
 
 
 def acceptance_table(held_out: HeldOut) -> Table:

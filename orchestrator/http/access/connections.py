@@ -75,6 +75,17 @@ class Connection(H11Protocol):
         self._expect_input()
         self._expect_end()
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP. An answer that has begun, or is complete, can't be followed by a refusal."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        super().send_400_response(msg)
+        # The request whose body is no HTTP has its answer.
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         # For the head of a further request uvicorn's deadline holds until its first byte.

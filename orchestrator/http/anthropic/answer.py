@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import End, OutputEvent, Text
+from orchestrator.http.generation import End, OutputEvent, Reading, Text
 from orchestrator.http.openai.answers import finish_reason
 from orchestrator.http.openai.content import AnswerContent, chat_call
 from orchestrator.http.openai.usage import usage
@@ -25,8 +25,6 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 class MessageAnswer:
     """Renders the response to one request."""
-
-    idle = frame({"type": "ping"}, "ping")
 
     def __init__(
         self, model: str, content: AnswerContent, stops: Sequence[str], prompt: int, warnings: Sequence[str] = ()
@@ -56,6 +54,12 @@ class MessageAnswer:
         # The number of cached tokens is known only at the end.
         message = self._message({"input_tokens": self._prompt, "output_tokens": 0})
         yield _frame({"type": "message_start", "message": message})
+
+    def idle(self) -> bytes:
+        return _frame({"type": "ping"})
+
+    def reading(self, event: Reading) -> bytes:
+        return self.idle()
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
         return map(_frame, self._events(event))

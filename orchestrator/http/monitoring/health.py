@@ -72,6 +72,8 @@ def condition(state: PipelineState | None) -> Condition:
         return Condition("failed", state.failure)
     if state is None or not state.ready:
         return Condition("loading", "The models are still being loaded: try again in a moment.")
+    if not state.context:
+        return Condition("loading", "No target has joined yet: run `launch-pipeline attach target` on its machine.")
     if "target" in state.down:
         return Condition("degraded", "The target is being restarted: requests wait for it and lose no token.", state)
     if state.down:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.api.result import Chosen, Result
+from orchestrator.api.result import Chosen, OnReading, Result
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.generation import OutputSource
 from orchestrator.http.monitoring.health import Condition
@@ -104,6 +104,9 @@ class RequestMeasurement:
     @property
     def chosen(self) -> Sequence[Chosen]:
         return self._pieces.chosen
+
+    def watch_reading(self, on_reading: OnReading) -> None:
+        self._pieces.watch_reading(on_reading)
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self._metrics.measured(self._pieces)

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import OutputEvent, Text
+from orchestrator.http.generation import OutputEvent, Reading, Text
 from orchestrator.http.openai.best_of import best
 from orchestrator.http.openai.content import chat_call
 from orchestrator.http.openai.logprobs import LogprobTranscript, echoed_logprobs, no_logprobs
@@ -147,6 +147,11 @@ class ChoiceAnswer:
         found = transcript.push(result.text, map(Chosen, result.tokens, result.likelihoods), start)
         return found or no_logprobs(self.kind, self.codec)
 
+    def reading(self, event: Reading) -> dict[str, Any]:
+        """A chunk without text. `prompt_progress` has the names that llama.cpp's server gives it."""
+        chunk = self._chunk(event.index, {} if self.kind == "chat" else "")
+        return {**chunk, "prompt_progress": {"processed": event.tokens, "total": event.total}}
+
     def _chunk(self, index: int, content: Any, finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:
         key = "delta" if self.kind == "chat" else "text"
         choice = {"index": index, key: content, "logprobs": logprobs, "finish_reason": finish}
@@ -157,8 +162,6 @@ class ChoiceAnswer:
 class Chunks:
     """Renders `answer` for a request with `choices` choices."""
 
-    idle = COMMENT
-
     def __init__(self, answer: ChoiceAnswer, choices: int) -> None:
         self._answer = answer
         self._choices = [_ChoiceChunks(answer, index) for index in range(choices)]
@@ -168,6 +171,12 @@ class Chunks:
 
     def opening(self) -> Iterable[bytes]:
         return map(frame, self._answer.opening(len(self._choices)))
+
+    def idle(self) -> bytes:
+        return COMMENT
+
+    def reading(self, event: Reading) -> bytes:
+        return frame(self._answer.reading(event))
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
         return map(frame, self._choices[event.index].chunks(event))

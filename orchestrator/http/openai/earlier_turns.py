@@ -7,6 +7,7 @@ import msgspec
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """What clients and templates call the reasoning of an assistant's message."""
+_RESPONSES = "tool_responses"
 
 
 def template_messages(
@@ -42,13 +43,21 @@ def _with_names(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _with_joined_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for message in messages:
-        content = message.get("content")
+        content = _joined_parts(message.get("content"))
         if message.get("role") == "tool" and isinstance(content, str) and found and found[-1].get("tool_calls"):
             response = {"name": message.get("name", "unknown"), "response": _object(content) or content}
-            found[-1] = {**found[-1], "tool_responses": [*found[-1].get("tool_responses", ()), response]}
+            found[-1].setdefault(_RESPONSES, []).append(response)
         else:
-            found.append(message)
+            found.append({name: value for name, value in message.items() if name != _RESPONSES})
     return found
+
+
+def _joined_parts(content: Any) -> Any:
+    """The text of content that is a list of text parts; other content as it is."""
+    if not isinstance(content, list):
+        return content
+    texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else content
 
 
 def _object(text: str) -> dict[str, Any] | None:

@@ -70,8 +70,7 @@ def echoed_logprobs(
 
 def _offsets(codec: TextCodec, tokens: Sequence[int], begin: int) -> list[int]:
     """Where the text of each token begins, if that of the first one begins at `begin`."""
-    stream = codec.stream()
-    return list(accumulate((len(stream.push([token])) for token in tokens), initial=begin))[:-1]
+    return list(accumulate(codec.lengths(tokens), initial=begin))[:-1]
 
 
 def no_logprobs(kind: Literal["chat", "text"], codec: TextCodec) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any
 
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import End, OutputEvent, Text
+from orchestrator.http.generation import End, OutputEvent, Reading, Text
 from orchestrator.http.openai.content import AnswerContent, chat_call
 from orchestrator.http.openai.logprobs import LogprobTranscript
 from orchestrator.http.openai.usage import usage
-from orchestrator.http.renderer import COMMENT, frame
+from orchestrator.http.renderer import frame
 from orchestrator.http.responses.output_items import (
     CustomToolCallItem,
     MessageItem,
@@ -27,8 +27,6 @@ _STATUS = {"stop": "completed", "length": "incomplete"}
 
 class ResponseAnswer:
     """Renders the response to one request."""
-
-    idle = COMMENT
 
     def __init__(
         self,
@@ -65,6 +63,13 @@ class ResponseAnswer:
         for kind in ("response.created", "response.in_progress"):
             yield self._numbered({"type": kind, "response": self._object("in_progress")})
 
+    def idle(self) -> bytes:
+        # Codex closes a stream that has only comments for five minutes.
+        return self._in_progress()
+
+    def reading(self, event: Reading) -> bytes:
+        return self._in_progress(prompt_progress={"processed": event.tokens, "total": event.total})
+
     def render(self, event: OutputEvent) -> Iterable[bytes]:
         return map(self._numbered, self._events(event))
 
@@ -78,6 +83,9 @@ class ResponseAnswer:
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
         response = self._finished(*results)
         return [self._numbered({"type": f"response.{response['status']}", "response": response})]
+
+    def _in_progress(self, **more: Any) -> bytes:
+        return self._numbered({"type": "response.in_progress", "response": self._object("in_progress"), **more})
 
     def _numbered(self, content: dict[str, Any]) -> bytes:
         self._sent += 1

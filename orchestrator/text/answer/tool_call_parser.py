@@ -62,14 +62,15 @@ class ToolCallParser:
         return self._text()
 
     def _call(self, end: str) -> list[Spoken | Call]:
-        calls = self._syntax.calls(self._content, self._tools)
-        if calls is None:
+        found = self._syntax.read(self._content, self._tools)
+        if found is None:
             return self._malformed(end)
-        self._content = ""
+        calls = found.calls
+        self._content = found.rest if found.rest.strip() else ""
         self._behind_call = True
         kept = calls if self._most is None else calls[: max(0, self._most - self._found)]
         self._found += len(calls)
-        return [*kept]
+        return [*kept, *self._spoken()]
 
     def _malformed(self, end: str) -> list[Spoken | Call]:
         self._content = self._syntax.start + self._content + end

@@ -1,11 +1,10 @@
 """How a model writes tool calls, inferred from its chat template, and the parser of each syntax.
 
-Syntaxes other than those in `_OWN` are parsed by the modules of mlx-lm's `tool_parsers`, which need neither MLX nor a
-model.
+Syntaxes other than those in `OWN_SYNTAXES` are parsed by the modules of mlx-lm's `tool_parsers`, which need neither MLX
+nor a model.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from orchestrator.text.answer.mlx_tool_parsers import has_mlx_parser, mlx_parser
+from orchestrator.text.answer.own_tool_parsers import OWN_SYNTAXES, Reading
 from orchestrator.text.answer.parts import Call
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError
@@ -74,35 +74,30 @@ _NAMES = {
 """Names that a model's settings may have for a syntax."""
 
 
+_MALFORMED = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+    NotImplementedError,
+)
+"""What the parsers raise for malformed calls, which models do write."""
+
+
 class _Call(msgspec.Struct):
     name: str
     arguments: dict[str, Any] = {}
     id: str | None = None
 
 
-class _OwnSyntax(NamedTuple):
-    start: str
-    end: str
-    parse: Callable[[str, Any], Any]
-    """Gets the text between two markers; raises ValueError or LookupError."""
+class Found(NamedTuple):
+    """Calls between two markers, and the text behind them that belongs to none."""
 
-
-def _json_call(content: str, _tools: Tools) -> Any:
-    return msgspec.json.decode(content.strip())
-
-
-def _llama_call(content: str, _tools: Tools) -> Any:
-    found, end = json.JSONDecoder().raw_decode(_LLAMA_START + content)
-    if content[end - len(_LLAMA_START) :].strip(" \n;"):
-        raise ValueError("text follows the call")
-    return {"name": found["name"], "arguments": found["parameters"]}
-
-
-_LLAMA_START = '{"name":'
-_OWN = {
-    "json": _OwnSyntax("<tool_call>", "</tool_call>", _json_call),
-    "llama3": _OwnSyntax(_LLAMA_START, "", _llama_call),
-}
+    calls: list[Call]
+    rest: str
 
 
 @dataclass(frozen=True)
@@ -118,36 +113,45 @@ class ToolSyntax:
 
     @property
     def start(self) -> str:
-        return _OWN[self.name].start if self.name in _OWN else self._module.tool_call_start
+        return OWN_SYNTAXES[self.name].start if self.name in OWN_SYNTAXES else self._module.tool_call_start
 
     @property
     def end(self) -> str:
         """Empty: a call ends where the next one begins, or with the answer."""
-        return _OWN[self.name].end if self.name in _OWN else self._module.tool_call_end
+        return OWN_SYNTAXES[self.name].end if self.name in OWN_SYNTAXES else self._module.tool_call_end
 
     @property
     def tokens(self) -> tuple[str, ...]:
         """Markers that may be special tokens, whose text must be shown to be parsed."""
         return _TOKENS.get(self.name, (self.start, self.end))
 
-    def calls(self, content: str, tools: Tools) -> list[Call] | None:
-        """The calls between two markers; None if they are malformed."""
+    def read(self, content: str, tools: Tools) -> Found | None:
+        """What stands between two markers; None if it is malformed."""
         try:
-            known = [_with_parameters(tool) for tool in tools]
-            found = self._parse(content, known)
-            calls = msgspec.convert(found if isinstance(found, list) else [found], list[_Call])
-            return [Call(one.name, msgspec.json.encode(one.arguments).decode(), one.id) for one in calls] or None
-        # The parsers raise Python's own errors for malformed calls, which models do write.
-        except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError, NotImplementedError):
+            found, rest = self._read(content, tools)
+            calls = [
+                Call(one.name, msgspec.json.encode(one.arguments).decode(), one.id)
+                for one in msgspec.convert(found, list[_Call])
+            ]
+        except _MALFORMED:
             return None
+        return Found(calls, rest) if calls and self._plausible(content, calls, tools) else None
+
+    def _plausible(self, content: str, calls: Sequence[Call], tools: Tools) -> bool:
+        """Whether the parser has read what is there: some make a call of any text, or skip a call that is broken."""
+        if self.name == "glm47":
+            return {call.name for call in calls} <= {tool["function"]["name"] for tool in tools}
+        return self.name != "kimi_k3" or content.count("<|open|>call") == len(calls)
+
+    def _read(self, content: str, tools: Tools) -> Reading:
+        if self.name in OWN_SYNTAXES:
+            return OWN_SYNTAXES[self.name].read(content)
+        found = self._module.parse_tool_call(content, [_with_parameters(tool) for tool in tools])
+        return Reading(found if isinstance(found, list) else [found])
 
     @cached_property
     def _module(self) -> ModuleType:
         return mlx_parser(self.name)
-
-    @property
-    def _parse(self) -> Callable[[str, Any], Any]:
-        return _OWN[self.name].parse if self.name in _OWN else self._module.parse_tool_call
 
 
 JSON_SYNTAX = ToolSyntax("json")
@@ -163,7 +167,7 @@ def _with_parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 def infer_tool_syntax(template: ChatTemplate) -> ToolSyntax | None:
     """The syntax that the model's template teaches; None if it knows no tools, or no syntax that is known here."""
     name = _syntax_name(template) if template.knows_tools else None
-    known = name in _OWN or (name is not None and has_mlx_parser(name))
+    known = name in OWN_SYNTAXES or (name is not None and has_mlx_parser(name))
     return ToolSyntax(name) if name is not None and known else None
 
 

@@ -17,6 +17,7 @@ from orchestrator.core.commands import (
     Release,
     Replace,
     SendMessage,
+    TellReading,
     TrialDecided,
 )
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
@@ -32,7 +33,7 @@ from orchestrator.tools.simulate.target import ModelledTarget
 from orchestrator.tools.simulate.virtual_clock import VirtualClock
 from protocol.messages.base import Level, Role, SequenceId
 from protocol.messages.client import Statistics
-from protocol.messages.sampling import Sampling
+from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import FromWorker, ToWorker
 
 BuildWorker: TypeAlias = Callable[[Role], ModelledWorker]
@@ -49,6 +50,7 @@ class SimulatedClient:
     reference: list[int]
     """The tokens of target-only decoding."""
     tokens: list[int] = field(default_factory=list)
+    prompt_likelihoods: list[Likelihood] = field(default_factory=list)
     reason: str = ""
     """Why the request ended; empty while it is live."""
     statistics: Statistics | None = None
@@ -137,10 +139,12 @@ class Simulation:
         temperature: float = 0.0,
         prompt: tuple[int, ...] | None = None,
         ends: frozenset[int] = frozenset(),
+        prompt_logprobs: bool = False,
     ) -> SequenceId:
         """Submit request `number` of the language, with its own prompt unless another one is given."""
         tokens = self.language.prompt(number) if prompt is None else prompt
-        request = Request(tokens, Sampling(temperature=temperature, seed=number), max_tokens, ends)
+        sampling = Sampling(temperature=temperature, seed=number, prompt_logprobs=prompt_logprobs)
+        request = Request(tokens, sampling, max_tokens, ends)
         id = SequenceId(self.first_sequence + self._requests)
         self._requests += 1
         self.clients[id] = SimulatedClient(request, self._reference(request))
@@ -242,8 +246,9 @@ class Simulation:
         match command:
             case SendMessage(role, message, incarnation):
                 self.send(self.own[role] if incarnation is None else incarnation, message)
-            case Emit(sequence, tokens):
+            case Emit(sequence, tokens, prompt_likelihoods=told):
                 self.clients[sequence].tokens += tokens
+                self.clients[sequence].prompt_likelihoods += told
             case Finish(sequence, reason, statistics):
                 self._end(sequence, reason)
                 self.clients[sequence].statistics = statistics
@@ -253,7 +258,7 @@ class Simulation:
                 self.replace(role)
             case Dismiss(_, incarnation):
                 self.remove(incarnation)
-            case Release() | TrialDecided():
+            case Release() | TrialDecided() | TellReading():
                 pass
 
     def _end(self, sequence: SequenceId, reason: str) -> None:

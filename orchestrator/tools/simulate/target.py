@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from orchestrator.tools.simulate.language import Language
 from orchestrator.tools.simulate.modelled_worker import CHUNK, CONTEXT, Work, modelled_hello
 from protocol.messages.base import Level, NodeId, SequenceId
+from protocol.messages.sampling import Likelihood
 from protocol.messages.worker import (
     Fault,
     Forest,
@@ -14,6 +17,8 @@ from protocol.messages.worker import (
     Ping,
     Pong,
     Prefilled,
+    Prefilling,
+    PromptLikelihoods,
     Start,
     Stop,
     ToWorker,
@@ -39,6 +44,20 @@ class _ServedSequence:
     """Tokens of them that are not prefilled yet."""
     verdict: Verdict | None = None
     prefill_seconds: float = 0.0
+
+    def tell(self, tokens: int) -> tuple[PromptLikelihoods, ...]:
+        """What the next `tokens` to be prefilled tell of the prompt, if it was asked for."""
+        first = self.position - self.unread
+        count = min(tokens, self.start.prompt_tokens - 1 - first)
+        if not self.start.sampling.prompt_logprobs or count <= 0:
+            return ()
+        told = tuple(prompt_likelihood(first + place) for place in range(count))
+        return (PromptLikelihoods(self.start.sequence, self.round, first, told),)
+
+
+def prompt_likelihood(place: int) -> Likelihood:
+    """Of the prompt's token behind `place` others and the first one."""
+    return Likelihood(-float(place))
 
 
 class ModelledTarget:
@@ -72,14 +91,20 @@ class ModelledTarget:
         self._sequences[id] = served
         tokens = min(CHUNK, served.unread)
         seconds = self._pace.prefill(tokens, served.position - served.unread)
+        told = served.tell(tokens)
         served.unread -= tokens
         served.prefill_seconds += seconds
-        return Work(() if served.unread else (_prefilled(served),), seconds)
+        reached = served.position - served.unread
+        last = Prefilling(id, served.round, reached) if served.unread else _prefilled(served)
+        return Work((*told, last), seconds)
 
     def _start(self, start: Start) -> Work:
         held = self._sequences.get(start.sequence)
-        if held is not None and held.start == start and held.round == start.round:
+        telling = start.sampling.prompt_logprobs
+        if held is not None and held.start == start and held.round == start.round and (held.unread or not telling):
             return Work() if held.unread else Work((_prefilled(held),))
+        if telling:
+            held, start = None, replace(start, adopt=None)
         position = len(start.tokens) - 1
         known = 0 if held is None else min(held.position - held.unread, position)
         offered = 0 if start.adopt is None else start.adopt.tokens

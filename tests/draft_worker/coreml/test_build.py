@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -397,6 +398,18 @@ def test_an_interrupted_conversion_leaves_no_files(tmp_path: Path):
     running.close()
 
     assert not list(tmp_path.iterdir())
+
+
+def test_a_conversion_writes_nowhere_but_beside_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A process that is killed leaves only what the next conversion sweeps away."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    convert_folder(DEMO, tmp_path / "there" / "model", Choices(context=32, widths=(1,)))
+
+    assert not list(elsewhere.iterdir())
+    assert [entry.name for entry in (tmp_path / "there").iterdir()] == ["model"]
+    assert tempfile.gettempdir() == str(elsewhere)
 
 
 def test_the_command_explains_what_is_wrong(tmp_path: Path):

@@ -30,6 +30,11 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("generate x --address ipc:///a --strategy sd --pace p", {}, ["--strategy", "--pace"]),
     ("generate x --address ipc:///a --target t --pair qwen2.5-3b", {}, ["--target", "--pair"]),
     ("chat --address ipc:///a --target t --draft d", {}, ["--draft"]),
+    (
+        "serve --address ipc:///a --target t --pair qwen2.5-3b --listen localhost:0 --draft-width 3 --top-p 1",
+        {},
+        ["--pair", "--listen", "--draft-width"],
+    ),
     ("generate x --pair qwen2.5-3b --target t --draft d", {}, ["--pair"]),
     (
         "serve --preset balanced --temperature 1 --top-p 1 --top-k 0 --min-p 0 --repetition-penalty 1",

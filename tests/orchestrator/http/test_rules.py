@@ -9,8 +9,10 @@ import httpx
 import pytest
 from msgspec.structs import replace
 from starlette.applications import Starlette
+from structlog.testing import capture_logs
 
 from orchestrator.http.app import application
+from orchestrator.http.openai.logprobs import LogprobTranscript
 from orchestrator.http.request_bodies import MOST_LEVELS
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
@@ -501,6 +503,34 @@ def test_an_early_failure_has_a_status_and_a_late_one_an_error_event():
     assert response.status_code == 200
     assert "[DONE]" not in response.text
     assert json.loads(response.text.strip().split("data: ")[-1])["error"]["message"] == "Oh."
+
+
+def test_a_stream_tells_how_far_the_prompt_was_read():
+    pipeline = FakePipeline(read=(3, 5))
+
+    chat = chunks(post(CHAT, {**HELLO, "stream": True}, pipeline))
+    text = chunks(post(COMPLETIONS, {"prompt": "a b c d", "stream": True}, pipeline))
+
+    for told in (chat, text):
+        progress = [chunk["prompt_progress"] for chunk in told if "prompt_progress" in chunk]
+        assert [each["processed"] for each in progress] == [3, 5]
+        assert all(len(chunk["choices"]) == 1 and chunk["choices"][0]["finish_reason"] is None for chunk in told[:2])
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chat) == "Hello"
+    assert "".join(chunk["choices"][0]["text"] for chunk in text) == "Hello"
+    assert post(CHAT, HELLO, pipeline).json()["choices"][0]["message"]["content"] == "Hello"
+
+
+def test_a_failure_of_the_server_itself_in_mid_stream_is_an_error_event_and_logged(monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object) -> None:
+        raise ValueError("A mistake.")
+
+    monkeypatch.setattr(LogprobTranscript, "push", broken)
+    with capture_logs() as logged:
+        response = post(CHAT, {**HELLO, "stream": True, "logprobs": True})
+
+    assert response.status_code == 200
+    assert json.loads(response.text.strip().split("data: ")[-1])["error"]["type"] == "server_error"
+    assert [line["event"] for line in logged] == ["a stream failed"]
 
 
 # Full, loading, failing, gone --------------------------------------------------------------------

@@ -246,6 +246,18 @@ def test_requests_do_not_replace_their_messages_by_template_variables(qwen: Chat
     assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template_kwargs")
 
 
+@pytest.mark.parametrize("name", ["template", "text", "name", "cls", "documents"])
+def test_a_template_variable_may_have_any_other_name(qwen: ChatTemplate, name: str):
+    assert post(CHAT, {**HELLO, "chat_template_kwargs": {name: 1}}, template=qwen).status_code == 200
+
+
+@pytest.mark.parametrize("role", [[], {}, 3, None])
+def test_a_role_that_is_no_text_is_refused(qwen: ChatTemplate, role: object):
+    response = post(CHAT, {"messages": [{"role": role, "content": "Hi"}]}, template=qwen)
+
+    assert response.status_code == 400
+
+
 EARLIER = [
     {"role": "user", "content": "Hi"},
     {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."},

@@ -114,14 +114,18 @@ def test_results_have_the_names_of_their_functions():
 
 
 def test_results_join_their_calls_where_the_template_has_it_so():
-    (called, user) = template_messages([CALLED, *RESULTS, {"role": "user", "content": "Hi"}], joined=True)
+    parts = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": '{"b"'}, {"text": ": 2}"}]}
+    asked = [{**CALLED, "tool_responses": 3}, *RESULTS, parts, {"role": "user", "content": "Hi"}]
+
+    (called, user) = template_messages(asked, joined=True)
 
     assert [(each["name"], each["response"]) for each in called["tool_responses"]] == [
         ("g", {"a": 1}),
         ("f", "[1]"),
         ("unknown", "?"),
+        ("f", {"b": 2}),
     ]
-    assert user["role"] == "user"
+    assert user == {"role": "user", "content": "Hi"}
 
 
 def test_templates_read_the_arguments_of_earlier_calls(hermes: ChatTemplate):

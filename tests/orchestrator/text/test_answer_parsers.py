@@ -209,6 +209,45 @@ def test_json_that_is_no_call_of_llama_stays_text(said: str):
     assert calling("llama3", [*said]) == [Spoken(said)]
 
 
+MISTRAL = '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo", "days": 2}'
+LISTED = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}]'
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (f"{MISTRAL} I wait.", [WEATHER, Spoken(" I wait.")]),
+        (f"{MISTRAL}{MISTRAL.removeprefix('[TOOL_CALLS]')}", [WEATHER, WEATHER]),
+        (f'{MISTRAL}get_weather[ARGS]{{"city": "O', [WEATHER, Spoken('get_weather[ARGS]{"city": "O')]),
+        (LISTED, [WEATHER]),
+        (LISTED.replace('{"city": "Oslo", "days": 2}', r'"{\"city\": \"Oslo\", \"days\": 2}"'), [WEATHER]),
+        (f"{LISTED}\nI wait.", [WEATHER, Spoken("\nI wait.")]),
+        ("[TOOL_CALLS] means calls.", [Spoken("[TOOL_CALLS] means calls.")]),
+        ("[TOOL_CALLS]f[ARGS][1]", [Spoken("[TOOL_CALLS]f[ARGS][1]")]),
+    ],
+)
+def test_all_that_mistral_writes_is_a_call_or_text(said: str, expected: list[Part]):
+    assert calling("mistral", [said]) == calling("mistral", [*said]) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("glm47", "<tool_call>I would call it now.</tool_call>"),
+        ("glm47", CALLS["glm47"].replace("get_weather", "other")),
+        (
+            "kimi_k3",
+            CALLS["kimi_k3"].replace(
+                "<|close|>tools", '<|open|>call index="2"<|sep|><|close|>call<|sep|><|close|>tools'
+            ),
+        ),
+        ("pythonic", f"<|tool_call_start|>{'(' * 5_000}<|tool_call_end|>"),
+    ],
+)
+def test_what_a_parser_reads_too_loosely_stays_text(name: str, said: str):
+    assert calling(name, [said]) == [Spoken(said)]
+
+
 def test_a_call_comes_as_soon_as_it_is_complete():
     parser = AnswerFormat(None, JSON_SYNTAX).parser(False, TOOLS, None)
 
@@ -218,10 +257,17 @@ def test_a_call_comes_as_soon_as_it_is_complete():
     assert parser.push(CALLS["json"]) == [WEATHER]
 
 
-def test_a_call_keeps_the_id_that_its_syntax_has():
-    (call,) = AnswerFormat(None, ToolSyntax("kimi_k2")).parser(False, TOOLS, None).push(CALLS["kimi_k2"])
+@pytest.mark.parametrize(
+    ("name", "said", "id"),
+    [
+        ("kimi_k2", CALLS["kimi_k2"], "functions.get_weather:0"),
+        ("mistral", MISTRAL.replace("[ARGS]", "[CALL_ID]a1[ARGS]"), "a1"),
+    ],
+)
+def test_a_call_keeps_the_id_that_its_syntax_has(name: str, said: str, id: str):
+    parser = AnswerFormat(None, ToolSyntax(name)).parser(False, TOOLS, None)
 
-    assert call == Call(WEATHER.name, WEATHER.arguments, "functions.get_weather:0")
+    assert [*parser.push(said), *parser.finish()] == [Call(WEATHER.name, WEATHER.arguments, id)]
 
 
 # Harmony -----------------------------------------------------------------------------------------

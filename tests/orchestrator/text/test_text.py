@@ -92,6 +92,17 @@ def test_tokens_that_make_no_text_stream_as_they_decode(demo: TextCodec, tokens:
     assert stream(demo, split(tokens, batches)) == demo.decode(tokens)
 
 
+@given(tokens=st.lists(st.integers(1, 4095), max_size=60))
+def test_lengths_are_those_of_the_text_that_is_complete(demo: TextCodec, tokens: list[int]):
+    by_letter = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]
+    ended = [*tokens, *demo.encode("a")]
+
+    assert len(demo.lengths(ended)) == len(ended)
+    assert sum(demo.lengths(ended)) == len(demo.decode(ended))
+    assert demo.lengths([by_letter[LETTERS[byte]] for byte in "é!".encode()]) == [0, 1, 1]
+    assert demo.lengths([by_letter[LETTERS[0x80]]] * 3) == [1, 1, 1]
+
+
 def test_no_piece_holds_half_a_character(demo: TextCodec):
     a, b = demo.encode("a"), demo.encode("b")
     smile = "😀".encode()

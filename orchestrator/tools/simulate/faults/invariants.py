@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.core.commands import Command, Emit, Finish, Reject, Release, SendMessage
+from orchestrator.core.commands import Command, Emit, Finish, Reject, Release, SendMessage, TellReading
 from orchestrator.core.phases import Phase
 from orchestrator.tools.simulate.simulation import Simulation
+from orchestrator.tools.simulate.target import prompt_likelihood
 from protocol.messages.base import Role
 from protocol.messages.worker import Start
 
@@ -39,6 +40,9 @@ class Invariants:
                 self._check_send(command)
             case Release(name):
                 self._released.add(name)
+            case TellReading(sequence, tokens, total):
+                _require(sequence in self._simulation.live, "a request that has ended is told how far it was read")
+                _require(tokens <= total, f"{tokens} of {total} tokens were read")
             case Emit() | Finish() | Reject():
                 self._check_output(command)
             case _:
@@ -93,6 +97,11 @@ class Invariants:
             case Finish(_, reason, statistics) if reason != "cancelled":
                 _require(before == expected, f"a request ended ({reason}) after {before} of {expected} tokens")
                 _require(statistics.generated_tokens == before, "the statistics have a wrong number of tokens")
+                wanted = len(client.request.tokens) - 1 if client.request.sampling.prompt_logprobs else 0
+                told = [prompt_likelihood(place) for place in range(wanted)]
+                _require(
+                    client.prompt_likelihoods == told, "the prompt's log-probabilities are not those of the target"
+                )
             case _:
                 pass
 

@@ -123,7 +123,7 @@ class _FaultSchedule:
         if simulation.failed:
             return
         simulation.counts["requests"] += 1
-        id = simulation.submit(number, most, temperature, ends=ends)
+        id = simulation.submit(number, most, temperature, ends=ends, prompt_logprobs=source.random() < 0.2)
         if source.random() < 0.2:
             simulation.clock.at(simulation.now + source.expovariate(2.0), lambda: simulation.cancel(id))
 

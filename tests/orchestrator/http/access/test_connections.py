@@ -233,13 +233,29 @@ def test_a_request_of_ambiguous_length_is_refused_and_its_rest_is_no_request():
         assert closed(client)
 
 
-def test_strangers_can_not_fill_the_log(capfd: pytest.CaptureFixture[str]):
+CHUNKED = request("POST", CHAT, "content-type: application/json", "transfer-encoding: chunked", key="wrong")
+
+
+@pytest.mark.parametrize("nonsense", [b"nonsense\r\n\r\n", CHUNKED + b"ZZZ\r\n"], ids=["head", "body"])
+def test_strangers_can_not_fill_the_log(nonsense: bytes, capfd: pytest.CaptureFixture[str]):
     with listening() as server:
         for _ in range(30):
-            with server.client(b"nonsense\r\n\r\n") as client:
+            with server.client(nonsense) as client:
                 assert status(client) == 400
+                assert closed(client)
 
-    assert capfd.readouterr().err.count("Invalid HTTP request received.") == 10
+    assert capfd.readouterr().err.splitlines() == ["WARNING:  Invalid HTTP request received."] * 10
+
+
+def test_a_body_that_stops_being_http_behind_its_answer_ends_the_connection(capfd: pytest.CaptureFixture[str]):
+    with listening() as server:
+        for _ in range(30):
+            with server.client(CHUNKED) as client:
+                assert status(client) == 401
+                client.sendall(b"ZZZ\r\n")
+                assert closed(client)
+
+    assert len(capfd.readouterr().err.splitlines()) == 10
 
 
 def test_the_log_says_how_many_lines_were_left_out():

@@ -467,7 +467,7 @@ def test_a_real_run_is_exact_and_reports_it():
         (0.8, name) for name in [*baselines, "sd K=1", "sd K=2", *controls]
     ]
     assert all(row["tokens_per_second"] > 0 for row in report["results"])
-    assert all(0 < row["time_to_first_token"] < row["total_time"] for row in report["results"])
+    assert all(0 < row["time_to_first_token"] <= row["total_time"] for row in report["results"])
     assert all(0 < row["inter_token_p50"] <= row["inter_token_p95"] for row in report["results"])
     (one, two) = (row for row in report["results"] if row["contender"].startswith("sd"))
     # A draft that is the target guesses every token, so that K decides how many a round has.

@@ -1,0 +1,96 @@
+"""`launch-pipeline serve` with workers of other machines, and before a pipeline that runs already: real processes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator import Pipeline, SamplingParams
+from tests.conftest import Reference
+from tests.end_to_end.test_attach import machine
+from tests.end_to_end.test_http_serve import COMPLETIONS, PROMPT, SECONDS, Serving
+from tests.orchestrator.cli.test_cli import run
+from tests.support.processes import until
+
+INVITATION = "/v1/pipeline/invitation"
+PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=24)
+ASKED = {"prompt": PROMPT, "temperature": 1.0, "seed": 5, "max_tokens": 24}
+
+
+def said(server: Serving) -> str:
+    (choice,) = server.post(COMPLETIONS, **ASKED)["choices"]
+    return choice["text"]
+
+
+def test_a_draft_of_another_machine_joins_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
+):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "server"))
+    server = Serving("--listen", "127.0.0.1:0", "--draft-engine", "none")
+    try:
+        until(lambda: server.health() == "ok", SECONDS)
+        told = server.client.post(INVITATION, json={}).json()
+        assert server.client.post(INVITATION, json={}, headers={"authorization": "Bearer no"}).status_code == 401
+        with machine(tmp_path / "guest", "draft", told["line"], "--draft-engine", "ngram", "--name", "mac"):
+            until(lambda: "mac" in [each["name"] for each in json.loads(run("workers", "list", "--json")[1])], SECONDS)
+            assert said(server) == reference(PROMPT, PARAMS).text
+            assert "launch_pipeline" in server.client.get("/metrics").text
+        server.command.interrupt()
+    finally:
+        server.client.close()
+        code, _, errors = server.command.end()
+    assert told["command"] == f"launch-pipeline attach draft {told['line']}"
+    assert (code, errors.strip().splitlines()[-1]) == (130, "Interrupted.")
+    assert errors.count("launch-pipeline attach draft lp1:127.0.0.1:") == 1
+
+
+def test_a_target_of_another_machine_joins_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
+):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "server"))
+    server = Serving("--listen", "127.0.0.1:0", "--target-engine", "none", "--draft-engine", "ngram")
+    try:
+        until(lambda: "No target has joined yet" in server.client.get("/health").json()["reason"], SECONDS)
+        assert server.client.post(COMPLETIONS, json=ASKED).status_code == 503
+        line = server.client.post(INVITATION, json={}).json()["line"]
+        with machine(tmp_path / "guest", "target", line, "--name", "studio"):
+            until(lambda: server.health() == "ok", SECONDS)
+            assert said(server) == reference(PROMPT, PARAMS).text
+        server.command.interrupt()
+    finally:
+        server.client.close()
+        code, _, _ = server.command.end()
+    assert code == 130
+
+
+def test_a_server_before_a_running_pipeline_leaves_it_running(reference: Reference):
+    with Pipeline() as pipeline:
+        server = Serving("--address", pipeline.address)
+        try:
+            until(lambda: server.health() == "ok", SECONDS)
+            assert said(server) == reference(PROMPT, PARAMS).text
+            assert server.client.post(INVITATION, json={}).status_code == 404
+            server.command.interrupt()
+        finally:
+            server.client.close()
+            code, _, errors = server.command.end()
+        assert (code, errors.strip()) == (130, "Interrupted.")
+        assert pipeline.generate(PROMPT, PARAMS).text == reference(PROMPT, PARAMS).text
+
+
+def test_the_end_of_the_pipeline_ends_the_server_before_it():
+    with Pipeline(draft_engine="none") as pipeline:
+        server = Serving("--address", pipeline.address)
+        until(lambda: server.health() == "ok", SECONDS)
+    server.client.close()
+    code, _, errors = server.command.end()
+
+    assert code == 1
+    assert f"No pipeline answers at {pipeline.address}" in errors
+
+
+def test_a_server_is_not_started_before_an_address_where_nothing_answers(tmp_path: Path):
+    code, _, errors = run("serve", "--port", "0", "--address", f"ipc://{tmp_path}/none")
+
+    assert code == 1
+    assert "No pipeline answers" in errors

@@ -1,0 +1,23 @@
+"""Laws of the commands that keep a pipeline running: what one can do, the others can."""
+
+import pytest
+
+from orchestrator.cli.app import cli
+from tests.orchestrator.cli.test_cli import run, sentence
+
+
+def options(command: str) -> set[str]:
+    return {option.name or "" for option in cli.commands[command].params}
+
+
+def test_serve_has_every_option_of_a_pipeline():
+    assert options("start") == options("serve-workers")
+    assert options("start") - options("serve") == set()
+
+
+@pytest.mark.parametrize("command", ["start", "serve"])
+def test_nothing_is_announced_where_nobody_can_come(command: str):
+    code, _, errors = run(command, "--announce", "studio")
+
+    assert code == 2
+    assert "add --listen HOST:PORT" in sentence(errors)
