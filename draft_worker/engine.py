@@ -187,7 +187,7 @@ class Engine(LoadedModel, ABC):
     device: str = "cpu"
     tokenizer: str = ""
     joint: bool = False
-    """Whether one forward can grow the trees of several sequences."""
+    """Whether one forward can grow the trees of several sequences, as far as `joins` allows."""
     features: FeatureForm | None = None
     """What its sequences read of the target; None: tokens alone."""
     kv: KvForm | None = None
@@ -206,6 +206,11 @@ class Engine(LoadedModel, ABC):
         without logits."""
         return None
 
+    def joins(self, parts: Sequence[tuple[Any, int]]) -> bool:
+        """Whether one forward can evaluate so many new rows of each of these sequences. The default fits an engine
+        whose forwards have no bound."""
+        return self.joint
+
     def evaluate_together(self, parts: Sequence[tuple[Any, Batch]]) -> list[list[Candidates]]:
-        """`EngineSequence.evaluate` of different sequences that this engine has opened; in one forward if `joint`."""
+        """`EngineSequence.evaluate` of different sequences of this engine; in one forward if it `joins` them."""
         return [sequence.evaluate(batch) for sequence, batch in parts]

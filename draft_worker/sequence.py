@@ -126,6 +126,17 @@ class DraftSequence:
         self._held += tokens
         del self._backlog[:chunk]
 
+    @property
+    def next_nodes(self) -> int:
+        """Nodes that the next growth step evaluates."""
+        step = self._growth.next_step()
+        return 0 if step is None else len(step.nodes)
+
+    @property
+    def next_rows(self) -> int:
+        """Rows that it evaluates: also those of committed tokens without KV."""
+        return len(self._backlog) + self.next_nodes
+
     def next_batch(self) -> Batch:
         """The input of the next growth step. There must be work, and nothing to prefill first."""
         step = self._growth.next_step()

@@ -153,15 +153,14 @@ class DraftWorker:
 
     def _growth_parts(self, ready: Sequence[DraftSequence]) -> list[tuple[DraftSequence, Batch]]:
         """The sequences of the next growth step, each with its batch."""
-        parts: list[tuple[DraftSequence, Batch]] = []
-        width = 0
+        chosen: list[DraftSequence] = []
+        nodes = 0
         for sequence in ready:
-            if parts and (width >= _JOINT_NODES or not self._engine.joint):
-                break
-            batch = sequence.next_batch()
-            parts.append((sequence, batch))
-            width += len(batch.tokens)
-        return parts
+            together = [(each.engine, each.next_rows) for each in (*chosen, sequence)]
+            if not chosen or (nodes < _JOINT_NODES and self._engine.joins(together)):
+                chosen.append(sequence)
+                nodes += sequence.next_nodes
+        return [(sequence, sequence.next_batch()) for sequence in chosen]
 
     def _move_to_back(self, sequences: Iterable[DraftSequence]) -> None:
         """Put `sequences` at the end of the queue."""

@@ -48,6 +48,9 @@ class WrappedEngine(Engine):
     def processors(self, start: Start) -> "LogitsProcessors | None":
         return self._inner.processors(start)
 
+    def joins(self, parts: Sequence[tuple["WrappedSequence", int]]) -> bool:
+        return self._inner.joins([(sequence.inner, rows) for sequence, rows in parts])
+
     def evaluate_together(self, parts: Sequence[tuple["WrappedSequence", Batch]]) -> list[list[Candidates]]:
         return self._inner.evaluate_together([(sequence.inner, batch) for sequence, batch in parts])
 

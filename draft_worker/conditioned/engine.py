@@ -69,6 +69,10 @@ class ConditionedEngine(Engine):
     def processors(self, start: Start) -> LogitsProcessors | None:
         return LogitsProcessors.wanted(start, self._grammars, lenient=True)
 
+    def joins(self, parts: Sequence[tuple["ConditionedSequence", int]]) -> bool:
+        widest = self._runner.widest
+        return self.joint and (widest is None or sum(rows for _, rows in parts) <= widest)
+
     def evaluate_together(self, parts: Sequence[tuple["ConditionedSequence", Batch]]) -> list[list[Candidates]]:
         sequences = [sequence for sequence, _ in parts]
         runs = [sequence.rows.forwards(batch) for sequence, batch in parts]

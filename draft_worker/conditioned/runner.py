@@ -78,6 +78,11 @@ class ConditionedRunner(Protocol):
     joint: bool
     """One forward can evaluate several sequences."""
 
+    @property
+    def widest(self) -> int | None:
+        """Most rows of such a forward; None: no bound."""
+        ...
+
     def open(self) -> TreeRows:
         """The rows of a new, empty sequence."""
         ...
@@ -128,6 +133,7 @@ class MlxRunner:
                 f"The drafter in {folder} can't evaluate token trees ({self._model.level_reason}): choose another one."
             )
         self.joint = self._model.joins
+        self.widest = None
         self._drafter = drafter.network
 
     def open(self) -> TreeSequence:

@@ -13,10 +13,12 @@ from draft_worker.coreml.runtime.backends.runtimes import open_runtime
 from draft_worker.coreml.runtime.cache_pool import CachePool, exchange_of
 from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
+from draft_worker.coreml.runtime.joint_call import SequenceRows, SharedCall
+from draft_worker.coreml.runtime.joint_memory import JointMemory
 from draft_worker.coreml.runtime.memory import DeviceMemory, KvMemory
-from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.drafter_package import drafter_engine
+from draft_worker.package_evaluation import Evaluation, chain
 from protocol.contracts.coreml.examination import RuntimeName
 from protocol.contracts.engines import EngineDeclaration
 from protocol.inference.processor import compute_on_processor
@@ -62,6 +64,9 @@ class CoreMlEngine(Engine):
         self._runtime = runtime
         self._forward = PackageForward(package, converted.tables, runtime)
         self._pool = CachePool(package, exchange_of(package, epoch, owner))
+        # A state belongs to one sequence: the host can't write a part of it.
+        self.joint = package.cache == "io"
+        self._joint_memory = JointMemory(package)
         self._selectors: dict[int, CandidateSelector] = {}
         """By the size of the target's vocabulary."""
         self._grammars = Grammars(converted.folder, self.vocabulary)
@@ -88,6 +93,28 @@ class CoreMlEngine(Engine):
 
     def processors(self, start: Start) -> LogitsProcessors | None:
         return LogitsProcessors.wanted(start, self._grammars, lenient=True)
+
+    def joins(self, parts: Sequence[tuple["HostCachedSequence", int]]) -> bool:
+        if not self.joint or sum(rows for _, rows in parts) > self._forward.widest:
+            return False
+        return self._joint_memory.fits([(each.host, each.host.slots.taken + rows) for each, rows in parts])
+
+    def evaluate_together(self, parts: Sequence[tuple[EngineSequence, Batch]]) -> list[list[Candidates]]:
+        hosted = [(sequence, batch) for sequence, batch in parts if isinstance(sequence, HostCachedSequence)]
+        together = [(sequence, len(batch.committed) + len(batch.tokens)) for sequence, batch in hosted]
+        if len(hosted) < 2 or not self.joins(together):
+            return super().evaluate_together(parts)
+        evaluations = [sequence.evaluation(batch) for sequence, batch in hosted]
+        rows = [sequence.placed(each) for (sequence, _), each in zip(hosted, evaluations, strict=True)]
+        joined = [SequenceRows(sequence.host, own) for (sequence, _), own in zip(hosted, rows, strict=True)]
+        call = SharedCall(self._joint_memory, joined)
+        for each, own in zip(evaluations, rows, strict=True):
+            each.begin(own)
+        logits, first = self._forward.run(call, call.numbers), 0
+        for each, own in zip(evaluations, rows, strict=True):
+            each.end(own, logits[first : first + len(own)])
+            first += len(own)
+        return [each.candidates() for each in evaluations]
 
     def _selector(self, vocabulary: int) -> CandidateSelector:
         if vocabulary not in self._selectors:
@@ -117,23 +144,23 @@ class CoreMlSequence(EngineSequence):
 
     def prefill(self, tokens: Sequence[int]) -> None:
         path = range(self.next_row, self.next_row + len(tokens))
-        for numbers in self._placed(tokens, _chain(path)):
+        for numbers in self._placed(tokens, chain(path)):
             self._forward.run(self._memory, numbers)
         self.keep(path, ())
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
-        begin = self.next_row
-        path = range(begin, begin + len(batch.committed))
-        tip = path[-1] if path else PREFIX
-        parents = [*_chain(path), *(tip if parent == PREFIX else parent for parent in batch.parents)]
-        nodes = range(path.stop, begin + len(parents))
-        found = {node: Candidates([], []) for node in nodes}
-        for numbers in self._placed([*batch.committed, *batch.tokens], parents):
-            wanted = [number for number in numbers if number in found]
-            found.update(zip(wanted, self._call(batch, numbers, wanted, nodes.start), strict=True))
-        if path:
-            self.keep(path, nodes)
-        return list(found.values())
+        evaluation = self.evaluation(batch)
+        for numbers in self._placed(evaluation.tokens, evaluation.parents):
+            evaluation.begin(numbers)
+            evaluation.end(numbers, self._forward.run(self._memory, numbers))
+        return evaluation.candidates()
+
+    def evaluation(self, batch: Batch) -> Evaluation:
+        """The evaluation of `batch`, whose calls the caller makes."""
+        return Evaluation(self, self._selector, self._sampling, batch)
+
+    def position(self, row: int) -> int:
+        return self._memory.slots.row(row).position
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         kept = self._memory.slots.keep(path, surviving)
@@ -170,17 +197,6 @@ class CoreMlSequence(EngineSequence):
                 yield written
             begin = end
 
-    def _call(self, batch: Batch, numbers: Sequence[int], wanted: Sequence[int], first: int) -> list[Candidates]:
-        """Evaluate the rows `numbers`; candidates of the last ones, `wanted`. `first`: the first node's row."""
-        part = batch._replace(
-            fans=[batch.fans[number - first] for number in wanted] if batch.fans else (),
-            paths=[batch.paths[number - first] for number in wanted] if batch.paths else (),
-        )
-        positions = [self._memory.slots.row(number).position + 1 + batch.skipped for number in wanted]
-        self._selector.begin(self._sampling, positions)
-        logits = self._forward.run(self._memory, numbers)
-        return self._selector.select(logits[len(numbers) - len(wanted) :], positions, self._sampling, part)
-
 
 class HostCachedSequence(CoreMlSequence):
     """A sequence whose cache is a pool's arena, which a restarted worker can adopt."""
@@ -192,7 +208,12 @@ class HostCachedSequence(CoreMlSequence):
     ) -> None:
         self._pool = pool
         self._cache = pool.acquire()
-        super().__init__(forward, pool.memory(self._cache), sampling, vocabulary, selectors)
+        self.host = pool.memory(self._cache)
+        super().__init__(forward, self.host, sampling, vocabulary, selectors)
+
+    def placed(self, evaluation: Evaluation) -> list[int]:
+        """Add the rows of an evaluation for one call; those that have slots."""
+        return [number for numbers in self._placed(evaluation.tokens, evaluation.parents) for number in numbers]
 
     @property
     def size(self) -> int:
@@ -205,7 +226,7 @@ class HostCachedSequence(CoreMlSequence):
             return str(error)
         self._pool.release(self._cache)
         self._cache = cache
-        self._memory = self._pool.memory(cache)
+        self._memory = self.host = self._pool.memory(cache)
         self._memory.slots.adopt(reference.tokens)
         return ""
 
@@ -227,8 +248,3 @@ class HostCachedSequence(CoreMlSequence):
 
     def close(self) -> None:
         self._pool.release(self._cache)
-
-
-def _chain(numbers: range) -> list[int]:
-    """Parents of consecutive rows; the first row follows the committed prefix."""
-    return [PREFIX, *numbers[:-1]] if numbers else []

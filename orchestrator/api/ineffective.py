@@ -169,6 +169,7 @@ RULES: tuple[Rule, ...] = (
         _is("command", "generate"),
         "no later request can use what it keeps",
     ),
+    Rule(("prefix_cache_memory",), _lends("prefill"), "a prefill worker hands over all KV"),
     Rule(
         ("top_p", "top_k", "min_p", "seed"),
         _coldest,

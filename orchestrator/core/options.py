@@ -85,3 +85,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def context_limit(self) -> int:
         """Most tokens of a request; 0: the target's own limit."""
         return 0 if self.context == "auto" else self.context
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether workers keep KV of ended requests."""
+        return bool(self.arena_memory and self.prefix_cache_memory)

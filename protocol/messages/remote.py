@@ -84,6 +84,8 @@ class Welcome(Message, frozen=True):
     life: WorkerLife
     epoch: int
     incarnation: int
+    keeps_kv: bool
+    """Whether the pipeline's owner lets workers keep KV of ended requests."""
 
 
 class StatusUpdate(Message, frozen=True):

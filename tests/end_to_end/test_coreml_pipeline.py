@@ -66,6 +66,25 @@ def test_tokens_are_the_targets_own(pipeline: Pipeline, reference: Reference, te
         assert until(lambda: pipeline.generate(TEXTS[0], params).statistics.draft_busy)
 
 
+def shared_steps(journal: Path) -> int:
+    """Growth steps that grew several requests' trees."""
+    said = [event.message for event, _ in replay(journal) if isinstance(event, Arrived) and event.role == "draft"]
+    return sum(isinstance(message, Grow) and message.forward_nodes > 0 for message in said)
+
+
+def test_requests_at_the_same_time_share_calls_and_get_the_targets_own_tokens(tmp_path: Path, reference: Reference):
+    journal, params = tmp_path / "journal", SamplingParams(temperature=0.7, seed=2, max_tokens=60)
+    own = [reference(text, params).tokens for text in TEXTS]
+    with Pipeline(draft=str(converted_demo()), draft_engine="coreml", record=str(journal)) as pipeline:
+
+        def shared() -> bool:
+            assert [result.tokens for result in pipeline.generate(list(TEXTS), params)] == own
+            return shared_steps(journal) > 0
+
+        # The target decodes alone until the draft is up.
+        assert until(shared)
+
+
 # Step by step, so that timing does not matter ------------------------------------------------------
 
 

@@ -3,19 +3,22 @@
 What a row leaves is one vector: the state that the next row may read, then the row's logits, which the same call makes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from draft_worker.conditioned.runner import Input, Wave
-from draft_worker.coreml.arrays import Single
+from draft_worker.coreml.arrays import Single, Slots
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.cache_pool import CachePool
 from draft_worker.coreml.runtime.call_inputs import CallInputs
 from draft_worker.coreml.runtime.feature_reader import FeatureReader
 from draft_worker.coreml.runtime.interface import Runtime
+from draft_worker.coreml.runtime.joint_memory import JointMemory, JointPart
 from draft_worker.coreml.runtime.replaceable_slots import CallRow, ReplaceableSlots
 from draft_worker.drafters.eagle3 import Eagle3Form
 from protocol.messages.features import FeatureForm
@@ -32,6 +35,9 @@ class PackageRows:
         self._pool = pool
         self._capacity = capacity
         self._cache = pool.acquire()
+        self.stamps: Slots = np.zeros(capacity, np.intp)
+        """As `HostMemory.stamps`."""
+        self._changes = 0
 
     @property
     def kv(self) -> Single:
@@ -78,10 +84,44 @@ class PackageRows:
     def write(self, rows: Sequence[CallRow], new: Single) -> None:
         """The keys and values of these rows, from the output of their call."""
         # A NaN would spoil every later row, even one that may not see it.
-        self._cache.array[: len(new), :, [row.slot for row in rows]] = _finite(new[:, :, : len(rows)])
+        slots = [row.slot for row in rows]
+        self._cache.array[: len(new), :, slots] = _finite(new)
+        self._changes += 1
+        self.stamps[slots] = self._changes
 
     def close(self) -> None:
         self._pool.release(self._cache)
+
+
+class _Part(NamedTuple):
+    """Rows of one sequence that a call evaluates."""
+
+    rows: PackageRows
+    tokens: Sequence[int]
+    placed: Sequence[CallRow]
+    given: Single
+    """(L, hidden), their second inputs."""
+
+    @classmethod
+    def of(cls, wave: Wave, given: Single) -> "_Part":
+        """The rows of a wave, added to its sequence."""
+        rows, committed = _rows(wave), len(wave.tokens) - len(wave.parents)
+        placed = rows.table.replace(wave.first, committed) if wave.first is not None else []
+        return cls(rows, wave.tokens, [*placed, *rows.table.add(wave.parents)], given)
+
+    def at_most(self, widest: int) -> "Iterator[_Part]":
+        """The rows in parts of at most so many."""
+        for begin in range(0, len(self.tokens), widest):
+            rows = slice(begin, begin + widest)
+            yield _Part(self.rows, self.tokens[rows], self.placed[rows], self.given[rows])
+
+    @property
+    def joint(self) -> JointPart:
+        return JointPart(self.rows, self.rows.table.used, [row.slot for row in self.placed], self.fill_mask)
+
+    def fill_mask(self, mask: Single, window: int | None = None) -> None:
+        assert window is None, "a drafter of this kind has no windows"
+        self.rows.table.fill_mask(self.placed, mask)
 
 
 class PackageRunner:
@@ -97,19 +137,24 @@ class PackageRunner:
         self.held_feature = form.held_feature
         self.head_tokens = tables.head_tokens
         self.device = runtime.device
-        self.joint = False
+        self.joint = True
+        self.widest = package.widths[-1]
         self._hidden = package.shape.hidden
         self._package = package
         self._runtime = runtime
         self._inputs = {width: CallInputs(package, tables, width) for width in package.widths}
         self._reader = FeatureReader(package, tables, runtime)
         self._pool = CachePool(package, None)
+        self._joint = JointMemory(package)
 
     def open(self) -> PackageRows:
         return PackageRows(self._pool, self.context)
 
     def forward(self, waves: Sequence[Wave]) -> list[mx.array]:
-        return [self.evaluate(wave, self._second_inputs(wave.inputs)) for wave in waves]
+        given = self._second_inputs([each for wave in waves for each in wave.inputs])
+        inputs = np.split(given, np.cumsum([len(wave.tokens) for wave in waves])[:-1])
+        groups = self._groups(list(zip(waves, inputs, strict=True)))
+        return [left for group in groups for left in self._together(group)]
 
     def logits(self, outputs: mx.array) -> mx.array:
         return outputs[:, self._hidden :]
@@ -124,19 +169,7 @@ class PackageRunner:
 
     def evaluate(self, wave: Wave, given: Single) -> mx.array:
         """(L, width), what the rows leave. `given`: their (L, hidden) second inputs."""
-        rows, tokens = wave.rows, wave.tokens
-        assert isinstance(rows, PackageRows)
-        committed = len(tokens) - len(wave.parents)
-        placed = rows.table.replace(wave.first, committed) if wave.first is not None else []
-        placed += rows.table.add(wave.parents)
-        widest = self._package.widths[-1]
-        parts = [
-            self._call(
-                rows, tokens[begin : begin + widest], placed[begin : begin + widest], given[begin : begin + widest]
-            )
-            for begin in range(0, len(tokens), widest)
-        ]
-        return mx.array(np.concatenate(parts))
+        return mx.array(np.concatenate([self._call([part])[0] for part in _Part.of(wave, given).at_most(self.widest)]))
 
     def states(self, outputs: mx.array) -> Single:
         """(..., hidden), the second inputs of rows behind those that left this."""
@@ -153,22 +186,59 @@ class PackageRunner:
                 given[place] = self.states(each)
         return given
 
-    def _call(self, rows: PackageRows, tokens: Sequence[int], placed: Sequence[CallRow], given: Single) -> Single:
-        count = len(tokens)
-        call = next(each for width, each in self._inputs.items() if width >= count)
-        data = call.place(tokens, [row.position for row in placed])
-        states = data["g"][0, :, 0]
-        states[:, :count] = given.T
+    def _groups(self, waves: Sequence[tuple[Wave, Single]]) -> Iterator[list[tuple[Wave, Single]]]:
+        """Neighbours that share a call."""
+        group: list[tuple[Wave, Single]] = []
+        for each in waves:
+            if group and not self._fit([wave for wave, _ in (*group, each)]):
+                yield group
+                group = []
+            group.append(each)
+        yield group
+
+    def _fit(self, waves: Sequence[Wave]) -> bool:
+        needed = [(_rows(wave), _rows(wave).table.taken + len(wave.tokens)) for wave in waves]
+        return sum(len(wave.tokens) for wave in waves) <= self.widest and self._joint.fits(needed)
+
+    def _together(self, group: Sequence[tuple[Wave, Single]]) -> list[mx.array]:
+        if len(group) == 1:
+            return [self.evaluate(*group[0])]
+        return [mx.array(left) for left in self._call([_Part.of(*each) for each in group])]
+
+    def _call(self, parts: Sequence[_Part]) -> list[Single]:
+        """(L, width), what the rows of each part leave."""
+        ends = list(accumulate(len(part.tokens) for part in parts))
+        call = next(each for width, each in self._inputs.items() if width >= ends[-1])
+        data = call.place(
+            [token for part in parts for token in part.tokens], [row.position for part in parts for row in part.placed]
+        )
+        states, count = data["g"][0, :, 0], ends[-1]
+        states[:, :count] = np.concatenate([part.given for part in parts]).T
         # Padding repeats a row, as in `CallInputs`.
         states[:, count:] = states[:, count - 1 : count]
+        kv, fill_mask = self._cache(parts)
         for name in self._package.masks:
-            rows.table.fill_mask(placed, data[name][0, 0])
-        outputs = self._runtime.predict(call.function, {**data, "kv": rows.kv})
-        rows.write(placed, outputs["kv_new"])
+            fill_mask(data[name][0, 0])
+        outputs = self._runtime.predict(call.function, {**data, "kv": kv})
         names = [f"logits_{index}" for index in range(len(self._package.outputs))]
         left = [_bounded(outputs["state"][0, 0, :count])]
         left += [np.nan_to_num(outputs[name][0, 0, :count].astype(np.float32), nan=0.0) for name in names]
-        return np.concatenate(left, axis=1)
+        new = np.split(outputs["kv_new"][:, :, :count], ends[:-1], axis=2)
+        for part, rows in zip(parts, new, strict=True):
+            part.rows.write(part.placed, rows)
+        return np.split(np.concatenate(left, axis=1), ends[:-1])
+
+    def _cache(self, parts: Sequence[_Part]) -> tuple[Single, Callable[[Single], None]]:
+        """The keys and values that a call of these parts reads, and what fills its mask."""
+        if len(parts) == 1:
+            return parts[0].rows.kv, parts[0].fill_mask
+        joint = self._joint.call([part.joint for part in parts])
+        return joint.kv, joint.fill_mask
+
+
+def _rows(wave: Wave) -> PackageRows:
+    assert isinstance(wave.rows, PackageRows)
+    return wave.rows
 
 
 def _form(package: Package) -> Eagle3Form:

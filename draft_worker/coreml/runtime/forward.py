@@ -10,30 +10,34 @@ from draft_worker.coreml.converted import HostTables
 from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.call_inputs import CallInputs
 from draft_worker.coreml.runtime.interface import Runtime
-from draft_worker.coreml.runtime.memory import KvMemory
+from draft_worker.coreml.runtime.memory import CallMemory
 
 
 class PackageForward:
-    """The functions of one package and their buffers. A call allocates nothing that grows with the context."""
+    """The functions of one package and their buffers.
+
+    A call of one sequence allocates nothing that grows with the context.
+    """
 
     def __init__(self, package: Package, tables: HostTables, runtime: Runtime) -> None:
-        self._widest = package.widths[-1]
+        self.widest = package.widths[-1]
+        """Most tokens of one call."""
         self._runtime = runtime
         self._outputs = package.outputs
         self._masks = package.masks
         self._inputs = {width: CallInputs(package, tables, width) for width in package.widths}
         padded = -(-package.head_rows // GROUP_SIZE) * GROUP_SIZE
-        self._logits: Single = np.full((self._widest, padded), -np.inf, np.float32)
+        self._logits: Single = np.full((self.widest, padded), -np.inf, np.float32)
 
     def width(self, count: int) -> int:
         """The smallest width for a call of `count` tokens; the largest width if none suffices."""
-        return next((width for width in self._inputs if width >= count), self._widest)
+        return next((width for width in self._inputs if width >= count), self.widest)
 
     def most(self, room: int) -> int:
         """The largest width that writes at most `room` slots; the smallest width if none does."""
         return max((width for width in self._inputs if width <= room), default=min(self._inputs))
 
-    def run(self, memory: KvMemory, numbers: Sequence[int]) -> Single:
+    def run(self, memory: CallMemory, numbers: Sequence[int]) -> Single:
         """Evaluate rows that have slots: (rows, the head's rows padded with -inf) logits, valid until the next call."""
         inputs = self._inputs[self.width(len(numbers))]
         rows = [memory.slots.row(number) for number in numbers]

@@ -7,21 +7,54 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from draft_worker.coreml.arrays import Array, Single
+import numpy as np
+
+from draft_worker.coreml.arrays import Array, Single, Slots
 from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.convolution import ConvolutionHistory
 from draft_worker.coreml.runtime.interface import DeviceState, Runtime
-from draft_worker.coreml.runtime.tree_slots import FixedSlots, TreeSlots
+from draft_worker.coreml.runtime.tree_slots import FixedSlots, PackageRow, TreeSlots
 
 _STATE_BYTES = 2
 """Bytes of a number in a state: fp16."""
 
 
-class KvMemory(Protocol):
+class CallRows(Protocol):
+    """The rows that a call evaluates."""
+
+    def row(self, number: int) -> PackageRow: ...
+
+    def fill_mask(self, numbers: Sequence[int], mask: Single, window: int | None = None) -> None:
+        """As `TreeSlots.fill_mask`."""
+        ...
+
+
+class CallMemory(Protocol):
+    """The keys and values that a call reads and writes."""
+
+    @property
+    def slots(self) -> CallRows: ...
+
+    @property
+    def state(self) -> DeviceState | None: ...
+
+    def inputs(self, numbers: Sequence[int], width: int, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
+        """All inputs of a call that evaluates these rows: the `buffers` of its function, completed, and the cache.
+
+        No array is made for a call, because the runtime may read its inputs later (`lent_arrays`).
+        """
+        ...
+
+    def store(self, numbers: Sequence[int], outputs: Mapping[str, Array]) -> None:
+        """Store the keys and values of these rows, in this order, from the outputs of their call."""
+        ...
+
+
+class KvMemory(CallMemory, Protocol):
     """The slots of a sequence and their keys and values."""
 
-    slots: TreeSlots
-    state: DeviceState | None
+    @property
+    def slots(self) -> TreeSlots: ...
 
     @property
     def size(self) -> int:
@@ -35,17 +68,6 @@ class KvMemory(Protocol):
 
     def make_room(self, width: int) -> None:
         """Prepare for new rows that a call of this width will write."""
-        ...
-
-    def inputs(self, numbers: Sequence[int], width: int, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
-        """All inputs of a call that evaluates these rows: the `buffers` of its function, completed, and the cache.
-
-        No array is made for a call, because the runtime may read its inputs later (`lent_arrays`).
-        """
-        ...
-
-    def store(self, numbers: Sequence[int], outputs: Mapping[str, Array]) -> None:
-        """Store the keys and values of these rows, in this order, from the outputs of their call."""
         ...
 
     def exchange(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -64,8 +86,11 @@ class HostMemory:
         already; a call's inputs are never freed (`lent_arrays`)."""
         self.slots: TreeSlots = TreeSlots(package.context)
         self.state: DeviceState | None = None
+        self.kv = cache[: package.cache_shape[0]] if kv is None else kv
+        self.stamps: Slots = np.zeros(package.context, np.intp)
+        """By slot: another number after each change of its contents."""
+        self._changes = 0
         self._cache = cache
-        self._kv = cache[: package.cache_shape[0]] if kv is None else kv
         self._convolutions = ConvolutionHistory(package, cache) if package.shape.convolutions else None
 
     @property
@@ -82,15 +107,21 @@ class HostMemory:
     def inputs(self, numbers: Sequence[int], width: int, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
         if self._convolutions is not None:
             self._convolutions.fill(self.slots, numbers, buffers)
-        return {**buffers, "kv": self._kv}
+        return {**buffers, "kv": self.kv}
 
     def store(self, numbers: Sequence[int], outputs: Mapping[str, Array]) -> None:
-        new = outputs["kv_new"]
-        self._cache[: len(new), :, self.slots.slots_of(numbers)] = new[:, :, : len(numbers)]
+        new, slots = outputs["kv_new"], self.slots.slots_of(numbers)
+        self._cache[: len(new), :, slots] = new[:, :, : len(numbers)]
+        self._changed(slots)
 
     def exchange(self, pairs: Sequence[tuple[int, int]]) -> None:
         for one, other in pairs:
             self._cache[:, :, [one, other]] = self._cache[:, :, [other, one]]
+            self._changed([one, other])
+
+    def _changed(self, slots: Sequence[int]) -> None:
+        self._changes += 1
+        self.stamps[slots] = self._changes
 
 
 class DeviceMemory:

@@ -7,7 +7,9 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from draft_worker.coreml.arrays import Single
+import numpy as np
+
+from draft_worker.coreml.arrays import Single, Slots
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
 
 _MOST_TREE = 256
@@ -60,6 +62,16 @@ class ReplaceableSlots:
     def slots(self) -> Sequence[int]:
         """Those of the committed tokens, in their order."""
         return self._order
+
+    @property
+    def taken(self) -> int:
+        """Slots of committed tokens and of rows."""
+        return len(self._order) + len(self._rows)
+
+    @property
+    def used(self) -> Slots:
+        """These slots."""
+        return np.array([*self._order, *(row.slot for row in self._rows.values())], np.intp)
 
     def position(self, row: int) -> int:
         return self._rows[row].position

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draft_worker.coreml.arrays import Single
+from draft_worker.coreml.arrays import Single, Slots
 
 HIDDEN = -1e4
 """Added to the score of a hidden slot: far below any score, and within fp16's range."""
@@ -55,6 +55,16 @@ class TreeSlots:
         """A heap of free slots below `_top`. It can also contain slots of committed tokens, which `_take` skips."""
         self._top = 0
         """No slot at or above this is in use."""
+
+    @property
+    def taken(self) -> int:
+        """Slots of committed tokens and of rows."""
+        return self.committed + len(self.slots_of(list(self._rows)))
+
+    @property
+    def used(self) -> Slots:
+        """These slots."""
+        return np.concatenate([np.flatnonzero(self.visible == 0), np.array(self.slots_of(list(self._rows)), np.intp)])
 
     def row(self, number: int) -> PackageRow:
         return self._rows[number]

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.options import draft_engine_option, kv_bits_option, without_effect
+from orchestrator.cli.options import draft_engine_option, kv_bits_option, speculation_options, without_effect
 from orchestrator.cli.pipelines import print_notes, target_folder
+from orchestrator.core.options import Options
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
@@ -53,6 +54,7 @@ _PAUSE_SECONDS = 0.5
     help="The same for a prefill worker, which runs the other machine's target.",
 )
 @kv_bits_option
+@speculation_options("prefix_cache_memory")
 @click.option("--name", help="Name of this machine in the other's lists.  [default: its host name]")
 @click.option("--discover", is_flag=True, help="Look for the address on the local network; the key must be known.")
 @stays_awake
@@ -75,7 +77,17 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, kv_
     line = JoinLine.parse(server) if server is not None and server.startswith("lp1:") else None
     known = _server(folder, server, line, discover)
     worker = _model(role, options)
-    lending = Lending(role, server=known, name=_checked(name), folder=folder, kv_bits=kv_bits, line=line, **worker)
+    kept = options["prefix_cache_memory"]
+    lending = Lending(
+        role,
+        server=known,
+        name=_checked(name),
+        folder=folder,
+        kv_bits=kv_bits,
+        prefix_cache=Options().prefix_cache_memory if kept is None else kept,
+        line=line,
+        **worker,
+    )
     console = Console(stderr=True)
     with console.status("Connecting ...") as status:
         attachment = Attachment(lending, show=_shown(console, status.update))

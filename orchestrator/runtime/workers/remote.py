@@ -76,6 +76,7 @@ class RemoteWorkers:
         )
         self._owner = Hub(context, Session(Path(setup.session)).owner_address, FromOwner)
         self._epoch = epoch
+        self._keeps_kv = setup.options.keeps_kv
         self._registry = registry
         self._local_entries = local_entries
         self.intake = KvIntake(epoch, setup.options.arena_memory << 20)
@@ -200,7 +201,7 @@ class RemoteWorkers:
         if isinstance(admitted, str):
             self._refuse(arrival.peer, PipelineError(admitted))
             return
-        self._send_control(admitted, Welcome(attach.life, self._epoch, admitted.incarnation))
+        self._send_control(admitted, Welcome(attach.life, self._epoch, admitted.incarnation, self._keeps_kv))
 
     def _on_worker(
         self, worker: RemoteWorker, peer: bytes, message: FromWorker | KvBlock, payload: bytes

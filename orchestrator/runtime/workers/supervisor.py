@@ -223,7 +223,7 @@ class Supervisor:
             arena_memory=self._setup.options.arena_memory if role == "target" else 0,
             kv_bits=self._setup.options.kv_bits if role != "draft" else UNQUANTIZED,
             gpu_share=self._gpu_shares.get(role, 1.0),
-            prefix_cache=self._setup.options.prefix_cache_memory if self._setup.options.arena_memory else 0,
+            prefix_cache=self._setup.options.prefix_cache_memory if self._setup.options.keeps_kv else 0,
             trace=self._setup.trace,
         )
 

@@ -59,6 +59,8 @@ class Lending:
     """Folder of the target, if `model` is a trained drafter."""
     kv_bits: KvBits = UNQUANTIZED
     """Of a target's keys and values, and equally of a prefill worker's."""
+    prefix_cache: int = 0
+    """MiB of this machine's memory for KV of ended requests, if the server lets workers keep it."""
     line: JoinLine | None = None
     """For a server that this machine has not joined yet."""
 
@@ -227,6 +229,7 @@ class Attachment:
             source=lending.source,
             target=lending.target,
             kv_bits=lending.kv_bits,
+            prefix_cache=lending.prefix_cache if welcome.keeps_kv else 0,
         )
         environment = worker_environment(lending.role, usable_cores())
         log = self._session.log(lending.role)

@@ -1,7 +1,7 @@
 """Laws of trained drafters as packages: the candidates are those of the drafter in MLX, whatever happens in between."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.conversion.graph_parts import GraphParts
 from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.conversion.trained import feature_scale
 from draft_worker.coreml.conversion.trained_drafters.drafters import convert_drafter
 from draft_worker.coreml.runtime.backends.apple import CoreMlRuntime
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
+from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.drafter_package import drafter_engine
 from protocol.contracts.coreml.conversion import Choices
@@ -25,7 +27,14 @@ from protocol.errors import InputError
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates
 from tests.support.models.core_ml_library import Library
-from tests.support.models.drafter_packages import KINDS, DrafterPackage, converted, write_drafter, write_package
+from tests.support.models.drafter_packages import (
+    EAGLE3_KINDS,
+    KINDS,
+    DrafterPackage,
+    converted,
+    write_drafter,
+    write_package,
+)
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.models.trained_drafters import write_target
 
@@ -66,13 +75,16 @@ class Twins:
 
     def grow(self, nodes: int) -> None:
         """One growth step of random nodes below the live rows; their candidates must be alike."""
+        batch = self.batch(nodes)
+        assert_alike(*(sequence.evaluate(batch) for sequence in self.sequences))
+
+    def batch(self, nodes: int) -> Batch:
         tokens = [self.random.randrange(VOCABULARY) for _ in range(nodes)]
         first = self.sequences[0].next_row
         parents = [self.random.choice([*self.alive, *range(first, first + index)] or [-1]) for index in range(nodes)]
-        ours, theirs = (sequence.evaluate(Batch((), tokens, parents, 4)) for sequence in self.sequences)
-        assert_alike(ours, theirs)
         self.parents |= dict(zip(range(first, first + nodes), parents, strict=True))
         self.alive += range(first, first + nodes)
+        return Batch((), tokens, parents, 4)
 
     def move(self) -> None:
         """Commit a random path; the nodes behind its end survive."""
@@ -119,6 +131,44 @@ def test_candidates_are_those_of_the_drafter_in_mlx(kind: str, sampling: str, pa
         twins.cut(20)
         twins.prefill([1, 2])
         twins.grow(1)
+
+
+class Counted(ExecutorRuntime):
+    """Counts the decoder's calls."""
+
+    calls = 0
+
+    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+        self.calls += function.startswith("width")
+        return super().predict(function, inputs, state)
+
+
+@pytest.mark.parametrize("kind", EAGLE3_KINDS)
+def test_sequences_side_by_side_share_calls_and_have_the_candidates_of_each_alone(
+    kind: str, packages: dict[str, DrafterPackage]
+):
+    package = packages[kind].converted
+    together, apart = (Counted(package, "fp32") for _ in range(2))
+    joint, alone = (drafter_engine("coreml", package, runtime) for runtime in (together, apart))
+    walks = [Twins((joint, alone), sampling, seed) for seed, sampling in enumerate((*SAMPLINGS.values(), Sampling()))]
+    for walk, length in zip(walks, (8, 15, 22), strict=True):
+        walk.prefill([walk.random.randrange(VOCABULARY) for _ in range(length)])
+        walk.feed(0, length)
+    before = together.calls
+    assert before == apart.calls
+    for _ in range(6):
+        batches = [walk.batch(walk.random.randrange(1, 4)) for walk in walks]
+        found = joint.evaluate_together(
+            [(walk.sequences[0], batch) for walk, batch in zip(walks, batches, strict=True)]
+        )
+        for walk, batch, got in zip(walks, batches, found, strict=True):
+            assert_alike(got, walk.sequences[1].evaluate(batch))
+            walk.move()
+            if walk.random.random() < 0.6:
+                committed = walk.sequences[0].committed
+                walk.feed(committed - walk.sequences[0].staleness, committed)
+
+    assert together.calls - before < (apart.calls - before) / 2
 
 
 def test_a_tree_beyond_the_slots_has_nodes_without_candidates(packages: dict[str, DrafterPackage]):

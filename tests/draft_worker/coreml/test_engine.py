@@ -80,6 +80,10 @@ class Both:
             sequence.prefill(tokens)
 
     def evaluate(self, count: int, committed: int = 0) -> tuple[list[Candidates], list[Candidates]]:
+        one, other = self.batches(count, committed)
+        return self.sequences[0].evaluate(one), self.sequences[1].evaluate(other)
+
+    def batches(self, count: int, committed: int = 0) -> tuple[Batch, Batch]:
         """New nodes below earlier nodes, below new ones, or below the prefix."""
         behind = [self.source.randrange(VOCABULARY) for _ in range(committed)]
         self.tokens += behind
@@ -98,10 +102,7 @@ class Both:
             tokens.append(token)
         wanted = processors(self.sampling, self.tokens)
         paths = [self.nodes[number][1] for number in fresh]
-        one, other = (
-            sequence.evaluate(Batch(behind, tokens, parents[side], 4, 0.5, [2] * count, wanted, paths))
-            for side, sequence in enumerate(self.sequences)
-        )
+        one, other = (Batch(behind, tokens, parents[side], 4, 0.5, [2] * count, wanted, paths) for side in (0, 1))
         return one, other
 
     def keep(self) -> None:

@@ -117,6 +117,8 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("attach target HOST:1 --kv-bits 8 --draft d --draft-engine mlx --prefill-engine mlx", {},
      ["--draft", "--draft-engine", "--prefill-engine"]),
     ("attach prefill HOST:1 --kv-bits 8 --target t --prefill-engine mlx --draft d", {}, ["--draft"]),
+    ("attach prefill HOST:1 --prefix-cache-memory 3", {}, ["--prefix-cache-memory"]),
+    ("attach draft HOST:1 --prefix-cache-memory 3", {}, []),
     ("bench --verification rejection --temperature 0", {}, ["--verification"]),
 ]  # fmt: skip
 

@@ -1,0 +1,192 @@
+"""Laws of calls that evaluate rows of several sequences: each sequence's candidates are those of a call of its own."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
+from draft_worker.coreml.runtime.joint_call import SequenceRows
+from draft_worker.coreml.runtime.joint_memory import _IDLE_CALLS, JointMemory
+from draft_worker.coreml.runtime.memory import HostMemory
+from draft_worker.coreml.runtime.tree_slots import PREFIX
+from draft_worker.engine import Batch
+from draft_worker.engines.coreml import CoreMlEngine
+from draft_worker.worker import DraftWorker
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.plans import BestFirst
+from protocol.messages.worker import Grow, Start
+from protocol.speculation.candidates import Candidates
+from tests.draft_worker.coreml.test_architectures import tiny as tiny_of
+from tests.draft_worker.coreml.test_engine import DRAWN, FILTERED, GREEDY, SAMPLED, Both
+from tests.support.models.coreml_runs import CONTEXT, convert, tiny
+from tests.support.models.tiny_models import VOCABULARY
+
+LONG = 2 * CONTEXT
+MODELS: dict[str, Callable[[], Any]] = {
+    "attention": lambda: tiny("qwen2"),
+    "sliding windows": lambda: tiny_of("gemma3_text", sliding_window_pattern=2),
+    "short convolutions": lambda: tiny_of("lfm2", layers=3, layer_types=["conv", "full_attention", "conv"]),
+}
+
+
+class Counted(ExecutorRuntime):
+    """Counts calls."""
+
+    calls = 0
+
+    def predict(self, *arguments: Any, **options: Any) -> Any:
+        self.calls += 1
+        return super().predict(*arguments, **options)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    return convert(tiny("qwen2"), tmp_path_factory.mktemp("model") / "converted")
+
+
+def engine(converted: Converted) -> tuple[CoreMlEngine, Counted]:
+    runtime = Counted(converted, "fp32")
+    return CoreMlEngine(converted, runtime), runtime
+
+
+def assert_equal(got: list[Candidates], want: list[Candidates]) -> None:
+    assert [each.tokens for each in got] == [each.tokens for each in want]
+    for one, other in zip(got, want, strict=True):
+        assert one.probabilities == pytest.approx(other.probabilities, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_random_walks_side_by_side_are_those_of_each_sequence_alone(name: str, tmp_path: Path):
+    converted = convert(MODELS[name](), tmp_path / "model", context=LONG)
+    (joint, runtime), (alone, _) = engine(converted), engine(converted)
+    walks = [
+        Both(joint.open(sampling, VOCABULARY), alone.open(sampling, VOCABULARY), seed, sampling)
+        for seed, sampling in enumerate((GREEDY, SAMPLED, FILTERED, DRAWN))
+    ]
+    for walk, count in zip(walks, (3, 11, 20, 30), strict=True):
+        walk.prefill(count)
+    for step in range(12):
+        taking = [walk for number, walk in enumerate(walks) if (step + number) % 4]
+        batches = [walk.batches(1 + step % 3, committed=0 if walk.nodes else step % 3) for walk in taking]
+        made = runtime.calls
+        found = joint.evaluate_together(
+            [(walk.sequences[0], one) for walk, (one, _) in zip(taking, batches, strict=True)]
+        )
+        assert runtime.calls == made + 1
+        for walk, (_, other), got in zip(taking, batches, found, strict=True):
+            assert_equal(got, walk.sequences[1].evaluate(other))
+            walk.keep()
+        # Between joint calls, the sequences have calls of their own, and lose tokens.
+        for walk in walks:
+            if not walk.nodes and walk.source.random() < 0.5:
+                length = len(walk.tokens) - 2
+                for sequence in walk.sequences:
+                    sequence.truncate(length)
+                del walk.tokens[length:]
+                walk.prefill(walk.source.choice([1, 5]))
+            elif walk.source.random() < 0.3:
+                assert_equal(*walk.evaluate(2))
+                walk.keep()
+
+
+def filled(engine: CoreMlEngine, *lengths: int) -> list[Any]:
+    source = random.Random(4)
+    sequences = []
+    for length in lengths:
+        sequences.append(engine.open(GREEDY, VOCABULARY))
+        sequences[-1].prefill([source.randrange(VOCABULARY) for _ in range(length)])
+    return sequences
+
+
+def batch(count: int) -> Batch:
+    return Batch((), [7] * count, [PREFIX] * count, 4)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows", "calls"),
+    [
+        ((20, 30), (8, 8), 1),
+        ((20, 30), (8, 9), 2),
+        ((40, 40), (8, 8), 1),
+        ((41, 40), (8, 8), 2),
+    ],
+)
+def test_sequences_share_a_call_as_far_as_its_rows_and_slots_suffice(
+    short: Converted, lengths: tuple[int, ...], rows: tuple[int, ...], calls: int
+):
+    joint, runtime = engine(short)
+    sequences = filled(joint, *lengths)
+    made = runtime.calls
+
+    assert joint.joins(list(zip(sequences, rows, strict=True))) is (calls == 1)
+    found = joint.evaluate_together([(each, batch(count)) for each, count in zip(sequences, rows, strict=True)])
+
+    assert [len(each) for each in found] == list(rows)
+    assert runtime.calls == made + calls
+
+
+def test_numbers_that_are_none_stay_with_the_sequence_that_has_them(short: Converted):
+    joint, _ = engine(short)
+    (spoilt,), (first,), (alone,) = filled(joint, 20), filled(joint, 30), filled(joint, 30)
+    spoilt.host.kv[:, :, 3] = np.nan
+
+    _, found = joint.evaluate_together([(spoilt, batch(2)), (first, batch(2))])
+
+    assert_equal(found, alone.evaluate(batch(2)))
+
+
+def test_a_state_of_the_runtime_belongs_to_one_sequence(tmp_path: Path):
+    joint, _ = engine(convert(tiny("qwen2"), tmp_path / "model", cache="state"))
+
+    assert not joint.joint
+    assert not joint.joins([(sequence, 2) for sequence in filled(joint, 5, 5)])
+
+
+def memory(converted: Converted, tokens: int) -> HostMemory:
+    made = HostMemory(converted.package, np.zeros(converted.package.host_shape, np.float32))
+    made.slots.adopt(tokens)
+    return made
+
+
+def test_a_sequence_that_was_in_no_recent_call_gives_up_its_slots(short: Converted):
+    joint = JointMemory(short.package)
+    gone, first, second, late = (memory(short, tokens) for tokens in (40, 20, 20, 50))
+
+    def fits(*memories: HostMemory) -> bool:
+        return joint.fits([(each, each.slots.taken) for each in memories])
+
+    def call(*memories: HostMemory) -> None:
+        joint.call([SequenceRows(each, []).joint for each in memories])
+
+    call(gone, first)
+    for _ in range(_IDLE_CALLS):
+        assert not fits(first, late)
+        call(first, second)
+
+    assert fits(first, late)
+    call(first, late)
+    assert fits(second, late)
+    assert not fits(gone, late)
+
+
+def test_one_growth_step_of_the_worker_grows_as_many_trees_as_a_call_takes(short: Converted):
+    draft, runtime = engine(short)
+    worker = DraftWorker(draft, lambda: 0.0)
+    for number in range(1, 6):
+        tokens = tuple(range(number, number + 4))
+        list(worker.handle(Start(SequenceId(number), 0, tokens, NodeId(number), GREEDY, BestFirst(4, 4))))
+    steps: list[tuple[int, list[SequenceId]]] = []
+    for _ in range(6):
+        made = runtime.calls
+        grown = [reply.sequence for reply in worker.work() if isinstance(reply, Grow)]
+        steps.append((runtime.calls - made, grown))
+
+    assert {calls for calls, _ in steps} == {1}
+    # The root's forward has four rows: three committed tokens and the root.
+    assert steps[0][1] == [1, 2, 3, 4]
+    assert {sequence for _, grown in steps[1:3] for sequence in grown} == {1, 2, 3, 4, 5}
