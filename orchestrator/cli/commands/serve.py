@@ -9,11 +9,14 @@ import click
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.notices import Notices
 from orchestrator.cli.options import pipeline_options, without_effect
-from orchestrator.cli.pipelines import opened, target_folder
+from orchestrator.cli.pipelines import opened, print_notes, target_folder
 from orchestrator.cli.sampling_options import server_defaults, server_options
 from orchestrator.cli.server_key import server_key
+from orchestrator.cli.starter import follow_starter
 from orchestrator.http.settings import ServerSettings
 from orchestrator.machine.downloads.default_target import model_name
+from orchestrator.machine.running_servers import announced, http_address
+from protocol.paths import servers_folder
 
 _MOST = "Texts generated at once; a request beyond that is answered with status 429."
 
@@ -41,14 +44,17 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 @click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this machine that clients use.")
 @click.option("--allow-origin", multiple=True, metavar="URL", help="A web page that may ask, from a browser.")
 @pipeline_options
+@click.option("--for-starter", is_flag=True, hidden=True)
 @stays_awake
-def serve(**options: Any) -> None:
+def serve(for_starter: bool, **options: Any) -> None:
     """Serve the pipeline to programs that speak OpenAI's or Anthropic's API: editors, agents, chat pages.
 
     \b
     launch-pipeline serve --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
     curl http://127.0.0.1:8080/v1/models -H "Authorization: Bearer KEY"
     """
+    if for_starter:
+        follow_starter()
     defaults = server_defaults(options)
     notes = without_effect(options)
     settings, port, made = _settings(options, defaults)
@@ -59,7 +65,11 @@ def serve(**options: Any) -> None:
     # The libraries of the server take a while, which other commands need not wait for.
     from orchestrator.http.run import bound, run
 
-    with bound(settings.hosts[0], port) as listener:
+    with (
+        bound(settings.hosts[0], port) as listener,
+        announced(servers_folder(), http_address(*listener.getsockname()[:2]), settings.key) as note,
+    ):
+        print_notes([note])
         notices = Notices(at_once=True)
         run(opened(options, notes, quiet=False, on_notice=notices), folder, settings, listener, made)
 
