@@ -63,7 +63,8 @@ def _opencode(server: ModelServer, _: Path) -> Invocation:
     """OPENCODE_CONFIG_CONTENT is merged over the user's and the project's configuration."""
     model: dict[str, object] = {"name": server.model}
     if server.context is not None:
-        model["limit"] = {"context": server.context, "output": server.context}
+        # It summarizes a conversation that fills the context less the output.
+        model["limit"] = {"context": server.context, "output": server.context // 4}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": _NAME,
