@@ -9,6 +9,9 @@ SHARED_MEMORY = Path("/dev") / "shm"
 SEGMENTS_VARIABLE = "LAUNCH_PIPELINE_SEGMENTS"
 """Another folder for the list of shared memory; `drill` and the tests set it."""
 
+SERVERS_VARIABLE = "LAUNCH_PIPELINE_SERVERS"
+"""Another folder for the list of HTTP servers; `launch` sets it for its own, and the tests do."""
+
 
 def cache_folder() -> Path:
     """This user's cache folder, by the system's convention. It need not exist yet."""
@@ -37,6 +40,12 @@ def segments_folder() -> Path:
     if SHARED_MEMORY.is_dir():
         return SHARED_MEMORY / f"launch-pipeline-{os.getuid()}-segments"
     return Path.home() / "Library" / "Application Support" / "launch-pipeline" / "segments"
+
+
+def servers_folder() -> Path:
+    """The folder that lists this user's HTTP servers. It need not exist yet."""
+    given = os.environ.get(SERVERS_VARIABLE)
+    return Path(given) if given else cache_folder() / "servers"
 
 
 def config_file() -> Path:

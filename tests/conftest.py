@@ -14,7 +14,7 @@ from hypothesis import settings
 from orchestrator import Pipeline, Result, SamplingParams
 from orchestrator.machine.drafts import draft_choice
 from protocol.kv.segments import unlink_segment
-from protocol.paths import SEGMENTS_VARIABLE
+from protocol.paths import SEGMENTS_VARIABLE, SERVERS_VARIABLE
 from tests.support.models.float32_demo import default_target_in_float32
 
 # The settings of whoever runs the tests are none of theirs.
@@ -50,6 +50,14 @@ def exact_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
         return
     with default_target_in_float32(tmp_path_factory.mktemp("demo")):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """`launch` of whoever runs the tests finds no server of theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SERVERS_VARIABLE, str(tmp_path_factory.mktemp("servers") / "running"))
         yield
 
 

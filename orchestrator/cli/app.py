@@ -20,6 +20,7 @@ from orchestrator.cli.commands.convert import convert
 from orchestrator.cli.commands.doctor import doctor
 from orchestrator.cli.commands.drill import drill
 from orchestrator.cli.commands.generate import generate
+from orchestrator.cli.commands.launch.command import launch
 from orchestrator.cli.commands.measurements.bench import bench
 from orchestrator.cli.commands.measurements.calibrate import calibrate
 from orchestrator.cli.commands.measurements.first_light import first_light
@@ -38,7 +39,7 @@ _INTERRUPTED = 130
 _FAILED = 1
 _COMMANDS = (
     *(attach, bench, cache, calibrate, chat, completion, config, convert, doctor, drill, first_light, generate),
-    *(pairs_command, plan, profile, serve, serve_workers, service, start, target_rank, train_draft, workers),
+    *(launch, pairs_command, plan, profile, serve, serve_workers, service, start, target_rank, train_draft, workers),
 )
 _OTHER_NAMES = {"benchmark": "bench", "list-models": "pairs"}
 """Names that other programs give to commands; `--help` does not list them."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.cli.http_listener import http_listener
 from orchestrator.cli.model_table import ConfiguredModel
 from orchestrator.cli.notices import Notices
 from orchestrator.cli.pipelines import opened, target_folder
@@ -33,11 +34,10 @@ def serve_models(
     # The libraries of the server take a while, which other commands need not wait for.
     from orchestrator.http.models.pipelines import ModelPipeline
     from orchestrator.http.models.run import ModelMemory, run_models
-    from orchestrator.http.run import bound
 
     room = usable(memory_bytes(), gpu_working_set()) if memory_gib is None else int(memory_gib * GIB)
     memory = ModelMemory(room=room, keep=keep_minutes * 60 or None)
-    with bound(settings.hosts[0], port) as listener:
+    with http_listener(settings, port) as listener:
         notices = Notices(at_once=True)
         served: list[tuple[ModelEntry, ModelPipeline]] = []
         for model in models:

@@ -23,6 +23,11 @@ FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
 FOREIGN_OPTIONS = {
     "--draft-model",  # mlx_lm.server
+    "--auth-type",  # programs that `launch` runs
+    "--env-file",
+    "--model-metadata-file",
+    "--settings",
+    "--weak-model",
     "--insert",  # distil.py
     "--written",
 }
@@ -99,7 +104,8 @@ def test_every_command_in_code_exists_and_has_its_options(page: Path):
         own, _, passed_on = arguments.partition(" -- ")
         assert mentioned_options(own) <= options(name), name
         if passed_on:
-            assert name == "service"
+            assert name in ("service", "launch")
+        if name == "service":
             assert mentioned_options(passed_on) <= options("serve"), name
 
 

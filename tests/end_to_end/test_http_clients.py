@@ -17,6 +17,7 @@ from orchestrator import SamplingParams
 from orchestrator.text.chat_template import ChatTemplate
 from tests.conftest import Reference
 from tests.end_to_end.test_http_serve import DEMO, KEY, PROMPT, Serving, serving
+from tests.support.paths import ROOT
 
 __all__ = ["serving"]
 
@@ -29,7 +30,7 @@ SCHEMA = {
     "required": ["sure"],
     "additionalProperties": False,
 }
-NPM_CLIENT = Path(__file__).parent / "npm_client"
+NPM_CLIENT = ROOT / "tests" / "support" / "npm_client"
 
 
 @pytest.fixture(scope="module")
@@ -320,4 +321,4 @@ def test_npm_ai(serving: Serving, reference: Reference, npm_client: Path):
         assert answer["whole"] == answer["streamed"] == expected.text, provider
         assert answer["finish"] == [expected.finish_reason] * 2, provider
         assert answer["usage"] == [[figures.prompt_tokens, figures.generated_tokens]] * 2, provider
-        assert answer["refused"].startswith("404 There is no such model here"), provider
+        assert answer["refused"].startswith("404 This server has no such model"), provider

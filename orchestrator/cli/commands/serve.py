@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from orchestrator.api.client import Client
+from orchestrator.cli.http_listener import http_listener
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.model_table import configured_models
 from orchestrator.cli.notices import Notices
@@ -17,6 +18,7 @@ from orchestrator.cli.remote_workers import announcement, invited, listening_opt
 from orchestrator.cli.sampling_options import server_defaults, server_options
 from orchestrator.cli.server_key import server_key
 from orchestrator.cli.serving_models import serve_models
+from orchestrator.cli.starter import follow_starter
 from orchestrator.http.settings import ServerSettings
 from orchestrator.machine.downloads.default_target import model_name
 
@@ -63,8 +65,9 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 @address_option
 @listening_options
 @pipeline_options
+@click.option("--for-starter", is_flag=True, hidden=True)
 @stays_awake
-def serve(**options: Any) -> None:
+def serve(for_starter: bool, **options: Any) -> None:
     """Serve the pipeline to programs that speak OpenAI's, Anthropic's or Ollama's API: editors, agents, chat pages.
 
     \b
@@ -72,6 +75,8 @@ def serve(**options: Any) -> None:
     launch-pipeline serve --listen 0.0.0.0:5571 --draft-engine none      the draft comes from another machine
     launch-pipeline serve --address tcp://127.0.0.1:5570                 a pipeline that runs already
     """
+    if for_starter:
+        follow_starter()
     models = configured_models(click.get_current_context(), _OF_ONE_MODEL)
     keep, memory = options.pop("keep"), options.pop("models_memory")
     defaults = server_defaults(options)
@@ -80,7 +85,7 @@ def serve(**options: Any) -> None:
     if models:
         serve_models(models, settings, port, made, keep_minutes=keep, memory_gib=memory)
         return
-    address, announced = options.pop("address"), announcement(options)
+    address, name = options.pop("address"), announcement(options)
     client = None if address is None else Client(address)
     target = options["target"]
     folder = target_folder(target, quiet=False) if client is None else tokenizer_folder(client, target)
@@ -89,9 +94,9 @@ def serve(**options: Any) -> None:
     options["target"] = target or str(folder)
     # The libraries of the server take a while, which other commands need not wait for.
     from orchestrator.http.backend import RunningPipeline
-    from orchestrator.http.run import bound, run
+    from orchestrator.http.run import run
 
-    with bound(settings.hosts[0], port) as listener:
+    with http_listener(settings, port) as listener, ExitStack() as stack:
         if client is not None:
             print_notes(notes)
             run(RunningPipeline(client), folder, settings, listener, made)
@@ -100,12 +105,11 @@ def serve(**options: Any) -> None:
         if options["listen"] is None:
             run(pipeline, folder, settings, listener, made)
             return
-        with ExitStack() as stack:
 
-            def when_ready() -> None:
-                stack.enter_context(invited(pipeline.owner, announced, err=True))
+        def when_ready() -> None:
+            stack.enter_context(invited(pipeline.owner, name, err=True))
 
-            run(pipeline, folder, settings, listener, made, lambda: pipeline.owner.invite(), when_ready)
+        run(pipeline, folder, settings, listener, made, lambda: pipeline.owner.invite(), when_ready)
 
 
 def _settings(options: dict[str, Any], defaults: dict[str, Any]) -> tuple[ServerSettings, int, bool]:

@@ -1,0 +1,95 @@
+"""`launch-pipeline launch` with a program that records how it was started: it reaches a server of the demo pair, its
+exit code and Ctrl-C are its own, and nothing is left behind."""
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from orchestrator import SamplingParams
+from tests.conftest import Reference
+from tests.end_to_end.test_http_serve import KEY, PROMPT, Serving, serving
+from tests.orchestrator.cli.test_cli import Command, run, sentence
+from tests.support.fake_agent import write_fake_codex
+from tests.support.processes import until
+
+__all__ = ["serving"]
+
+
+@pytest.fixture(autouse=True)
+def codex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{write_fake_codex(tmp_path / 'programs')}:{os.environ['PATH']}")
+
+
+def _answer(reference: Reference) -> str:
+    return reference(PROMPT, SamplingParams(max_tokens=8)).text
+
+
+def _launch(*words: str) -> tuple[int, dict[str, object], str]:
+    code, output, errors = run("launch", "codex", *words, "--", "exec", "--json")
+    return code, json.loads(output), errors
+
+
+def test_a_server_is_started_for_the_program_and_ends_with_it(reference: Reference):
+    code, told, errors = _launch("--model-name", "mine")
+
+    assert (code, told["text"], told["model"]) == (3, _answer(reference), "mine")
+    assert told["arguments"] == ["exec", "--json"]
+    assert errors.splitlines()[:2] == ["Loading models ...", f"codex asks mine at {str(told['base'])[:-3]}."]
+    assert "knows no tools" in errors
+
+
+@pytest.mark.parametrize("words", [[], ["--server", "URL/v1", "--api-key", KEY]])
+def test_a_server_that_runs_is_used_and_goes_on(serving: Serving, reference: Reference, words: Sequence[str]):
+    code, told, errors = _launch(*(word.replace("URL", serving.url) for word in words))
+
+    assert (code, told["text"]) == (3, _answer(reference))
+    assert told["base"] == f"{serving.url}/v1"
+    assert KEY not in errors
+    assert serving.health() == "ok"
+
+
+def test_ctrl_c_is_the_programs():
+    command = Command("launch", "codex", "--draft-engine", "none", "--", "exec", "wait")
+    assert "base" in command.stdout.readline()
+
+    os.killpg(command.process.pid, signal.SIGINT)
+
+    assert command.end()[0] == 9
+
+
+def test_the_server_ends_even_if_launch_is_killed():
+    command = Command("launch", "codex", "--draft-engine", "none", "--", "exec", "wait")
+    base = json.loads(command.stdout.readline())["base"]
+
+    os.killpg(command.process.pid, signal.SIGKILL)
+
+    until(lambda: not _answers(base), 30)
+    command.end()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return bool(httpx.get(url))
+    except httpx.ConnectError:
+        return False
+
+
+def test_what_launch_cannot_do_is_told(serving: Serving, monkeypatch: pytest.MonkeyPatch):
+    code, _, errors = run("launch", "codex", "--target", "/nowhere")
+    assert (code, "/nowhere" in errors) == (2, True)
+    code, _, errors = run("launch", "codex", "--server", serving.url, "--target", "x")
+    assert (code, "--target has no effect" in sentence(errors)) == (2, True)
+    code, _, errors = run("launch", "codex", "--server", serving.url, "--api-key", KEY, "--model", "gpt-5")
+    assert (code, "it has demo" in sentence(errors)) == (2, True)
+
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    code, _, errors = run("launch", "qwen")
+    assert (code, sentence(errors)) == (
+        1,
+        "Error: qwen is not installed: run `npm install -g @qwen-code/qwen-code`, then try again.",
+    )

@@ -1,0 +1,75 @@
+"""Laws of the options of `serve` on another command: `serve` gets the same values from what is passed on."""
+
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli.app import cli
+from orchestrator.cli.commands.launch.command import launch
+from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_settings
+from orchestrator.cli.commands.serve import serve
+
+
+def _offered() -> dict[str, click.Option]:
+    kept = {parameter.name for parameter in launch.params}
+    return {
+        option.name: option
+        for option in serve.params
+        if isinstance(option, click.Option) and option.name and option.name in kept - {"api_key"}
+    }
+
+
+def _value(option: click.Option) -> str:
+    """Another one than the default."""
+    kind = option.type
+    if isinstance(kind, click.Choice):
+        return next(str(choice) for choice in reversed(kind.choices) if choice != option.default)
+    if isinstance(kind, click.IntRange):
+        return str(kind.max if kind.max is not None else (kind.min or 0) + 3)
+    if isinstance(kind, click.FloatRange) or kind is click.FLOAT:
+        return "0.5"
+    return "7" if kind is click.INT else "some-name"
+
+
+def _settings(words: list[str]) -> ServeSettings:
+    with launch.make_context("launch", words, parent=click.Context(cli)) as context:
+        return serve_settings(context)
+
+
+def _served(settings: ServeSettings, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    for name, value in settings.environment.items():
+        monkeypatch.setenv(name, value)
+    return serve.make_context("serve", list(settings.words), parent=click.Context(cli)).params
+
+
+@pytest.mark.parametrize("name", _offered())
+def test_serve_gets_each_option_of_the_command_line(name: str, monkeypatch: pytest.MonkeyPatch):
+    option = _offered()[name]
+    flag = max(option.opts, key=len)
+    words = [flag] if option.is_flag else [flag, _value(option)] * (2 if option.multiple else 1)
+    expected = serve.make_context("serve", list(words), parent=click.Context(cli)).params
+
+    settings = _settings(["codex", *words, "--", "exec", flag])
+
+    assert settings.words == tuple(words)
+    assert _served(settings, monkeypatch) == expected
+    assert expected[name] != serve.make_context("serve", [], parent=click.Context(cli)).params[name]
+
+
+def test_settings_of_the_environment_are_weaker_than_options_for_serve_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LAUNCH_PIPELINE_LAUNCH_TEMPERATURE", "0.25")
+    monkeypatch.setenv("LAUNCH_PIPELINE_LAUNCH_MODEL_NAME", "a b")
+
+    settings = _settings(["codex", "--preset", "creative"])
+
+    assert settings.words == ("--preset", "creative")
+    assert _served(settings, monkeypatch)["temperature"] == 0.25
+    assert _served(settings, monkeypatch)["model_name"] == ("a", "b")
+
+
+def test_where_the_server_listens_is_no_option_of_launch():
+    told = CliRunner().invoke(cli, ["launch", "codex", "--port", "1"], standalone_mode=False)
+
+    assert isinstance(told.exception, click.NoSuchOption)

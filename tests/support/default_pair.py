@@ -1,0 +1,34 @@
+"""`launch-pipeline serve` with the default pair, for slow tests: its target is fetched from a package index."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from orchestrator.machine.downloads.default_target import VARIABLE, default_target, is_default_target
+from orchestrator.machine.drafts.shipped_drafts import default_draft
+from tests.end_to_end.test_http_serve import Serving, started
+
+
+class DefaultPair(NamedTuple):
+    target: Path
+    draft: Path
+
+
+@contextmanager
+def default_pair() -> Iterator[DefaultPair]:
+    """The folders; processes that start in this context use them too. Skips the test without a package index."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "auto")
+        target = default_target().folder
+        if not is_default_target(target):
+            pytest.skip("no package index can be reached")
+        yield DefaultPair(target, default_draft().folder)
+
+
+@contextmanager
+def serving_default_pair(*arguments: str) -> Iterator[Serving]:
+    with default_pair(), started(*arguments) as server:
+        yield server
