@@ -101,7 +101,7 @@ def _count_into(found: dict[str, list[Cost]], simulation: ScriptedSimulation) ->
         found[kind].append(Cost(calls, tracemalloc.get_traced_memory()[1] - before))
         return commands
 
-    simulation.machine.step = counted  # type: ignore[method-assign]
+    simulation.machine.step = counted
 
 
 @pytest.fixture(autouse=True)
