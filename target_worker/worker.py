@@ -1,7 +1,6 @@
 """The target worker: messages in, messages out. Pure, given its engine and clock."""
 
 import gc
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,10 +9,9 @@ from msgspec.structs import replace
 
 from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import PrefixSharing
-from protocol.kv.segments import SegmentError
 from protocol.messages.base import MAX_NODES, SequenceId, plain
 from protocol.messages.features import Features, Tap
-from protocol.messages.kv import KvOffer, KvRelease
+from protocol.messages.kv import KvRelease
 from protocol.messages.worker import (
     Fault,
     Forest,
@@ -31,12 +29,12 @@ from protocol.messages.worker import (
 from protocol.sampling.grammar import GrammarError
 from protocol.worker.pacing import ForwardPart, Pacer
 from target_worker.engine import Proposal, TargetEngine, TargetSequence
+from target_worker.faults import out_of_step, refused, too_little
 from target_worker.feature_rings import FeatureRings
 from target_worker.kv.target_kv import TargetKv
+from target_worker.kv_saving import KvSaving
 from target_worker.verification.acceptance import Acceptance
 from target_worker.verification.proposed_tree import ProposedTree, flaw
-
-log = logging.getLogger(__name__)
 
 
 class _Forward(NamedTuple):
@@ -74,7 +72,7 @@ class TargetWorker:
         """In the order of their turns to be prefilled."""
         self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, TargetKv.close)
         self._rings = rings
-        self._saving: list[SequenceId] = []
+        self._saving = KvSaving(clock)
         self._early: SequenceId | None = None
         """The sequence whose next forward is to begin before its Verify."""
         self._at_work: tuple[SequenceId, ...] = ()
@@ -108,7 +106,7 @@ class TargetWorker:
     def has_work(self) -> bool:
         return (
             self._early is not None
-            or bool(self._saving)
+            or self._saving.next is not None
             or any(sequence.prefilling for sequence in self._sequences.values())
         )
 
@@ -119,9 +117,9 @@ class TargetWorker:
             self._sequences[self._early].begin_early(self._clock())
             self._early = None
             return
-        if self._saving:
-            self._at_work = (self._saving[0],)
-            yield from self._save(self._saving.pop(0))
+        if self._saving.next is not None:
+            self._at_work = (self._saving.next,)
+            yield from self._saving.save()
             return
         began = self._clock()
         waiting = [id for id, sequence in self._sequences.items() if sequence.prefilling]
@@ -155,7 +153,7 @@ class TargetWorker:
         mx.clear_cache()
         for id, length in lengths.items():
             if id == longest and (not spared or id in self._begun_again):
-                yield Fault("refused", _too_little(length, len(self._sequences)), id)
+                yield Fault("refused", too_little(length, len(self._sequences)), id)
             else:
                 self._begun_again.add(id)
                 yield Fault("lost", "The target ran out of memory and freed some: start the sequence again.", id)
@@ -176,7 +174,7 @@ class TargetWorker:
             yield PromptLikelihoods(id, sequence.round, first + begin, some)
 
     def _prefilled(self, sequence: TargetSequence) -> Prefilled:
-        self._queue_save(sequence)
+        self._saving.add(sequence)
         return Prefilled(
             sequence.start.sequence,
             sequence.round,
@@ -186,26 +184,6 @@ class TargetWorker:
             sequence.warning[:4000],
             self._pacer.take(),
         )
-
-    def _queue_save(self, sequence: TargetSequence) -> None:
-        id = sequence.start.sequence
-        if sequence.unsaved and id not in self._saving:
-            self._saving.append(id)
-
-    def _save(self, id: SequenceId) -> Iterator[FromWorker]:
-        sequence = self._sequences[id]
-        if sequence.checkpoint is None or not sequence.unsaved:
-            return
-        began = self._clock()
-        try:
-            saved = sequence.checkpoint.save(sequence.cache)
-        except SegmentError as error:
-            log.warning("sequence %d is not saved: %s", id, error)
-            sequence.checkpoint.close()
-            return
-        self._queue_save(sequence)
-        if saved is not None:
-            yield KvOffer(id, saved.name, saved.tokens, sequence.checkpoint.size, self._clock() - began)
 
     def _release(self, name: str) -> None:
         for kv in (*(sequence.kv for sequence in self._sequences.values()), *self._prefix_sharing.cached):
@@ -265,7 +243,7 @@ class TargetWorker:
         answers = []
         for verify, (_, proposal), walk in zip(valid.values(), proposals, walks, strict=True):
             if isinstance(walk, GrammarError):
-                answers.append(_refused(verify, plain(str(walk))))
+                answers.append(refused(verify, plain(str(walk))))
                 continue
             path, paced = proposal.path(walk.accepted), self._pacer.take()
             answers.append(Verdict(verify.sequence, verify.round, path, walk.bonus, seconds, paced, walk.likelihoods))
@@ -276,7 +254,7 @@ class TargetWorker:
                 root = sequence.position
                 sequence.advance(proposal, walk, answer)
                 yield from self._features(sequence, root, (0, *walk.accepted))
-                self._queue_save(sequence)
+                self._saving.add(sequence)
                 if self._may_begin_early(verify, answer):
                     self._early = verify.sequence
 
@@ -319,11 +297,11 @@ class TargetWorker:
             # Sent again, because the answer was lost or slow. Rounds before the last one need no answer.
             last = sequence.verdict
             return (last,) if last is not None and last.round == verify.round else ()
-        if difference := _difference(sequence, verify):
+        if difference := out_of_step(sequence, verify):
             return (Fault("lost", difference, verify.sequence),)
         model = self._engine.model
         if refusal := flaw(verify, sequence.sampling, model.vocabulary, model.context, model.level):
-            return (_refused(verify, refusal),)
+            return (refused(verify, refusal),)
         return None
 
     def _end(self, id: SequenceId) -> None:
@@ -344,35 +322,10 @@ class TargetWorker:
 
     def _remove(self, id: SequenceId) -> TargetSequence | None:
         """Remove a sequence. Its checkpoint stays."""
-        if id in self._saving:
-            self._saving.remove(id)
+        self._saving.discard(id)
         sequence = self._sequences.pop(id, None)
         if sequence is not None:
             sequence.drop_early()
         if self._rings is not None:
             self._rings.end(id)
         return sequence
-
-
-def _too_little(tokens: int, others: int) -> str:
-    """`tokens`: of the sequence that ends; `others`: live sequences beside it."""
-    beside = f" beside {others} other{'s' if others > 1 else ''}" if others else ""
-    return (
-        f"The target's memory does not suffice for this request, with {tokens:,} tokens so far{beside}: shorten it, or "
-        "start the pipeline with a smaller --context, fewer --concurrent requests or --kv-bits 8."
-    )
-
-
-def _refused(verify: Verify, text: str) -> Fault:
-    return Fault("refused", text, verify.sequence, len(verify.tokens) - 1)
-
-
-def _difference(sequence: TargetSequence, verify: Verify) -> str | None:
-    """How the sequence differs from the one in the message, as a sentence; None if it does not."""
-    if sequence.prefilling:
-        return "The target is still prefilling this sequence."
-    held = (sequence.round, sequence.position, sequence.root, sequence.tokens[-1])
-    sent = (verify.round, verify.position, verify.root, verify.tokens[0])
-    if held != sent:
-        return f"The target is at round {held[0]}, position {held[1]}; the message is for {sent[0]}, {sent[1]}."
-    return None

@@ -8,7 +8,18 @@ import pytest
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Fault, FromWorker, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
+from protocol.messages.worker import (
+    Fault,
+    FromWorker,
+    Hello,
+    Prefilled,
+    Prefilling,
+    Start,
+    Stop,
+    ToWorker,
+    Verdict,
+    Verify,
+)
 from protocol.worker.memory_shortage import SurvivingWorker, is_shortage
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
@@ -58,12 +69,14 @@ def _start(id: int, tokens: tuple[int, ...]) -> Start:
 
 
 def _answers(worker: SurvivingWorker, message: ToWorker) -> list[Any]:
+    """All but how far a prompt has been read."""
+
     def all() -> Iterator[FromWorker]:
         yield from worker.handle(message)  # type: ignore[misc]
         while worker.has_work:
             yield from worker.work()  # type: ignore[misc]
 
-    return list(all())
+    return [reply for reply in all() if not isinstance(reply, Prefilling)]
 
 
 def _next_token(worker: SurvivingWorker, id: int, tokens: tuple[int, ...]) -> int:
