@@ -3,7 +3,8 @@
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -67,6 +68,16 @@ class Session:
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):
             sessions_home().rmdir()
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder of mode 0700 for this process. If the process is killed, the next start of a pipeline removes it."""
+    session = Session.create()
+    try:
+        yield session.folder
+    finally:
+        session.remove()
 
 
 def sessions_home() -> Path:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from orchestrator import SamplingParams
+from orchestrator.runtime.session import sessions_home, sweep
 from tests.conftest import Reference
 from tests.end_to_end.test_http_serve import KEY, PROMPT, Serving, serving
 from tests.orchestrator.cli.test_cli import Command, run, sentence
@@ -69,7 +70,10 @@ def test_the_server_ends_even_if_launch_is_killed():
     os.killpg(command.process.pid, signal.SIGKILL)
 
     until(lambda: not _answers(base), 30)
+    # As the next start of a pipeline does.
+    sweep()
     command.end()
+    assert not list(sessions_home().glob(f"lp-{command.process.pid}-*"))
 
 
 def _answers(url: str) -> bool:

@@ -5,11 +5,10 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import FrameType
 from urllib.parse import urlsplit
 
+from orchestrator.runtime.session import temporary_folder
 from orchestrator.tools.agents.invocation import AgentProgram, ModelServer
 from protocol.errors import PipelineError
 from protocol.security.private_files import write_private
@@ -25,10 +24,10 @@ def run_program(executable: str, program: AgentProgram, server: ModelServer, arg
 
     Raises PipelineError if it can't be started.
     """
-    with TemporaryDirectory(prefix="launch-pipeline-agent-") as folder:
-        invocation = program.settings(server, Path(folder))
+    with temporary_folder() as folder:
+        invocation = program.settings(server, folder)
         for name, content in invocation.files.items():
-            write_private(Path(folder) / name, content.encode())
+            write_private(folder / name, content.encode())
         environment = with_settings(os.environ, invocation.environment, server.address)
         return _run([executable, *invocation.options, *arguments], environment)
 

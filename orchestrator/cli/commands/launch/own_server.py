@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from orchestrator.cli.commands.launch.serve_options import ServeSettings
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.machine.running_servers import running_servers
+from orchestrator.runtime.session import temporary_folder
 from orchestrator.tools.agents.server import HttpServer
 from protocol.own_modules import module_command
 from protocol.paths import SERVERS_VARIABLE
@@ -36,12 +36,12 @@ def own_server(settings: ServeSettings, configuration: Path | None) -> Iterator[
     While models load, the server tells of it on standard error. What it writes later is shown when the context ends.
     """
     given = ("--config", str(configuration)) if configuration else ()
-    with TemporaryDirectory(prefix="launch-pipeline-server-") as folder:
-        log = Path(folder) / "log"
+    with temporary_folder() as folder:
+        log = folder / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*module_command("orchestrator.cli.entry"), *given, "serve", *_OWN, *settings.words],
-                env={**os.environ, **settings.environment, SERVERS_VARIABLE: folder},
+                env={**os.environ, **settings.environment, SERVERS_VARIABLE: str(folder)},
                 stdin=subprocess.PIPE,
                 stdout=output,
                 # Ctrl-C is the program's.
@@ -50,7 +50,7 @@ def own_server(settings: ServeSettings, configuration: Path | None) -> Iterator[
         told = ""
         try:
             print_notes(["Loading models ..."])
-            yield _ready(process, Path(folder))
+            yield _ready(process, folder)
             told = log.read_text(errors="replace")
         finally:
             _end(process)
