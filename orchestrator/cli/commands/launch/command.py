@@ -34,9 +34,7 @@ _NO_KEY = "unused"
     "--api-key", envvar="LAUNCH_PIPELINE_API_KEY", show_envvar=True, help="The key of the server that --server names."
 )
 @click.option("--model", metavar="NAME", help="The model to ask for, as the server calls it. Default: its first one.")
-@click.pass_context
 def launch(
-    context: click.Context,
     program: str,
     arguments: tuple[str, ...],
     server: str | None,
@@ -53,6 +51,8 @@ def launch(
     launch-pipeline launch codex
     launch-pipeline launch claude --pair qwen2.5-3b -- -p "What does this project do?"
     """
+    # Not as an argument: the pipeline has an option --context.
+    context = click.get_current_context()
     chosen = PROGRAMS[program]
     executable = shutil.which(chosen.command)
     if executable is None:
