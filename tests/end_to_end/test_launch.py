@@ -70,6 +70,7 @@ def test_the_server_ends_even_if_launch_is_killed():
     os.killpg(command.process.pid, signal.SIGKILL)
 
     until(lambda: not _answers(base), 30)
+    command.process.wait()
     # As the next start of a pipeline does.
     sweep()
     command.end()

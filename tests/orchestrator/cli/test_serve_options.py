@@ -10,6 +10,7 @@ from orchestrator.cli.app import cli
 from orchestrator.cli.commands.launch.command import launch
 from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_settings
 from orchestrator.cli.commands.serve import serve
+from orchestrator.cli.options import TokensOrAuto
 
 
 def _offered() -> dict[str, click.Option]:
@@ -30,7 +31,7 @@ def _value(option: click.Option) -> str:
         return str(kind.max if kind.max is not None else (kind.min or 0) + 3)
     if isinstance(kind, click.FloatRange) or kind is click.FLOAT:
         return "0.5"
-    return "7" if kind is click.INT else "some-name"
+    return "7" if kind is click.INT or isinstance(kind, TokensOrAuto) else "some-name"
 
 
 def _settings(words: list[str]) -> ServeSettings:
