@@ -264,7 +264,7 @@ def test_a_paced_prefill_is_reported_with_its_chunks():
 
     replies = [reply for _ in range(3) for reply in worker.work()]
 
-    (prefilled,) = replies
+    *_, prefilled = replies
     assert isinstance(prefilled, Prefilled)
     assert prefilled.seconds == pytest.approx(0.100)
     assert prefilled.paced is not None

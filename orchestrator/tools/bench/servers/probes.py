@@ -10,6 +10,7 @@ from orchestrator.tools.bench.servers.http_requests import (
     CHAT_BODY,
     COMPLETIONS,
     PROMPT,
+    Answer,
     ask,
     chat,
     complete,
@@ -55,6 +56,10 @@ def routes() -> dict[str, Probe]:
         "/v1/responses": {"input": "import", "max_output_tokens": 2},
         "/v1/messages": {**CHAT_BODY, "max_tokens": 2},
         "/v1/messages/count_tokens": CHAT_BODY,
+        "/v1/responses/input_tokens": {"input": "import"},
+        "/v1/embeddings": {"input": "import"},
+        "/api/chat": {**CHAT_BODY, "model": "demo", "stream": False, "options": {"num_predict": 2}},
+        "/api/tags": None,
         "/v1/models": None,
         "/health": None,
         "/metrics": None,
@@ -104,6 +109,16 @@ def parameters() -> dict[str, Probe]:
             chat(server, max_tokens=400, response_format=_FORMAT), lambda answer: _is_json(answer.texts[0])
         ),
         "`tools`, with a model without tools": lambda server: effect(chat(server, tools=[_TOOL]), lambda _: False),
+        "`best_of`": lambda server: effect(
+            complete(server, best_of=3, temperature=1, seed=1),
+            lambda answer: answer.body["usage"]["completion_tokens"] > 16,
+        ),
+        "`max_tokens: 0`": lambda server: effect(
+            complete(server, max_tokens=0), lambda answer: not any(answer.texts), "another number of tokens"
+        ),
+        "`echo` with `logprobs` of the prompt": lambda server: effect(
+            complete(server, echo=True, logprobs=1, max_tokens=1), _tells_of_prompt
+        ),
         "`echo`": lambda server: effect(complete(server, echo=True), lambda answer: answer.texts[0].startswith(PROMPT)),
         "`suffix`": _differs(suffix="return items"),
     }
@@ -187,6 +202,11 @@ def _makes_greedy(**fields: Any) -> Probe:
 def _greedy(server: RunningServer, tokens: int) -> list[str]:
     answer = complete(server, max_tokens=tokens)
     return [] if answer is None else answer.texts
+
+
+def _tells_of_prompt(answer: Answer) -> bool:
+    told = answer.body["choices"][0].get("logprobs") or {}
+    return len(told.get("token_logprobs") or ()) > 2
 
 
 def _is_json(text: str) -> bool:
