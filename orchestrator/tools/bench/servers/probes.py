@@ -113,9 +113,6 @@ def parameters() -> dict[str, Probe]:
             complete(server, best_of=3, temperature=1, seed=1),
             lambda answer: answer.body["usage"]["completion_tokens"] > 16,
         ),
-        "`max_tokens: 0`": lambda server: effect(
-            complete(server, max_tokens=0), lambda answer: not any(answer.texts), "another number of tokens"
-        ),
         "`echo` with `logprobs` of the prompt": lambda server: effect(
             complete(server, echo=True, logprobs=1, max_tokens=1), _tells_of_prompt
         ),
