@@ -59,7 +59,8 @@ class DiskCache:
             self._disable(f"{target.model} has keys and values that shared memory does not hold")
             return
         layout = self._layout(target, CHUNK)
-        name = model_name(model_key(target.model_fingerprint), layout, importlib.metadata.version("mlx"))
+        software = f"{importlib.metadata.version('mlx')} {target.device}"
+        name = model_name(model_key(target.model_fingerprint), layout, software)
         try:
             store = ChunkStore(disk_cache_folder(), name, target.model, self._limit)
         except (InputError, OSError) as error:

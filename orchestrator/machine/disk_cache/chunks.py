@@ -16,7 +16,7 @@ _FORMAT = 1
 def model_name(model: bytes, layout: ArenaLayout, software: str) -> str:
     """Of all that decides which bytes the KV of given tokens has: 32 hexadecimal digits.
 
-    `model`: the key in arena headers. `software`: the version of what computes it, since another one rounds otherwise.
+    `model`: the key in arena headers. `software`: what computes it, since another version or device rounds otherwise.
     """
     shape = f"{_FORMAT} {software} {layout.layers} {layout.kv_heads} {layout.head_size} {int(layout.dtype)}"
     return hashlib.sha256(model + shape.encode()).hexdigest()[:32]
