@@ -45,7 +45,7 @@ class Sequence:
         self.resends = 0
         """How often the outstanding tree was sent again."""
         self.prefill_deadline = now
-        """When a prefill worker that evaluates the prompt should be done."""
+        """When a prefill worker that evaluates the prompt, or the disk, should be done."""
         self.prefilled_arena = ""
         """Name of the arena that a prefill worker last offered for this sequence."""
         self.adopting: KvReference | None = None
@@ -117,7 +117,7 @@ class Sequence:
         self.outstanding = None
 
     def delegate_prefill(self, now: float, deadline: float) -> None:
-        """A prefill worker was sent the tokens before the root."""
+        """A prefill worker, or the disk cache, was sent the tokens before the root."""
         self.enter(Trigger.DELEGATE_PREFILL)
         self.sent_at = now
         self.prefill_deadline = deadline

@@ -59,8 +59,8 @@ class DiskCache:
             self._disable(f"{target.model} has keys and values that shared memory does not hold")
             return
         layout = self._layout(target, CHUNK)
-        software = f"{importlib.metadata.version('mlx')} {target.device}"
-        name = model_name(model_key(target.model_fingerprint), layout, software)
+        computed_by = f"{importlib.metadata.version('mlx')} {target.device}"
+        name = model_name(model_key(target.model_fingerprint), layout, computed_by)
         try:
             store = ChunkStore(disk_cache_folder(), name, target.model, self._limit)
         except (InputError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Where the KV of a prompt comes from: an arena that holds it, a prefill worker, or the target's own prefill. Pure."""
+"""Where the KV of a prompt comes from: an arena, the disk, a prefill worker, or the target's own prefill. Pure."""
 
 from orchestrator.core.commands import Command, Keep, Recall, Release, SendMessage
 from orchestrator.core.events import Recalled

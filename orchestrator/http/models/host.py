@@ -175,6 +175,7 @@ class ModelHost:
         try:
             model = await self._loader.load(name, partial(self._steps.__setitem__, name))
         except PipelineError as error:
+            log.warning("a model could not be loaded", model=name, reason=str(error))
             self._failed(name, str(error))
         except Exception:
             log.exception("a model could not be loaded", model=name)
@@ -187,7 +188,6 @@ class ModelHost:
             self._steps.pop(name, None)
 
     def _failed(self, name: ModelName, reason: str) -> None:
-        log.warning("a model could not be loaded", model=name, reason=reason)
         self._step(Failed(name, f"The model {name} can't be loaded. {reason}"))
 
     async def _watch(self, name: ModelName, model: LoadedModel) -> None:

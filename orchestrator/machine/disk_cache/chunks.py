@@ -13,12 +13,12 @@ CHUNK = RECALLED_TOKENS
 _FORMAT = 1
 
 
-def model_name(model: bytes, layout: ArenaLayout, software: str) -> str:
+def model_name(model: bytes, layout: ArenaLayout, computed_by: str) -> str:
     """Of all that decides which bytes the KV of given tokens has: 32 hexadecimal digits.
 
-    `model`: the key in arena headers. `software`: what computes it, since another version or device rounds otherwise.
+    `model`: the key in arena headers. `computed_by`: version and device, since others round otherwise.
     """
-    shape = f"{_FORMAT} {software} {layout.layers} {layout.kv_heads} {layout.head_size} {int(layout.dtype)}"
+    shape = f"{_FORMAT} {computed_by} {layout.layers} {layout.kv_heads} {layout.head_size} {int(layout.dtype)}"
     return hashlib.sha256(model + shape.encode()).hexdigest()[:32]
 
 

@@ -22,6 +22,7 @@ from protocol.errors import InputError
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaError, ArenaLayout, ElementType, model_key
 from protocol.kv.segments import sweep
+from tests.support.processes import until
 
 LAYOUT = ArenaLayout(2, 3, 4 * CHUNK, 8, ElementType.FLOAT16)
 MODEL = model_name(model_key("m"), LAYOUT, "1.0")
@@ -215,7 +216,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_damaged_file(root: P
     with subprocess.Popen([sys.executable, "-c", WRITER, str(root)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(0.05)
+        until(lambda: list(root.rglob("*.kv")))
         process.kill()
     sweep()
 
