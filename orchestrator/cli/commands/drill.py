@@ -24,7 +24,7 @@ _SENTENCES_SHOWN = 5
 @click.command(epilog=f"NAMEs: {', '.join(_NAMES)}.")
 @click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(_NAMES))
 @click.option("--count", type=click.IntRange(min=1), help="Faults of each drill.  [default: a few]")
-@click.option("--minutes", type=click.FloatRange(min=0.1), help="How long the soak takes.")
+@click.option("--minutes", type=click.FloatRange(min=0.1), help="How long soak and conversations take.")
 @click.option("--full", is_flag=True, help="As many faults as the promises speak of; about an hour for all.")
 @click.option("--simulate", type=click.IntRange(min=1), help="Instead: so many hours on a virtual clock, one a seed.")
 @click.option("--hours", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Of each simulated seed.")
@@ -49,7 +49,7 @@ def drill(
     \b
     launch-pipeline drill
     launch-pipeline drill draft-kill target-kill --count 20 --seed 1
-    launch-pipeline drill soak --minutes 20
+    launch-pipeline drill soak conversations --minutes 20
     launch-pipeline drill --full --json > promises.json
     launch-pipeline drill --simulate 1000 --seed 0
     """

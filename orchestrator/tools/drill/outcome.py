@@ -14,6 +14,7 @@ DrillName: TypeAlias = Literal[
     "interrupt",
     "segments",
     "soak",
+    "conversations",
 ]
 
 OnStep = Callable[[], None]

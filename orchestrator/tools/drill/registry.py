@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 
-from orchestrator.tools.drill.drills import draft, interrupt, orchestrator_kill, segments, soak, target_kill
+from orchestrator.tools.drill.drills import (
+    conversations,
+    draft,
+    interrupt,
+    orchestrator_kill,
+    segments,
+    soak,
+    target_kill,
+)
 from orchestrator.tools.drill.outcome import DrillName, DrillOutcome, OnStep
 from orchestrator.tools.simulate.faults.schedule import SimulatedHours, simulate_hours
 
@@ -39,19 +47,22 @@ DRILLS: dict[DrillName, Drill] = {
     "interrupt": Drill(interrupt.PROMISE, interrupt.run, full=50, quick=9),
     "segments": Drill(segments.PROMISE, segments.run, full=1000, quick=40),
     "soak": Drill(soak.PROMISE, soak.run, full=240, quick=8),
+    "conversations": Drill(conversations.PROMISE, conversations.run, full=240, quick=8),
 }
+_SECONDS: dict[DrillName, float] = {"soak": soak.FAULT_SECONDS, "conversations": conversations.SAMPLE_SECONDS}
+"""Of the drills that take a time: how long one of their count takes."""
 
 
 def drill_counts(
-    names: Iterable[DrillName], count: int | None = None, full: bool = False, soak_minutes: float | None = None
+    names: Iterable[DrillName], count: int | None = None, full: bool = False, minutes: float | None = None
 ) -> dict[DrillName, int]:
     """The count of each chosen drill; no names: of all drills."""
     chosen = list(names) or list(DRILLS)
     counts: dict[DrillName, int] = {
         name: count or (DRILLS[name].full if full else DRILLS[name].quick) for name in chosen
     }
-    if soak_minutes is not None and "soak" in counts:
-        counts["soak"] = max(1, round(60 * soak_minutes / soak.FAULT_SECONDS))
+    if minutes is not None:
+        counts |= {name: max(1, round(60 * minutes / _SECONDS[name])) for name in counts if name in _SECONDS}
     return counts
 
 

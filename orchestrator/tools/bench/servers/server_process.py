@@ -6,9 +6,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -23,6 +23,8 @@ class Server:
     arguments: Sequence[str]
     """Arguments of Python; the port is appended."""
     key: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables beyond our own."""
 
 
 @dataclass
@@ -46,12 +48,20 @@ class RunningServer:
 
     def processor_seconds(self) -> float:
         """Spent so far by the server and all of its children, in steps of a second."""
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,time="], capture_output=True, text=True, check=True)  # noqa: S607
+        return sum(_seconds(spent) for _, spent in self._family("time"))
+
+    def memory(self) -> int:
+        """Resident bytes of the server and all of its children. What they share is counted once on Linux."""
+        return sum(_shared_once(pid) or int(kibibytes) << 10 for pid, kibibytes in self._family("rss"))
+
+    def _family(self, column: str) -> list[tuple[int, str]]:
+        """Process ids of the server and all of its children, and a column of `ps`."""
+        listed = subprocess.run(["ps", "-A", "-o", f"pid=,ppid=,{column}="], capture_output=True, text=True, check=True)  # noqa: S607
         rows = [line.split() for line in listed.stdout.splitlines()]
         family = {self.process.pid}
         while more := {int(pid) for pid, parent, _ in rows if int(parent) in family} - family:
             family |= more
-        return sum(_seconds(spent) for pid, _, spent in rows if int(pid) in family)
+        return [(int(pid), value) for pid, _, value in rows if int(pid) in family]
 
 
 @contextmanager
@@ -62,7 +72,7 @@ def running(server: Server) -> Iterator[RunningServer]:
     process = subprocess.Popen(
         [sys.executable, *server.arguments, "--port", str(port)],
         cwd=ROOT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **server.environment},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -113,6 +123,15 @@ def _is_free(port: int) -> bool:
     except OSError:
         return True
     return False
+
+
+def _shared_once(pid: int) -> int | None:
+    """Bytes of a process with its share of what it shares (Linux's PSS); None where the system does not tell."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return None
 
 
 def _seconds(spent: str) -> float:

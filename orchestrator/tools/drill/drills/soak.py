@@ -10,17 +10,14 @@ from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.tools.drill.drill_requests import DrillRequest, drill_requests, serve, wrong
 from orchestrator.tools.drill.drills.soak_faults import FaultInjector
+from orchestrator.tools.drill.held import figures, growth, levels
 from orchestrator.tools.drill.outcome import DrillOutcome, OnStep, left_behind
 from orchestrator.tools.drill.processes import Usage, mark, members, own_registry, remains, usage
 
 PROMISE = "soak, a fault every 5 s: every answer exact; memory, descriptors and threads flat"
 FAULT_SECONDS = 5.0
 _CLIENTS = 2
-_WATCHED = ("orchestrator", "target_worker", "draft_worker")
-_QUARTER = 0.25
-_GROWTH = 1.1
-_GROWTH_BYTES = 16 << 20
-"""Memory is flat if the last quarter's median is at most a tenth and 16 MiB above the second quarter's."""
+_WATCHED = ("orchestrator", "target_worker", "draft_worker", "client")
 
 
 @dataclass(slots=True)
@@ -60,11 +57,12 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
             failures += ["A client still waits for its answer." for thread in threads if thread.is_alive()]
             failures += wrong(requests[0], serve(pipeline, requests[0]), "after the last fault")
         failures += left_behind("at the end", remains(place))
-    grown = [text for name in (*_WATCHED, "client") for text in _growth(name, samples)]
     answered = sum(loop.answered for loop in loops)
-    measured = f"{count} faults, {answered} answers, {len(failures)} failures; {_levels(samples)}"
-    figures = {"faults": count, "answers": answered, **_figures(samples)}
-    return DrillOutcome(PROMISE, measured, [f"seed {seed}: {text}" for text in failures + grown], (), figures)
+    measured = f"{count} faults, {answered} answers, {len(failures)} failures; {levels('orchestrator', samples)}"
+    measures = {"faults": count, "answers": answered, **figures(_WATCHED, samples)}
+    return DrillOutcome(
+        PROMISE, measured, [f"seed {seed}: {text}" for text in failures + growth(_WATCHED, samples)], (), measures
+    )
 
 
 def _inject_faults(injector: FaultInjector, place: str, count: int, on_step: OnStep) -> list[dict[str, Usage]]:
@@ -79,53 +77,3 @@ def _inject_faults(injector: FaultInjector, place: str, count: int, on_step: OnS
         injector.faults[number % len(injector.faults)]()
         on_step()
     return samples
-
-
-def _quarter(name: str, samples: Sequence[dict[str, Usage]], last: bool) -> list[Usage]:
-    """What a process held in the last quarter, or in the second one: the first quarter is the warm-up."""
-    size = max(1, int(len(samples) * _QUARTER))
-    part = samples[-size:] if last else samples[size : 2 * size]
-    return [sample[name] for sample in part if name in sample]
-
-
-def _growth(name: str, samples: Sequence[dict[str, Usage]]) -> list[str]:
-    early, late = _quarter(name, samples, last=False), _quarter(name, samples, last=True)
-    if not early or not late:
-        return []
-    before, after = _median([held.memory for held in early]), _median([held.memory for held in late])
-    sentences: list[str] = []
-    if after > _GROWTH * before + _GROWTH_BYTES:
-        sentences.append(f"The memory of {name} grew from {before >> 20} to {after >> 20} MiB.")
-    for what in ("descriptors", "threads"):
-        first, final = ([getattr(held, what) or 0 for held in part] for part in (early, late))
-        # Requests in progress hold some too, so the minimum of each quarter is compared.
-        if min(final) > min(first) + 1:
-            sentences.append(f"The {what} of {name} grew from {min(first)} to {min(final)}.")
-    return sentences
-
-
-def _figures(samples: Sequence[dict[str, Usage]]) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    for name in (*_WATCHED, "client"):
-        for label, last in (("early", False), ("late", True)):
-            part = _quarter(name, samples, last)
-            if part:
-                figures[f"{name}_{label}_mib"] = round(_median([held.memory for held in part]) / (1 << 20), 1)
-                figures[f"{name}_{label}_descriptors"] = min(held.descriptors or 0 for held in part)
-                figures[f"{name}_{label}_threads"] = min(held.threads or 0 for held in part)
-    return figures
-
-
-def _levels(samples: Sequence[dict[str, Usage]]) -> str:
-    """Memory, descriptors and threads of the orchestrator in the second and in the last quarter."""
-    figures = _figures(samples)
-    names = ("mib", "descriptors", "threads")
-    early, late = (
-        " / ".join(f"{figures.get(f'orchestrator_{label}_{name}', 0):.0f}" for name in names)
-        for label in ("early", "late")
-    )
-    return f"orchestrator MiB / descriptors / threads {early} → {late}"
-
-
-def _median(values: Sequence[int]) -> int:
-    return sorted(values)[len(values) // 2]

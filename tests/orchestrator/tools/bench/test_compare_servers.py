@@ -1,4 +1,4 @@
-"""The comparison of servers ends every server that it starts, also when it is interrupted."""
+"""The comparisons of servers: they end every server that they start, also when they are interrupted."""
 
 import signal
 import subprocess
@@ -34,3 +34,14 @@ def test_an_interrupted_comparison_leaves_no_server(number: signal.Signals):
     assert (running.returncode, output) == (130, ""), errors
     assert "Traceback" not in errors
     assert not servers() - before
+
+
+@pytest.mark.timeout(600)
+def test_a_table_by_length_has_every_server():
+    arguments = ["--random", "--lengths", "64,200", "--max-tokens", "12", "--repeats", "1"]
+
+    done = subprocess.run([sys.executable, "-m", f"{MODULE}.by_length", *arguments], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("| 64 |", "| 200 |"))]
+    assert [row.count("/s, ") for row in rows] == [4, 4], done.stdout
