@@ -69,5 +69,6 @@ class PacedNetwork:
 
 
 def _context(cache: Any) -> int:
-    """Tokens in mlx-lm's cache, which has an entry for each layer."""
-    return int(getattr(cache[0], "offset", 0)) if cache else 0
+    """Tokens in mlx-lm's cache, which has an entry for each layer. A batch's rows are padded to the longest."""
+    offset = getattr(cache[0], "offset", 0) if cache else 0
+    return int(mx.max(offset)) if isinstance(offset, mx.array) else int(offset)
