@@ -15,6 +15,7 @@ from orchestrator.core.models.events import ModelEntry, ModelName
 from orchestrator.http.settings import ServerSettings
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
 from orchestrator.machine.memory.budget import GIB, usable
+from orchestrator.machine.models.checkpoints import weight_bytes
 from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
 
@@ -36,6 +37,8 @@ def serve_models(
     from orchestrator.http.models.run import ModelMemory, run_models
 
     room = usable(memory_bytes(), gpu_working_set()) if memory_gib is None else int(memory_gib * GIB)
+    if settings.embedding is not None:
+        room -= weight_bytes(settings.embedding.folder)
     memory = ModelMemory(room=room, keep=keep_minutes * 60 or None)
     with http_listener(settings, port) as listener:
         notices = Notices(at_once=True)

@@ -13,11 +13,12 @@ from starlette.routing import Route
 
 from orchestrator.http.access.middleware import MESSAGES, FramingGate, HostGate, KeyGate, refusal
 from orchestrator.http.anthropic.routes import MessagesRoutes
+from orchestrator.http.embeddings.routes import EmbeddingRoutes
 from orchestrator.http.errors import ApiError, internal_error
 from orchestrator.http.model_cards import ANTHROPIC_VERSION
 from orchestrator.http.monitoring.metrics import Counted, Metrics
-from orchestrator.http.no_embeddings import no_embeddings
 from orchestrator.http.ollama.catalogue import CatalogueRoutes
+from orchestrator.http.ollama.embed import EmbedRoutes
 from orchestrator.http.ollama.routes import OllamaRoutes
 from orchestrator.http.ollama.served import ServedCatalogue
 from orchestrator.http.page import page
@@ -39,7 +40,8 @@ def application(server: Server, settings: ServerSettings) -> Starlette:
         *generation_routes(server, settings, store),
         *StoredResponses(store).routes,
         *CatalogueRoutes(ServedCatalogue(server, settings)).routes,
-        *no_embeddings(),
+        *EmbeddingRoutes(server.embedding).routes,
+        *EmbedRoutes(server.embedding).routes,
     ]
     return guarded(routes, settings, server.figures)
 

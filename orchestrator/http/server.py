@@ -18,6 +18,7 @@ from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.access.disconnects import body, unless_gone
 from orchestrator.http.chat_prompts import ChatPrompts, RenderedChat
+from orchestrator.http.embeddings.model import embedding_model
 from orchestrator.http.errors import ApiError, PromptTooLong
 from orchestrator.http.generation import ChoiceStream, OutputSource
 from orchestrator.http.invitations import Invitations
@@ -83,6 +84,7 @@ class Server:
         self._encoder = PromptEncoder(codec)
         self._settings = settings
         self.prompts = ChatPrompts(template)
+        self.embedding = embedding_model(settings)
         self._health = Health(backend)
         self.figures = figures or Metrics(AdmissionLimit(settings.most_open))
         self._limit = self.figures.limit
@@ -114,10 +116,15 @@ class Server:
         if ANTHROPIC_VERSION in request.headers:
             return JSONResponse(anthropic_cards(names, self._created, state and state.context))
         cards = [model_card(name, self._created, state and state.level) for name in names]
+        if self.embedding is not None:
+            cards.append(model_card(self.embedding.name, self._created, None))
         return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
-        name = self.model_name(request.path_params["name"])
+        name = request.path_params["name"]
+        if self.embedding is not None and name == self.embedding.name:
+            return JSONResponse(model_card(name, self._created, None))
+        self.model_name(name)
         state = (await self._health.check()).serving
         if ANTHROPIC_VERSION in request.headers:
             return JSONResponse(anthropic_card(name, self._created, state and state.context))
@@ -228,6 +235,8 @@ class Server:
         self.live.stop()
         for generation in self._open:
             generation.abort(ApiError(503, "The server was stopped during this request: send it again later."))
+        if self.embedding is not None:
+            self.embedding.close()
 
     def _end(self, generation: ChoiceStream) -> None:
         generation.close()

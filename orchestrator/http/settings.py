@@ -4,7 +4,13 @@ import ipaddress
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.models.events import Seconds
+
+if TYPE_CHECKING:
+    from orchestrator.machine.embeddings.process import EmbeddingCommand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +33,17 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EmbeddingSettings:
+    """An embedding model beside the models that generate."""
+
+    name: str
+    folder: Path
+    command: "EmbeddingCommand"
+    keep: Seconds | None = None
+    """How long its process stays without a request; None for ever."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """What the command line decides."""
 
@@ -46,6 +63,7 @@ class ServerSettings:
     """Seconds without an event after which a stream sends a keep-alive."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 1.0})
     """Values for fields that a request omits."""
+    embedding: EmbeddingSettings | None = None
 
 
 def fresh_key() -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from orchestrator.api.client import Client
+from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.http_listener import http_listener
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.model_table import configured_models
@@ -19,7 +20,7 @@ from orchestrator.cli.sampling_options import server_defaults, server_options
 from orchestrator.cli.server_key import server_key
 from orchestrator.cli.serving_models import serve_models
 from orchestrator.cli.starter import follow_starter
-from orchestrator.http.settings import ServerSettings
+from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.downloads.default_target import model_name
 
 _OF_ONE_MODEL = ("model_name", "record", "listen", "announce", "target_engine")
@@ -52,13 +53,20 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
     default=30.0,
     show_default=True,
     metavar="MINUTES",
-    help="How long a model without requests stays loaded, if the configuration has several models; 0: for ever.",
+    help="How long a model without requests stays loaded, if the configuration has several models, and the embedding "
+    "model; 0: for ever.",
 )
 @click.option(
     "--models-memory",
     type=click.FloatRange(0, min_open=True),
     metavar="GIB",
     help="For all models together, if the configuration has several.  [default: three quarters of this machine's]",
+)
+@click.option(
+    "--embedding-model",
+    metavar="MODEL",
+    help="Also serve embeddings: a folder or Hugging Face id of an embedding model, for mlx-embeddings, which the "
+    "first use installs in an environment of its own (1 GB).",
 )
 @click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this machine that clients use.")
 @click.option("--allow-origin", multiple=True, metavar="URL", help="A web page that may ask, from a browser.")
@@ -81,7 +89,8 @@ def serve(for_starter: bool, **options: Any) -> None:
     keep, memory = options.pop("keep"), options.pop("models_memory")
     defaults = server_defaults(options)
     notes = without_effect(options)
-    settings, port, made = _settings(options, defaults)
+    embedding = _embedding(options.pop("embedding_model"), keep)
+    settings, port, made = _settings(options, defaults, embedding)
     if models:
         serve_models(models, settings, port, made, keep_minutes=keep, memory_gib=memory)
         return
@@ -112,7 +121,20 @@ def serve(for_starter: bool, **options: Any) -> None:
         run(pipeline, folder, settings, listener, made, lambda: pipeline.owner.invite(), when_ready)
 
 
-def _settings(options: dict[str, Any], defaults: dict[str, Any]) -> tuple[ServerSettings, int, bool]:
+def _embedding(name: str | None, keep_minutes: float) -> EmbeddingSettings | None:
+    if name is None:
+        return None
+    from orchestrator.machine.embeddings.process import embedding_command
+
+    folder = target_folder(name, quiet=False)
+    with ConversionBar(quiet=False) as bar:
+        command = embedding_command(folder, bar)
+    return EmbeddingSettings(name=_called(name), folder=folder, command=command, keep=keep_minutes * 60 or None)
+
+
+def _settings(
+    options: dict[str, Any], defaults: dict[str, Any], embedding: EmbeddingSettings | None
+) -> tuple[ServerSettings, int, bool]:
     """Takes the server's options out of `options`: settings, the port, and whether the key was made here."""
     host, port = options.pop("host"), options.pop("port")
     key, made = server_key(options.pop("api_key"), options.pop("api_key_file"), options.pop("no_api_key"), host)
@@ -124,14 +146,17 @@ def _settings(options: dict[str, Any], defaults: dict[str, Any]) -> tuple[Server
         most_open=options.pop("max_requests"),
         most_bytes=options.pop("max_body") << 20,
         defaults=defaults,
+        embedding=embedding,
     )
     return settings, port, made
 
 
 def _names(given: tuple[str, ...], target: str | None) -> tuple[str, ...]:
     """None for a model without a name of its own, which then has that of its folder."""
-    if given or target is None:
-        return given
-    # A Hugging Face id as it is.
-    path = Path(target).expanduser()
-    return (model_name(path.resolve()) if path.exists() else target,)
+    return given if given or target is None else (_called(target),)
+
+
+def _called(model: str) -> str:
+    """A folder by its name, a Hugging Face id as it is."""
+    path = Path(model).expanduser()
+    return model_name(path.resolve()) if path.exists() else model

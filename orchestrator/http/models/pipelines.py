@@ -69,7 +69,7 @@ class PipelineLoader:
         backend = PipelineBackend(pipeline)
         backend.ready = True
         self._running[name] = (pipeline, backend)
-        settings = replace(self._settings, names=model.names)
+        settings = replace(self._settings, names=model.names, embedding=None)
         server = Server(backend, *parts, settings, figures=self._figures)
         routes = generation_routes(server, settings, self._store)
         return LoadedModel(server, backend, answering(routes, settings), ended)

@@ -14,6 +14,8 @@ from starlette.routing import Route
 from orchestrator.core.models.events import ModelName
 from orchestrator.core.models.table import Phase
 from orchestrator.http.app import guarded
+from orchestrator.http.embeddings.model import embedding_model
+from orchestrator.http.embeddings.routes import EmbeddingRoutes
 from orchestrator.http.errors import ApiError
 from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, model_card
 from orchestrator.http.models.dispatch import Asked, Dispatch
@@ -24,8 +26,8 @@ from orchestrator.http.models.progress import ChunkForm, LineForm, PingForm, Que
 from orchestrator.http.monitoring.health import Condition
 from orchestrator.http.monitoring.live import Live
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics
-from orchestrator.http.no_embeddings import no_embeddings
-from orchestrator.http.ollama.catalogue import CataloguedModel, CatalogueRoutes
+from orchestrator.http.ollama.catalogue import CataloguedModel, CatalogueRoutes, catalogued
+from orchestrator.http.ollama.embed import EmbedRoutes
 from orchestrator.http.ollama.names import own_name
 from orchestrator.http.ollama.routes import CHAT, GENERATE
 from orchestrator.http.responses.routes import ResponseStore, StoredResponses
@@ -69,6 +71,7 @@ class ModelsServer:
         self._figures = figures
         self._store = store
         self._created = int(time.time())
+        self._embedding = embedding_model(settings)
         self._owners: Mapping[str, OfferedModel] = {name: model for model in models for name in model.names}
         facts = {"models": list(self._owners), "chat": True, "defaults": settings.defaults}
         self._live = Live(LatestModel(host), LatestModelHealth(host), facts)
@@ -83,7 +86,8 @@ class ModelsServer:
             *self._dispatched(),
             *StoredResponses(self._store).routes,
             *CatalogueRoutes(self).routes,
-            *no_embeddings(),
+            *EmbeddingRoutes(self._embedding).routes,
+            *EmbedRoutes(self._embedding).routes,
         ]
         return guarded(routes, self._settings, self._figures)
 
@@ -91,6 +95,8 @@ class ModelsServer:
         """End all generation: the server ends."""
         self._live.stop()
         self._host.stop()
+        if self._embedding is not None:
+            self._embedding.close()
 
     async def health(self, request: Request) -> Response:
         told = {model.name: await self._told(model.name) for model in self._models}
@@ -109,12 +115,20 @@ class ModelsServer:
         if ANTHROPIC_VERSION in request.headers:
             ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
             return JSONResponse({"data": cards, "has_more": False, **ends})
+        if self._embedding is not None:
+            cards.append(self._embedding_card())
         return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
+        if self._embedding is not None and name == self._embedding.name:
+            return JSONResponse(self._embedding_card())
         self.name_of(name)
         return JSONResponse(await self._card(name, ANTHROPIC_VERSION in request.headers))
+
+    def _embedding_card(self) -> dict[str, Any]:
+        assert self._embedding is not None
+        return {**model_card(self._embedding.name, self._created, None), "loaded": self._embedding.loaded}
 
     def name_of(self, name: str | None) -> ModelName:
         """The model that a request names, or the default. Raises ApiError 404: a name is never a path or a download."""
@@ -129,10 +143,12 @@ class ModelsServer:
 
     def require(self, name: str | None) -> None:
         """Raises ApiError 404 for an unknown name."""
-        self.name_of(name)
+        if self._embedding is None or name != self._embedding.name:
+            self.name_of(name)
 
     async def catalogue(self) -> list[CataloguedModel]:
-        return [await self._catalogued(name, model) for name, model in self._owners.items()]
+        found = [await self._catalogued(name, model) for name, model in self._owners.items()]
+        return found if self._embedding is None else [*found, catalogued(self._embedding)]
 
     async def _catalogued(self, name: str, offered: OfferedModel) -> CataloguedModel:
         table, model = self._host.status(offered.name), self._host.loaded(offered.name)

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from orchestrator.core.models.events import Seconds
 from orchestrator.http.access.disconnects import body
 from orchestrator.http.chat_prompts import ChatPrompts
+from orchestrator.http.embeddings.model import EmbeddingModel
 from orchestrator.http.ollama.names import own_name
 from orchestrator.http.request_bodies import decoded
 from orchestrator.machine.models.checkpoints import weight_bytes
@@ -40,6 +41,13 @@ class CataloguedModel:
     """Memory that it takes while it is loaded; None for the size of its weights."""
     left: Seconds | None = None
     """Until an idle model is unloaded; None for never."""
+    embeds: bool = False
+    """It computes embeddings, and generates nothing."""
+
+
+def catalogued(model: EmbeddingModel) -> CataloguedModel:
+    """An embedding model."""
+    return CataloguedModel(model.name, model.folder, model.loaded, model.context, embeds=True)
 
 
 class Catalogue(Protocol):
@@ -115,7 +123,7 @@ def _details(model: CataloguedModel) -> dict[str, Any]:
         "template": "",
         "details": _kind(model.folder),
         "model_info": {name: value for name, value in known.items() if value},
-        "capabilities": list(_capabilities(model.folder)),
+        "capabilities": ["embedding"] if model.embeds else list(_capabilities(model.folder)),
         "modified_at": _changed(model.folder),
     }
 

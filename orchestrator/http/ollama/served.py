@@ -1,6 +1,6 @@
 """The catalogue of a server with one model, under each of its names."""
 
-from orchestrator.http.ollama.catalogue import CataloguedModel
+from orchestrator.http.ollama.catalogue import CataloguedModel, catalogued
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
 
@@ -13,8 +13,10 @@ class ServedCatalogue:
     async def catalogue(self) -> list[CataloguedModel]:
         state = (await self._server.condition()).serving
         folder, context = self._server.codec.folder, state and state.context
-        return [CataloguedModel(name, folder, state is not None, context) for name in self._settings.names]
+        found = [CataloguedModel(name, folder, state is not None, context) for name in self._settings.names]
+        return found if self._server.embedding is None else [*found, catalogued(self._server.embedding)]
 
     def require(self, name: str | None) -> None:
         """Raises ApiError 404 for an unknown name."""
-        self._server.model_name(name)
+        if self._server.embedding is None or name != self._server.embedding.name:
+            self._server.model_name(name)

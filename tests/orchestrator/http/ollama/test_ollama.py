@@ -288,15 +288,6 @@ def test_the_version_is_that_of_this_program():
     assert get("/api/version").json()["version"][0].isdigit()
 
 
-@pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings", "/v1/embeddings"])
-def test_embeddings_are_refused_with_a_reason(path: str):
-    answer = post(path, {"model": "demo", "input": "a"})
-
-    error = answer.json()["error"]
-    assert answer.status_code == 501
-    assert "no embedding model" in (error if path.startswith("/api") else error["message"])
-
-
 # How long a model stays --------------------------------------------------------------------------
 
 

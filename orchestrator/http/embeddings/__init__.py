@@ -1,0 +1,1 @@
+"""Vectors of texts by an embedding model, beside the models that generate."""

@@ -1,0 +1,166 @@
+"""The process of an embedding model: started on demand, asked, ended. One thread at a time."""
+
+import base64
+import binascii
+import os
+import subprocess
+import tempfile
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from select import select
+from types import MappingProxyType
+from typing import TypeVar
+
+import msgspec
+
+from orchestrator.machine.downloads.environment import environment
+from orchestrator.machine.downloads.package_index import Unavailable
+from orchestrator.machine.hardware import installed_version, usable_cores, worker_environment
+from orchestrator.machine.progress import OnProgress
+from protocol.contracts.coreml.conversion import Progress
+from protocol.errors import InputError, PipelineError
+
+M = TypeVar("M")
+PACKAGES: Mapping[str, str] = MappingProxyType({"mlx-embeddings": "0.1.0", "mlx-vlm": "0.7.10"})
+_SHARED = ("mlx", "mlx-cpu", "mlx-metal", "mlx-cuda-12", "mlx-cuda-13")
+_LOADING_SECONDS = 300.0
+_ANSWER_SECONDS = 300.0
+_END_SECONDS = 5.0
+_FLOAT = 4
+"""Bytes."""
+_MIB = 1 << 20
+_INSTALLED_MIB = 1100
+"""About; for the bar."""
+
+
+class _Ready(msgspec.Struct):
+    ready: bool
+
+
+class _Answer(msgspec.Struct):
+    vectors: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class EmbeddingCommand:
+    """What runs the program, and with what."""
+
+    arguments: Sequence[str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment, beyond our own."""
+
+
+def embedding_command(folder: Path, on_progress: OnProgress) -> EmbeddingCommand:
+    """For the model in `folder`. Its packages are installed on first use, in an environment of their own: about 1 GB.
+
+    Raises InputError if they can't be installed.
+    """
+    versions = {package: version for package in _SHARED if (version := installed_version(package))}
+    try:
+        python = environment(
+            "mlx-embeddings",
+            {**versions, **PACKAGES},
+            lambda size: on_progress(
+                Progress("installing mlx-embeddings", min(size // _MIB, _INSTALLED_MIB), _INSTALLED_MIB)
+            ),
+        )
+    except Unavailable as error:
+        raise InputError(f"mlx-embeddings can't be installed, which computes embeddings: {error}") from error
+    program = Path(__file__).with_name("program.py")
+    # Isolated: the user's PYTHONPATH must not add our packages to its own.
+    arguments = (str(python), "-I", str(program), str(folder))
+    return EmbeddingCommand(arguments, {**worker_environment("target", usable_cores()), "HF_HUB_OFFLINE": "1"})
+
+
+class EmbeddingProcess:
+    """A running program. It ends with this process, whose end closes its input."""
+
+    def __init__(self, command: EmbeddingCommand) -> None:
+        """Returns when the model is loaded. Raises PipelineError if it can't be."""
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
+        self._process = subprocess.Popen(
+            command.arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+            env={**os.environ, **command.variables},
+        )
+        try:
+            self._received(_Ready, _LOADING_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def embed(self, rows: Sequence[Sequence[int]]) -> list["array[float]"]:
+        """A vector of length 1 for each row of tokens, as float32. Raises PipelineError if the process fails."""
+        pipe = self._process.stdin
+        assert pipe is not None
+        try:
+            pipe.write(msgspec.json.encode({"rows": rows}) + b"\n")
+            pipe.flush()
+        except OSError as error:
+            raise self._ended() from error
+        answer = self._received(_Answer, _ANSWER_SECONDS)
+        if answer.error:
+            raise PipelineError(f"The embedding model failed: {answer.error[:500]}")
+        try:
+            content = base64.b64decode(answer.vectors, validate=True)
+        except binascii.Error as error:
+            raise self._ended() from error
+        size, rest = divmod(len(content), len(rows))
+        if not size or rest or size % _FLOAT:
+            raise PipelineError("The embedding model gave vectors of a wrong size: is it an embedding model?")
+        return [array("f", content[first : first + size]) for first in range(0, len(content), size)]
+
+    def terminate(self) -> None:
+        """Let the process end; who waits for it gets a PipelineError."""
+        self._process.terminate()
+
+    def close(self) -> None:
+        """End the process and free its memory."""
+        self.terminate()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    continue
+
+    def _received(self, kind: type[M], seconds: float) -> M:
+        try:
+            return msgspec.json.decode(self._line(seconds), type=kind)
+        except msgspec.DecodeError as error:
+            raise self._ended() from error
+
+    def _line(self, seconds: float) -> bytes:
+        """Up to the end of a line, or of the output."""
+        pipe = self._process.stdout
+        assert pipe is not None
+        parts: list[bytes] = []
+        deadline = time.monotonic() + seconds
+        while not parts or not parts[-1].endswith(b"\n"):
+            if not select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise PipelineError(f"The embedding model gave no answer for {seconds / 60:.0f} minutes.")
+            parts.append(os.read(pipe.fileno(), 1 << 16))
+            if not parts[-1]:
+                break
+        return b"".join(parts)
+
+    def _ended(self) -> PipelineError:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines() or ["nothing"]
+        return PipelineError(f"The process of the embedding model ended; its last line: {lines[-1][:500]}")
