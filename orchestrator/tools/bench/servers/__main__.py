@@ -5,7 +5,6 @@ server that it starts. It imports MLX to convert the demo pair; no other module 
 """
 
 import platform
-import signal
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ import mlx.core as mx
 
 from orchestrator.tools.bench.servers.http_requests import NoAnswer
 from orchestrator.tools.bench.servers.probes import Probe, access, completions, invalid_requests, parameters, routes
-from orchestrator.tools.bench.servers.server_process import ROOT, Server, running
+from orchestrator.tools.bench.servers.server_process import ROOT, Server, end_with_servers, running
 from orchestrator.tools.bench.servers.stream_probes import streams
 
 _KEY = "a-key-for-comparing"
@@ -45,9 +44,7 @@ class Contenders:
 
 
 def main() -> None:
-    # Both signals must end the servers. A background job of a shell would ignore SIGINT otherwise.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    end_with_servers()
     with tempfile.TemporaryDirectory() as folder:
         _compare(Contenders(Path(folder)))
 

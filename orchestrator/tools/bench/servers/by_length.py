@@ -27,11 +27,11 @@ from orchestrator.tools.bench.models import bench_models
 from orchestrator.tools.bench.prompts import read_prompts
 from orchestrator.tools.bench.servers.http_requests import COMPLETIONS
 from orchestrator.tools.bench.servers.random_pair import random_pair
-from orchestrator.tools.bench.servers.server_process import RunningServer, Server, running
-from protocol.errors import InputError
+from orchestrator.tools.bench.servers.server_process import RunningServer, Server, end_with_servers, running
+from protocol.errors import InputError, PipelineError
 
 _KEY = "a-key-for-comparing"
-_SAMPLE_SECONDS = 0.2
+_SAMPLE_SECONDS = 0.5
 _LEAST_TOKENS = 8
 """Shorter answers have no speed."""
 _SPARE_CONTEXT = 1024
@@ -56,6 +56,7 @@ class Trial(NamedTuple):
 @click.option("--random", is_flag=True, help="A small model with random weights in place of the default pair.")
 def main(lengths: str, max_tokens: int, repeats: int, random: bool) -> None:
     """Print a table."""
+    end_with_servers()
     wanted = [int(length) for length in lengths.split(",")]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -179,4 +180,9 @@ def _cell(trials: Sequence[Trial]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main(standalone_mode=False)
+    except click.Abort:
+        sys.exit(130)
+    except (click.UsageError, PipelineError, RuntimeError) as error:
+        sys.exit(str(error))

@@ -90,6 +90,12 @@ def running(server: Server) -> Iterator[RunningServer]:
             raise RuntimeError(f"{server.title} ended, and port {port} is still taken: see `lsof -i :{port}`.")
 
 
+def end_with_servers() -> None:
+    """SIGINT and SIGTERM raise KeyboardInterrupt, also in a shell's background job: both must end the servers."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+
+
 def _await_health(running_server: RunningServer) -> None:
     until = time.monotonic() + _START_SECONDS
     while not running_server.healthy():
