@@ -72,7 +72,7 @@ class AsyncClient:
                     batch.feed(message)
                 return results
             finally:
-                for cancel in batch.cancellations():
+                for cancel in () if socket.closed else batch.cancellations():
                     await socket.send(encode(cancel, STAMP))
 
     async def chat_prompt(self, messages: str | Sequence[ChatMessage]) -> list[int]:
@@ -141,7 +141,7 @@ class AsyncStream:
                     if piece:
                         yield piece
             finally:
-                if self.result is None:
+                if self.result is None and not socket.closed:
                     await socket.send(encode(Cancel(self._submit.request), STAMP))
 
 

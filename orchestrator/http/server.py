@@ -223,11 +223,12 @@ class Server:
             close = stack.pop_all().close
             return EventStream(frames(generation, renderer, first, patience, close), close)
 
-    def stop(self) -> None:
-        """Abort all generation; the clients get an error."""
+    def stop(self, error: ApiError | None = None) -> None:
+        """Abort all generation; the clients get `error`, or are told that the server ends."""
         self.live.stop()
+        stopped = ApiError(503, "The server was stopped during this request: send it again later.")
         for generation in self._open:
-            generation.abort(ApiError(503, "The server was stopped during this request: send it again later."))
+            generation.abort(error or stopped)
 
     def _end(self, generation: ChoiceStream) -> None:
         generation.close()

@@ -199,6 +199,23 @@ def test_a_pipeline_that_ends_by_itself_leaves_the_table():
     assert (said(big), models.unloads) == ("big", ["small"])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_in_a_pipeline_that_ends_by_itself_are_told_why(stream: bool):
+    models = FakeModels(pipelines={"small": FakePipeline(pieces=lambda _: [*(["a"] if stream else []), None])})
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
+        asking = asyncio.create_task(client.post(CHAT, json={**HI, "model": "small", "stream": stream}))
+        await models.pipelines["small"].stuck.wait()
+        models.ended["small"].set_result("The target was killed.")
+        return await asking
+
+    answer = models.talk(ask)
+
+    assert "The pipeline of the model small has ended. The target was killed." in answer.text
+    if not stream:
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+
+
 def test_a_pipeline_that_ends_while_its_model_is_unloaded_changes_nothing():
     models = FakeModels()
 
